@@ -1,0 +1,94 @@
+# Set-up and everyday commands; `make help` lists them.
+#
+# A virtual environment in .venv, filled from constraints/pyXYZ.txt, which pins every package.
+# Stamps in it (.core, .test, .lint) say what is installed: a second `make` installs nothing.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# The first Python that really runs (a pyenv shim may be found and still fail), is 3.11 to 3.13 and
+# can make virtual environments. `make demo PYTHON=/path/to/python3.12` chooses another.
+FIT := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+ifndef PYTHON
+PYTHON := $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c '$(FIT)' >/dev/null 2>&1 && { echo $$python; break; }; done)
+endif
+
+# PyPI's torch for Linux is the CUDA build with gigabytes of libraries that no test needs; the CPU
+# build is a version of its own (+cpu) in PyTorch's index, and the only one the constraints allow.
+TORCH := 2.13.0
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+CONSTRAINTS = constraints/py$$($(BIN)/python -c 'import sys; print("%d%d" % sys.version_info[:2])').txt
+# PIP_CONSTRAINT, unlike -c, also pins what builds the project.
+INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) $(PIP) install -qq
+SETTINGS := setup.cfg pyproject.toml $(wildcard constraints/py*.txt)
+SOURCES := bert_jax pipelines benchmarks tests
+# What libtpu, which the tests compile with, would otherwise do first: look for a TPU.
+NO_TPU := JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
+
+.PHONY: help demo test lint format bench constraints clean
+.DELETE_ON_ERROR:
+
+help:  ## List the commands.
+	@grep -E '^[a-z]+:.*## ' Makefile | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.core  ## Pretrain a small BERT on this machine, from raw text to fill-mask.
+	$(BIN)/bert-jax demo
+
+test: $(VENV)/.test  ## Run the tests; make test ARGS="-k masking" for some of them.
+	$(NO_TPU) $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.lint  ## Check style, formatting and types.
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/pyright
+
+format: $(VENV)/.lint  ## Format the code, and mend what ruff can mend.
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+bench: $(VENV)/.test  ## Run the benchmarks, one JSON line per measurement.
+	@for script in benchmarks/[a-z]*.py; do \
+		$(NO_TPU) $(BIN)/python -m benchmarks.$$(basename $$script .py) || exit 1; done
+
+clean:  ## Remove the environment, caches and build output; runs/ stays.
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+constraints: $(VENV)/.python  ## Pin the newest allowed version of everything, for each Python.
+	@$(PIP) install -qq uv
+	@TORCH=$(TORCH) UV=$(BIN)/uv sh constraints/update.sh
+
+$(VENV)/.python:
+	@test -n "$(PYTHON)" || { echo "make: found no Python 3.11, 3.12 or 3.13 with venv;" \
+		"install one or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c '$(FIT)' || { echo "make: PYTHON=$(PYTHON) is not a Python 3.11, 3.12 or 3.13" \
+		"with venv" >&2; exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) --version) ..."
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.python $(SETTINGS)
+	@echo "Installing bert-jax ..."
+	@$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.python
+	@test "$$(uname -s)" != Linux || { echo "Installing torch $(TORCH), CPU build ..."; \
+		$(PIP) install -qq --no-deps --retries 2 --extra-index-url $(TORCH_INDEX) "torch==$(TORCH)+cpu" \
+		|| { echo "make: no CPU build of torch $(TORCH) for $$($(BIN)/python --version) could be had from" \
+		"$(TORCH_INDEX), which the tests need (make demo does not)" >&2; exit 1; }; }
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.torch $(SETTINGS)
+	@echo "Installing bert-jax and what its tests need ..."
+	@$(INSTALL) -e '.[test]'
+	@touch $(VENV)/.core $@
+
+# pyright resolves what tests and benchmarks import.
+$(VENV)/.lint: $(VENV)/.test
+	@echo "Installing linters ..."
+	@$(INSTALL) -e '.[test,lint]'
+	@touch $@

@@ -1,0 +1,42 @@
+"""BERT pretraining on Cloud TPU pods in JAX/Flax, from raw text to a trained model.
+
+The verbs of the command line are functions of the same names::
+
+    import bert_jax
+
+    report = bert_jax.doctor()
+    filled = bert_jax.fill_mask("runs/demo/run", ["Returns a [MASK] of strings."])
+
+Each is imported when it is first used: importing this package loads neither JAX nor any other
+library, so that data workers may import it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from bert_jax.verbs.demo import demo
+    from bert_jax.verbs.doctor import doctor
+    from bert_jax.verbs.evaluate import evaluate
+    from bert_jax.verbs.examples import examples
+    from bert_jax.verbs.fill_mask import fill_mask
+    from bert_jax.verbs.pretrain import pretrain
+    from bert_jax.verbs.vocab import vocab
+
+__version__: Final = "0.1.0"
+__all__ = ["demo", "doctor", "evaluate", "examples", "fill_mask", "pretrain", "vocab"]
+
+
+def __getattr__(name: str) -> Any:
+    """Returns the verb of that name, imported on first use (PEP 562)."""
+    if name in __all__:
+        verb = getattr(importlib.import_module(f"bert_jax.verbs.{name}"), name)
+        globals()[name] = verb
+        return verb
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,27 @@
+"""Mistakes a user can mend, said in one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake of the user's: the command line prints it as one line and exits with 2.
+
+    The message names the file or key, what was found, what is allowed and, where there is one,
+    the nearest right name: ``UserError('data.seq_length: found "5l2", allowed: an integer')``.
+    """
+
+
+class RunStopped(Exception):
+    """A run that stopped itself, such as on a loss that is not finite; exit code 1.
+
+    The message says where what led to it was written.
+    """
+
+
+def did_you_mean(found: str, allowed: Iterable[str]) -> str:
+    """Returns ``'; did you mean "mesh"?'`` for the nearest allowed name, or ``''`` if none is near."""
+    near = difflib.get_close_matches(found, list(allowed), n=1, cutoff=0.6)
+    return f'; did you mean "{near[0]}"?' if near else ""

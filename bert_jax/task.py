@@ -1,0 +1,84 @@
+"""The Task protocol: all that the train loop knows of an objective or a fine-tuning task.
+
+This file sits below every package and imports none of them; JAX's types are named for the type
+checker only, so that data code can import it in processes that never load JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import jax
+    from flax import nnx
+
+Row: TypeAlias = dict[str, np.ndarray]
+Features: TypeAlias = Callable[[Any, np.random.Generator], Row]
+Batch: TypeAlias = "Mapping[str, jax.Array]"
+
+# Every metric is a (sum, count) pair until the very end: pairs of parts of a batch, of batches
+# and of hosts add up to the pair of the whole, means of means do not.
+Metrics: TypeAlias = "dict[str, tuple[jax.Array, jax.Array]]"
+Sums: TypeAlias = Mapping[str, tuple[float, float]]
+
+
+class Task(Protocol):
+    """An objective or a fine-tuning task, as the loop sees it."""
+
+    @property
+    def best_metric(self) -> str:
+        """The key of `score` by which checkpoints are ranked; smaller is better."""
+        ...
+
+    def features(self, *, seq_length: int, max_predictions: int | None, evaluation: bool) -> Features:
+        """Returns the function from a stored record and a random generator to one row.
+
+        It must be picklable and must not need JAX: it runs in loader processes.
+
+        Args:
+            seq_length: positions of a row.
+            max_predictions: slots for masked pieces; None for the objective's own rule.
+            evaluation: draw as evaluation does (BERT: always 15%).
+        """
+        ...
+
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        """Returns the model with freshly drawn parameters."""
+        ...
+
+    def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
+        """Returns the divisor of each loss term over the batch handed in (float32 scalars).
+
+        The step calls it once for the GLOBAL batch, before the batch is cut into microbatches:
+        only so do the losses of unevenly masked microbatches add up to the loss of the batch.
+        """
+        ...
+
+    def loss(
+        self,
+        model: nnx.Module,
+        batch: Batch,
+        *,
+        weights: Mapping[str, jax.Array],
+        dropout_key: jax.Array | None,
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns this (micro)batch's share of the loss, and its metrics.
+
+        Args:
+            model: what `build` returned, with the current parameters.
+            batch: a microbatch.
+            weights: what `weights` returned for the whole batch.
+            dropout_key: None in evaluation.
+        """
+        ...
+
+    def flops_per_row(self, *, seq_length: int, max_predictions: int | None) -> float:
+        """Returns the model FLOPs of one row, forward and backward, for the progress line's MFU."""
+        ...
+
+    def score(self, sums: Sums) -> dict[str, float]:
+        """Returns named figures from summed metrics."""
+        ...
