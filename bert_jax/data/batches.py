@@ -1,0 +1,54 @@
+"""Rows put together to the batch that a train step sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from bert_jax.data.records import Example
+
+
+class Features(Protocol):
+    """Makes a row out of an example: what an objective hands to the loader. Picklable."""
+
+    @property
+    def seq_length(self) -> int:
+        """Tokens in a row; no example of the dataset may be longer."""
+        ...
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Returns one row: arrays whose shapes and dtypes are the same for every example."""
+        ...
+
+    def fingerprint(self) -> dict[str, str | int | float]:
+        """Returns the settings that a row depends on, by name; a run resumes only with the same."""
+        ...
+
+
+def stack_rows(rows: Sequence[dict[str, np.ndarray]], *, batch_size: int) -> dict[str, np.ndarray]:
+    """Stacks rows to a batch: three rows of ``{"input_ids": [L]}``, 4 -> ``{"input_ids": [4, L]}``.
+
+    Slots without a row are filled with zeros: no token (``segment_ids`` 0) and no weight, so that
+    they count in no sum.
+
+    Args:
+        rows: at least one row, all with the same names, shapes and dtypes.
+        batch_size: rows in the batch, at least ``len(rows)``.
+
+    Returns:
+        A dict of arrays with ``batch_size`` in front of each row's shape.
+    """
+    batch = {}
+    for name, first in rows[0].items():
+        stacked = np.zeros((batch_size, *first.shape), first.dtype)
+        np.stack([row[name] for row in rows], out=stacked[: len(rows)])
+        batch[name] = stacked
+    return batch
+
+
+def count_tokens(batch: dict[str, np.ndarray]) -> int:
+    """Returns the tokens in a batch that are not padding (those of ``segment_ids`` above 0)."""
+    return int(np.count_nonzero(batch["segment_ids"]))

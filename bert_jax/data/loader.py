@@ -1,0 +1,338 @@
+"""From a dataset on disk to an endless stream of batches. The only file that imports Grain."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import grain
+import numpy as np
+import pydantic
+from absl import flags
+
+from bert_jax.data import rng
+from bert_jax.data.batches import Features, stack_rows
+from bert_jax.data.position import Position
+from bert_jax.errors import UserError
+from bert_jax.section import Section
+
+if TYPE_CHECKING:
+    from bert_jax.data.records import Dataset
+
+_STEPS = 2**40  # steps of an endless run: more than can be walked, and Grain still slices it
+
+
+class LoaderSection(Section):
+    """How batches are made ahead of the step that takes them. None of it changes a batch.
+
+    Attributes:
+        workers: processes that make batches; 0 makes them in a thread of the training process. A
+            process costs seconds to start and spares the training process the work.
+        prefetch: batches made ahead, by each worker.
+    """
+
+    workers: int = pydantic.Field(default=0, ge=0)
+    prefetch: int = pydantic.Field(default=4, ge=1)
+
+
+class Batches(Iterator[dict[str, np.ndarray]]):
+    """Batches in order, made in the background.
+
+    Iterate, then call ``close()`` or leave the ``with`` block. Making them starts at construction,
+    so that the first batches are ready when a train step has compiled. Closing ends the threads or
+    worker processes behind it.
+    """
+
+    def __init__(self, batches: grain.MapDataset, section: LoaderSection) -> None:
+        """Starts making ``batches``, one element of it per batch, as ``section`` says."""
+        if (
+            not flags.FLAGS.is_parsed()
+        ):  # Grain reads absl flags; nothing here is run through absl.app
+            flags.FLAGS.mark_as_parsed()
+        here = grain.ReadOptions(num_threads=1, prefetch_buffer_size=section.prefetch)
+        in_worker = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        if section.workers:
+            # Through a pipe, not shared memory: no slower for batches of a few megabytes, and
+            # containers often have 64 MB of it, beyond which a write ends the process.
+            options = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+            stream = grain.experimental.WithOptionsIterDataset(
+                batches.to_iter_dataset(in_worker), options
+            )
+            stream = stream.mp_prefetch(
+                grain.MultiprocessingOptions(
+                    num_workers=section.workers, per_worker_buffer_size=section.prefetch
+                ),
+                worker_init_fn=_prepare_worker,
+            )
+        else:
+            stream = batches.to_iter_dataset(here)
+        self._iterator = iter(stream)
+        # Asked for its state, Grain's interleaving makes the iterators of all workers, which
+        # otherwise waits for the first `next`, and holds them, so that `close` reaches every one.
+        self._iterator.get_state()
+        self._iterator.start_prefetch()
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        """Returns the next batch.
+
+        Raises:
+            StopIteration: after the last batch.
+            Exception: what making the batch raised, in whichever thread or process that was.
+        """
+        try:
+            return next(self._iterator)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends what works in the background. Idempotent."""
+        self._iterator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Loader:
+    """The batches of one phase: every example once an epoch, each epoch shuffled and masked anew.
+
+    Row p of the phase (p = 0, 1, ... over all hosts and steps) is in epoch ``p // len(dataset)``;
+    which example it is, and what its masks are, follows from the seed, the epoch and p. Batch s is
+    the rows ``s * batch_size .. (s + 1) * batch_size - 1``, of which host h gets the h-th
+    contiguous share. So the global batch depends neither on the number of hosts nor on that of
+    workers, and seeking to any step takes no time.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: Dataset,
+        features: Features,
+        batch_size: int,
+        seed: int,
+        process_index: int = 0,
+        process_count: int = 1,
+        section: LoaderSection,
+    ) -> None:
+        """Checks that dataset, rows and hosts fit together; reads and starts nothing.
+
+        Args:
+            dataset: the examples.
+            features: makes a row of an example.
+            batch_size: rows in the global batch, over all hosts.
+            seed: of order and masks.
+            process_index: which host this is, from 0.
+            process_count: number of hosts.
+            section: workers and prefetch.
+
+        Raises:
+            UserError: if the batch does not divide among the hosts, the dataset is empty, or an
+            example
+                is longer than a row.
+        """
+        _check_fit(dataset, features, batch_size=batch_size, process_count=process_count)
+        self._dataset = dataset
+        self._features = features
+        self._batch_size = batch_size
+        self._seed = seed
+        self._share = _Share(batch_size, process_index, process_count)
+        self._section = section
+
+    def batches(self, *, first_step: int) -> Batches:
+        """Returns this host's rows of batch ``first_step``, ``first_step + 1``, ... without end.
+
+        Each batch is a dict of arrays ``[batch_size / process_count, ...]``.
+        """
+        make = _TrainingBatch(
+            self._dataset,
+            self._features,
+            self._seed,
+            self._share,
+            _shuffled(len(self._dataset), self._seed),
+        )
+        steps = grain.MapDataset.range(first_step, first_step + _STEPS)
+        return Batches(steps.map(make), self._section)
+
+    def position(self, step: int) -> Position:
+        """Returns where the data stands after ``step`` batches of this phase."""
+        return Position(example_index=step * self._batch_size, fingerprint=self._fingerprint())
+
+    def check(self, position: Position) -> int:
+        """Returns the step that a data position stands at: where ``batches`` has to start.
+
+        The batch size may have changed, if the new one divides the rows read so far.
+
+        Raises:
+            UserError: naming the field in which this loader differs from the one of the checkpoint.
+        """
+        return position.step(batch_size=self._batch_size, fingerprint=self._fingerprint())
+
+    def _fingerprint(self) -> dict[str, str | int | float]:
+        return {
+            "dataset": self._dataset.fingerprint,
+            "seed": self._seed,
+            **self._features.fingerprint(),
+        }
+
+
+def evaluation_batches(
+    dataset: Dataset,
+    features: Features,
+    *,
+    batch_size: int,
+    seed: int,
+    limit: int | None,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Batches:
+    """Returns this host's rows of every example once, in the dataset's order, always masked alike.
+
+    Ten examples in batches of four are three batches on every host, and the last two rows of the
+    last one weigh nothing: sums over all of the batches count each example exactly once.
+
+    Args:
+        dataset: the examples of a validation split.
+        features: makes a row of an example.
+        batch_size: rows in the global batch, over all hosts.
+        seed: of the masks, which are a function of it and of the example's index alone.
+        limit: how many examples from the front, or None for all.
+        process_index: which host this is, from 0.
+        process_count: number of hosts.
+
+    Returns:
+        Batches of arrays ``[batch_size / process_count, ...]``, as many on each host.
+
+    Raises:
+        UserError: as the loader's.
+    """
+    _check_fit(dataset, features, batch_size=batch_size, process_count=process_count)
+    total = len(dataset) if limit is None else min(limit, len(dataset))
+    share = _Share(batch_size, process_index, process_count)
+    steps = grain.MapDataset.range(math.ceil(total / batch_size))
+    make = _EvaluationBatch(dataset, features, seed, share, total)
+    return Batches(steps.map(make), LoaderSection())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Share:
+    """The rows of each global batch that one host makes."""
+
+    batch_size: int
+    process_index: int
+    process_count: int
+
+    @property
+    def size(self) -> int:
+        return self.batch_size // self.process_count
+
+    def rows(self, step: int) -> range:
+        """Returns the rows of batch ``step``, counted from the start of the phase."""
+        first = step * self.batch_size + self.process_index * self.size
+        return range(first, first + self.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrainingBatch:
+    """Makes the batch of one step; travels to the workers."""
+
+    dataset: Dataset
+    features: Features
+    seed: int
+    share: _Share
+    order: grain.MapDataset
+
+    def __call__(self, step: int) -> dict[str, np.ndarray]:
+        indices = [int(self.order[row]) for row in self.share.rows(step)]
+        rows = [
+            self.features(example, rng.stream(self.seed, "mask", row // len(self.dataset), index))
+            for row, index, example in zip(
+                self.share.rows(step), indices, self.dataset.__getitems__(indices), strict=True
+            )
+        ]
+        return stack_rows(rows, batch_size=self.share.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class _EvaluationBatch:
+    """Makes one batch of an evaluation, padded to its full size."""
+
+    dataset: Dataset
+    features: Features
+    seed: int
+    share: _Share
+    total: int
+
+    def __call__(self, step: int) -> dict[str, np.ndarray]:
+        indices = [row for row in self.share.rows(step) if row < self.total]
+        # A host whose share lies beyond the end still takes part: a row that shows it the shapes.
+        examples = self.dataset.__getitems__(indices or [0])
+        rows = [
+            self.features(example, rng.stream(self.seed, "evaluate", index))
+            for index, example in zip(indices or [0], examples, strict=True)
+        ]
+        if not indices:
+            rows = [{name: np.zeros_like(value) for name, value in rows[0].items()}]
+        return stack_rows(rows, batch_size=self.share.size)
+
+
+def _shuffled(length: int, seed: int) -> grain.MapDataset:
+    """Returns Grain's global shuffle of ``0 .. length - 1``, another one each epoch, without end.
+
+    Grain seeds epoch e with ``seed + e``; hashing ours first keeps the runs of neighbouring seeds
+    from walking through the same orders.
+    """
+    shuffle_seed = int(rng.stream(seed, "shuffle").integers(2**32))
+    return grain.MapDataset.range(length).shuffle(seed=shuffle_seed).repeat()
+
+
+def _check_fit(
+    dataset: Dataset, features: Features, *, batch_size: int, process_count: int
+) -> None:
+    if batch_size < 1 or batch_size % process_count:
+        raise UserError(
+            f"batch_size: found {batch_size}, allowed: a multiple of the number of hosts, which is "
+            f"{process_count}"
+        )
+    if not len(dataset):
+        raise UserError("dataset: found no examples in this split, allowed: at least one")
+    longest = int(np.max(dataset.lengths))
+    if longest > features.seq_length:
+        raise UserError(
+            f"seq_length: found {features.seq_length}, but the dataset's longest example has "
+            f"{longest} tokens; allowed: {longest} or more, or a dataset made for "
+            f"{features.seq_length}"
+        )
+
+
+def _prepare_worker(index: int, count: int) -> None:
+    """Sets up a worker process: it ends with its parent, and it can never take an accelerator."""
+    del index, count
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes its workers
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if "jax" in sys.modules:  # Grain has imported it, and with it read the environment, by now
+        sys.modules["jax"].config.update("jax_platforms", "cpu")
+    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Waits for the parent's end: a killed one tells no worker, and they would wait forever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,84 @@
+"""How an example is spelled on disk."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
+
+# The generated modules make their classes at import, out of a type checker's sight.
+_example_pb2: Any = tf_example_pb2
+_feature_pb2: Any = tf_feature_pb2
+
+DATASET_NAME: Final = "bert_examples"
+"""The TFDS name of the dataset, the first part of its shards' names."""
+
+
+class Example(NamedTuple):
+    """``[CLS] A [SEP] B [SEP]``, unmasked and unpadded."""
+
+    input_ids: np.ndarray
+    """``[n]`` uint16 or uint32, read-only."""
+    first_length: int
+    """Tokens of type 0: those of ``[CLS] A [SEP]``."""
+    next_sentence_label: int
+    """0 if B really follows A, 1 if B is random: the 2018 release's numbers."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Returns the narrower type that holds every id: ``30_522 -> uint16, 119_547 -> uint32``."""
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+
+
+def shard_name(split: str, index: int, count: int) -> str:
+    """Returns ``"bert_examples-train.array_record-00003-of-00010"``, as TFDS names shards."""
+    return f"{DATASET_NAME}-{split}.array_record-{index:05d}-of-{count:05d}"
+
+
+def lengths_name(split: str) -> str:
+    """Returns ``"train.lengths.npy"``: tokens per example in the split's order."""
+    return f"{split}.lengths.npy"
+
+
+def encode(input_ids: bytes, *, first_length: int, next_sentence_label: int) -> bytes:
+    """Returns one example as a serialized ``tf.train.Example``.
+
+    Args:
+        input_ids: the ids' bytes, little-endian, in the dataset's token type.
+        first_length: tokens of type 0.
+        next_sentence_label: 0 or 1.
+
+    Returns:
+        The message in protobuf's deterministic order, so that equal examples are equal bytes.
+    """
+    feature = {
+        "first_length": _feature_pb2.Feature(
+            int64_list=_feature_pb2.Int64List(value=(first_length,))
+        ),
+        "input_ids": _feature_pb2.Feature(bytes_list=_feature_pb2.BytesList(value=(input_ids,))),
+        "next_sentence_label": _feature_pb2.Feature(
+            int64_list=_feature_pb2.Int64List(value=(next_sentence_label,))
+        ),
+    }
+    features = _feature_pb2.Features(feature=feature)
+    return _example_pb2.Example(features=features).SerializeToString(deterministic=True)
+
+
+def decode(record: bytes, dtype: np.dtype) -> Example:
+    """Reads what :func:`encode` has written.
+
+    Raises:
+        ValueError: the bytes are not such a message.
+    """
+    try:
+        feature = _example_pb2.Example.FromString(record).features.feature
+        ids = feature["input_ids"].bytes_list.value[0]
+        return Example(
+            np.frombuffer(ids, dtype),
+            feature["first_length"].int64_list.value[0],
+            feature["next_sentence_label"].int64_list.value[0],
+        )
+    except (DecodeError, IndexError) as error:
+        raise ValueError(f"not an example: {error}") from error

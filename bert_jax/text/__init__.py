@@ -1,0 +1,9 @@
+"""From text to token ids: normalisation, WordPiece and SentencePiece behind one protocol."""
+
+from __future__ import annotations
+
+from bert_jax.text.load import load_tokenizer
+from bert_jax.text.tokenizer import SpecialIds, Tokenizer
+from bert_jax.text.wordpiece import load_wordpiece
+
+__all__ = ["SpecialIds", "Tokenizer", "load_tokenizer", "load_wordpiece"]

@@ -1,0 +1,102 @@
+"""Opens a tokenizer directory, whatever kind of tokenizer lies in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from etils import epath
+
+from bert_jax.errors import UserError, did_you_mean
+from bert_jax.text.files import read_json_object
+from bert_jax.text.sentence_piece import MODEL_FILE, load_sentencepiece
+from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
+from bert_jax.text.wordpiece import VOCAB_FILE, load_wordpiece
+
+_FILE_OF_TYPE = {"wordpiece": VOCAB_FILE, "sentencepiece": MODEL_FILE}
+
+
+def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
+    """Opens what ``Tokenizer.save`` wrote, or a Hugging Face directory with a ``vocab.txt``.
+
+    Args:
+        directory: a local or ``gs://`` directory with ``tokenizer_config.json`` and ``vocab.txt``
+            or ``spiece.model``. The settings file must state ``do_lower_case``.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        UserError: a file is missing or damaged, a setting is missing or ill-typed, a special piece
+            is missing, a piece stands twice, or the files do not belong together.
+    """
+    root = epath.Path(directory)
+    if not root.is_dir():
+        raise UserError(f"{root}: found no such directory, allowed: a tokenizer directory")
+    config_path = root / CONFIG_FILE
+    if not config_path.exists():
+        raise UserError(_no_settings(root))
+    config = read_json_object(config_path)
+    kind = _kind(config, root)
+    lower_case = _flag(config, "do_lower_case", config_path)
+    strip_accents = _flag(config, "strip_accents", config_path, default=None)
+    if lower_case is None:
+        raise UserError(f"{config_path}: do_lower_case: found null, allowed: true, false")
+    tokenizer: Tokenizer
+    if kind == "wordpiece":
+        chinese = _flag(config, "tokenize_chinese_chars", config_path, default=True)
+        tokenizer = load_wordpiece(
+            root / VOCAB_FILE,
+            lower_case=lower_case,
+            strip_accents=strip_accents,
+            chinese=chinese is not False,
+        )
+    else:
+        tokenizer = load_sentencepiece(
+            root / MODEL_FILE, lower_case=lower_case, strip_accents=strip_accents
+        )
+    recorded = config.get("hash", tokenizer.hash)
+    if recorded != tokenizer.hash:
+        raise UserError(
+            f"{config_path}: hash: found {str(recorded)[:12]}…, allowed: {tokenizer.hash[:12]}…, "
+            f"which {_FILE_OF_TYPE[kind]} and the settings have: one of the files was changed"
+        )
+    return tokenizer
+
+
+def _no_settings(root: epath.Path) -> str:
+    if (root / VOCAB_FILE).exists():
+        return (
+            f"{root}: found {VOCAB_FILE} without {CONFIG_FILE}, so its casing is not known; "
+            f'allowed: a {CONFIG_FILE} with {{"do_lower_case": true}} (uncased) or false beside it'
+        )
+    return f"{root}: found no {CONFIG_FILE}, allowed: a tokenizer directory"
+
+
+def _kind(config: dict[str, Any], root: epath.Path) -> str:
+    """Returns our ``type``, or for settings of others what the files say."""
+    if "type" in config:
+        kind = config["type"]
+        if kind not in _FILE_OF_TYPE:
+            raise UserError(
+                f'{root / CONFIG_FILE}: type: found "{kind}", allowed: '
+                f"{', '.join(_FILE_OF_TYPE)}{did_you_mean(str(kind), _FILE_OF_TYPE)}"
+            )
+        return kind
+    for kind, name in _FILE_OF_TYPE.items():
+        if (root / name).exists():
+            return kind
+    raise UserError(f"{root}: found neither {VOCAB_FILE} nor {MODEL_FILE}, allowed: one of them")
+
+
+_REQUIRED = object()
+
+
+def _flag(
+    config: dict[str, Any], key: str, path: epath.Path, *, default: Any = _REQUIRED
+) -> bool | None:
+    value = config.get(key, default)
+    if value is _REQUIRED:
+        raise UserError(f"{path}: {key}: found nothing, allowed: true, false")
+    if value is not None and not isinstance(value, bool):
+        raise UserError(f"{path}: {key}: found {value!r}, allowed: true, false, null")
+    return value

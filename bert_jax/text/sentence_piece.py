@@ -1,0 +1,201 @@
+"""SentencePiece models (unigram or BPE) with BERT's special pieces."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import sentencepiece
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.text.files import read_bytes, write_whole
+from bert_jax.text.tokenizer import CONFIG_FILE, SpecialIds, spell
+from bert_jax.text.vocabulary import find_special
+from bert_jax.text.wordpiece import special_settings
+from bert_jax.text.words import UNICODE_VERSION, fold
+
+MODEL_FILE = "spiece.model"
+WORD_START = "▁"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model; satisfies ``Tokenizer``.
+
+    Casing and accents are folded here, before the model's own normalisation (NFKC), so that they
+    follow the same settings as WordPiece's. Special pieces are control symbols of the model: no
+    text yields them.
+    """
+
+    def __init__(
+        self,
+        model: bytes,
+        *,
+        lower_case: bool,
+        strip_accents: bool | None = None,
+        source: str = MODEL_FILE,
+    ) -> None:
+        """Makes a tokenizer of a serialised model and its settings.
+
+        Args:
+            model: a serialised SentencePiece ``ModelProto``.
+            lower_case: lower-case the text.
+            strip_accents: drop accents; None follows ``lower_case``.
+            source: the file to name in errors.
+
+        Raises:
+            UserError: not a SentencePiece model, or a special piece is missing.
+        """
+        self._model_bytes = model
+        self._lower_case = lower_case
+        self._strip_accents = strip_accents
+        self._drops_accents = lower_case if strip_accents is None else strip_accents
+        self._model = _open_model(model, source)
+        self.vocab_size: int = self._model.vocab_size()
+        self._vocabulary = [self._model.id_to_piece(i) for i in range(self.vocab_size)]
+        self.special: SpecialIds = find_special(self._vocabulary, source)
+        self.is_continuation: np.ndarray = np.array(
+            [
+                not (self._is_reserved(token_id) or piece.startswith(WORD_START))
+                for token_id, piece in enumerate(self._vocabulary)
+            ],
+            dtype=np.bool_,
+        )
+        self.hash = _hash(model, lower_case=lower_case, strip_accents=self._drops_accents)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of ``text``; lone surrogates read as a space."""
+        return self._model.encode(self._prepare(text), out_type=int)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns readable text; special pieces show, except padding."""
+        self.pieces(ids)  # refuses ids that are not there
+        parts: list[str] = []
+        run: list[int] = []
+        for token_id in ids:
+            if not self._is_reserved(token_id):
+                run.append(token_id)
+                continue
+            parts.append(self._model.decode(run))
+            run = []
+            if token_id != self.special.pad:
+                parts.append(self._vocabulary[token_id])
+        parts.append(self._model.decode(run))
+        return " ".join(part for part in parts if part)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Returns the pieces as the model spells them (``▁`` starts a word)."""
+        return spell(self._vocabulary, ids)
+
+    def save(self, directory: epath.PathLike) -> None:
+        """Writes ``spiece.model`` and ``tokenizer_config.json``.
+
+        Args:
+            directory: a local or ``gs://`` directory; made if it is not there.
+
+        Raises:
+            UserError: the directory cannot be written to.
+        """
+        root = epath.Path(directory)
+        settings = {
+            "type": "sentencepiece",
+            "tokenizer_class": "AlbertTokenizer",
+            "do_lower_case": self._lower_case,
+            "strip_accents": self._strip_accents,
+            "keep_accents": not self._drops_accents,
+            **special_settings(),
+            "unicode_version": UNICODE_VERSION,
+            "hash": self.hash,
+        }
+        write_whole(root / MODEL_FILE, self._model_bytes)
+        write_whole(root / CONFIG_FILE, (json.dumps(settings, indent=2) + "\n").encode("utf-8"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Lets worker processes have a copy."""
+        return _rebuild, (self._model_bytes, self._lower_case, self._strip_accents)
+
+    def _prepare(self, text: str) -> str:
+        return prepare(text, lower_case=self._lower_case, strip_accents=self._drops_accents)
+
+    def _is_reserved(self, token_id: int) -> bool:
+        model = self._model
+        return model.is_control(token_id) or model.is_unknown(token_id) or model.is_unused(token_id)
+
+
+def load_sentencepiece(
+    model_file: epath.PathLike, *, lower_case: bool, strip_accents: bool | None = None
+) -> SentencePieceTokenizer:
+    """Opens a bare SentencePiece model with settings that you state.
+
+    Args:
+        model_file: the model, or the directory in which it lies as ``spiece.model``.
+        lower_case: lower-case the text.
+        strip_accents: drop accents; None follows ``lower_case``.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        UserError: no such file, not a model, or a model without BERT's special pieces.
+    """
+    path = epath.Path(model_file)
+    if path.is_dir():
+        path = path / MODEL_FILE
+    return SentencePieceTokenizer(
+        read_bytes(path), lower_case=lower_case, strip_accents=strip_accents, source=str(path)
+    )
+
+
+def prepare(text: str, *, lower_case: bool, strip_accents: bool) -> str:
+    """Returns what the model is given for ``text``, in training as in use.
+
+    Args:
+        text: any string.
+        lower_case: lower-case it.
+        strip_accents: drop accents.
+
+    Returns:
+        The folded text, with spaces for lone surrogates, which SentencePiece cannot take; the
+        model's own normalisation does the same to U+FFFD.
+    """
+    folded = fold(text, lower_case=lower_case, strip_accents=strip_accents)
+    return folded if folded.isascii() else _SURROGATE.sub(" ", folded)
+
+
+def _open_model(model: bytes, source: str) -> sentencepiece.SentencePieceProcessor:
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        if not model:
+            raise RuntimeError("empty")
+        processor.LoadFromSerializedProto(model)
+    except RuntimeError:
+        raise UserError(
+            f"{source}: found {len(model)} bytes that are no SentencePiece model, "
+            "allowed: the output of SentencePiece's trainer"
+        ) from None
+    return processor
+
+
+def _hash(model: bytes, *, lower_case: bool, strip_accents: bool) -> str:
+    settings = {
+        "type": "sentencepiece",
+        "lower_case": lower_case,
+        "strip_accents": strip_accents,
+        "unicode": UNICODE_VERSION,
+    }
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("ascii"))
+    digest.update(model)
+    return digest.hexdigest()
+
+
+def _rebuild(model: bytes, lower_case: bool, strip_accents: bool | None) -> SentencePieceTokenizer:
+    return SentencePieceTokenizer(model, lower_case=lower_case, strip_accents=strip_accents)

@@ -1,0 +1,168 @@
+"""Trains a WordPiece vocabulary on counted words.
+
+Google never published its trainer. Both trainers here learn byte-pair merges, which for greedy
+longest match need fewer tokens than converted unigram pieces (measured on English Wikipedia: 8%
+fewer at 4,000 pieces, 12% fewer at 6,000).
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal
+
+import sentencepiece
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from bert_jax.text.sentence_piece import WORD_START
+from bert_jax.text.vocabulary import UNK
+from bert_jax.text.wordpiece import CONTINUATION, MAX_WORD_CHARACTERS
+
+WordPieceTrainer = Literal["sentencepiece", "tokenizers"]
+_SENTENCEPIECE_OWN = frozenset("▁▅⁇\t")  # characters that SentencePiece keeps for itself
+_LONGEST_PIECE = 32  # characters
+_WORDS_AT_A_TIME = 1000
+
+
+def covered_characters(words: Mapping[str, int], *, coverage: float) -> list[str]:
+    """Returns the most frequent characters that make up ``coverage`` of the text.
+
+    ``covered_characters({"aab": 3, "c": 1}, coverage=0.9)`` -> ``["a", "b"]``
+
+    Args:
+        words: how often each word occurs.
+        coverage: share of all characters to cover, 0 to 1.
+
+    Returns:
+        The characters, the most frequent first; equally frequent ones by code point.
+    """
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        for character in word:
+            counts[character] += count
+    needed = coverage * counts.total()
+    covered: list[str] = []
+    reached = 0
+    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if reached >= needed:
+            break
+        covered.append(character)
+        reached += count
+    return covered
+
+
+def character_pieces(characters: Iterable[str], isolates: Callable[[str], bool]) -> list[str]:
+    """Returns the pieces with which any word of ``characters`` can be spelt.
+
+    ``character_pieces("a!", is_punctuation)`` -> ``["a", "!", "##a"]``: what is always a word by
+    itself never continues one.
+
+    Args:
+        characters: what to cover.
+        isolates: whether splitting always sets a character apart.
+
+    Returns:
+        Each character, then each as a continuation where it can be one.
+    """
+    starts = list(characters)
+    return starts + [CONTINUATION + character for character in starts if not isolates(character)]
+
+
+def rank_pieces(
+    words: Mapping[str, int],
+    *,
+    characters: list[str],
+    alphabet: list[str],
+    count: int,
+    trainer: WordPieceTrainer,
+) -> list[str]:
+    """Learns pieces of two characters or more, the best first.
+
+    Args:
+        words: how often each word occurs, split as the tokenizer will split it.
+        characters: those that the vocabulary covers; a word with any other is not learned from.
+        alphabet: the pieces of one character, see ``character_pieces``.
+        count: how many pieces to learn.
+        trainer: which library learns the merges.
+
+    Returns:
+        ``count`` pieces none of which is in ``alphabet``, or all that the words give if fewer.
+    """
+    known = frozenset(characters)
+    usable = {
+        word: number
+        for word, number in words.items()
+        if 1 < len(word) <= MAX_WORD_CHARACTERS and known.issuperset(word)
+    }
+    if not usable or count <= 0:
+        return []
+    learn = _learn_with_sentencepiece if trainer == "sentencepiece" else _learn_with_tokenizers
+    taken = frozenset(alphabet)
+    return [piece for piece in dict.fromkeys(learn(usable, alphabet, count)) if piece not in taken][
+        :count
+    ]
+
+
+def _learn_with_sentencepiece(
+    words: Mapping[str, int], alphabet: list[str], count: int
+) -> Iterator[str]:
+    """Yields BPE pieces with the mark moved: ``▁the`` -> ``the``, ``ing`` -> ``##ing``."""
+    lines = [f"{word}\t{n}" for word, n in words.items() if _SENTENCEPIECE_OWN.isdisjoint(word)]
+    if not lines:
+        return
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        input_format="tsv",
+        model_type="bpe",
+        # Characters, "▁", [UNK] and "▁x" take places that fall away in the conversion.
+        vocab_size=count + 2 * len(alphabet) + 2,
+        hard_vocab_limit=False,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        split_by_unicode_script=False,
+        split_by_number=False,
+        max_sentencepiece_length=_LONGEST_PIECE,
+        bos_id=-1,
+        eos_id=-1,
+        unk_piece=UNK,
+        minloglevel=2,
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    for token_id in range(processor.vocab_size()):
+        piece = processor.id_to_piece(token_id)
+        body = piece.removeprefix(WORD_START)
+        if len(body) > 1 and not processor.is_unknown(token_id):
+            yield body if piece.startswith(WORD_START) else CONTINUATION + body
+
+
+def _learn_with_tokenizers(
+    words: Mapping[str, int], alphabet: list[str], count: int
+) -> Iterator[str]:
+    """Yields the merges of the ``tokenizers`` library, in the order in which it made them.
+
+    Its trainer numbers "##x" pieces in the random order of a hash table and breaks ties by number.
+    Given as special tokens they have fixed numbers, and the same text gives the same vocabulary.
+    """
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=count + len(alphabet) + 1,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=[UNK, *alphabet],
+        continuing_subword_prefix=CONTINUATION,
+    )
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.train_from_iterator(_repeated(words), trainer)
+    ids = tokenizer.get_vocab(with_added_tokens=False)
+    for piece in sorted(ids, key=ids.__getitem__):
+        if len(piece.removeprefix(CONTINUATION)) > 1 and piece != UNK:
+            yield piece
+
+
+def _repeated(words: Mapping[str, int]) -> Iterator[str]:
+    for word, number in words.items():
+        for start in range(0, number, _WORDS_AT_A_TIME):
+            yield f"{word} " * min(number - start, _WORDS_AT_A_TIME)

@@ -1,0 +1,86 @@
+"""A vocabulary: pieces in the order of their ids, BERT's special pieces among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.text.files import read_text
+from bert_jax.text.tokenizer import SpecialIds
+
+PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)  # in the order of SpecialIds
+_SLOTS_BEFORE_UNK = 99  # [unused0] to [unused98] are ids 1 to 99 of the 2018 vocabularies
+
+
+def reserved_pieces(unused_slots: int) -> list[str]:
+    """Returns the pieces before the learned ones, laid out as in the 2018 vocabularies.
+
+    ``reserved_pieces(2)`` -> ``[PAD] [unused0] [unused1] [UNK] [CLS] [SEP] [MASK]``. With 99 slots
+    or more [UNK] is 100, [CLS] 101, [SEP] 102 and [MASK] 103; further slots follow.
+
+    Args:
+        unused_slots: how many ``[unusedN]`` pieces to lay out.
+
+    Returns:
+        ``unused_slots + 5`` pieces, in the order of their ids.
+    """
+    slots = [f"[unused{number}]" for number in range(unused_slots)]
+    before, after = slots[:_SLOTS_BEFORE_UNK], slots[_SLOTS_BEFORE_UNK:]
+    return [PAD, *before, UNK, CLS, SEP, MASK, *after]
+
+
+def find_special(pieces: Sequence[str], source: str) -> SpecialIds:
+    """Returns the ids of the special pieces.
+
+    Args:
+        pieces: the vocabulary, in the order of its ids.
+        source: the file to name in an error.
+
+    Raises:
+        UserError: a special piece is missing.
+    """
+    ids = {piece: token_id for token_id, piece in enumerate(pieces)}
+    missing = [piece for piece in SPECIAL_PIECES if piece not in ids]
+    if missing:
+        raise UserError(
+            f"{source}: found no {' '.join(missing)}, allowed: a vocabulary with all of "
+            f"{' '.join(SPECIAL_PIECES)}"
+        )
+    return SpecialIds(*(ids[piece] for piece in SPECIAL_PIECES))
+
+
+def read_vocabulary(path: epath.Path) -> list[str]:
+    """Reads a ``vocab.txt`` of the 2018 release: a piece per line, the first line is id 0.
+
+    White space around a piece is dropped as the release does, except where nothing would be left
+    (the Chinese vocabulary holds a line separator, U+2028): no text ever yields such a piece.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The pieces, in the order of their ids.
+
+    Raises:
+        UserError: no such file, not UTF-8, no pieces, a blank line, or a piece that stands twice.
+    """
+    lines = read_text(path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not lines:
+        raise UserError(f"{path}: found an empty file, allowed: a vocabulary, one piece per line")
+    line_of: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        piece = line.strip() or line.strip("\r")
+        if not piece or (piece.isspace() and piece.isascii()):
+            raise UserError(f"{path}: found a blank line {number}, allowed: one piece per line")
+        if piece in line_of:
+            raise UserError(
+                f'{path}: found "{piece}" in lines {line_of[piece]} and {number}, '
+                "allowed: every piece once"
+            )
+        line_of[piece] = number
+    return list(line_of)

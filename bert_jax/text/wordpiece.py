@@ -1,0 +1,207 @@
+"""WordPiece: greedy longest match within a word, exactly as the 2018 release tokenizes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from etils import epath
+from tokenizers import decoders, models
+
+from bert_jax.text.files import write_whole
+from bert_jax.text.tokenizer import CONFIG_FILE, SpecialIds, spell
+from bert_jax.text.vocabulary import SPECIAL_PIECES, UNK, find_special, read_vocabulary
+from bert_jax.text.words import UNICODE_VERSION, WordSplitter
+
+VOCAB_FILE = "vocab.txt"
+CONTINUATION = "##"
+# The release's WordpieceTokenizer(max_input_chars_per_word=200); the library's default is 100.
+MAX_WORD_CHARACTERS = 200
+_REMEMBERED_WORDS = 1 << 17  # about 30 MB; text repeats its words, so nearly all are found
+
+
+class WordPieceTokenizer:
+    """A vocabulary of words and ``##`` continuations; satisfies ``Tokenizer``.
+
+    Words are split by ``WordSplitter`` and taken apart by the ``tokenizers`` library, once each:
+    the ids of words met before are remembered, within a bound.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Sequence[str],
+        *,
+        lower_case: bool,
+        strip_accents: bool | None = None,
+        chinese: bool = True,
+        source: str = VOCAB_FILE,
+    ) -> None:
+        """Makes a tokenizer of a vocabulary and its settings.
+
+        Args:
+            vocabulary: the pieces, in the order of their ids, each once.
+            lower_case: lower-case the text.
+            strip_accents: drop accents; None follows ``lower_case``.
+            chinese: set CJK ideographs apart.
+            source: the file to name in errors.
+
+        Raises:
+            UserError: a special piece is missing.
+        """
+        self._vocabulary = tuple(vocabulary)
+        self.lower_case = lower_case
+        self.strip_accents = strip_accents
+        self.chinese = chinese
+        self._splitter = WordSplitter(
+            lower_case=lower_case, strip_accents=strip_accents, chinese=chinese
+        )
+        self.vocab_size = len(self._vocabulary)
+        self.special: SpecialIds = find_special(self._vocabulary, source)
+        self.is_continuation: np.ndarray = np.array(
+            [piece.startswith(CONTINUATION) for piece in self._vocabulary], dtype=np.bool_
+        )
+        self.hash = _hash(self._vocabulary, self._splitter)
+        self._ids_of_word = _IdsOfWord(self._vocabulary, unknown=self.special.unk)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of ``text``: ``"unaffable"`` -> the ids of ``un ##aff ##able``."""
+        words = self._splitter.split(text)
+        return list(chain.from_iterable(map(self._ids_of_word.__getitem__, words)))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns readable text: continuations joined, no space before punctuation, no padding."""
+        kept = [token_id for token_id in ids if token_id != self.special.pad]
+        return decoders.WordPiece(prefix=CONTINUATION, cleanup=True).decode(self.pieces(kept))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Returns the pieces as the vocabulary spells them."""
+        return spell(self._vocabulary, ids)
+
+    def save(self, directory: epath.PathLike) -> None:
+        """Writes ``vocab.txt`` and ``tokenizer_config.json``, which Hugging Face reads too.
+
+        The settings come last and carry the hash: a directory that was not wholly written does
+        not load.
+
+        Args:
+            directory: a local or ``gs://`` directory; made if it is not there.
+
+        Raises:
+            UserError: the directory cannot be written to.
+        """
+        root = epath.Path(directory)
+        vocabulary = "".join(f"{piece}\n" for piece in self._vocabulary)
+        settings = {
+            "type": "wordpiece",
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": self.lower_case,
+            "strip_accents": self.strip_accents,
+            "tokenize_chinese_chars": self.chinese,
+            **special_settings(),
+            "unicode_version": UNICODE_VERSION,
+            "hash": self.hash,
+        }
+        write_whole(root / VOCAB_FILE, vocabulary.encode("utf-8"))
+        write_whole(root / CONFIG_FILE, (json.dumps(settings, indent=2) + "\n").encode("utf-8"))
+
+    def forget_words(self) -> None:
+        """Forgets the words met so far; their ids are worked out anew when they come again."""
+        self._ids_of_word.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Lets worker processes have a copy, without the remembered words."""
+        settings = (self.lower_case, self.strip_accents, self.chinese)
+        return _rebuild, (self._vocabulary, *settings)
+
+
+def load_wordpiece(
+    vocab_file: epath.PathLike,
+    *,
+    lower_case: bool,
+    strip_accents: bool | None = None,
+    chinese: bool = True,
+) -> WordPieceTokenizer:
+    """Opens a bare ``vocab.txt``, as the 2018 release ships it, with settings that you state.
+
+    Args:
+        vocab_file: the file, or the directory it lies in.
+        lower_case: the release's ``do_lower_case``: True for uncased models and the Chinese one.
+        strip_accents: drop accents; None follows ``lower_case``, as the release does.
+        chinese: set CJK ideographs apart, as the release does.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        UserError: no such file, or one that is not a vocabulary with BERT's special pieces.
+    """
+    path = epath.Path(vocab_file)
+    if path.is_dir():
+        path = path / VOCAB_FILE
+    return WordPieceTokenizer(
+        read_vocabulary(path),
+        lower_case=lower_case,
+        strip_accents=strip_accents,
+        chinese=chinese,
+        source=str(path),
+    )
+
+
+def special_settings() -> dict[str, str]:
+    """Returns the special pieces under the names that Hugging Face's settings give them."""
+    names = SpecialIds._fields
+    return {f"{name}_token": piece for name, piece in zip(names, SPECIAL_PIECES, strict=True)}
+
+
+class _IdsOfWord(dict[str, tuple[int, ...]]):
+    """Words to their ids, worked out by the library when a word is first met."""
+
+    def __init__(self, vocabulary: Sequence[str], *, unknown: int) -> None:
+        super().__init__()
+        self._unknown = (unknown,)
+        self._model = models.WordPiece(
+            {piece: token_id for token_id, piece in enumerate(vocabulary)},
+            unk_token=UNK,
+            max_input_chars_per_word=MAX_WORD_CHARACTERS,
+            continuing_subword_prefix=CONTINUATION,
+        )
+
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        if len(word) > MAX_WORD_CHARACTERS:  # not remembered: it may be a megabyte
+            return self._unknown
+        try:
+            ids = tuple(token.id for token in self._model.tokenize(word))
+        except UnicodeEncodeError:  # a lone surrogate: no vocabulary file can hold one
+            ids = self._unknown
+        if len(self) >= _REMEMBERED_WORDS:
+            self.clear()
+        self[word] = ids
+        return ids
+
+
+def _hash(vocabulary: Sequence[str], splitter: WordSplitter) -> str:
+    settings = {
+        "type": "wordpiece",
+        "lower_case": splitter.lower_case,
+        "strip_accents": splitter.strip_accents,
+        "chinese": splitter.chinese,
+        "unicode": UNICODE_VERSION,
+    }
+    content = json.dumps([settings, list(vocabulary)], sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(content.encode("ascii")).hexdigest()
+
+
+def _rebuild(
+    vocabulary: Sequence[str], lower_case: bool, strip_accents: bool | None, chinese: bool
+) -> WordPieceTokenizer:
+    return WordPieceTokenizer(
+        vocabulary, lower_case=lower_case, strip_accents=strip_accents, chinese=chinese
+    )

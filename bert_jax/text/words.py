@@ -1,0 +1,159 @@
+"""Text to words, as the 2018 release's BasicTokenizer splits it, on any Unicode input.
+
+The rules (google-research/bert, tokenization.py): drop NUL, U+FFFD and control characters, make
+every white space a space, set CJK ideographs apart, lower-case, decompose (NFD) and drop accents,
+set punctuation apart. The release takes the character classes from Python's ``unicodedata``, so
+that it splits differently under different Pythons. Here they are those of Unicode 14.0 (Python
+3.11) under every Python: characters that came later are ordinary, as unassigned ones are. A
+tokenizer's hash then means the same everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+
+UNICODE_VERSION = "14.0"
+
+# Characters of Unicode 15.0 and 15.1 that are accents, punctuation or controls, or that NFD
+# reorders: found by comparing the tables of 14.0 and 15.1. Nothing assigned in 14.0 changed.
+_NEWER = re.compile(
+    "([\u0ece\U00010efd-\U00010eff\U00011241\U00011b00-\U00011b09\U00011f00\U00011f01"
+    "\U00011f36-\U00011f3a\U00011f40-\U00011f4f\U00013439-\U00013440\U00013447-\U00013455"
+    "\U0001e08f\U0001e4ec-\U0001e4ef])"
+)
+# Characters whose treatment hangs on their neighbours: capital sigma (lower-cased to another letter
+# at a word's end), and those that NFD may reorder but that are kept. All others go one by one.
+_NEEDS_CONTEXT = re.compile(
+    "[\u03a3\u1715\u1734\u1b44\u1baa\u1bf2\u1bf3\u302e\u302f\ua953\ua9c0\U000111c0\U00011235"
+    "\U0001134d\U000116b6\U0001193d\U00016ff0\U00016ff1\U0001d15e-\U0001d166\U0001d16d-\U0001d172"
+    "\U0001d1bb-\U0001d1c0]"
+)
+_ASCII_PUNCTUATION = "!-/:-@\\[-`{-~"
+_ASCII_WORD = re.compile(f"[{_ASCII_PUNCTUATION}]|[^ {_ASCII_PUNCTUATION}]+")
+_CHINESE = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"
+    "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002f800-\U0002fa1f]"
+)
+
+
+def is_chinese(character: str) -> bool:
+    """Whether the release sets ``character`` apart as a CJK ideograph (Hangul and kana are not)."""
+    return _CHINESE.match(character) is not None
+
+
+def is_punctuation(character: str) -> bool:
+    """Whether the release sets ``character`` apart as punctuation, e.g. ``"$"`` and ``"。"``.
+
+    Every ASCII character that is neither letter, digit nor control is, and all of category P.
+    """
+    if character.isascii():
+        return "!" <= character <= "~" and not character.isalnum()
+    return _category(character).startswith("P")
+
+
+def fold(text: str, *, lower_case: bool, strip_accents: bool) -> str:
+    """Lower-cases and drops accents: ``fold("Élan", lower_case=True, strip_accents=True)`` -> elan.
+
+    Args:
+        text: any string.
+        lower_case: apply ``str.lower``, with its rule for a final sigma.
+        strip_accents: decompose (NFD) and drop category Mn, after lower-casing. Hangul syllables
+          come out as their letters.
+
+    Returns:
+        The folded text.
+    """
+    if not (lower_case or strip_accents) or (text.isascii() and not lower_case):
+        return text
+    if text.isascii():
+        return text.lower()
+    # Newer characters are barriers to both rules, as unassigned ones are in Unicode 14.0.
+    parts = _NEWER.split(text)
+    for index in range(0, len(parts), 2):
+        part = parts[index].lower() if lower_case else parts[index]
+        if strip_accents:
+            part = unicodedata.normalize("NFD", part)
+            part = "".join(c for c in part if unicodedata.category(c) != "Mn")
+        parts[index] = part
+    return "".join(parts)
+
+
+class WordSplitter:
+    """Splits text into words and punctuation marks, each of which WordPiece takes apart by itself.
+
+    ``WordSplitter(lower_case=True).split("Élan, 世界!")`` -> ``["elan", ",", "世", "界", "!"]``
+    """
+
+    def __init__(
+        self, *, lower_case: bool, strip_accents: bool | None = None, chinese: bool = True
+    ) -> None:
+        """Fixes the rules.
+
+        Args:
+            lower_case: lower-case the text (the release's ``do_lower_case``).
+            strip_accents: drop accents; None follows ``lower_case``, as the release does.
+            chinese: set CJK ideographs apart (the release always does).
+        """
+        self.lower_case = lower_case
+        self.strip_accents = lower_case if strip_accents is None else strip_accents
+        self.chinese = chinese
+        self._folds = lower_case or self.strip_accents
+        self._whole = _ByCharacter(self._whole_rule)
+        self._clean = _ByCharacter(self._clean_rule)
+        self._punctuation = _ByCharacter(_space_punctuation)
+
+    def split(self, text: str) -> list[str]:
+        """Returns the words of ``text``; lone surrogates are ordinary characters.
+
+        Args:
+            text: any string.
+
+        Returns:
+            Words without white space, none of them empty.
+        """
+        if text.isascii() and text.isprintable():
+            return _ASCII_WORD.findall(text.lower() if self.lower_case else text)
+        if self._folds and _NEEDS_CONTEXT.search(text):
+            return self._fold(text.translate(self._clean)).translate(self._punctuation).split()
+        return text.translate(self._whole).split()
+
+    def isolates(self, character: str) -> bool:
+        """Whether ``character`` is always a word by itself, so that it never continues one."""
+        return is_punctuation(character) or (self.chinese and is_chinese(character))
+
+    def _fold(self, text: str) -> str:
+        return fold(text, lower_case=self.lower_case, strip_accents=self.strip_accents)
+
+    def _clean_rule(self, character: str) -> str:
+        category = _category(character)
+        if character in "\t\n\r" or category == "Zs":
+            return " "
+        if character in "\0\ufffd" or category in ("Cc", "Cf"):
+            return ""
+        return f" {character} " if self.chinese and is_chinese(character) else character
+
+    def _whole_rule(self, character: str) -> str:
+        folded = self._fold(self._clean_rule(character))
+        return "".join(map(_space_punctuation, folded))
+
+
+class _ByCharacter(dict[int, str]):
+    """A table for ``str.translate`` that works a character's replacement out when it meets it."""
+
+    def __init__(self, rule: Callable[[str], str]) -> None:
+        super().__init__()
+        self._rule = rule
+
+    def __missing__(self, code: int) -> str:
+        self[code] = replacement = self._rule(chr(code))
+        return replacement
+
+
+def _category(character: str) -> str:
+    return "Cn" if _NEWER.match(character) else unicodedata.category(character)
+
+
+def _space_punctuation(character: str) -> str:
+    return f" {character} " if is_punctuation(character) else character

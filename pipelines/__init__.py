@@ -1,0 +1,1 @@
+"""From raw text to datasets: corpora, documents, tokenised runs, shards."""

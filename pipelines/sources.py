@@ -1,0 +1,244 @@
+"""Input files: which they are, their lines, and how they are cut into parts for workers."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import gzip
+import itertools
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO, Final, NamedTuple, cast
+
+from etils import epath
+
+from bert_jax.errors import UserError, did_you_mean
+
+MAX_LINE_LENGTH: Final = 1_000_000
+"""A line of this many characters is refused: it is not prose, and splitting or encoding it would
+take memory and time out of all proportion."""
+
+_GLOB_CHARACTERS = frozenset("*?[")
+_MAX_UTF8_BYTES = 4
+_PIECE_BYTES = 1 << 20
+_PACKED = ".gz"
+
+
+class Line(NamedTuple):
+    """One line without its line end, and the byte offset of its start (in the unpacked file)."""
+
+    offset: int
+    text: str
+
+
+class Part(NamedTuple):
+    """A stretch of one file that one worker reads."""
+
+    path: str
+    name: str
+    """The file's name below the input root."""
+    start: int
+    stop: int
+    """Byte offset of its end; of a packed file, which is never cut, the packed size."""
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return self.stop - self.start
+
+
+def find_files(patterns: Sequence[str]) -> list[str]:
+    """Returns the files that patterns name: ``["data/*.txt"] -> ["data/a.txt", "data/b.txt"]``.
+
+    Args:
+        patterns: file names and globs (``*``, ``?``, ``[…]``, ``**`` for directories at any depth),
+            local or ``gs://``.
+
+    Returns:
+        The files sorted by name, each once, however many patterns name it.
+
+    Raises:
+        UserError: a file that is not there, a glob that matches no file, a directory, no pattern at
+            all.
+    """
+    if not patterns:
+        raise UserError("input: no file given; allowed: files and globs of plain text, also .gz")
+    found: set[str] = set()
+    for pattern in patterns:
+        found.update(_expand(pattern))
+    return sorted(found)
+
+
+def _expand(pattern: str) -> list[str]:
+    if "://" in pattern and "**" in pattern:  # epath refuses it: it would list a whole bucket
+        raise UserError(f"input: {pattern}: ** is for local files; use * for each directory")
+    path = epath.Path(pattern).expanduser()
+    if path.is_dir():
+        raise UserError(f"input: {pattern} is a directory; name its files: {path}/*.txt")
+    if path.exists():  # also a file that has a bracket in its name
+        return [str(path)]
+    if _GLOB_CHARACTERS.isdisjoint(pattern):
+        raise UserError(f"input: no file {pattern}{_nearest_name(path)}")
+    matches = [name for name in _glob(str(path)) if epath.Path(name).is_file()]
+    if not matches:
+        raise UserError(f"input: {pattern} matches no file")
+    return matches
+
+
+def _glob(pattern: str) -> list[str]:
+    if "://" not in pattern:
+        return glob.glob(pattern, recursive=True)
+    parts = epath.Path(pattern).parts
+    first = next(i for i, part in enumerate(parts) if not _GLOB_CHARACTERS.isdisjoint(part))
+    return [str(path) for path in epath.Path(*parts[:first]).glob("/".join(parts[first:]))]
+
+
+def _nearest_name(path: epath.Path) -> str:
+    if not path.parent.is_dir():
+        return f" (there is no directory {path.parent})"
+    return did_you_mean(path.name, (p.name for p in path.parent.iterdir()))
+
+
+@contextlib.contextmanager
+def open_text(path: str) -> Iterator[BinaryIO]:
+    """Opens a file's bytes, unpacked if its name ends in ``.gz``.
+
+    Raises:
+        UserError: on reading, when a ``.gz`` file is damaged or cut short.
+    """
+    with epath.Path(path).open("rb") as raw:
+        if not path.endswith(_PACKED):
+            yield cast(BinaryIO, raw)
+            return
+        try:
+            with gzip.open(raw, "rb") as unpacked:
+                yield cast(BinaryIO, unpacked)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"{path}: damaged gzip file ({error})") from error
+
+
+def read_lines(
+    path: str, *, start: int = 0, stop: int | None = None, max_line_length: int = MAX_LINE_LENGTH
+) -> Iterator[Line]:
+    """Yields the lines of a file that start in the byte range ``[start, stop)``.
+
+    Args:
+        path: a UTF-8 text file, packed if the name ends in ``.gz``.
+        start: byte offset of the first line's start.
+        stop: lines from this offset on are left out; ``None``: read to the end.
+        max_line_length: lines of so many characters are refused, before they are read whole.
+
+    Raises:
+        UserError: bytes that are not UTF-8 (file and byte offset), or a line too long (file and
+            number).
+    """
+    with open_text(path) as file:
+        file.seek(start)
+        offset = start
+        # One byte more than the longest lawful line, its line end included, can have.
+        limit = max_line_length * _MAX_UTF8_BYTES + 2
+        while (stop is None or offset < stop) and (raw := file.readline(limit)):
+            try:
+                text = raw.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                if len(raw) == limit:  # cut in the middle of a character
+                    raise _too_long(path, offset, max_line_length) from error
+                raise UserError(
+                    f"{path}: byte {offset + error.start} is not UTF-8 "
+                    f"(0x{raw[error.start]:02x}: {error.reason}); convert the file to UTF-8"
+                ) from error
+            if len(text) >= max_line_length:
+                raise _too_long(path, offset, max_line_length)
+            yield Line(offset, text)
+            offset += len(raw)
+
+
+def read_part(part: Part, *, max_line_length: int = MAX_LINE_LENGTH) -> Iterator[Line]:
+    """Yields the lines of a part: see :func:`read_lines`."""
+    stop = None if part.path.endswith(_PACKED) else part.stop  # ``stop`` is in unpacked bytes
+    return read_lines(part.path, start=part.start, stop=stop, max_line_length=max_line_length)
+
+
+def iter_lines(patterns: Sequence[str], *, max_line_length: int = MAX_LINE_LENGTH) -> Iterator[str]:
+    """Yields every line of the files that patterns name, with one line in memory at a time.
+
+    Args:
+        patterns: see :func:`find_files`.
+        max_line_length: see :func:`read_lines`.
+
+    Raises:
+        UserError: see :func:`find_files` (at the call's first line) and :func:`read_lines`.
+    """
+    for path in find_files(patterns):
+        for line in read_lines(path, max_line_length=max_line_length):
+            yield line.text
+
+
+def _too_long(path: str, offset: int, limit: int) -> UserError:
+    # Counted only now: a part in the middle of a file does not know its line numbers.
+    with open_text(path) as file:
+        number = 1
+        left = offset
+        while left and (block := file.read(min(left, _PIECE_BYTES))):
+            number += block.count(b"\n")
+            left -= len(block)
+    return UserError(
+        f"{path}: line {number} has {limit:,} characters or more (max_line_length); "
+        "is it text with a sentence or paragraph per line?"
+    )
+
+
+def relative_names(paths: Sequence[str], *, root: str | None) -> list[str]:
+    """Returns the names of files below a root: ``["/d/a/x", "/d/b/x"] -> ["a/x", "b/x"]``.
+
+    Args:
+        paths: the files.
+        root: the directory that names start from; ``None``: the deepest that holds all files.
+
+    Raises:
+        UserError: a file does not lie below ``root``.
+    """
+    split = [epath.Path(path).parts for path in paths]
+    if root is None:
+        shared = _common_start([parts[:-1] for parts in split])
+    else:
+        shared = epath.Path(root).expanduser().parts
+    for path, parts in zip(paths, split, strict=True):
+        if parts[: len(shared)] != tuple(shared):
+            raise UserError(f"input_root: {path} does not lie below {root}")
+    return ["/".join(parts[len(shared) :]) for parts in split]
+
+
+def _common_start(lists: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    columns = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*lists, strict=False))
+    return tuple(column[0] for column in columns)
+
+
+def cut_file(
+    path: str, name: str, *, part_bytes: int, is_gap: Callable[[bytes], bool] | None
+) -> list[Part]:
+    """Cuts a file into parts of about ``part_bytes``, each beginning after a gap between documents.
+
+    Args:
+        path: the file; a packed one stays whole.
+        name: its name below the input root.
+        part_bytes: size to aim at.
+        is_gap: True for a line after which a cut may be made; ``None``: the file stays whole.
+    """
+    size = epath.Path(path).stat().length
+    if is_gap is None or path.endswith(_PACKED) or size <= part_bytes:
+        return [Part(path, name, 0, size)]
+    cuts = [0]
+    with open_text(path) as file:
+        while cuts[-1] + part_bytes < size:
+            file.seek(cuts[-1] + part_bytes)
+            whole = False  # the first line read may have begun before
+            while raw := file.readline(_PIECE_BYTES):
+                if whole and raw.endswith(b"\n") and is_gap(raw):
+                    break
+                whole = raw.endswith(b"\n")
+            if file.tell() >= size:
+                break
+            cuts.append(file.tell())
+    stops = [*cuts[1:], size]
+    return [Part(path, name, start, stop) for start, stop in zip(cuts, stops, strict=True)]

@@ -1,0 +1,74 @@
+"""A dataset in memory, and what tests of the loader do with it. Imported by worker processes too."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bert_jax.data.loader import Loader, LoaderSection
+from bert_jax.data.masking import MaskedRow, MaskingSection
+from bert_jax.data.records import Example
+from bert_jax.errors import UserError
+from bert_jax.text import SpecialIds
+
+SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+VOCAB_SIZE = 1000
+SEQ_LENGTH = 32
+
+Batch = dict[str, np.ndarray]
+
+
+class MemoryDataset:
+    """Examples that tell their index: the first token after [CLS] is ``100 + index``."""
+
+    def __init__(
+        self, count: int, *, fingerprint: str = "a" * 8, damaged: int | None = None
+    ) -> None:
+        self.fingerprint = fingerprint
+        self.lengths = 6 + np.arange(count) % (SEQ_LENGTH - 5)
+        self._damaged = damaged
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitems__(self, indices: list[int]) -> list[Example]:
+        return [self[index] for index in indices]
+
+    def __getitem__(self, index: int) -> Example:
+        if index == self._damaged:
+            raise UserError("train-00003: damaged shard")
+        ids = np.full(self.lengths[index], 50, np.uint16)
+        ids[[0, 1, 3, -1]] = SPECIAL.cls, 100 + index, SPECIAL.sep, SPECIAL.sep
+        return Example(ids, 4, index % 2)
+
+
+def row_maker(**masking) -> MaskedRow:
+    section = MaskingSection(**masking)
+    return MaskedRow(
+        seq_length=SEQ_LENGTH,
+        max_predictions=section.predictions(SEQ_LENGTH),
+        masking=section,
+        special=SPECIAL,
+        vocab_size=VOCAB_SIZE,
+        is_continuation=np.zeros(VOCAB_SIZE, bool),
+    )
+
+
+def make_loader(dataset: MemoryDataset, *, batch_size: int, seed: int = 7, **kwargs) -> Loader:
+    options = {"features": row_maker(), "section": LoaderSection(), **kwargs}
+    return Loader(dataset=dataset, batch_size=batch_size, seed=seed, **options)
+
+
+def take(loader: Loader, count: int, *, first_step: int = 0) -> list[Batch]:
+    with loader.batches(first_step=first_step) as batches:
+        return [next(batches) for _ in range(count)]
+
+
+def join(batches: list[Batch]) -> Batch:
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def assert_equal(left: Batch, right: Batch) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].dtype == right[name].dtype
+        np.testing.assert_array_equal(left[name], right[name], err_msg=name)

@@ -1,0 +1,224 @@
+"""The loader: which row comes when and on which host, and where a run goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from bert_jax.data.batches import count_tokens
+from bert_jax.data.loader import LoaderSection, evaluation_batches
+from bert_jax.data.position import Position
+from bert_jax.data.rng import stream
+from bert_jax.errors import UserError
+from tests.data.memory_dataset import (
+    SEQ_LENGTH,
+    Batch,
+    MemoryDataset,
+    assert_equal,
+    join,
+    make_loader,
+    row_maker,
+    take,
+)
+
+settings = hypothesis.settings(deadline=None, max_examples=25)
+
+
+def indices_of(rows: Batch) -> list[int]:
+    """The dataset's index of each row, masks undone."""
+    ids = rows["input_ids"].copy()
+    at_row, at_slot = np.nonzero(rows["masked_lm_weights"])
+    ids[at_row, rows["masked_lm_positions"][at_row, at_slot]] = rows["masked_lm_ids"][
+        at_row, at_slot
+    ]
+    return (ids[:, 1] - 100).tolist()
+
+
+@settings
+@hypothesis.given(st.integers(1, 60), st.integers(0, 2**70), st.integers(1, 9))
+def test_every_epoch_is_every_example_once(count, seed, batch_size):
+    epochs = 3
+    loader = make_loader(MemoryDataset(count), batch_size=batch_size, seed=seed)
+    seen = indices_of(join(take(loader, -(-epochs * count // batch_size))))
+    for epoch in range(epochs):
+        assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+def test_order_differs_between_epochs_seeds_and_the_disk():
+    count = 100
+    orders = []
+    for seed in (7, 8):
+        loader = make_loader(MemoryDataset(count), batch_size=count, seed=seed)
+        orders += [tuple(indices_of(batch)) for batch in take(loader, 3)]
+    assert len({*orders, tuple(range(count))}) == 7
+
+
+def test_masks_are_a_function_of_seed_epoch_and_example():
+    dataset, make = MemoryDataset(10), row_maker()
+    for step, batch in enumerate(take(make_loader(dataset, batch_size=5, seed=3), 6)):
+        for at, index in enumerate(indices_of(batch)):
+            row = make(dataset[index], stream(3, "mask", step // 2, index))
+            assert_equal({name: value[at] for name, value in batch.items()}, row)
+
+
+def test_epochs_mask_the_same_example_differently():
+    with make_loader(MemoryDataset(1), batch_size=1).batches(first_step=26) as batches:
+        masks = {next(batches)["masked_lm_positions"].tobytes() for _ in range(20)}
+    assert len(masks) > 1
+
+
+@settings
+@hypothesis.given(
+    st.integers(1, 50), st.integers(0, 12), st.sampled_from([1, 2, 3]), st.integers(1, 4)
+)
+def test_hosts_share_the_batch_that_one_host_would_have(count, step, hosts, share):
+    dataset = MemoryDataset(count)
+    batch_size = hosts * share
+    shares = [
+        take(
+            make_loader(dataset, batch_size=batch_size, process_index=host, process_count=hosts),
+            2,
+            first_step=step,
+        )
+        for host in range(hosts)
+    ]
+    whole = take(make_loader(dataset, batch_size=batch_size), 2, first_step=step)
+    for at, batch in enumerate(whole):
+        assert_equal(batch, join([of_host[at] for of_host in shares]))
+
+
+@settings
+@hypothesis.given(st.integers(1, 50), st.integers(1, 6), st.integers(1, 6))
+def test_rows_do_not_depend_on_the_batch_size(count, one, other):
+    dataset = MemoryDataset(count)
+    left = join(take(make_loader(dataset, batch_size=one), 2 * other))
+    right = join(take(make_loader(dataset, batch_size=other), 2 * one))
+    assert_equal(left, right)
+
+
+def test_seeking_equals_walking_and_takes_no_time():
+    loader = make_loader(MemoryDataset(37), batch_size=8)
+    walked = take(loader, 20)
+    for step in (1, 4, 5, 19):
+        assert_equal(walked[step], take(loader, 1, first_step=step)[0])
+    started = time.monotonic()
+    take(loader, 1, first_step=10**9)
+    assert time.monotonic() - started < 5
+
+
+def test_an_error_in_this_process_reaches_the_caller():
+    loader = make_loader(MemoryDataset(8, damaged=5), batch_size=8)
+    with pytest.raises(UserError, match="train-00003: damaged shard"):
+        take(loader, 1)
+
+
+@settings
+@hypothesis.given(
+    st.integers(1, 30), st.integers(1, 8), st.sampled_from([1, 2]), st.none() | st.integers(1, 40)
+)
+def test_evaluation_counts_every_example_once(count, share, hosts, limit):
+    dataset, make = MemoryDataset(count), row_maker()
+    total = min(count, limit or count)
+    by_host = [
+        list(
+            evaluation_batches(
+                dataset,
+                make,
+                batch_size=share * hosts,
+                seed=3,
+                limit=limit,
+                process_index=host,
+                process_count=hosts,
+            )
+        )
+        for host in range(hosts)
+    ]
+    assert {len(batches) for batches in by_host} == {-(-total // (share * hosts))}
+    rows = join([join(list(step)) for step in zip(*by_host, strict=True)])
+    for index in range(total):
+        row = {name: value[index] for name, value in rows.items()}
+        assert_equal(row, make(dataset[index], stream(3, "evaluate", index)))
+    for value in rows.values():
+        assert not value[total:].any()
+
+
+def test_padding_is_not_counted_as_tokens():
+    dataset = MemoryDataset(10)
+    batches = list(evaluation_batches(dataset, row_maker(), batch_size=4, seed=0, limit=None))
+    assert sum(count_tokens(batch) for batch in batches) == dataset.lengths.sum()
+
+
+def test_position_survives_json_and_tells_the_step():
+    loader = make_loader(MemoryDataset(37), batch_size=8)
+    position = loader.position(5)
+    assert position.example_index == 40
+    restored = Position.model_validate_json(json.dumps(position.model_dump(mode="json")))
+    assert restored == position
+    hosts = make_loader(
+        MemoryDataset(37),
+        batch_size=8,
+        process_index=1,
+        process_count=2,
+        section=LoaderSection(workers=3),
+    )
+    assert hosts.check(restored) == 5
+
+
+def test_position_with_another_batch_size_goes_on_at_the_same_row():
+    position = make_loader(MemoryDataset(37), batch_size=8).position(6)
+    other = make_loader(MemoryDataset(37), batch_size=12)
+    assert other.check(position) == 4
+    with pytest.raises(UserError, match=r"batch_size: found 7.* after 48 rows"):
+        make_loader(MemoryDataset(37), batch_size=7).check(position)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("dataset", {"dataset": MemoryDataset(37, fingerprint="b" * 8)}),
+        ("seed", {"seed": 8}),
+        ("masking.rate", {"features": row_maker(rate=0.2, max_predictions=5)}),
+        ("masking.unit", {"features": row_maker(unit="whole_word")}),
+        ("masking.max_predictions", {"features": row_maker(max_predictions=3)}),
+    ],
+)
+def test_position_of_another_run_is_an_error_that_names_the_field(name, change):
+    position = make_loader(MemoryDataset(37), batch_size=8).position(6)
+    arguments = {"dataset": MemoryDataset(37), "seed": 7, **change}
+    with pytest.raises(UserError, match=rf"^{name}: found .* made with") as error:
+        make_loader(batch_size=8, **arguments).check(position)
+    assert "\n" not in str(error.value)
+
+
+def test_position_with_a_field_that_is_not_known_here_is_an_error():
+    loader = make_loader(MemoryDataset(37), batch_size=8)
+    position = loader.position(6)
+    later = position.model_copy(update={"fingerprint": {**position.fingerprint, "span": 3}})
+    with pytest.raises(UserError, match=r"^span: found nothing"):
+        loader.check(later)
+
+
+def test_a_batch_that_does_not_divide_among_the_hosts_is_refused():
+    with pytest.raises(UserError, match=r"batch_size: found 9, allowed: a multiple of .* 2"):
+        make_loader(MemoryDataset(10), batch_size=9, process_count=2)
+    with pytest.raises(UserError, match="batch_size: found 9"):
+        evaluation_batches(
+            MemoryDataset(10), row_maker(), batch_size=9, seed=0, limit=None, process_count=2
+        )
+
+
+def test_an_example_longer_than_a_row_is_refused_before_any_row_is_made():
+    dataset = MemoryDataset(10)
+    dataset.lengths[4] = SEQ_LENGTH + 1
+    with pytest.raises(UserError, match=r"seq_length: found 32, .* longest example has 33 tokens"):
+        make_loader(dataset, batch_size=2)
+
+
+def test_an_empty_split_is_refused():
+    with pytest.raises(UserError, match="found no examples"):
+        make_loader(MemoryDataset(0), batch_size=2)

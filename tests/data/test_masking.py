@@ -1,0 +1,263 @@
+"""Masks: how many, which, and what stands in their place."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import hypothesis
+import numpy as np
+import pydantic
+import pytest
+from hypothesis import strategies as st
+
+from bert_jax.data.masking import Masked, MaskedRow, MaskingSection, mask_tokens
+from bert_jax.data.records import Example
+from bert_jax.data.rng import stream
+from bert_jax.errors import UserError
+from bert_jax.text.tokenizer import SpecialIds
+
+SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+VOCAB_SIZE = 1000
+FIRST_CONTINUATION = 700
+IS_CONTINUATION = np.arange(VOCAB_SIZE) >= FIRST_CONTINUATION
+# 0.1% bounds of the chi-square distribution, by degrees of freedom.
+CHI_SQUARE = {1: 10.83, 2: 13.82, 99: 148.23}
+
+settings = hypothesis.settings(deadline=None, max_examples=60)
+
+
+def make_example(first: list[int], second: list[int], label: int = 1) -> Example:
+    ids = [SPECIAL.cls, *first, SPECIAL.sep, *second, SPECIAL.sep]
+    return Example(np.array(ids, np.uint16), len(first) + 2, label)
+
+
+def mask(
+    ids: np.ndarray, seed: int, masking: MaskingSection, max_predictions: int = 1000
+) -> Masked:
+    return mask_tokens(
+        ids,
+        stream(seed, "test"),
+        masking=masking,
+        max_predictions=max_predictions,
+        special=SPECIAL,
+        vocab_size=VOCAB_SIZE,
+        is_continuation=IS_CONTINUATION,
+    )
+
+
+def row_maker(seq_length: int, **masking) -> MaskedRow:
+    section = MaskingSection(**masking)
+    return MaskedRow(
+        seq_length=seq_length,
+        max_predictions=section.predictions(seq_length),
+        masking=section,
+        special=SPECIAL,
+        vocab_size=VOCAB_SIZE,
+        is_continuation=IS_CONTINUATION,
+    )
+
+
+ids_lists = st.lists(st.integers(5, VOCAB_SIZE - 1), min_size=1, max_size=120)
+examples = st.builds(make_example, ids_lists, ids_lists)
+units = st.sampled_from(["token", "whole_word"])
+
+
+def words_of(ids: np.ndarray) -> list[list[int]]:
+    """Positions of each word, one token at a time: the definition, written as plainly as can be."""
+    words: list[list[int]] = []
+    inside = False
+    for position, token in enumerate(ids.tolist()):
+        if token in (SPECIAL.cls, SPECIAL.sep):
+            inside = False
+        elif inside and token >= FIRST_CONTINUATION:
+            words[-1].append(position)
+        else:
+            words.append([position])
+            inside = True
+    return words
+
+
+@settings
+@hypothesis.given(examples, st.integers(0, 2**32), units, st.integers(1, 40))
+def test_originals_and_positions_are_told_truly(example, seed, unit, most):
+    before = example.input_ids.copy()
+    masked = mask(example.input_ids, seed, MaskingSection(unit=unit), most)
+    np.testing.assert_array_equal(example.input_ids, before)
+    np.testing.assert_array_equal(masked.ids, before[masked.positions])
+    assert (np.diff(masked.positions) > 0).all()
+    untouched = np.ones(len(before), bool)
+    untouched[masked.positions] = False
+    np.testing.assert_array_equal(masked.input_ids[untouched], before[untouched])
+    assert not np.isin(masked.ids, [SPECIAL.cls, SPECIAL.sep]).any()
+
+
+@settings
+@hypothesis.given(examples, st.integers(0, 2**32), st.integers(1, 40), st.floats(0.01, 0.9))
+def test_number_of_tokens_is_the_releases(example, seed, most, rate):
+    length = len(example.input_ids)
+    masked = mask(example.input_ids, seed, MaskingSection(rate=rate), most)
+    assert len(masked.positions) == min(most, max(1, round(length * rate)), length - 3)
+
+
+@settings
+@hypothesis.given(examples, st.integers(0, 2**32), st.integers(1, 40))
+def test_whole_words_are_taken_whole_and_as_many_as_fit(example, seed, most):
+    masked = mask(example.input_ids, seed, MaskingSection(unit="whole_word"), most)
+    budget = min(most, max(1, round(len(example.input_ids) * 0.15)))
+    chosen = set(masked.positions.tolist())
+    left_out = []
+    for word in words_of(example.input_ids):
+        assert chosen.issuperset(word) or chosen.isdisjoint(word)
+        if chosen.isdisjoint(word):
+            left_out.append(len(word))
+    assert len(chosen) <= budget
+    # Nothing that would still have fitted was passed over.
+    assert not left_out or len(chosen) + min(left_out) > budget
+
+
+def test_a_continuation_after_sep_is_a_word_of_its_own():
+    example = make_example([10], [FIRST_CONTINUATION, FIRST_CONTINUATION + 1])
+    section = MaskingSection(unit="whole_word", rate=0.3)  # 2 of 6 tokens
+    chosen = {
+        tuple(mask(example.input_ids, seed, section).positions.tolist()) for seed in range(50)
+    }
+    assert chosen == {(1,), (3, 4)}
+
+
+def test_shares_are_80_10_10():
+    section = MaskingSection()
+    ids = make_example([10] * 250, [10] * 247).input_ids
+    counts = np.zeros(3)
+    for seed in range(300):
+        masked = mask(ids, seed, section)
+        seen = masked.input_ids[masked.positions]
+        counts += [(seen == SPECIAL.mask).sum(), (seen == 10).sum(), 0]
+        counts[2] += len(seen) - (seen == SPECIAL.mask).sum() - (seen == 10).sum()
+    # A random replacement is [MASK] or the token itself once in a vocabulary each.
+    expected = counts.sum() * np.array([0.8 + 0.1 / 1000, 0.1 + 0.1 / 1000, 0.1 * 998 / 1000])
+    assert ((counts - expected) ** 2 / expected).sum() < CHI_SQUARE[2]
+
+
+@pytest.mark.parametrize("unit", ["token", "whole_word"])
+def test_every_token_is_masked_at_the_same_rate(unit):
+    ids = make_example(list(range(10, 60)), list(range(60, 110))).input_ids
+    counts = np.zeros(len(ids))
+    trials = 3000
+    for seed in range(trials):
+        counts[mask(ids, seed, MaskingSection(unit=unit)).positions] += 1
+    taken = np.delete(counts, [0, 51, 102])
+    assert taken.sum() == trials * round(103 * 0.15) == counts.sum()
+    # Drawn without replacement: the variance of each count is smaller by the share left over.
+    expected = taken.mean()
+    statistic = ((taken - expected) ** 2).sum() / (expected * (1 - expected / trials))
+    assert statistic * (len(taken) - 1) / len(taken) < CHI_SQUARE[99]
+
+
+def test_random_replacements_are_uniform_over_the_whole_vocabulary():
+    section = MaskingSection(replace_with_mask=0.0, replace_with_random=1.0, rate=0.5)
+    ids = make_example([10] * 250, [10] * 247).input_ids
+    seen = np.concatenate(
+        [m.input_ids[m.positions] for m in (mask(ids, seed, section) for seed in range(200))]
+    )
+    counts = np.bincount(seen // 10, minlength=100)
+    assert seen.min() == 0
+    assert seen.max() == VOCAB_SIZE - 1
+    expected = len(seen) / 100
+    assert ((counts - expected) ** 2 / expected).sum() < CHI_SQUARE[99]
+
+
+def test_replacements_follow_the_settings_at_their_ends():
+    ids = make_example([10] * 50, [11] * 50).input_ids
+    kept = mask(ids, 0, MaskingSection(replace_with_mask=0.0, replace_with_random=0.0))
+    np.testing.assert_array_equal(kept.input_ids, ids)
+    assert len(kept.ids) == 15
+    hidden = mask(ids, 0, MaskingSection(replace_with_mask=1.0, replace_with_random=0.0))
+    assert (hidden.input_ids[hidden.positions] == SPECIAL.mask).all()
+
+
+@settings
+@hypothesis.given(examples, st.integers(0, 2**32), units)
+def test_a_row_holds_the_example_and_its_masks(example, seed, unit):
+    make = row_maker(256, unit=unit)
+    row = make(example, stream(seed))
+    length = len(example.input_ids)
+    assert {name: (a.dtype.name, a.shape) for name, a in row.items()} == {
+        "input_ids": ("int32", (256,)),
+        "token_type_ids": ("int32", (256,)),
+        "segment_ids": ("int32", (256,)),
+        "masked_lm_positions": ("int32", (39,)),
+        "masked_lm_ids": ("int32", (39,)),
+        "masked_lm_weights": ("float32", (39,)),
+        "next_sentence_labels": ("int32", (1,)),
+        "cls_positions": ("int32", (1,)),
+        "next_sentence_weights": ("float32", (1,)),
+    }
+    real = row["masked_lm_weights"] == 1
+    assert (row["masked_lm_weights"][~real] == 0).all()
+    restored = row["input_ids"].copy()
+    restored[row["masked_lm_positions"][real]] = row["masked_lm_ids"][real]
+    np.testing.assert_array_equal(restored[:length], example.input_ids)
+    assert (restored[length:] == SPECIAL.pad).all()
+    np.testing.assert_array_equal(row["segment_ids"], np.arange(256) < length)
+    places = np.arange(256)
+    np.testing.assert_array_equal(
+        row["token_type_ids"], (places >= example.first_length) & (places < length)
+    )
+    assert row["next_sentence_labels"] == [1]
+    assert row["input_ids"][row["cls_positions"][0]] == SPECIAL.cls
+
+
+def test_a_row_is_a_function_of_its_stream_also_after_pickling():
+    make = row_maker(128, unit="whole_word")
+    example = make_example(list(range(10, 60)), list(range(690, 740)))
+    again = pickle.loads(pickle.dumps(make))
+    for name, value in make(example, stream(5, "mask", 0, 3)).items():
+        np.testing.assert_array_equal(value, again(example, stream(5, "mask", 0, 3))[name])
+    other = make(example, stream(5, "mask", 1, 3))["masked_lm_positions"]
+    assert (other != make(example, stream(5, "mask", 0, 3))["masked_lm_positions"]).any()
+
+
+@pytest.mark.parametrize(
+    ("rate", "most", "seq_length", "slots"),
+    [(0.15, None, 512, 77), (0.15, None, 128, 20), (0.15, 80, 512, 80), (0.3, None, 512, 154)],
+)
+def test_slots_for_predictions(rate, most, seq_length, slots):
+    assert MaskingSection(rate=rate, max_predictions=most).predictions(seq_length) == slots
+
+
+def test_fingerprint_changes_with_every_setting_that_changes_rows():
+    base = row_maker(128)
+    changed = [
+        row_maker(256),
+        row_maker(128, rate=0.2),
+        row_maker(128, unit="whole_word"),
+        row_maker(128, replace_with_mask=0.9),
+        row_maker(128, replace_with_random=0.2),
+        row_maker(128, max_predictions=10),
+        dataclasses.replace(base, max_predictions=7),
+    ]
+    assert all(other.fingerprint() != base.fingerprint() for other in changed)
+    assert row_maker(128).fingerprint() == base.fingerprint()
+
+
+def test_a_token_beyond_the_vocabulary_is_an_error_that_names_it():
+    example = make_example([10, VOCAB_SIZE], [10])
+    with pytest.raises(UserError, match="found token id 1000, allowed: 0 to 999"):
+        row_maker(128)(example, stream(0))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"replace_with_mask": 0.95, "replace_with_random": 0.1},
+        {"rate": 0.0},
+        {"rate": 1.0},
+        {"max_predictions": 0},
+        {"unit": "word"},
+        {"masking_rate": 0.15},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(values):
+    with pytest.raises(pydantic.ValidationError):
+        MaskingSection(**values)

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+from collections import deque
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bert_jax.errors import UserError
+from pipelines.documents import FORMATS, Document, document_id, document_key, is_validation
+from pipelines.sources import (
+    Line,
+    Part,
+    cut_file,
+    find_files,
+    iter_lines,
+    read_lines,
+    read_part,
+    relative_names,
+)
+
+
+def test_lines_come_file_by_file_without_their_ends(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_bytes("zwei\r\n\r\nµ\u2028x".encode())
+    (tmp_path / "a.txt").write_bytes(b"one\n\n two \n")
+    assert list(iter_lines([f"{tmp_path}/*.txt"])) == ["one", "", " two ", "zwei", "", "µ\u2028x"]
+
+
+def test_a_packed_file_is_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("één\ntwee\n".encode()))
+    assert list(iter_lines([str(tmp_path / "a.txt.gz")])) == ["één", "twee"]
+
+
+def test_a_packed_file_cut_short_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(bytes(range(48, 122)) * 1000)[:-20])
+    with pytest.raises(UserError, match=r"a\.txt\.gz: damaged gzip file"):
+        list(iter_lines([str(path)]))
+
+
+def test_a_file_that_two_patterns_name_is_read_once(tmp_path: Path) -> None:
+    for name in ("sub/a.txt", "sub/deep/b.txt", "c.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = find_files([f"{tmp_path}/**/*.txt", f"{tmp_path}/sub/a.*", f"{tmp_path}/c.md"])
+    assert [str(Path(f).relative_to(tmp_path)) for f in found] == [
+        "c.md",
+        "sub/a.txt",
+        "sub/deep/b.txt",
+    ]
+
+
+def test_a_relative_pattern_starts_where_we_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "b[1].md").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    assert find_files(["*.txt"]) == find_files(["a.txt"]) == ["a.txt"]
+    assert find_files(["b[1].md"]) == ["b[1].md"]
+
+
+def test_a_missing_file_gets_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("x")
+    with pytest.raises(UserError, match=r'no file .*corpsu\.txt; did you mean "corpus\.txt"'):
+        find_files([str(tmp_path / "corpsu.txt")])
+    with pytest.raises(UserError, match="there is no directory"):
+        find_files([str(tmp_path / "none" / "corpus.txt")])
+
+
+def test_a_pattern_without_files_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"\*\.txt matches no file"):
+        find_files([f"{tmp_path}/*.txt"])
+    with pytest.raises(UserError, match="is for local files"):
+        find_files(["gs://bucket/**/a.txt"])
+    with pytest.raises(UserError, match="is a directory"):
+        find_files([str(tmp_path)])
+    with pytest.raises(UserError, match="no file given"):
+        find_files([])
+
+
+def test_bytes_that_are_not_utf8_are_named_with_their_offset(tmp_path: Path) -> None:
+    path = tmp_path / "latin.txt"
+    path.write_bytes(b"fine\nalso f\xc3\xbcr\nf\xfcr\n")
+    with pytest.raises(UserError, match=r"latin\.txt: byte 16 is not UTF-8 \(0xfc"):
+        list(iter_lines([str(path)]))
+
+
+@pytest.mark.parametrize("character", ["x", "é", "語", "🜁"])
+def test_a_line_at_the_limit_is_refused_with_its_number(tmp_path: Path, character: str) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text(f"short\n\n{character * 99}\n{character * 100}\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"long\.txt: line 4 has 100 characters"):
+        list(iter_lines([str(path)], max_line_length=100))
+    assert len(list(iter_lines([str(path)], max_line_length=101))) == 4
+
+
+def test_an_endless_line_is_refused_before_it_fills_memory(tmp_path: Path) -> None:
+    path = tmp_path / "endless.txt"
+    with path.open("wb") as file:
+        file.truncate(200 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match="line 1 has 1,000,000 characters"):
+            list(iter_lines([str(path)]))
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_reading_holds_one_line_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "large.txt"
+    path.write_text(f"{'x' * 99}\n" * 100_000)
+    tracemalloc.start()
+    try:
+        deque(iter_lines([str(path)]), maxlen=0)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_lines_know_their_offsets(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("é\n\nb\r\nc".encode())
+    assert list(read_lines(str(path))) == [Line(0, "é"), Line(3, ""), Line(4, "b"), Line(7, "c")]
+    assert list(read_lines(str(path), start=3, stop=7)) == [Line(3, ""), Line(4, "b")]
+
+
+FILES = st.lists(
+    st.sampled_from(["", " \t", "a", "bb ", "é", "x" * 30, "\u3000"]), max_size=40
+).flatmap(lambda lines: st.sampled_from(["\n", "\r\n"]).map(lambda end: end.join(lines)))
+
+
+@settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(FILES, st.integers(1, 60))
+def test_a_file_cut_in_parts_holds_the_same_documents(
+    tmp_path: Path, text: str, part_bytes: int
+) -> None:
+    path = tmp_path / "corpus.txt"
+    path.write_bytes(text.encode())
+    blank_line = FORMATS["blank_line"]
+    whole = list(blank_line.read(read_lines(str(path))))
+    parts = cut_file(str(path), "corpus.txt", part_bytes=part_bytes, is_gap=blank_line.is_gap)
+    assert [p.start for p in parts[1:]] == [p.stop for p in parts[:-1]]
+    assert (parts[0].start, parts[-1].stop) == (0, path.stat().st_size)
+    assert [d for part in parts for d in blank_line.read(read_part(part))] == whole
+
+
+def test_large_files_are_cut_and_others_stay_whole(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "a.txt", tmp_path / "a.txt.gz"
+    content = b"one\ntwo\n\n" * 100
+    plain.write_bytes(content)
+    packed.write_bytes(gzip.compress(content))
+    is_gap = FORMATS["blank_line"].is_gap
+    assert len(cut_file(str(plain), "a", part_bytes=90, is_gap=is_gap)) >= 8
+    whole = [Part(str(plain), "a", 0, 900)]
+    assert cut_file(str(plain), "a", part_bytes=90, is_gap=FORMATS["file"].is_gap) == whole
+    (part,) = cut_file(str(packed), "a", part_bytes=5, is_gap=is_gap)
+    assert len(list(read_part(part))) == 300  # more than its packed size
+
+
+def test_errors_in_a_later_part_count_from_the_files_start(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\n\n" * 20 + b"x" * 50 + b"\n\n" + b"\xff\n")
+    parts = cut_file(str(path), "a", part_bytes=40, is_gap=FORMATS["blank_line"].is_gap)
+    assert len(parts) >= 3
+    with pytest.raises(UserError, match="line 41 has 50 characters"):
+        [list(read_part(part, max_line_length=50)) for part in parts]
+    with pytest.raises(UserError, match="byte 152 is not UTF-8"):
+        [list(read_part(part)) for part in parts]
+
+
+def test_names_start_below_the_root() -> None:
+    paths = ["/data/wiki/a/x.txt", "/data/wiki/b/x.txt"]
+    assert relative_names(paths, root=None) == ["a/x.txt", "b/x.txt"]
+    assert relative_names(paths, root="/data/") == ["wiki/a/x.txt", "wiki/b/x.txt"]
+    assert relative_names(paths[:1], root=None) == ["x.txt"]
+    assert relative_names(["gs://bucket/a/x", "gs://bucket/b/x"], root=None) == ["a/x", "b/x"]
+    with pytest.raises(
+        UserError, match=r"input_root: /data/wiki/a/x\.txt does not lie below /books"
+    ):
+        relative_names(paths, root="/books")
+
+
+def test_blank_lines_stand_between_documents_or_inside_a_file() -> None:
+    lines = [Line(0, " "), Line(2, " a "), Line(6, "b"), Line(8, ""), Line(9, ""), Line(10, "c")]
+    assert list(FORMATS["blank_line"].read(lines)) == [Document(2, ["a", "b"]), Document(10, ["c"])]
+    assert list(FORMATS["file"].read(lines)) == [Document(0, ["a", "b", "c"])]
+    for form in FORMATS.values():
+        assert list(form.read([Line(0, ""), Line(1, "\t")])) == []
+
+
+def test_the_held_out_share_is_the_fraction_asked_for() -> None:
+    ids = [document_id("a.txt", 37 * i) for i in range(20_000)]
+    held_out = [i for i in ids if is_validation(i, fraction=0.05)]
+    assert abs(len(held_out) - 1000) < 4 * (20_000 * 0.05 * 0.95) ** 0.5
+    # A smaller fraction holds out some of the same documents and no others.
+    fewer = [i for i in ids if is_validation(i, fraction=0.01)]
+    assert set(fewer) < set(held_out)
+    assert not any(is_validation(i, fraction=0.0) for i in ids)
+
+
+def test_keys_depend_on_the_seed_and_the_id() -> None:
+    keys = {document_key(document_id("a.txt", i), seed=s) for i in range(500) for s in range(4)}
+    assert len(keys) == 2000
+    assert all(0 <= key < 2**128 for key in keys)

@@ -1,0 +1,182 @@
+"""Vocabularies are trained on real text, at the exact size, with BERT's layout."""
+
+from __future__ import annotations
+
+import pydoc_data.topics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.text import load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.vocabulary import reserved_pieces
+from pipelines.vocab import VocabSection, train_vocab
+
+TOPICS = list(pydoc_data.topics.topics.values())
+KINDS = [
+    {"algorithm": "wordpiece", "trainer": "sentencepiece"},
+    {"algorithm": "wordpiece", "trainer": "tokenizers"},
+    {"algorithm": "unigram"},
+    {"algorithm": "bpe"},
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "topics.txt"
+    path.write_text("\n".join([*TOPICS, "Élan naïve 世界 中文 ΟΔΟΣ [SEP] "] * 2), encoding="utf-8")
+    return path
+
+
+def train(corpus: Path, output: Path, **settings: Any) -> Tokenizer:
+    defaults = {"size": 1200, "character_coverage": 1.0, "max_bytes": 300_000}
+    section = VocabSection(input=[str(corpus)], output=str(output), **(defaults | settings))
+    return train_vocab(section)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_size_is_exact_and_the_layout_is_berts(
+    kind: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
+    tokenizer = train(corpus, tmp_path / "tokenizer", **kind)
+    assert tokenizer.vocab_size == 1200
+    assert tokenizer.special == (0, 100, 101, 102, 103)
+    pieces = tokenizer.pieces(range(1200))
+    assert len(set(pieces)) == 1200
+    assert pieces[:104] == reserved_pieces(99)
+    assert not any(piece.startswith("[unused") for piece in pieces[104:])
+    assert load_tokenizer(tmp_path / "tokenizer").hash == tokenizer.hash
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_word_of_the_corpus_is_covered(
+    kind: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
+    tokenizer = train(corpus, tmp_path, max_bytes=100_000_000, **kind)
+    for topic in [*TOPICS, "ÉLAN naive 世界 οδος naelan"]:
+        assert tokenizer.special.unk not in tokenizer.encode(topic)
+
+
+@pytest.mark.parametrize("trainer", ["sentencepiece", "tokenizers"])
+def test_common_words_are_one_piece_and_need_few(
+    trainer: str, corpus: Path, tmp_path: Path
+) -> None:
+    tokenizer = train(corpus, tmp_path, trainer=trainer)
+    assert len(tokenizer.encode("the object is a function of class statement")) == 8
+    text = " ".join(TOPICS)
+    assert len(text) / len(tokenizer.encode(text)) > 2.5
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_same_corpus_and_settings_give_the_same_tokenizer(
+    kind: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
+    hashes = {train(corpus, tmp_path / str(run), **kind).hash for run in range(3)}
+    assert len(hashes) == 1
+
+
+def test_the_seed_decides_which_text_is_sampled(corpus: Path, tmp_path: Path) -> None:
+    hashes = {
+        train(corpus, tmp_path / str(seed), seed=seed, max_bytes=30_000, size=500).hash
+        for seed in range(2)
+    }
+    assert len(hashes) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("unused_slots", [0, 99])
+def test_a_size_is_padded_to_128_with_unused_slots(
+    kind: dict[str, Any], unused_slots: int, corpus: Path, tmp_path: Path
+) -> None:
+    tokenizer = train(corpus, tmp_path, pad_to_128=True, unused_slots=unused_slots, **kind)
+    assert tokenizer.vocab_size == 1280
+    slots = [p for p in tokenizer.pieces(range(1280)) if p.startswith("[unused")]
+    assert slots == [f"[unused{number}]" for number in range(unused_slots + 80)]
+    assert tokenizer.special.pad == 0
+    assert tokenizer.special.unk == min(unused_slots + 80, 99) + 1
+
+
+def test_casing_and_accents_are_kept_where_asked(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = train(corpus, tmp_path, lower_case=False, max_bytes=100_000_000)
+    pieces = set(tokenizer.pieces(range(tokenizer.vocab_size)))
+    assert {"The", "É", "ï", "##ï", "Σ"} <= pieces
+    assert "世" in pieces
+    assert "##世" not in pieces  # it is always a word by itself
+    assert "##." not in pieces
+    joined = train(corpus, tmp_path, chinese=False, max_bytes=100_000_000)
+    assert "##世" in joined.pieces(range(joined.vocab_size))
+
+
+def test_rare_characters_are_left_out_at_a_lower_coverage(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = train(corpus, tmp_path, character_coverage=0.99)
+    assert tokenizer.encode("世") == [tokenizer.special.unk]
+    assert tokenizer.special.unk not in tokenizer.encode("the statement")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_corpus_too_small_for_the_size_is_an_error_that_tells_the_most(
+    kind: dict[str, Any], tmp_path: Path
+) -> None:
+    small = tmp_path / "small.txt"
+    small.write_text("\n".join(TOPICS[0].splitlines()[:40]))
+    with pytest.raises(UserError, match=r"vocab\.size: found 5000, allowed: at most \d+") as caught:
+        train(small, tmp_path / "out", size=5000, **kind)
+    assert not (tmp_path / "out").exists()
+    most = int(str(caught.value).split("at most ")[1].split(",")[0])
+    assert train(small, tmp_path / "out", size=most, **kind).vocab_size == most
+
+
+def test_padding_settles_what_is_missing_of_128(tmp_path: Path) -> None:
+    small = tmp_path / "small.txt"
+    small.write_text("the cat sat on the mat\n" * 5)
+    with pytest.raises(UserError) as caught:
+        train(small, tmp_path / "out", size=500)
+    most = int(str(caught.value).split("at most ")[1].split(",")[0])
+    assert most < 256
+    assert train(small, tmp_path / "out", size=most + 1, pad_to_128=True).vocab_size in (128, 256)
+    with pytest.raises(UserError, match=f"allowed: at most {most}"):
+        train(small, tmp_path / "out", size=257, pad_to_128=True)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_too_small_a_size_for_the_characters_tells_the_least(
+    kind: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"vocab\.size: found 110, allowed: at least \d+") as caught:
+        train(corpus, tmp_path / "out", size=110, **kind)
+    least = int(str(caught.value).split("at least ")[1].split(",")[0])
+    assert train(corpus, tmp_path / "out", size=least, **kind).vocab_size == least
+
+
+def test_an_empty_corpus_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "blank.txt").write_text("\n \n\t\n")
+    with pytest.raises(UserError, match=r"blank\.txt"):
+        train(tmp_path / "blank.txt", tmp_path / "out")
+    with pytest.raises(UserError, match=r"nowhere\.txt"):
+        train(tmp_path / "nowhere.txt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_line_without_spaces_longer_than_the_library_takes_is_learned_from(
+    tmp_path: Path,
+) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text("abcdefgh" * 5000 + "\n")
+    tokenizer = train(long, tmp_path / "out", algorithm="bpe", size=116)
+    assert "abcdefgh" in "".join(tokenizer.pieces(range(104, 116)))
+
+
+@pytest.mark.parametrize("trainer", ["sentencepiece", "tokenizers"])
+def test_marks_that_the_libraries_keep_for_themselves_are_ordinary_text(
+    trainer: str, tmp_path: Path
+) -> None:
+    corpus = tmp_path / "marks.txt"
+    corpus.write_text("lower▁case ▁▁ ▅ <unk> <s> ##lower [UNK] case\n" * 20, encoding="utf-8")
+    tokenizer = train(corpus, tmp_path / "out", trainer=trainer, size=146)
+    for text in corpus.read_text(encoding="utf-8").splitlines():
+        ids = tokenizer.encode(text)
+        assert tokenizer.special.unk not in ids
+        spelt = "".join(piece.removeprefix("##") for piece in tokenizer.pieces(ids))
+        assert spelt.replace("#", "") == text.lower().replace(" ", "").replace("#", "")

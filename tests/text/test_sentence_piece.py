@@ -1,0 +1,129 @@
+"""SentencePiece models with BERT's special pieces, behind the same protocol."""
+
+from __future__ import annotations
+
+import pickle
+import pydoc_data.topics
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.text.sentence_piece import SentencePieceTokenizer, load_sentencepiece, prepare
+from bert_jax.text.train_sentencepiece import (
+    SentencePieceAlgorithm,
+    VocabularyTooSmall,
+    train_sentencepiece,
+)
+from bert_jax.text.vocabulary import reserved_pieces
+
+TEXT = "\n".join(list(pydoc_data.topics.topics.values())[:30])
+
+
+def train(algorithm: SentencePieceAlgorithm, *, size: int = 600, unused_slots: int = 99) -> bytes:
+    lines = [prepare(line, lower_case=True, strip_accents=True) for line in TEXT.splitlines()]
+    return train_sentencepiece(
+        [line for line in lines if line.strip()],
+        algorithm=algorithm,
+        size=size,
+        unused_slots=unused_slots,
+        character_coverage=0.9999,
+        max_line_bytes=8192,
+    )
+
+
+@pytest.fixture(scope="module", params=["unigram", "bpe"])
+def tokenizer(request: pytest.FixtureRequest) -> SentencePieceTokenizer:
+    return SentencePieceTokenizer(train(request.param), lower_case=True)
+
+
+def test_text_comes_back_folded(tokenizer: SentencePieceTokenizer) -> None:
+    assert isinstance(tokenizer, Tokenizer)
+    text = "The interpreter Évaluates expressions, doesn't it"
+    assert tokenizer.decode(tokenizer.encode(text)) == text.lower().replace("é", "e")
+    assert tokenizer.encode_batch([text, ""]) == [tokenizer.encode(text), []]
+
+
+def test_special_pieces_are_at_berts_ids(tokenizer: SentencePieceTokenizer) -> None:
+    assert tokenizer.special == (0, 100, 101, 102, 103)
+    assert tokenizer.pieces(range(104)) == reserved_pieces(99)
+    assert tokenizer.vocab_size == 600
+
+
+@pytest.mark.parametrize("unused_slots", [0, 3, 120])
+def test_slots_are_laid_out_as_in_2018(unused_slots: int) -> None:
+    model = train("bpe", unused_slots=unused_slots)
+    tokenizer = SentencePieceTokenizer(model, lower_case=True)
+    layout = reserved_pieces(unused_slots)
+    assert tokenizer.pieces(range(len(layout))) == layout
+    assert tokenizer.special.mask == layout.index("[MASK]") == min(unused_slots, 99) + 4
+
+
+def test_special_pieces_in_the_text_are_ordinary_text(tokenizer: SentencePieceTokenizer) -> None:
+    ids = tokenizer.encode("a [MASK] and [SEP] and [unused7]")
+    assert min(ids) >= tokenizer.special.unk
+    assert not set(ids) & {tokenizer.special.mask, tokenizer.special.sep, tokenizer.special.cls}
+
+
+def test_special_pieces_show_in_decoded_text(tokenizer: SentencePieceTokenizer) -> None:
+    special = tokenizer.special
+    ids = [special.cls, *tokenizer.encode("the name"), special.mask, special.sep, special.pad]
+    assert tokenizer.decode(ids) == "[CLS] the name [MASK] [SEP]"
+
+
+def test_continuations_lack_the_word_mark(tokenizer: SentencePieceTokenizer) -> None:
+    ids = tokenizer.encode("unexpressionable")
+    marks = [piece.startswith("▁") for piece in tokenizer.pieces(ids)]
+    assert marks[0]
+    assert len(marks) > 1
+    assert [not tokenizer.is_continuation[i] for i in ids] == marks
+    assert not tokenizer.is_continuation[: len(reserved_pieces(99))].any()
+
+
+def test_text_that_is_not_valid_does_not_crash(tokenizer: SentencePieceTokenizer) -> None:
+    assert tokenizer.encode("the\ud800name \udfff") == tokenizer.encode("the name")
+    assert tokenizer.encode("the name\0")[:2] == tokenizer.encode("the name")
+
+
+def test_a_saved_tokenizer_opens_as_the_same(
+    tokenizer: SentencePieceTokenizer, tmp_path: Path
+) -> None:
+    tokenizer.save(tmp_path)
+    for same in (load_tokenizer(tmp_path), pickle.loads(pickle.dumps(tokenizer))):
+        assert same.hash == tokenizer.hash
+        assert same.encode("The Name, évaluated") == tokenizer.encode("The Name, évaluated")
+
+
+def test_hashes_are_equal_exactly_where_behaviour_is(tokenizer: SentencePieceTokenizer) -> None:
+    model = tokenizer._model_bytes
+    cased = SentencePieceTokenizer(model, lower_case=False)
+    accented = SentencePieceTokenizer(model, lower_case=True, strip_accents=False)
+    explicit = SentencePieceTokenizer(model, lower_case=True, strip_accents=True)
+    assert len({tokenizer.hash, cased.hash, accented.hash}) == 3
+    assert explicit.hash == tokenizer.hash
+    assert cased.encode("The") != tokenizer.encode("The")
+
+
+@pytest.mark.parametrize("algorithm", ["unigram", "bpe"])
+def test_the_same_text_gives_the_same_model(algorithm: SentencePieceAlgorithm) -> None:
+    assert train(algorithm) == train(algorithm)
+
+
+def test_too_small_a_size_tells_what_the_characters_need() -> None:
+    with pytest.raises(VocabularyTooSmall) as caught:
+        train("unigram", size=110)
+    assert 110 < caught.value.needed < 300
+    assert train("unigram", size=caught.value.needed)
+
+
+@pytest.mark.parametrize("content", [b"", b"[PAD]\n[UNK]\n"])
+def test_a_file_that_is_no_model_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "spiece.model").write_bytes(content)
+    with pytest.raises(UserError, match=r"spiece\.model: found \d+ bytes that are no Sentence"):
+        load_sentencepiece(tmp_path, lower_case=True)
+
+
+def test_an_id_beyond_the_vocabulary_is_refused(tokenizer: SentencePieceTokenizer) -> None:
+    with pytest.raises(UserError, match="token id: found 600, allowed: 0 to 599"):
+        tokenizer.decode([5, 600])

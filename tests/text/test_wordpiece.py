@@ -1,0 +1,255 @@
+"""WordPiece ids are those of the 2018 release; its directory says all that is needed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import pydoc_data.topics
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+
+from bert_jax.errors import UserError
+from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
+from bert_jax.text import wordpiece as wordpiece_module
+from bert_jax.text.vocabulary import reserved_pieces
+from bert_jax.text.wordpiece import WordPieceTokenizer
+from tests.text.reference_wordpiece import tokenize
+from tests.text.test_words import HOT, texts
+
+ENGLISH = [
+    "un",
+    "aff",
+    "able",
+    "the",
+    "elan",
+    "naive",
+    "don",
+    "stop",
+    "##aff",
+    "##able",
+    "##ing",
+    "##s",
+    "mask",
+    "sep",
+    "'",
+    ".",
+    ",",
+    "[",
+    "]",
+    "#",
+    "##x",
+]
+CASED = ["Un", "The", "Élan", "élan", "É", "naïve", "El", "##ï", "##ve", "##Σ", "Σ", "ß"]
+CHINESE = ["中", "文", "世", "界", "##中", "〇", "ㄱ", "。", "，", "カ", "##タ", "한", "##ᄀ"]
+GREEK = ["οδος", "οδοσ", "ο", "##δος", "##σ", "##ς", "σ", "ς", "ας", "😀", "##😀", "##́", "é"]
+LETTERS = [c for c in "abcdefghijklmnopqrstuvwxyzABCDEZ0123456789"]
+VOCABULARY = list(
+    dict.fromkeys(
+        [*reserved_pieces(99), *ENGLISH, *CASED, *CHINESE, *GREEK, *LETTERS]
+        + [f"##{letter}" for letter in LETTERS]
+        + [c for c in HOT if c.isprintable() and not c.isspace()]
+    )
+)
+VOCABULARY_SET = frozenset(VOCABULARY)
+SETTINGS: dict[str, Any] = {
+    "uncased": {"lower_case": True},
+    "cased": {"lower_case": False},
+    "accents kept": {"lower_case": True, "strip_accents": False},
+    "ideographs joined": {"lower_case": False, "chinese": False},
+}
+TOKENIZERS = {name: WordPieceTokenizer(VOCABULARY, **rules) for name, rules in SETTINGS.items()}
+ENCODABLE = st.lists(
+    st.one_of(st.sampled_from(ENGLISH + CASED + CHINESE + GREEK), texts), max_size=8
+).map("".join)
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+@settings(deadline=None, max_examples=300)
+@given(text=ENCODABLE)
+@example(text="unaffable ΟΔΟΣ ὀδός [SEP] ##able 한ᄀ 中文Élan\U0001f600\U0001f600 \ud800x")
+@example(text="a" * 200 + " " + "a" * 201 + " é" + "é" * 199)
+def test_pieces_are_the_releases_on_any_text(kind: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    expected = tokenize(text, VOCABULARY_SET, **SETTINGS[kind])
+    assert tokenizer.pieces(tokenizer.encode(text)) == expected
+    assert tokenizer.encode_batch([text, text]) == [tokenizer.encode(text)] * 2
+
+
+def test_special_pieces_in_the_text_are_ordinary_text() -> None:
+    tokenizer = TOKENIZERS["uncased"]
+    ids = tokenizer.encode("[SEP] [MASK]")
+    assert tokenizer.pieces(ids) == ["[", "sep", "]", "[", "mask", "]"]
+    assert not set(ids) & set(tokenizer.special)
+
+
+def test_a_word_of_200_characters_is_spelt_and_one_of_201_is_unknown() -> None:
+    tokenizer = TOKENIZERS["uncased"]
+    assert tokenizer.pieces(tokenizer.encode("a" * 200)) == ["a"] + ["##a"] * 199
+    assert tokenizer.encode("a" * 201) == [tokenizer.special.unk]
+    assert tokenizer.encode("a" * 1_000_000) == [tokenizer.special.unk]
+
+
+def test_forgetting_words_changes_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "unaffable the naive unaffable stop zzz the " * 3
+    expected = TOKENIZERS["uncased"].encode(text)
+    monkeypatch.setattr(wordpiece_module, "_REMEMBERED_WORDS", 2)
+    tokenizer = WordPieceTokenizer(VOCABULARY, lower_case=True)
+    assert tokenizer.encode(text) == expected
+    assert len(tokenizer._ids_of_word) <= 2
+
+
+def test_decoding_gives_readable_text() -> None:
+    tokenizer = TOKENIZERS["uncased"]
+    special = tokenizer.special
+    ids = [special.cls, *tokenizer.encode("unaffable, the"), special.mask, special.sep, special.pad]
+    assert tokenizer.decode(ids) == "[CLS] unaffable, the [MASK] [SEP]"
+
+
+def test_continuations_are_marked() -> None:
+    tokenizer = TOKENIZERS["uncased"]
+    assert tokenizer.is_continuation.dtype == np.bool_
+    marked = [VOCABULARY[i] for i in np.flatnonzero(tokenizer.is_continuation)]
+    assert marked == [piece for piece in VOCABULARY if piece.startswith("##")]
+
+
+@pytest.mark.parametrize("token_id", [-1, len(VOCABULARY)])
+def test_an_id_beyond_the_vocabulary_is_refused(token_id: int) -> None:
+    with pytest.raises(UserError, match=f"token id: found {token_id}, allowed: 0 to"):
+        TOKENIZERS["uncased"].decode([token_id])
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_saved_tokenizer_opens_as_the_same(kind: str, tmp_path: Path) -> None:
+    tokenizer = TOKENIZERS[kind]
+    tokenizer.save(tmp_path / "a" / "b")
+    opened = load_tokenizer(tmp_path / "a" / "b")
+    assert isinstance(opened, Tokenizer)
+    assert opened.hash == tokenizer.hash
+    assert opened.special == tokenizer.special
+    text = "Élan unaffable 中文 ΟΔΟΣ"
+    assert opened.encode(text) == tokenizer.encode(text)
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == [
+        "tokenizer_config.json",
+        "vocab.txt",
+    ]
+
+
+def test_a_copy_for_a_worker_behaves_alike() -> None:
+    tokenizer = TOKENIZERS["accents kept"]
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    assert copy.hash == tokenizer.hash
+    assert copy.encode("Élan naïve 中") == tokenizer.encode("Élan naïve 中")
+
+
+def test_hashes_are_equal_exactly_where_behaviour_is() -> None:
+    hashes = {tokenizer.hash for tokenizer in TOKENIZERS.values()}
+    assert len(hashes) == len(TOKENIZERS)
+    explicit = WordPieceTokenizer(VOCABULARY, lower_case=True, strip_accents=True)
+    assert explicit.hash == TOKENIZERS["uncased"].hash
+    swapped = [*VOCABULARY[:-2], VOCABULARY[-1], VOCABULARY[-2]]
+    assert WordPieceTokenizer(swapped, lower_case=True).hash not in hashes
+
+
+def test_hugging_face_opens_the_directory_and_agrees(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = TOKENIZERS["uncased"]
+    tokenizer.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for topic in list(pydoc_data.topics.topics.values())[:5]:
+        assert theirs.encode(topic, add_special_tokens=False) == tokenizer.encode(topic)
+    assert (theirs.pad_token_id, theirs.mask_token_id) == (0, 103)
+
+
+def test_the_releases_bare_vocabulary_opens_with_stated_casing(tmp_path: Path) -> None:
+    # The Chinese vocabulary holds U+2028; files written on Windows end their lines in \r\n.
+    pieces = [*reserved_pieces(0), "\u2028", "##\u2028", "the", "The"]
+    (tmp_path / "vocab.txt").write_bytes("\r\n".join([*pieces, ""]).encode())
+    tokenizer = load_wordpiece(tmp_path, lower_case=False)
+    assert tokenizer.vocab_size == len(pieces)
+    assert tokenizer.encode("The the\u2028the") == [8, 7, 7]
+    assert load_wordpiece(tmp_path / "vocab.txt", lower_case=True).encode("The") == [7]
+    with pytest.raises(UserError, match=r"without tokenizer_config\.json, so its casing"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_hugging_face_directory_without_our_type_opens(tmp_path: Path) -> None:
+    TOKENIZERS["cased"].save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"do_lower_case": false, "model_max_length": 5}'
+    )
+    assert load_tokenizer(tmp_path).hash == TOKENIZERS["cased"].hash
+
+
+GOOD = "\n".join(VOCABULARY) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (GOOD.replace("[MASK]\n", "").encode(), r"vocab\.txt: found no \[MASK\], allowed: a vocab"),
+        (b"", r"vocab\.txt: found an empty file"),
+        (f"{GOOD}the\n".encode(), rf'"the" in lines \d+ and {len(VOCABULARY) + 1}, allowed: every'),
+        (f"[PAD]\n\n{GOOD}".encode(), r"found a blank line 2, allowed: one piece per line"),
+        (b"[PAD]\nab\xff", r"vocab\.txt: found byte 0xff at offset 8, allowed: UTF-8"),
+        (f"{GOOD}extra\n".encode(), r"hash: found .*vocab\.txt and the settings have: one of the"),
+        (None, r"vocab\.txt: no such file"),
+    ],
+)
+def test_a_damaged_vocabulary_is_named(content: bytes | None, message: str, tmp_path: Path) -> None:
+    TOKENIZERS["uncased"].save(tmp_path)
+    (tmp_path / "vocab.txt").unlink()
+    if content is not None:
+        (tmp_path / "vocab.txt").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"do_lower_case": False}, r"hash: found"),
+        ({"do_lower_case": "yes"}, r"do_lower_case: found 'yes', allowed: true, false"),
+        ({"do_lower_case": None}, r"do_lower_case: found null, allowed: true, false"),
+        ({"type": "wordpeice"}, r'found "wordpeice", allowed: .*; did you mean "wordpiece"\?'),
+        ({"type": "sentencepiece"}, r"spiece\.model: no such file"),
+    ],
+)
+def test_a_wrong_setting_is_named(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    TOKENIZERS["uncased"].save(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", r"tokenizer_config\.json: found no JSON .* in line 1"),
+        ("[]", r"found a JSON list, allowed: a JSON object"),
+        ("{}", r"do_lower_case: found nothing, allowed: true, false"),
+    ],
+)
+def test_damaged_settings_are_named(content: str, message: str, tmp_path: Path) -> None:
+    TOKENIZERS["uncased"].save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(tmp_path)
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere: found no such directory"):
+        load_tokenizer(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"found no tokenizer_config\.json, allowed: a tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/vocab\.txt: cannot be written"):
+        TOKENIZERS["uncased"].save(tmp_path / "file")
