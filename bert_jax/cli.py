@@ -1,0 +1,176 @@
+"""The verbs: ``bert-jax VERB CONFIG.yaml [key=value …]``.
+
+Every verb imports what it needs when it runs, so that ``--help`` and a user's typing mistake
+answer at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from bert_jax.errors import RunStopped, UserError
+
+config_argument = click.argument("config", type=str)
+overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+debug_option = click.option("--debug", is_flag=True, help="Show the traceback of a mistake.")
+checkpoint_option = click.option(
+    "--checkpoint", default="last", show_default=True, help="last, best, or a step."
+)
+platform_option = click.option(
+    "--platform",
+    type=click.Choice(["auto", "cpu", "gpu", "tpu"]),
+    default="auto",
+    show_default=True,
+    help="Devices to use.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="bert-jax")
+def cli() -> None:
+    """Pretrain BERT on Cloud TPU pods in JAX/Flax, from raw text to a trained model."""
+
+
+def verb(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds --debug, and turns a user's mistake into one line and exit code 2."""
+
+    @debug_option
+    @functools.wraps(function)
+    def run(*args: Any, debug: bool, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except (UserError, RunStopped) as error:
+            if debug:
+                raise
+            click.echo(f"bert-jax: {' '.join(str(error).split())}", err=True)
+            sys.exit(2 if isinstance(error, UserError) else 1)
+
+    return run
+
+
+@cli.command()
+@config_argument
+@overrides_argument
+@verb
+def vocab(config: str, overrides: tuple[str, ...]) -> None:
+    """Train a tokenizer: text → tokenizer directory."""
+    from bert_jax.config import load_config
+    from bert_jax.verbs.vocab import vocab as run
+
+    loaded = load_config(config, overrides)
+    tokenizer = run(loaded)
+    assert loaded.vocab is not None
+    click.echo(f"{tokenizer.vocab_size} pieces in {loaded.vocab.output}")
+
+
+@cli.command()
+@config_argument
+@overrides_argument
+@verb
+def examples(config: str, overrides: tuple[str, ...]) -> None:
+    """Make a dataset: text + tokenizer → two-span examples."""
+    from bert_jax.config import load_config
+    from bert_jax.verbs.examples import examples as run
+
+    run(load_config(config, overrides))
+
+
+@cli.command()
+@config_argument
+@overrides_argument
+@click.option("--init-from", metavar="RUN_DIR", help="Start from this run's parameters, all else fresh.")
+@verb
+def pretrain(config: str, overrides: tuple[str, ...], init_from: str | None) -> None:
+    """Pretrain: dataset → checkpoints. The same command again resumes."""
+    from bert_jax.config import load_config
+    from bert_jax.verbs.pretrain import pretrain as run
+
+    run(load_config(config, overrides), init_from=init_from)
+
+
+@cli.command()
+@click.argument("run_dir")
+@click.option("--dataset", metavar="DIR", help="Instead of the one the run was trained on.")
+@click.option("--split", default="validation", show_default=True)
+@checkpoint_option
+@click.option("--batch-size", type=int, help="Rows at a time; changes no figure.")
+@platform_option
+@verb
+def evaluate(
+    run_dir: str,
+    dataset: str | None,
+    split: str,
+    checkpoint: str,
+    batch_size: int | None,
+    platform: str,
+) -> None:
+    """Evaluate a run's checkpoint on held-out examples."""
+    from bert_jax.parallel.mesh import MeshSection
+    from bert_jax.verbs.evaluate import evaluate as run
+
+    run(
+        run_dir,
+        dataset=dataset,
+        split=split,
+        checkpoint=checkpoint,
+        batch_size=batch_size,
+        mesh=MeshSection.model_validate({"platform": platform}),
+    )
+
+
+@cli.command("fill-mask")
+@click.argument("run_dir")
+@click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
+@click.option("--top-k", default=5, show_default=True, help="Candidates per [MASK].")
+@checkpoint_option
+@verb
+def fill_mask(run_dir: str, texts: tuple[str, ...], top_k: int, checkpoint: str) -> None:
+    """Show the most probable words for each [MASK]."""
+    from rich.console import Console
+
+    from bert_jax.verbs.fill_mask import fill_mask as run
+
+    run(run_dir, texts, top_k=top_k, checkpoint=checkpoint, console=Console())
+
+
+@cli.command()
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--dir", "directory", default="runs/demo", show_default=True, help="Where it all goes.")
+@verb
+def demo(overrides: tuple[str, ...], directory: str) -> None:
+    """Everything above in minutes on a laptop, on this Python's own documentation."""
+    from bert_jax.verbs.demo import demo as run
+
+    run(directory, overrides=overrides)
+
+
+@cli.command()
+@click.argument("config", required=False)
+@overrides_argument
+@verb
+def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
+    """Say what is installed, which devices there are, and what will go wrong."""
+    from rich.console import Console
+
+    from bert_jax.config import RunConfig, load_config
+    from bert_jax.verbs.doctor import doctor as run
+    from bert_jax.verbs.doctor import render
+
+    loaded = load_config(config, overrides) if config else RunConfig()
+    report = run(config=loaded.mesh, run_dir=loaded.run_dir)
+    render(report, Console())
+    sys.exit(0 if report.ok else 1)
+
+
+def main() -> None:
+    """The console script."""
+    cli()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The BERT encoder and its pretraining heads: post-LayerNorm, as released in 2018."""

@@ -1,0 +1,116 @@
+"""Self-attention: the projections here, the core by name from one registry."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from bert_jax.model.config import Architecture, AttentionName, Execution
+from bert_jax.model.layers import Dense, dropout, subkey
+from bert_jax.parallel.rules import constrain
+
+# Finite, so that a row without any visible key gives a uniform average and not a NaN.
+MASKED: Final = -1e9
+
+AttentionCore = Callable[..., Array]
+
+
+def xla_attention(
+    q_BLHK: Float[Array, "batch length heads head_dim"],
+    k_BLHK: Float[Array, "batch length heads head_dim"],
+    v_BLHK: Float[Array, "batch length heads head_dim"],
+    segment_ids: Int[Array, "batch length"],
+    *,
+    dropout_rate: float,
+    dropout_key: Array | None,
+) -> Float[Array, "batch length heads head_dim"]:
+    """Bidirectional attention in plain JAX: the reference every other implementation is held to.
+
+    softmax(q·kᵀ/√K) in float32 over the keys of the query's own segment, dropout on the
+    probabilities, times v (google-research/bert `modeling.py`, `attention_layer`).
+
+    Args:
+        q_BLHK: queries.
+        k_BLHK: keys.
+        v_BLHK: values.
+        segment_ids: 1, 2, … for the packed example a token belongs to, 0 for padding. A token
+            attends to its own segment only.
+        dropout_rate: share of probabilities dropped.
+        dropout_key: None in evaluation.
+    """
+    scale = q_BLHK.shape[-1] ** -0.5
+    scores_BHLM = jnp.einsum(
+        "blhk,bmhk->bhlm", q_BLHK, k_BLHK, preferred_element_type=jnp.float32
+    )
+    same_segment = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+    scores_BHLM = jnp.where(same_segment, scores_BHLM * scale, MASKED)
+    weights_BHLM = jax.nn.softmax(scores_BHLM, axis=-1).astype(v_BLHK.dtype)
+    weights_BHLM = dropout(weights_BHLM, dropout_rate, dropout_key)
+    return jnp.einsum("bhlm,bmhk->blhk", weights_BHLM, v_BLHK)
+
+
+IMPLEMENTATIONS: Final[dict[AttentionName, AttentionCore]] = {"xla": xla_attention}
+
+
+class SelfAttention(nnx.Module):
+    """Multi-head self-attention, split by head over the tensor axis."""
+
+    def __init__(
+        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
+    ) -> None:
+        width, heads, columns = (
+            architecture.hidden_size,
+            architecture.num_attention_heads,
+            architecture.head_dim,
+        )
+        self.query, self.key, self.value = (
+            Dense(
+                "bld,dhk->blhk",
+                (width, heads, columns),
+                ("embed", "heads", "head_dim"),
+                bias_dims=2,
+                architecture=architecture,
+                execution=execution,
+                rngs=rngs,
+            )
+            for _ in range(3)
+        )
+        self.output = Dense(
+            "blhk,hkd->bld",
+            (heads, columns, width),
+            ("heads", "head_dim", "embed"),
+            bias_dims=1,
+            architecture=architecture,
+            execution=execution,
+            rngs=rngs,
+        )
+        self.core = execution.attention
+        self.remat_core = execution.remat == "attention"
+        self.dropout_rate = architecture.attention_probs_dropout_prob
+
+    def __call__(
+        self,
+        x_BLD: Float[Array, "batch length hidden"],
+        segment_ids: Int[Array, "batch length"],
+        *,
+        dropout_key: Array | None,
+    ) -> Float[Array, "batch length hidden"]:
+        """Returns the attention's output projection, before the residual sum."""
+        q_BLHK, k_BLHK, v_BLHK = (
+            constrain(project(x_BLD), "batch", "length", "heads", "head_dim")
+            for project in (self.query, self.key, self.value)
+        )
+        core = functools.partial(IMPLEMENTATIONS[self.core], dropout_rate=self.dropout_rate)
+        if self.remat_core:
+            # Scores are L² a head and cheap to compute again: the most memory for the least work.
+            core = jax.checkpoint(core)
+        context_BLHK = core(
+            q_BLHK, k_BLHK, v_BLHK, segment_ids, dropout_key=subkey(dropout_key, 0)
+        )
+        return self.output(context_BLHK)

@@ -1,0 +1,191 @@
+"""What the model is (architecture) and how it is computed (execution)."""
+
+from __future__ import annotations
+
+import json
+from typing import Final, Literal
+
+import pydantic
+from etils import epath
+
+from bert_jax.errors import UserError, did_you_mean
+from bert_jax.section import Section
+
+Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
+Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
+Dtype = Literal["float32", "bfloat16"]
+Remat = Literal["none", "attention", "dots", "full"]
+AttentionName = Literal["xla"]
+
+# Layers, hidden size, heads: the released sizes (arXiv 1810.04805 and, for the small ones,
+# arXiv 1908.08962). The FFN is 4 hidden sizes wide and a head 64 columns.
+SIZES: Final[dict[str, tuple[int, int, int]]] = {
+    "tiny": (2, 128, 2),
+    "mini": (4, 256, 4),
+    "small": (4, 512, 8),
+    "medium": (8, 512, 8),
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+}
+
+VOCAB_MULTIPLE: Final = 128
+
+# The name "gelu" in a 2018 bert_config.json means what modeling.py computes: the tanh form.
+RELEASE_ACTIVATIONS: Final[dict[str, Activation]] = {"gelu": "gelu_tanh", "relu": "relu"}
+
+
+class Architecture(Section):
+    """Everything that decides the parameters and the function they compute."""
+
+    vocab_size: int = pydantic.Field(ge=1)
+    hidden_size: int = pydantic.Field(ge=1)
+    num_hidden_layers: int = pydantic.Field(ge=1)
+    num_attention_heads: int = pydantic.Field(ge=1)
+    intermediate_size: int = pydantic.Field(ge=1)
+    max_position_embeddings: int = pydantic.Field(512, ge=1)
+    type_vocab_size: int = pydantic.Field(2, ge=1)
+    hidden_act: Activation = "gelu_tanh"
+    hidden_dropout_prob: float = pydantic.Field(0.1, ge=0, lt=1)
+    attention_probs_dropout_prob: float = pydantic.Field(0.1, ge=0, lt=1)
+    initializer_range: float = pydantic.Field(0.02, gt=0)
+    layer_norm_eps: float = pydantic.Field(1e-12, gt=0)
+
+    @property
+    def head_dim(self) -> int:
+        """Columns of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding table: the vocabulary rounded up to a multiple of 128, which the
+        matrix units want and which every tensor axis up to 128 divides."""
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+class Execution(Section):
+    """How the same function is computed. Changing it leaves a checkpoint valid."""
+
+    dtype: Dtype = "bfloat16"
+    attention: AttentionName = "xla"
+    remat: Remat = "none"
+    unroll: int = pydantic.Field(1, ge=1)
+
+
+class ModelSection(Section):
+    """A named size or a `bert_config.json`, single values changed where wanted, and execution.
+
+    ``model: {size: tiny, hidden_dropout_prob: 0.0, dtype: float32}``
+    """
+
+    size: Size | None = None
+    bert_config: str | None = None
+    hidden_size: int | None = pydantic.Field(None, ge=1)
+    num_hidden_layers: int | None = pydantic.Field(None, ge=1)
+    num_attention_heads: int | None = pydantic.Field(None, ge=1)
+    intermediate_size: int | None = pydantic.Field(None, ge=1)
+    max_position_embeddings: int | None = pydantic.Field(None, ge=1)
+    type_vocab_size: int | None = pydantic.Field(None, ge=2)
+    hidden_act: Activation | None = None
+    hidden_dropout_prob: float | None = pydantic.Field(None, ge=0, lt=1)
+    attention_probs_dropout_prob: float | None = pydantic.Field(None, ge=0, lt=1)
+    initializer_range: float | None = pydantic.Field(None, gt=0)
+    layer_norm_eps: float | None = pydantic.Field(None, gt=0)
+    dtype: Dtype = "bfloat16"
+    attention: AttentionName = "xla"
+    remat: Remat = "none"
+    unroll: int = pydantic.Field(1, ge=1)
+
+    @property
+    def execution(self) -> Execution:
+        """The part that leaves a checkpoint valid when it changes."""
+        return Execution(
+            dtype=self.dtype, attention=self.attention, remat=self.remat, unroll=self.unroll
+        )
+
+
+def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architecture:
+    """Returns the architecture a section describes, for a tokenizer's vocabulary.
+
+    Args:
+        section: exactly one of `size` and `bert_config`, or all four of hidden_size,
+            num_hidden_layers, num_attention_heads and intermediate_size.
+        vocab_size: pieces of the tokenizer.
+
+    Raises:
+        UserError: sizes missing or contradictory, heads that do not divide the hidden size, an
+            unreadable or foreign `bert_config.json`.
+    """
+    if section.size is not None and section.bert_config is not None:
+        raise UserError("model: found both size and bert_config, allowed: one of them")
+    values: dict[str, object] = {}
+    if section.size is not None:
+        layers, hidden, heads = SIZES[section.size]
+        values = {
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+            "intermediate_size": 4 * hidden,
+        }
+    elif section.bert_config is not None:
+        values = _read_bert_config(section.bert_config, vocab_size=vocab_size)
+    for name in Architecture.model_fields:
+        changed = getattr(section, name, None)
+        if changed is not None:
+            values[name] = changed
+    values["vocab_size"] = vocab_size
+    needed = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}
+    if missing := sorted(needed - values.keys()):
+        raise UserError(
+            f"model: {', '.join(missing)} missing, allowed: size (one of {', '.join(SIZES)}), "
+            f"bert_config, or all of {', '.join(sorted(needed))}"
+        )
+    architecture = Architecture.model_validate(values)
+    if architecture.hidden_size % architecture.num_attention_heads:
+        raise UserError(
+            f"model.num_attention_heads: found {architecture.num_attention_heads}, which does not "
+            f"divide hidden_size = {architecture.hidden_size}"
+        )
+    return architecture
+
+
+def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
+    """Reads the release's file as it stands; only its meaning of "gelu" needs translating."""
+    try:
+        found = json.loads(epath.Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"model.bert_config: no such file {path}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"model.bert_config: {path} is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise UserError(f"model.bert_config: {path} holds no JSON object")
+    # pooler_* and directionality stand in the multilingual and Chinese files; nothing reads them.
+    values = {
+        key: value
+        for key, value in found.items()
+        if not key.startswith("pooler_") and key != "directionality"
+    }
+    for key in values:
+        if key not in Architecture.model_fields:
+            near = did_you_mean(key, Architecture.model_fields)
+            raise UserError(f'model.bert_config: {path} has an unknown key "{key}"{near}')
+    activation = values.get("hidden_act", "gelu")
+    if activation not in RELEASE_ACTIVATIONS:
+        allowed = ", ".join(RELEASE_ACTIVATIONS)
+        raise UserError(
+            f'model.bert_config: {path}: hidden_act found "{activation}", allowed: {allowed}'
+        )
+    values["hidden_act"] = RELEASE_ACTIVATIONS[str(activation)]
+    if values.get("vocab_size", vocab_size) != vocab_size:
+        raise UserError(
+            f"model.bert_config: {path}: vocab_size found {values['vocab_size']}, "
+            f"but the tokenizer has {vocab_size} pieces"
+        )
+    try:
+        Architecture.model_validate({**values, "vocab_size": vocab_size})
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(
+            f"model.bert_config: {path}: {'.'.join(map(str, first['loc']))}: found "
+            f"{first['input']!r} ({first['msg']})"
+        ) from error
+    return values

@@ -1,0 +1,75 @@
+"""Word, position and type embeddings."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from bert_jax.model.config import Architecture, Execution
+from bert_jax.model.layers import LayerNorm, dropout, normal_param
+from bert_jax.parallel.rules import constrain
+
+
+class Embeddings(nnx.Module):
+    """Ids to vectors: LayerNorm(word + position + type), then dropout.
+
+    Source: google-research/bert `modeling.py`, `embedding_postprocessor`.
+    """
+
+    def __init__(
+        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
+    ) -> None:
+        width = architecture.hidden_size
+        words = normal_param(
+            (architecture.padded_vocab_size, width),
+            ("vocab", "embed"),
+            architecture=architecture,
+            rngs=rngs,
+        )
+        # Rows beyond the vocabulary are no pieces: zero, never looked up, never trained.
+        real = jnp.arange(architecture.padded_vocab_size) < architecture.vocab_size
+        self.word = words.replace(jnp.where(real[:, None], words[...], 0.0))
+        self.position = normal_param(
+            (architecture.max_position_embeddings, width),
+            ("positions", "embed"),
+            architecture=architecture,
+            rngs=rngs,
+        )
+        self.type = normal_param(
+            (architecture.type_vocab_size, width),
+            ("types", "embed"),
+            architecture=architecture,
+            rngs=rngs,
+        )
+        self.norm = LayerNorm(architecture=architecture, execution=execution)
+        self.dropout_rate = architecture.hidden_dropout_prob
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "batch length"],
+        token_type_ids: Int[Array, "batch length"],
+        position_ids: Int[Array, "batch length"] | None = None,
+        *,
+        dropout_key: Array | None,
+    ) -> Float[Array, "batch length hidden"]:
+        """Returns the first layer's input.
+
+        Args:
+            input_ids: pieces.
+            token_type_ids: 0 in the first span, 1 in the second.
+            position_ids: positions within each packed example; None means 0 … length−1.
+            dropout_key: None in evaluation.
+        """
+        # The lookup wants whole rows; under fsdp this is where the table is gathered.
+        x_BLD = constrain(self.word[...], "vocab", "hidden")[input_ids]
+        if position_ids is None:
+            x_BLD += self.position[...][: input_ids.shape[1]][None]
+        else:
+            x_BLD += self.position[...][position_ids]
+        # Two rows: a product with a one-hot is cheaper than a gather and its scatter backwards.
+        types = self.type[...]
+        one_hot = jnp.equal(token_type_ids[..., None], jnp.arange(types.shape[0]))
+        x_BLD += jnp.einsum("blt,td->bld", one_hot.astype(types.dtype), types)
+        x_BLD = constrain(self.norm(x_BLD), "batch", "length", "hidden")
+        return dropout(x_BLD, self.dropout_rate, dropout_key)

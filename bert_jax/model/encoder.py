@@ -1,0 +1,147 @@
+"""The stack of layers, scanned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from bert_jax.model.attention import SelfAttention
+from bert_jax.model.config import Architecture, Execution, Remat
+from bert_jax.model.embeddings import Embeddings
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, dropout, subkey
+from bert_jax.parallel.rules import constrain
+
+# What the backward pass keeps of a layer: everything, everything but what is inside attention
+# (see attention.py), the results of matrix products with parameters, or only the layer's input.
+REMAT: Final[dict[Remat, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
+    "none": lambda layer: layer,
+    "attention": lambda layer: layer,
+    "dots": lambda layer: jax.checkpoint(
+        layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    ),
+    "full": jax.checkpoint,
+}
+
+
+class EncoderLayer(nnx.Module):
+    """Attention and FFN, each followed by dropout, residual sum and LayerNorm (post-LayerNorm)."""
+
+    def __init__(
+        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
+    ) -> None:
+        width, inner = architecture.hidden_size, architecture.intermediate_size
+        self.attention = SelfAttention(architecture=architecture, execution=execution, rngs=rngs)
+        self.attention_norm = LayerNorm(architecture=architecture, execution=execution)
+        self.intermediate = Dense(
+            "bld,df->blf",
+            (width, inner),
+            ("embed", "mlp"),
+            bias_dims=1,
+            architecture=architecture,
+            execution=execution,
+            rngs=rngs,
+        )
+        self.output = Dense(
+            "blf,fd->bld",
+            (inner, width),
+            ("mlp", "embed"),
+            bias_dims=1,
+            architecture=architecture,
+            execution=execution,
+            rngs=rngs,
+        )
+        self.output_norm = LayerNorm(architecture=architecture, execution=execution)
+        self.activation = architecture.hidden_act
+        self.dropout_rate = architecture.hidden_dropout_prob
+
+    def __call__(
+        self,
+        x_BLD: Float[Array, "batch length hidden"],
+        segment_ids: Int[Array, "batch length"],
+        *,
+        dropout_key: Array | None,
+    ) -> Float[Array, "batch length hidden"]:
+        """Returns the layer's output."""
+        attended = self.attention(x_BLD, segment_ids, dropout_key=subkey(dropout_key, 0))
+        attended = dropout(attended, self.dropout_rate, subkey(dropout_key, 1))
+        x_BLD = constrain(self.attention_norm(x_BLD + attended), "batch", "length", "hidden")
+        inner_BLF = ACTIVATIONS[self.activation](
+            constrain(self.intermediate(x_BLD), "batch", "length", "mlp")
+        )
+        fed = dropout(self.output(inner_BLF), self.dropout_rate, subkey(dropout_key, 2))
+        return constrain(self.output_norm(x_BLD + fed), "batch", "length", "hidden")
+
+
+class Encoder(nnx.Module):
+    """Embeddings and layers. The layers' parameters are stacked along a leading axis and scanned,
+    so that compile time does not grow with depth."""
+
+    def __init__(
+        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
+    ) -> None:
+        self.embeddings = Embeddings(architecture=architecture, execution=execution, rngs=rngs)
+        self.layers = _stack_layers(architecture=architecture, execution=execution, rngs=rngs)
+        self.depth = architecture.num_hidden_layers
+        self.remat = execution.remat
+        self.unroll = min(execution.unroll, self.depth)
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "batch length"],
+        token_type_ids: Int[Array, "batch length"],
+        segment_ids: Int[Array, "batch length"],
+        position_ids: Int[Array, "batch length"] | None = None,
+        *,
+        dropout_key: Array | None,
+    ) -> Float[Array, "batch length hidden"]:
+        """Returns the last layer's hidden states.
+
+        Args:
+            input_ids: pieces.
+            token_type_ids: 0 in the first span, 1 in the second.
+            segment_ids: the packed example each token belongs to; 0 for padding.
+            position_ids: None for one example per row.
+            dropout_key: None in evaluation.
+        """
+        x_BLD = self.embeddings(
+            input_ids, token_type_ids, position_ids, dropout_key=subkey(dropout_key, 0)
+        )
+        layer_def, stacked = nnx.split(self.layers)
+        keys = None if dropout_key is None else jax.random.split(subkey(dropout_key, 1), self.depth)
+
+        def layer(x: Array, params_and_key: tuple[Any, Array | None]) -> tuple[Array, None]:
+            params, key = params_and_key
+            return nnx.merge(layer_def, params)(x, segment_ids, dropout_key=key), None
+
+        x_BLD, _ = jax.lax.scan(
+            REMAT[self.remat](layer), x_BLD, (stacked, keys), unroll=self.unroll
+        )
+        return x_BLD
+
+
+def _stack_layers(
+    *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
+) -> EncoderLayer:
+    """Returns one layer module whose every parameter carries all layers along a leading axis."""
+
+    def draw(key: Array) -> nnx.State:
+        layer = EncoderLayer(
+            architecture=architecture, execution=execution, rngs=nnx.Rngs(params=key)
+        )
+        return nnx.split(layer)[1]
+
+    keys = jax.random.split(rngs.params(), architecture.num_hidden_layers)
+    stacked = jax.vmap(draw)(keys)
+    one_layer = nnx.eval_shape(
+        lambda: EncoderLayer(architecture=architecture, execution=execution, rngs=nnx.Rngs(0))
+    )
+    stacked = jax.tree.map(
+        lambda param: param.replace(param[...], logical=("layers", *param.logical)),
+        stacked,
+        is_leaf=lambda node: isinstance(node, nnx.Variable),
+    )
+    return nnx.merge(nnx.graphdef(one_layer), stacked)

@@ -1,0 +1,36 @@
+"""Model FLOPs: the products the mathematics asks for, whatever the program computes again."""
+
+from __future__ import annotations
+
+from bert_jax.model.config import Architecture
+
+
+def forward_flops(
+    architecture: Architecture, *, seq_length: int, predictions: int, examples: int = 1
+) -> float:
+    """Returns the FLOPs of one row's forward pass through encoder and pretraining heads.
+
+    A product of [m, k] with [k, n] counts 2·m·k·n; lookups, softmax, LayerNorm and GELU are left
+    out, as in PaLM's definition of MFU (arXiv 2204.02311, appendix B).
+
+    Args:
+        architecture: sizes.
+        seq_length: positions of the row, padding included.
+        predictions: masked positions.
+        examples: [CLS] tokens in the row.
+    """
+    width, inner = architecture.hidden_size, architecture.intermediate_size
+    projections = 2 * seq_length * (4 * width * width + 2 * width * inner)
+    attention = 2 * 2 * seq_length * seq_length * width
+    mlm = 2 * predictions * (width * width + width * architecture.vocab_size)
+    next_sentence = 2 * examples * (width * width + 2 * width)
+    return float(architecture.num_hidden_layers * (projections + attention) + mlm + next_sentence)
+
+
+def train_flops(
+    architecture: Architecture, *, seq_length: int, predictions: int, examples: int = 1
+) -> float:
+    """Returns the FLOPs of one row's forward and backward pass: three forward passes."""
+    return 3 * forward_flops(
+        architecture, seq_length=seq_length, predictions=predictions, examples=examples
+    )

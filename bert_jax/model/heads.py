@@ -1,0 +1,132 @@
+"""The two pretraining heads: masked language model and next sentence."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from bert_jax.model.config import Architecture, Execution
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, constant_param
+from bert_jax.parallel.rules import constrain
+
+# Pieces that only pad the table to a multiple of 128 must never win or weigh in a softmax.
+NO_PIECE = -1e9
+
+
+def gather_positions(
+    hidden_BLD: Float[Array, "batch length hidden"], positions_BP: Int[Array, "batch predictions"]
+) -> Float[Array, "batch predictions hidden"]:
+    """Returns the hidden states at the given positions of each row.
+
+    It comes BEFORE the vocabulary projection: at 76 of 512 positions that saves 85% of the
+    largest product of the model.
+    """
+    return jnp.take_along_axis(hidden_BLD, positions_BP[..., None], axis=1)
+
+
+class MlmHead(nnx.Module):
+    """Dense, activation, LayerNorm, then the embedding table itself as the decoder.
+
+    The table is handed in at every call: the head owns no reference to it.
+    """
+
+    def __init__(
+        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
+    ) -> None:
+        width = architecture.hidden_size
+        self.transform = Dense(
+            "bpd,de->bpe",
+            (width, width),
+            ("embed", "pooled"),
+            bias_dims=1,
+            architecture=architecture,
+            execution=execution,
+            rngs=rngs,
+        )
+        self.norm = LayerNorm(architecture=architecture, execution=execution)
+        self.bias = constant_param(0.0, (architecture.padded_vocab_size,), ("vocab",))
+        self.activation = architecture.hidden_act
+        self.vocab_size = architecture.vocab_size
+        self.dtype = execution.dtype
+
+    def __call__(
+        self,
+        hidden_BPD: Float[Array, "batch predictions hidden"],
+        table_VD: Float[Array, "vocab hidden"],
+    ) -> Float[Array, "batch predictions vocab"]:
+        """Returns float32 logits over the padded vocabulary; padding pieces hold −1e9."""
+        x_BPD = self.norm(ACTIVATIONS[self.activation](self.transform(hidden_BPD)))
+        logits_BPV = jnp.einsum(
+            "bpd,vd->bpv",
+            x_BPD,
+            constrain(table_VD.astype(self.dtype), "vocab", "hidden"),
+            preferred_element_type=jnp.float32,
+        )
+        logits_BPV = constrain(logits_BPV + self.bias[...], "batch", "predictions", "vocab")
+        padded = logits_BPV.shape[-1]
+        if padded == self.vocab_size:
+            return logits_BPV
+        return jnp.where(jnp.arange(padded) < self.vocab_size, logits_BPV, NO_PIECE)
+
+
+class Pooler(nnx.Module):
+    """The tanh layer over a [CLS] token."""
+
+    def __init__(
+        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
+    ) -> None:
+        width = architecture.hidden_size
+        self.dense = Dense(
+            "bed,df->bef",
+            (width, width),
+            ("embed", "pooled"),
+            bias_dims=1,
+            architecture=architecture,
+            execution=execution,
+            rngs=rngs,
+        )
+
+    def __call__(
+        self, cls_BED: Float[Array, "batch examples hidden"]
+    ) -> Float[Array, "batch examples hidden"]:
+        """Returns the pooled vector of every [CLS] token."""
+        return jnp.tanh(self.dense(cls_BED))
+
+
+class NextSentenceHead(nnx.Module):
+    """Two classes over a pooled vector: 0 = the second span follows, 1 = it was drawn."""
+
+    def __init__(
+        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
+    ) -> None:
+        self.classifier = Dense(
+            "bed,dc->bec",
+            (architecture.hidden_size, 2),
+            ("embed", "classes"),
+            bias_dims=1,
+            architecture=architecture,
+            execution=execution,
+            rngs=rngs,
+        )
+
+    def __call__(
+        self, pooled_BED: Float[Array, "batch examples hidden"]
+    ) -> Float[Array, "batch examples 2"]:
+        """Returns float32 logits."""
+        return self.classifier(pooled_BED).astype(jnp.float32)
+
+
+def cross_entropy(
+    logits: Float[Array, "batch items classes"], labels: Int[Array, "batch items"]
+) -> Float[Array, "batch items"]:
+    """Returns −log p(label) in float32 (nats).
+
+    The label's logit is picked by comparing with an iota, not by indexing: where the classes are
+    split over devices, each compares its own part and one sum joins them.
+    """
+    logits = logits.astype(jnp.float32)
+    is_label = labels[..., None] == jnp.arange(logits.shape[-1])
+    picked = jnp.where(is_label, logits, 0.0).sum(axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - picked

@@ -1,0 +1,126 @@
+"""The parts every block is made of: parameters with named axes, products, LayerNorm, dropout.
+
+Shape suffixes: B batch, L length, D hidden size, F FFN width, H heads, K head columns, P masked
+positions, E examples per row, V padded vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.model.config import Activation, Architecture, Execution
+from bert_jax.parallel.rules import LogicalAxes
+
+Array = jax.Array
+
+ACTIVATIONS: Final[dict[Activation, Callable[[Array], Array]]] = {
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
+    "relu": jax.nn.relu,
+}
+
+
+def normal_param(
+    shape: Sequence[int], axes: LogicalAxes, *, architecture: Architecture, rngs: nnx.Rngs
+) -> nnx.Param:
+    """Returns a float32 parameter drawn from a normal cut off at two standard deviations.
+
+    The release's `tf.truncated_normal_initializer(stddev=0.02)` cuts the normal and does not
+    rescale what is left, so the parameters' own deviation is 0.88 of the one named.
+    """
+    cut = jax.random.truncated_normal(rngs.params(), -2.0, 2.0, tuple(shape), jnp.float32)
+    return nnx.Param(cut * architecture.initializer_range, logical=axes)
+
+
+def constant_param(value: float, shape: Sequence[int], axes: LogicalAxes) -> nnx.Param:
+    """Returns a float32 parameter that starts at one value everywhere."""
+    return nnx.Param(jnp.full(tuple(shape), value, jnp.float32), logical=axes)
+
+
+class Dense(nnx.Module):
+    """An affine map over named axes: ``y = einsum(equation, x, kernel) + bias``.
+
+    Parameters are float32; the product is computed in the execution's dtype.
+    """
+
+    def __init__(
+        self,
+        equation: str,
+        shape: Sequence[int],
+        axes: LogicalAxes,
+        *,
+        bias_dims: int,
+        architecture: Architecture,
+        execution: Execution,
+        rngs: nnx.Rngs,
+    ) -> None:
+        """Draws the kernel.
+
+        Args:
+            equation: an einsum of the activation and the kernel.
+            shape: the kernel's shape, output axes last.
+            axes: the kernel's logical axes.
+            bias_dims: how many of the last axes are outputs, and so have a bias.
+            architecture: gives the deviation of the kernel's first values.
+            execution: gives the dtype of the product.
+            rngs: gives the key of the kernel's first values.
+        """
+        self.kernel = normal_param(shape, axes, architecture=architecture, rngs=rngs)
+        self.bias = constant_param(0.0, shape[-bias_dims:], axes[-bias_dims:])
+        self.equation = equation
+        self.dtype = execution.dtype
+
+    def __call__(self, x: Array) -> Array:
+        """Returns the map of `x` in the execution's dtype."""
+        kernel = self.kernel[...].astype(self.dtype)
+        return jnp.einsum(self.equation, x.astype(self.dtype), kernel) + self.bias[...].astype(
+            self.dtype
+        )
+
+
+class LayerNorm(nnx.Module):
+    """Layer normalisation over the last axis, its statistics in float32 (arXiv 1607.06450)."""
+
+    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
+        width = (architecture.hidden_size,)
+        # Not "embed": splitting vectors of a few hundred numbers costs more than it saves.
+        self.scale = constant_param(1.0, width, ("hidden",))
+        self.bias = constant_param(0.0, width, ("hidden",))
+        self.eps = architecture.layer_norm_eps
+        self.dtype = execution.dtype
+
+    def __call__(self, x: Array) -> Array:
+        """Returns `x` [..., D] normalised, in the execution's dtype."""
+        x32 = x.astype(jnp.float32)
+        mean = x32.mean(axis=-1, keepdims=True)
+        variance = jnp.square(x32 - mean).mean(axis=-1, keepdims=True)
+        y = (x32 - mean) * jax.lax.rsqrt(variance + self.eps)
+        return (y * self.scale[...] + self.bias[...]).astype(self.dtype)
+
+
+def dropout(x: Array, rate: float, key: Array | None) -> Array:
+    """Returns `x` with elements dropped at `rate` and the rest scaled up.
+
+    The rate is met to 1/65536: 16 random bits an element cost half of what 32 do, and random
+    bits are dearer than the matrix products around them on more than one backend.
+
+    Args:
+        x: any activation.
+        rate: share of elements set to zero.
+        key: a random key, or None to leave `x` as it is (evaluation).
+    """
+    if key is None or rate == 0.0:
+        return x
+    dropped = round(rate * 65536)
+    keep = jax.random.bits(key, x.shape, jnp.uint16) >= dropped
+    return jnp.where(keep, x * jnp.asarray(65536 / (65536 - dropped), x.dtype), 0)
+
+
+def subkey(key: Array | None, index: int) -> Array | None:
+    """Returns the `index`-th key derived from `key`; None stays None."""
+    return None if key is None else jax.random.fold_in(key, index)

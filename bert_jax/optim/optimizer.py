@@ -1,0 +1,134 @@
+"""BERT's AdamW and LAMB over named parameters, with one decay mask."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import pydantic
+
+from bert_jax.parallel.rules import LogicalAxes
+from bert_jax.section import Section
+
+Params = Any  # a nested dict of float32 arrays
+Axes = Any  # the same nested dict of LogicalAxes
+
+NO_DECAY = ("bias", "scale")
+
+
+class OptimizerSection(Section):
+    """The optimizer and its constants. The defaults are the release's."""
+
+    name: Literal["adamw", "lamb"] = "adamw"
+    learning_rate: float = pydantic.Field(1e-4, gt=0)
+    warmup_steps: int = pydantic.Field(0, ge=0)
+    beta1: float = pydantic.Field(0.9, ge=0, lt=1)
+    beta2: float = pydantic.Field(0.999, ge=0, lt=1)
+    eps: float = pydantic.Field(1e-6, gt=0)
+    weight_decay: float = pydantic.Field(0.01, ge=0)
+    bias_correction: bool = False
+    clip_norm: float | None = pydantic.Field(1.0, gt=0)
+
+
+class MomentsState(NamedTuple):
+    """First and second moments of the gradients, laid out by `moment_sharding`."""
+
+    mu: Params
+    nu: Params
+
+
+def make_optimizer(
+    section: OptimizerSection, schedule: optax.Schedule, axes: Axes
+) -> optax.GradientTransformation:
+    """Returns clip → moments → decay (→ trust ratio) → −learning rate.
+
+    Args:
+        section: which optimizer, and its constants.
+        schedule: learning rate by step.
+        axes: the logical axes of every parameter; LAMB needs them to keep the layers of a
+            stacked parameter apart.
+    """
+    parts = []
+    if section.clip_norm is not None:
+        parts.append(optax.clip_by_global_norm(section.clip_norm))
+    if section.bias_correction:
+        parts.append(optax.scale_by_adam(section.beta1, section.beta2, section.eps))
+    else:
+        parts.append(scale_by_bert_adam(section.beta1, section.beta2, section.eps))
+    parts.append(optax.add_decayed_weights(section.weight_decay, mask=decay_mask))
+    if section.name == "lamb":
+        parts.append(scale_by_layer_trust_ratio(axes))
+    parts.append(optax.scale_by_learning_rate(schedule))
+    return optax.chain(*parts)
+
+
+def decay_mask(params: Params) -> Any:
+    """Returns True for parameters that decay: all but biases and LayerNorm's scale and bias.
+
+    Source: `exclude_from_weight_decay` in google-research/bert `optimization.py`.
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: path[-1].key not in NO_DECAY, params
+    )
+
+
+def scale_by_bert_adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformation:
+    """Adam without bias correction: ``m / (√v + eps)``, both moments starting at zero.
+
+    Source: `AdamWeightDecayOptimizer` in google-research/bert `optimization.py`.
+    """
+
+    def init(params: Params) -> MomentsState:
+        return MomentsState(
+            mu=jax.tree.map(jnp.zeros_like, params), nu=jax.tree.map(jnp.zeros_like, params)
+        )
+
+    def update(
+        grads: Params, state: MomentsState, params: Params | None = None
+    ) -> tuple[Params, MomentsState]:
+        del params
+        mu = jax.tree.map(lambda g, m: beta1 * m + (1 - beta1) * g, grads, state.mu)
+        nu = jax.tree.map(lambda g, v: beta2 * v + (1 - beta2) * jnp.square(g), grads, state.nu)
+        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
+        return updates, MomentsState(mu=mu, nu=nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def scale_by_layer_trust_ratio(axes: Axes) -> optax.GradientTransformation:
+    """LAMB's ``‖parameter‖ / ‖update‖``, one ratio for each parameter of each layer.
+
+    A stacked parameter holds all layers, so a plain norm over it would mix them. Parameters that
+    do not decay keep a ratio of 1, as in the authors' release.
+
+    Source: arXiv 1904.00962, algorithm 2, with φ the identity.
+    """
+
+    def init(params: Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update(
+        updates: Params, state: optax.EmptyState, params: Params | None = None
+    ) -> tuple[Params, optax.EmptyState]:
+        if params is None:
+            raise ValueError("the trust ratio needs the parameters")
+
+        def scale(update: jax.Array, param: jax.Array, names: LogicalAxes, adapts: bool):
+            if not adapts:
+                return update
+            over = tuple(i for i, name in enumerate(names) if name != "layers")
+            param_norm = jnp.sqrt(jnp.square(param).sum(over, keepdims=True))
+            update_norm = jnp.sqrt(jnp.square(update).sum(over, keepdims=True))
+            usable = (param_norm > 0) & (update_norm > 0)
+            return update * jnp.where(
+                usable, param_norm / jnp.where(update_norm > 0, update_norm, 1.0), 1.0
+            )
+
+        scaled = jax.tree.map(scale, updates, params, axes, decay_mask(params))
+        return scaled, state
+
+    return optax.GradientTransformation(init, update)
+

@@ -1,0 +1,1 @@
+"""Devices, the mesh, and the one table that lays arrays out over it."""

@@ -1,0 +1,207 @@
+"""From a section to devices: platform, processes, mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+import pydantic
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh
+
+from bert_jax.errors import UserError
+from bert_jax.parallel.rules import DATA, FSDP, MESH_AXES, TENSOR
+from bert_jax.section import Section
+
+Platform = Literal["auto", "cpu", "gpu", "tpu"]
+
+
+class DistributedSection(Section):
+    """How several processes find each other. On a Cloud TPU everything is found by itself."""
+
+    enabled: bool = False
+    coordinator_address: str | None = None
+    coordinator_port: int = pydantic.Field(8482, ge=1, le=65535)
+    process_count: int | None = pydantic.Field(None, ge=1)
+    process_index: int | None = pydantic.Field(None, ge=0)
+    timeout_seconds: int = pydantic.Field(300, ge=1)
+
+
+class MeshSection(Section):
+    """Devices and how a run is split over them. One axis may be -1: all devices left over."""
+
+    platform: Platform = "auto"
+    data: int = pydantic.Field(-1, ge=-1)
+    fsdp: int = pydantic.Field(1, ge=-1)
+    tensor: int = pydantic.Field(1, ge=-1)
+    slices: int = pydantic.Field(1, ge=1)
+    simulated_devices: int | None = pydantic.Field(None, ge=1, le=512)
+    distributed: DistributedSection = DistributedSection()
+
+
+def initialise(section: MeshSection) -> None:
+    """Chooses the platform and joins the other processes. Call it before the first computation.
+
+    Args:
+        section: `simulated_devices` splits the CPU into that many devices, for trying a layout.
+
+    Raises:
+        UserError: the platform asked for is not there (JAX alone would go on with the CPU
+            without a word), or the processes cannot meet.
+    """
+    if section.simulated_devices is not None:
+        if section.platform not in ("auto", "cpu"):
+            raise UserError(
+                f'mesh.simulated_devices: found {section.simulated_devices} with platform '
+                f'"{section.platform}", allowed: only with platform "cpu"'
+            )
+        _set_before_backend("jax_platforms", "cpu")
+        _set_before_backend("jax_num_cpu_devices", section.simulated_devices)
+    elif section.platform == "cpu":
+        _set_before_backend("jax_platforms", "cpu")
+    if section.distributed.enabled:
+        _join(section.distributed)
+    try:
+        found = jax.default_backend()
+    except RuntimeError as error:
+        raise UserError(
+            f'mesh.platform: found no usable device for "{section.platform}" '
+            f"({str(error).splitlines()[0]})"
+        ) from error
+    if section.platform not in ("auto", found):
+        raise UserError(
+            f'mesh.platform: "{section.platform}" was asked for, found only '
+            f'{len(jax.devices())} "{found}" device(s); allowed here: "auto" or "{found}"'
+        )
+
+
+def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
+    """Returns the sizes of the axes data, fsdp, tensor, with -1 worked out.
+
+    Raises:
+        UserError: more than one -1, or a product other than the number of devices.
+    """
+    sizes = {DATA: section.data, FSDP: section.fsdp, TENSOR: section.tensor}
+    if 0 in sizes.values():
+        axis = next(name for name, size in sizes.items() if size == 0)
+        raise UserError(f"mesh.{axis}: found 0, allowed: a positive number, or -1 for the rest")
+    free = [name for name, size in sizes.items() if size == -1]
+    if len(free) > 1:
+        raise UserError(f"mesh: {' and '.join(free)} are both -1, allowed: at most one")
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    if free and device_count % fixed == 0:
+        sizes[free[0]] = device_count // fixed
+    if math.prod(sizes.values()) != device_count:
+        asked = " × ".join(f"{name} {size}" for name, size in sizes.items())
+        raise UserError(
+            f"mesh: {asked} does not make {device_count}, the number of devices; allowed: axes "
+            f"whose product is {device_count} (one of them may be -1)"
+        )
+    return sizes[DATA], sizes[FSDP], sizes[TENSOR]
+
+
+def make_mesh(section: MeshSection, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Returns the mesh with axes data, fsdp, tensor.
+
+    Several slices join along `data`, the one axis whose traffic (one gradient sum a step) the
+    data-centre network between slices can carry; fsdp and tensor stay within a slice.
+
+    Args:
+        section: the sizes of the axes.
+        devices: all of `jax.devices()` where none are given; a topology's devices for compiling
+            without an accelerator.
+    """
+    devices = list(devices) if devices is not None else jax.devices()
+    data, fsdp, tensor = mesh_shape(section, len(devices))
+    if section.slices > 1:
+        if data % section.slices:
+            raise UserError(
+                f"mesh.slices: found {section.slices}, which does not divide data = {data}"
+            )
+        inside = (data // section.slices, fsdp, tensor)
+        try:
+            grid = mesh_utils.create_hybrid_device_mesh(
+                inside, (section.slices, 1, 1), devices=devices
+            )
+        except (ValueError, AttributeError) as error:
+            raise UserError(
+                f"mesh.slices: found {section.slices}, but the devices here are not that many "
+                f"slices ({str(error).splitlines()[0]})"
+            ) from error
+    elif devices[0].platform == "cpu":
+        grid = np.asarray(devices).reshape(data, fsdp, tensor)
+    else:
+        grid = mesh_utils.create_device_mesh((data, fsdp, tensor), devices=devices)
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+class Share(NamedTuple):
+    """Which part of every batch this process has to feed."""
+
+    index: int
+    count: int
+
+
+def process_share(mesh: Mesh, *, process_index: int | None = None) -> Share:
+    """Returns the part of a batch's rows that a process's own devices hold.
+
+    Processes whose devices differ only along the tensor axis hold, and so must read, the same
+    rows: the number of shares is then smaller than the number of processes.
+
+    Args:
+        mesh: of all processes.
+        process_index: whose share; None for this process.
+
+    Raises:
+        UserError: the mesh deals rows to processes unevenly.
+    """
+    process = jax.process_index() if process_index is None else process_index
+    rows = mesh.devices.reshape(-1, mesh.shape[TENSOR])
+    held: dict[int, set[int]] = {}
+    for row, devices in enumerate(rows):
+        for device in devices:
+            held.setdefault(device.process_index, set()).add(row)
+    shares = sorted({tuple(sorted(group)) for group in held.values()})
+    sizes = {len(share) for share in shares}
+    if len(sizes) > 1 or sum(map(len, shares)) != len(rows):
+        raise UserError(
+            f"mesh: data {mesh.shape[DATA]} × fsdp {mesh.shape[FSDP]} × tensor "
+            f"{mesh.shape[TENSOR]} deals a batch's rows unevenly to {len(held)} processes; "
+            f"allowed: a tensor axis that divides, or is a multiple of, the devices of a process"
+        )
+    return Share(shares.index(tuple(sorted(held[process]))), len(shares))
+
+
+def _set_before_backend(option: str, value: object) -> None:
+    if getattr(jax.config, option) == value:
+        return
+    try:
+        jax.config.update(option, value)
+    except RuntimeError as error:
+        raise UserError(
+            f"mesh: {option} = {value} comes too late, JAX has already opened its devices in this "
+            f"process; start a new one"
+        ) from error
+
+
+def _join(section: DistributedSection) -> None:
+    address = section.coordinator_address
+    if address is not None and ":" not in address:
+        address = f"{address}:{section.coordinator_port}"
+    try:
+        jax.distributed.initialize(
+            coordinator_address=address,
+            num_processes=section.process_count,
+            process_id=section.process_index,
+            initialization_timeout=section.timeout_seconds,
+        )
+    except (RuntimeError, ValueError) as error:
+        expected = section.process_count if section.process_count is not None else "all"
+        raise UserError(
+            f"mesh.distributed: {expected} processes expected at {address or 'the coordinator'}, "
+            f"not all seen within {section.timeout_seconds} s "
+            f"({str(error).splitlines()[0]}); is the same command running on every host?"
+        ) from error

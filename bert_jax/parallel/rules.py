@@ -1,0 +1,164 @@
+"""THE table from logical axes to mesh axes, and the only way to apply it.
+
+Model code names what an axis *means* (`embed`, `heads`, `vocab`); only this package knows which
+mesh axis, if any, that meaning is split over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.errors import UserError, did_you_mean
+
+LogicalAxes = tuple[str, ...]
+
+DATA: Final = "data"
+FSDP: Final = "fsdp"
+TENSOR: Final = "tensor"
+MESH_AXES: Final = (DATA, FSDP, TENSOR)
+
+# What each axis of an activation or a parameter is split over. `embed` is the model dimension of
+# a parameter and `hidden` the same dimension of an activation: parameters are spread over the
+# fsdp axis, activations never are, since their batch axis already uses it.
+RULES: Final[Mapping[str, tuple[str, ...]]] = {
+    "batch": (DATA, FSDP),
+    "length": (),
+    "hidden": (),
+    "predictions": (),
+    "layers": (),
+    "microbatches": (),
+    "rest": (),
+    "positions": (),
+    "types": (),
+    "classes": (),
+    "head_dim": (),
+    "pooled": (),
+    "embed": (FSDP,),
+    "heads": (TENSOR,),
+    "mlp": (TENSOR,),
+    "vocab": (TENSOR,),
+}
+
+# ZeRO: the optimizer's moments are spread over the data axis too, since every replica would
+# otherwise keep the same copy and compute the same update.
+MOMENT_RULES: Final[Mapping[str, tuple[str, ...]]] = {**RULES, "embed": (FSDP, DATA)}
+
+
+def partition_spec(
+    axes: Sequence[str], *, rules: Mapping[str, tuple[str, ...]] = RULES
+) -> PartitionSpec:
+    """Returns the layout of an array from the meaning of its axes.
+
+    ``partition_spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")``
+
+    Args:
+        axes: the logical name of every axis of the array, outermost first.
+        rules: `RULES`, or `MOMENT_RULES` for optimizer state.
+
+    Raises:
+        ValueError: an axis the table does not have, or two axes that claim one mesh axis. Both
+            are mistakes in the model's code, never in a user's configuration.
+    """
+    taken: dict[str, str] = {}
+    entries: list[None | str | tuple[str, ...]] = []
+    for axis in axes:
+        if axis not in rules:
+            raise ValueError(f'no rule for logical axis "{axis}"{did_you_mean(axis, rules)}')
+        for mesh_axis in rules[axis]:
+            if mesh_axis in taken:
+                raise ValueError(
+                    f'logical axes "{taken[mesh_axis]}" and "{axis}" of one array both claim the '
+                    f'mesh axis "{mesh_axis}"'
+                )
+            taken[mesh_axis] = axis
+        names = rules[axis]
+        entries.append(None if not names else names[0] if len(names) == 1 else names)
+    return PartitionSpec(*entries)
+
+
+def parameter_sharding(
+    mesh: Mesh, axes: Sequence[str], shape: Sequence[int], *, name: str
+) -> NamedSharding:
+    """Returns how a parameter lies on the mesh.
+
+    Raises:
+        UserError: a mesh axis does not divide the parameter's axis evenly.
+    """
+    spec = partition_spec(axes)
+    for axis, size in zip(axes, shape, strict=True):
+        parts = _parts(mesh, RULES[axis])
+        if size % parts:
+            raise UserError(
+                f"mesh: {'×'.join(RULES[axis])} = {parts} does not divide the axis "
+                f'"{axis}" = {size} of {name}; allowed: a divisor of {size}'
+            )
+    return NamedSharding(mesh, spec)
+
+
+def moment_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> NamedSharding:
+    """Returns how an optimizer moment of a parameter lies on the mesh (ZeRO stage 1).
+
+    An axis that the data axis does not divide keeps the parameter's own layout: replicating a
+    small moment is correct, only not as small.
+    """
+    fits = all(
+        size % _parts(mesh, MOMENT_RULES[axis]) == 0 for axis, size in zip(axes, shape, strict=True)
+    )
+    return NamedSharding(mesh, partition_spec(axes, rules=MOMENT_RULES if fits else RULES))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the layout of every array of a batch: the leading axis over data and fsdp."""
+    return NamedSharding(mesh, partition_spec(("batch",)))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Returns the layout of an array of which every device holds the whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def check_divides(mesh: Mesh, axis: str, size: int, *, key: str) -> None:
+    """Refuses a mesh that does not divide a logical axis, naming the setting.
+
+    Raises:
+        UserError: it does not.
+    """
+    parts = _parts(mesh, RULES[axis])
+    if size % parts:
+        raise UserError(
+            f"{key}: found {parts}, which does not divide the model's {size} {axis}; allowed: a "
+            f"divisor of {size}"
+        )
+
+
+def batch_parts(mesh: Mesh) -> int:
+    """Returns into how many parts the mesh splits a batch."""
+    return _parts(mesh, RULES["batch"])
+
+
+def tensor_parts(mesh: Mesh) -> int:
+    """Returns over how many devices heads, FFN columns and vocabulary are split."""
+    return mesh.shape[TENSOR]
+
+
+def constrain(x: jax.Array, *axes: str) -> jax.Array:
+    """Pins an activation's layout where the compiler's own choice could be a costly one.
+
+    Outside a mesh (one device, an exported program) it returns `x` as it is.
+
+    Args:
+        x: an activation.
+        axes: the logical name of each of its axes.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, partition_spec(axes))
+
+
+def _parts(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
+    return math.prod(mesh.shape[axis] for axis in mesh_axes)

@@ -1,0 +1,1 @@
+"""The one train loop and what it stands on."""

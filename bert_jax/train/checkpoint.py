@@ -1,0 +1,244 @@
+"""Saving and restoring a run. The only file that imports Orbax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint.checkpoint_managers import preservation_policy
+
+from bert_jax.errors import UserError
+from bert_jax.train.sections import CheckpointSection
+from bert_jax.train.state import TrainState
+
+PARAMS: Final = "params"
+OPTIMIZER: Final = "optimizer"
+PROGRESS: Final = "progress"
+
+
+class Restored(NamedTuple):
+    """A checkpoint read back."""
+
+    state: TrainState
+    progress: dict[str, Any]  # data position, phase, metrics not yet reported
+
+
+class Checkpointer:
+    """The checkpoints of one run directory: ``checkpoints/<step>/{params,optimizer,progress}``.
+
+    Parameters and optimizer are separate items of plain nested dicts, so that evaluation, export
+    and fine-tuning read the parameters alone. Saving is asynchronous; leaving the context waits.
+    """
+
+    def __init__(
+        self, directory: epath.PathLike, section: CheckpointSection, *, best_metric: str
+    ) -> None:
+        """Opens the directory, which appears with the first save.
+
+        Args:
+            directory: local or gs://.
+            section: how many of the last and of the best to keep.
+            best_metric: the score by which checkpoints are ranked; smaller is better.
+        """
+        keep: list[Any] = [preservation_policy.LatestN(section.keep_last)]
+        if section.keep_best:
+            keep.append(
+                preservation_policy.BestN(
+                    get_metric_fn=lambda scores: scores[best_metric],
+                    reverse=True,
+                    n=section.keep_best,
+                    keep_checkpoints_without_metrics=False,
+                )
+            )
+        self._directory = epath.Path(directory)
+        self._manager = ocp.CheckpointManager(
+            self._directory,
+            handler_registry=_handlers(),
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=preservation_policy.AnyPreservationPolicy(keep),
+                best_fn=lambda scores: scores[best_metric],
+                best_mode="min",
+                create=True,
+            ),
+        )
+
+    def latest_step(self) -> int | None:
+        """Returns the step of the newest whole checkpoint."""
+        return self._manager.latest_step()
+
+    def all_steps(self) -> list[int]:
+        """Returns the steps of all whole checkpoints, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def best_step(self) -> int | None:
+        """Returns the step of the checkpoint with the best score, or None where none has one."""
+        return self._manager.best_step()
+
+    def save(
+        self, state: TrainState, *, step: int, progress: Mapping[str, Any], scores: Any = None
+    ) -> None:
+        """Starts saving the state as `step`; the next save or leaving the context waits for it.
+
+        Args:
+            state: of a run that is healthy.
+            step: optimizer steps done, the same number as in the state.
+            progress: plain JSON: data position, phase, metrics not yet reported.
+            scores: of an evaluation at this step, for keeping the best.
+
+        Raises:
+            RuntimeError: Orbax declined to save, which it otherwise does without a word.
+        """
+        if step == self.latest_step():
+            return
+        saved = self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                **{
+                    PARAMS: ocp.args.StandardSave(state.params),
+                    OPTIMIZER: ocp.args.StandardSave(_optimizer_tree(state)),
+                    PROGRESS: ocp.args.JsonSave(dict(progress)),
+                }
+            ),
+            metrics=scores,
+        )
+        if not saved:
+            raise RuntimeError(
+                f"checkpoint {step} was not saved: {self._directory} already holds step "
+                f"{self.latest_step()}"
+            )
+
+    def restore(self, abstract: TrainState, *, step: int) -> Restored:
+        """Reads a whole checkpoint into the layout of `abstract`, on whatever mesh that is.
+
+        Raises:
+            UserError: a tensor is missing, unexpected, or of another shape or dtype.
+        """
+        wanted = _optimizer_tree(abstract)
+        params = self.restore_params(abstract.params, step=step)
+        self._compare(wanted, step=step, item=OPTIMIZER)
+        read = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                **{
+                    OPTIMIZER: ocp.args.StandardRestore(wanted),
+                    PROGRESS: ocp.args.JsonRestore(),
+                }
+            ),
+        )
+        optimizer = read[OPTIMIZER]
+        state = TrainState(
+            step=optimizer["step"],
+            rng=optimizer["rng"],
+            params=params,
+            opt_state=_from_nested(optimizer["state"], abstract.opt_state),
+            healthy=jax.device_put(jnp.ones((), jnp.bool_), abstract.healthy.sharding),
+        )
+        return Restored(state, read[PROGRESS])
+
+    def restore_params(self, abstract_params: Any, *, step: int) -> Any:
+        """Reads the parameters alone.
+
+        Raises:
+            UserError: a tensor is missing, unexpected, or of another shape or dtype.
+        """
+        self._compare(abstract_params, step=step, item=PARAMS)
+        args = ocp.args.Composite(**{PARAMS: ocp.args.StandardRestore(abstract_params)})
+        return self._manager.restore(step, args=args)[PARAMS]
+
+    def reached_preemption(self, step: int) -> bool:
+        """Says whether a process of this job got notice to stop; all get the same answer."""
+        return self._manager.reached_preemption(step)
+
+    def wait(self) -> None:
+        """Waits until what was saved is whole on disk."""
+        self._manager.wait_until_finished()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._manager.close()
+
+    def _compare(self, wanted: Any, *, step: int, item: str) -> None:
+        """Orbax casts dtypes silently and reports shapes late: compare before reading."""
+        where = f"{self._directory}/{step}/{item}"
+        try:
+            found_tree = self._manager.item_metadata(step)[item]
+        except (KeyError, FileNotFoundError) as error:
+            raise UserError(f"{where}: no such item in the checkpoint") from error
+        if found_tree is None:
+            raise UserError(f"{where}: no such item in the checkpoint")
+        found = _by_name(found_tree)
+        expected = _by_name(wanted)
+        for name in sorted(expected.keys() | found.keys()):
+            if name not in found:
+                raise UserError(f"{where}: tensor {name} is missing; the model here needs it")
+            if name not in expected:
+                raise UserError(f"{where}: tensor {name} is not part of the model here")
+            have, want = found[name], expected[name]
+            if tuple(have.shape) != tuple(want.shape) or have.dtype != want.dtype:
+                raise UserError(
+                    f"{where}: tensor {name} found {have.dtype}{list(have.shape)}, the model here "
+                    f"needs {want.dtype}{list(want.shape)}"
+                )
+
+
+def _handlers() -> ocp.handlers.CheckpointHandlerRegistry:
+    """Says how each item is stored, so that its metadata can be read before anything was saved."""
+    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    for item in (PARAMS, OPTIMIZER):
+        handler = ocp.StandardCheckpointHandler()
+        registry.add(item, ocp.args.StandardSave, handler)
+        registry.add(item, ocp.args.StandardRestore, handler)
+    progress = ocp.JsonCheckpointHandler()
+    registry.add(PROGRESS, ocp.args.JsonSave, progress)
+    registry.add(PROGRESS, ocp.args.JsonRestore, progress)
+    return registry
+
+
+def _optimizer_tree(state: TrainState) -> dict[str, Any]:
+    return {"step": state.step, "rng": state.rng, "state": _to_nested(state.opt_state)}
+
+
+def _parts(path: tuple[Any, ...]) -> list[str]:
+    return [jax.tree_util.keystr((entry,), simple=True) for entry in path]
+
+
+def _by_name(tree: Any) -> dict[str, Any]:
+    """Names every leaf by its path: ``{"layers/output/kernel": leaf}``."""
+    leaves = jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda node: hasattr(node, "shape") and hasattr(node, "dtype")
+    )
+    return {"/".join(_parts(path)): leaf for path, leaf in leaves}
+
+
+def _to_nested(tree: Any) -> dict[str, Any]:
+    """Turns optax's tuples into nested dicts keyed by position and field name."""
+    nested: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        *parents, last = _parts(path)
+        node = nested
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = leaf
+    return nested
+
+
+def _from_nested(nested: dict[str, Any], like: Any) -> Any:
+    def pick(path: tuple[Any, ...], _: Any) -> Any:
+        node: Any = nested
+        for part in _parts(path):
+            node = node[part]
+        return node
+
+    return jax.tree_util.tree_map_with_path(pick, like)

@@ -1,0 +1,100 @@
+"""How a run is stopped: by a signal, or by numbers that are not finite."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Mapping
+from types import FrameType, TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from bert_jax.errors import RunStopped
+from bert_jax.task import Batch
+from bert_jax.train.state import TrainState
+
+
+class StopSignal:
+    """Turns the first SIGTERM or Ctrl-C into a request to save and stop; a second one kills.
+
+    Cloud machines that are taken back get SIGTERM half a minute before.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._request)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        signal.signal(number, self._before[number])
+
+
+def dump_non_finite(
+    run_dir: epath.Path,
+    step: int,
+    state: TrainState,
+    batch: Batch,
+    metrics: Mapping[str, tuple[float, float]],
+) -> None:
+    """Writes the batch, the metrics and the parameters before it, then stops the run.
+
+    Args:
+        run_dir: gets ``non_finite_<step>/``.
+        step: the step that was not finite.
+        state: which the step left as it was before.
+        batch: the step's batch.
+        metrics: of the step.
+
+    Raises:
+        RunStopped: always.
+    """
+    folder = run_dir / f"non_finite_{step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    process = jax.process_index()
+    _save(folder / f"batch_{process}.npz", {name: _local(a) for name, a in batch.items()})
+    leaves = jax.tree_util.tree_leaves_with_path(state.params)
+    named = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves
+    }
+    _save(folder / f"params_{process}.npz", {name: _local(leaf) for name, leaf in named.items()})
+    figures = {name: {"sum": repr(s), "count": repr(c)} for name, (s, c) in metrics.items()}
+    (folder / f"metrics_{process}.json").write_text(json.dumps({"step": step, **figures}, indent=1))
+    bad = [name for name, (total, _) in metrics.items() if not np.isfinite(total)]
+    raise RunStopped(
+        f"step {step}: {', '.join(bad) or 'a gradient'} not finite; batch, metrics and the "
+        f"parameters before it are in {folder}, the last checkpoint is untouched"
+    )
+
+
+def _local(array: jax.Array) -> np.ndarray:
+    """Returns this process's part of an array, each row once."""
+    parts = {str(shard.index): shard for shard in array.addressable_shards}
+    if len(parts) == 1 or array.is_fully_replicated:
+        return jax.device_get(array.addressable_shards[0].data)
+    if array.is_fully_addressable:
+        return jax.device_get(array)
+    return np.stack([jax.device_get(shard.data) for shard in parts.values()])
+
+
+def _save(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    with path.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)

@@ -1,0 +1,72 @@
+"""Batches from this process's loader onto the mesh."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from bert_jax.parallel.rules import batch_sharding
+from bert_jax.task import Batch
+
+
+class Fed(NamedTuple):
+    """A batch on the devices."""
+
+    batch: Batch
+    tokens: int  # that are not padding, on all processes
+    waited: float  # seconds the loop stood still for it
+
+
+def feed(rows: Iterator[Mapping[str, np.ndarray]], mesh: Mesh, *, shares: int) -> Iterator[Fed]:
+    """Yields batches already on the devices.
+
+    The loop asks for the next one right after it has dispatched a step, so that reading and
+    copying run beside the devices' work.
+
+    Args:
+        rows: this process's rows of each batch.
+        mesh: over which rows are split.
+        shares: number of different shares of a batch that processes hold.
+    """
+    sharding = batch_sharding(mesh)
+
+    def place() -> Fed | None:
+        started = time.perf_counter()
+        host = next(rows, None)
+        waited = time.perf_counter() - started
+        if host is None:
+            return None
+        tokens = int(np.count_nonzero(host["segment_ids"])) * shares
+        return Fed(to_devices(host, sharding, shares=shares), tokens, waited)
+
+    while (fed := place()) is not None:
+        yield fed
+
+
+def to_devices(
+    host: Mapping[str, np.ndarray], sharding: NamedSharding, *, shares: int
+) -> dict[str, jax.Array]:
+    """Returns this process's rows as part of the global batch."""
+    return {
+        name: jax.make_array_from_process_local_data(
+            sharding, array, (array.shape[0] * shares, *array.shape[1:])
+        )
+        for name, array in host.items()
+    }
+
+
+def abstract_batch(
+    host: Mapping[str, np.ndarray], sharding: NamedSharding, *, shares: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of the global batch, to compile for before the first one comes."""
+    return {
+        name: jax.ShapeDtypeStruct(
+            (array.shape[0] * shares, *array.shape[1:]), array.dtype, sharding=sharding
+        )
+        for name, array in host.items()
+    }

@@ -1,0 +1,362 @@
+"""The one train loop.
+
+Read `train` from top to bottom: set up, abstract state, restore or initialise, then for each
+phase and step: take the next batch (already on the devices), dispatch step N, and only then read
+the metrics of step N−1, so that the devices never wait for the host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from etils import epath
+from jax.sharding import Mesh
+
+from bert_jax.data.loader import Loader
+from bert_jax.data.position import Position
+from bert_jax.errors import UserError
+from bert_jax.parallel.mesh import Share
+from bert_jax.parallel.rules import batch_parts
+from bert_jax.task import Batch, Task
+from bert_jax.train import metrics as sums_of
+from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.compiled import compile_evaluation, compile_train_step
+from bert_jax.train.dump import StopSignal, dump_non_finite
+from bert_jax.train.feed import Fed, feed
+from bert_jax.train.plateau import Plateau
+from bert_jax.train.progress import Progress
+from bert_jax.train.sections import PhaseSection, TrainSection
+from bert_jax.train.state import (
+    ModelDefinition,
+    TrainState,
+    abstract_state,
+    define_model,
+    initialise,
+)
+from bert_jax.train.step import RngName
+from bert_jax.train.throughput import Meter
+from bert_jax.train.writer import Writer
+
+HostBatches = AbstractContextManager[Iterator[Mapping[str, np.ndarray]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A phase with its data opened."""
+
+    section: PhaseSection
+    loader: Loader
+    flops_per_row: float
+    evaluate: Callable[[], HostBatches] | None  # one pass over the validation split
+    plateau: Plateau | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that a run is made of, put together by the command line."""
+
+    task: Task
+    phases: Sequence[Phase]
+    optimizer: Callable[[ModelDefinition], optax.GradientTransformation]
+    schedule: optax.Schedule
+    section: TrainSection
+    rng: RngName
+    mesh: Mesh
+    share: Share
+    seed: int
+    run_dir: epath.Path
+    checkpointer: Checkpointer
+    initial_params: Callable[[Any], Any] | None  # abstract parameters → parameters to start from
+
+
+@dataclasses.dataclass
+class Cursor:
+    """Where the run stands; saved with the state."""
+
+    step: int = 0  # of the run
+    phase: int = 0
+    phase_step: int = 0
+    position: Position | None = None
+    window: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON."""
+        position = None if self.position is None else self.position.model_dump()
+        return {**dataclasses.asdict(self), "position": position}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Cursor:
+        """Reads what `to_json` returned."""
+        position = saved["position"]
+        return cls(
+            step=saved["step"],
+            phase=saved["phase"],
+            phase_step=saved["phase_step"],
+            position=None if position is None else Position.model_validate(position),
+            window={name: (pair[0], pair[1]) for name, pair in saved["window"].items()},
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    interrupted: bool
+    scores: Mapping[str, float]  # of the last evaluation
+
+
+def train(
+    job: Job,
+    *,
+    make_writer: Callable[[int], Writer],
+    make_progress: Callable[[int, int], Progress],
+) -> Outcome:
+    """Runs a job to its end, from its last checkpoint where there is one.
+
+    Args:
+        job: everything that decides the numbers.
+        make_writer: from the step resumed at.
+        make_progress: from the step resumed at and the step the run ends at.
+
+    Raises:
+        RunStopped: the loss or a gradient was not finite; what led there has been written out.
+        UserError: the checkpoint belongs to other data, another model or another seed.
+    """
+    model = define_model(job.task)
+    optimizer = job.optimizer(model)
+    abstract = abstract_state(model, optimizer, job.mesh)
+    state, cursor = _restore_or_initialise(job, optimizer, abstract)
+    writer = make_writer(cursor.step)
+    progress = make_progress(cursor.step, _last_step(job, cursor))
+    run = _Run(job, model, optimizer, writer, progress, state, cursor)
+    try:
+        with (
+            jax.set_mesh(job.mesh),
+            jax.transfer_guard_device_to_host("disallow"),
+            StopSignal() as stop,
+        ):
+            for index, phase in enumerate(job.phases):
+                if index < cursor.phase or run.interrupted:
+                    continue
+                if index > cursor.phase:
+                    cursor.phase, cursor.phase_step, cursor.position = index, 0, None
+                run.phase(phase, stop)
+        job.checkpointer.wait()
+    finally:
+        progress.close()
+        writer.close()
+    return Outcome(cursor.step, run.interrupted, run.scores)
+
+
+class _Run:
+    """A run in motion: the state, where it stands, and who is told."""
+
+    def __init__(
+        self,
+        job: Job,
+        model: ModelDefinition,
+        optimizer: optax.GradientTransformation,
+        writer: Writer,
+        progress: Progress,
+        state: TrainState,
+        cursor: Cursor,
+    ) -> None:
+        self.job, self.model, self.optimizer = job, model, optimizer
+        self.writer, self.progress = writer, progress
+        self.state, self.cursor = state, cursor
+        self.interrupted = False
+        self.scores: Mapping[str, float] = {}
+
+    def phase(self, phase: Phase, stop: StopSignal) -> None:
+        """Runs one phase from where the cursor stands to its end."""
+        job, cursor, steps = self.job, self.cursor, phase.section.steps
+        if cursor.phase_step >= steps:
+            return
+        # Batches are counted in rows: after a change of batch size the two counts differ.
+        first_batch = phase.loader.check(cursor.position) if cursor.position else 0
+        offset = first_batch - cursor.phase_step
+        meter = Meter(flops_per_row=phase.flops_per_row)
+        if phase.plateau:
+            self.progress.say(phase.plateau.expectation(), style="dim")
+        evaluation = compile_evaluation(job.task, self.model, job.mesh)
+        step_fn = None
+        running: tuple[Fed, Any] | None = None
+        with phase.loader.batches(first_step=first_batch) as rows:
+            for fed in feed(rows, job.mesh, shares=job.share.count):
+                if step_fn is None:
+                    step_fn = compile_train_step(
+                        job.task,
+                        self.model,
+                        self.optimizer,
+                        job.schedule,
+                        self.state,
+                        fed.batch,
+                        accumulation=phase.section.accumulation,
+                        rng=job.rng,
+                    )
+                previous, (self.state, metrics) = running, step_fn(self.state, fed.batch)
+                running = (fed, metrics)
+                if previous is not None:
+                    self._finish_step(phase, previous, meter, offset)
+                due = cursor.phase_step + 1
+                stopping = self._must_stop(stop)
+                if self._wants_pause(due, cursor.step + 1, steps) or stopping:
+                    self._finish_step(phase, running, meter, offset)
+                    running = None
+                    self._pause(phase, evaluation, last=due >= steps, stopping=stopping)
+                    meter.restart()
+                    if self.interrupted or cursor.phase_step >= steps:
+                        return
+
+    def _must_stop(self, stop: StopSignal) -> bool:
+        """Says whether to save and stop. Processes must agree, so several ask their coordinator."""
+        if jax.process_count() == 1:
+            return stop.requested
+        return self.job.checkpointer.reached_preemption(self.cursor.step)
+
+    def _wants_pause(self, phase_step: int, step: int, steps: int) -> bool:
+        section = self.job.section
+        return (
+            phase_step >= steps
+            or step % section.checkpoint.every == 0
+            or (section.evaluation is not None and step % section.evaluation.every == 0)
+        )
+
+    def _finish_step(
+        self, phase: Phase, running: tuple[Fed, Any], meter: Meter, offset: int
+    ) -> None:
+        """Reads a step's metrics, moves the cursor past it and reports when it is time."""
+        job, cursor = self.job, self.cursor
+        fed, on_device = running
+        metrics = sums_of.to_host(on_device)
+        if not metrics.pop("healthy")[0]:
+            dump_non_finite(job.run_dir, cursor.step + 1, self.state, fed.batch, metrics)
+        cursor.step += 1
+        cursor.phase_step += 1
+        cursor.position = phase.loader.position(cursor.phase_step + offset)
+        cursor.window = sums_of.add(cursor.window, metrics)
+        meter.add(tokens=fed.tokens, rows=phase.section.batch_size, waited=fed.waited)
+        if cursor.step % job.section.log_every == 0:
+            self._report(phase, meter)
+
+    def _report(self, phase: Phase, meter: Meter) -> None:
+        cursor, window = self.cursor, self.cursor.window
+        extra = sums_of.select(window, "learning_rate", "gradient_norm")
+        scores = self.job.task.score(window) | extra
+        throughput = meter.read()
+        self.writer.write("train", cursor.step, scores)
+        speed = {name: value for name, value in throughput._asdict().items() if value is not None}
+        self.writer.write("speed", cursor.step, speed)
+        self.progress.report(cursor.step, scores, throughput)
+        if phase.plateau and (
+            warning := phase.plateau.warn(step=cursor.step, mlm_loss=scores["mlm_loss"])
+        ):
+            self.progress.say(warning, style="yellow")
+        cursor.window = {}
+
+    def _pause(
+        self,
+        phase: Phase,
+        evaluation: Callable[[Any, Batch], Any],
+        *,
+        last: bool,
+        stopping: bool,
+    ) -> None:
+        """Evaluates and saves, each when it is due; both at the end of a phase."""
+        section, step = self.job.section, self.cursor.step
+        scores = None
+        if (
+            section.evaluation is not None
+            and phase.evaluate is not None
+            and (last or step % section.evaluation.every == 0)
+        ):
+            scores = self._evaluate(phase, phase.evaluate, evaluation)
+        if last or stopping or step % section.checkpoint.every == 0:
+            self.job.checkpointer.save(
+                self.state, step=step, progress=self.cursor.to_json(), scores=scores
+            )
+        if stopping and not last:
+            self.interrupted = True
+            self.progress.say(f"stopped at step {step}, saved; the same command goes on from here")
+
+    def _evaluate(
+        self,
+        phase: Phase,
+        open_batches: Callable[[], HostBatches],
+        evaluation: Callable[[Any, Batch], Any],
+    ) -> dict[str, float]:
+        totals = evaluate(
+            evaluation, self.state.params, open_batches, self.job.mesh, shares=self.job.share.count
+        )
+        self.scores = scores = self.job.task.score(totals)
+        self.writer.write("validation", self.cursor.step, scores)
+        place = phase.plateau.place(scores["mlm_loss"]) if phase.plateau else None
+        self.progress.evaluated(self.cursor.step, scores, place)
+        return scores
+
+
+def evaluate(
+    evaluation: Callable[[Any, Batch], Any],
+    params: Any,
+    open_batches: Callable[[], HostBatches],
+    mesh: Mesh,
+    *,
+    shares: int,
+) -> dict[str, tuple[float, float]]:
+    """Returns the summed metrics of one pass over an evaluation split, every example once.
+
+    Args:
+        evaluation: from `compile_evaluation`.
+        params: on the mesh.
+        open_batches: opens the pass.
+        mesh: of all processes.
+        shares: number of different shares of a batch that processes hold.
+    """
+    totals: dict[str, tuple[float, float]] = {}
+    with open_batches() as rows:
+        for fed in feed(rows, mesh, shares=shares):
+            totals = sums_of.add(totals, sums_of.to_host(evaluation(params, fed.batch)))
+    return totals
+
+
+def _restore_or_initialise(
+    job: Job, optimizer: optax.GradientTransformation, abstract: TrainState
+) -> tuple[TrainState, Cursor]:
+    step = job.checkpointer.latest_step()
+    if step is not None:
+        restored = job.checkpointer.restore(abstract, step=step)
+        cursor = Cursor.from_json(restored.progress)
+        return restored.state, cursor
+    with jax.set_mesh(job.mesh):
+        state = initialise(job.task, optimizer, abstract, seed=job.seed)
+    if job.initial_params is not None:
+        state = state._replace(params=job.initial_params(abstract.params))
+    return state, Cursor()
+
+
+def _last_step(job: Job, cursor: Cursor) -> int:
+    ahead = job.section.phases[cursor.phase :]
+    return cursor.step - cursor.phase_step + sum(phase.steps for phase in ahead)
+
+
+def check_batches(section: TrainSection, mesh: Mesh) -> None:
+    """Refuses batch sizes that cannot be dealt evenly to devices and microbatches.
+
+    Raises:
+        UserError: naming the phase and the multiple that is allowed.
+    """
+    parts = batch_parts(mesh)
+    for index, phase in enumerate(section.phases):
+        unit = parts * phase.accumulation
+        if phase.batch_size % unit:
+            raise UserError(
+                f"train.phases.{index}.batch_size: found {phase.batch_size}, allowed: a multiple "
+                f"of {unit} (data × fsdp = {parts}, accumulation {phase.accumulation})"
+            )

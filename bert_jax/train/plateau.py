@@ -1,0 +1,72 @@
+"""What a normal loss is, and whether the run is stuck where BERT runs get stuck.
+
+A masked language model first learns how often each piece occurs. At that point its loss equals
+the unigram entropy of the corpus, and it can stay there for thousands of steps before attention
+starts to use the context. "Is 7 normal?" is the question asked most about BERT pretraining.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Final
+
+# Nats above or below the entropy that count as sitting on it: small runs scatter by about that.
+TOLERANCE: Final = 0.02
+# Steps after which a BERT with a sane learning rate has left the plateau: the paper's warm-up.
+PATIENCE_STEPS: Final = 10_000
+
+
+class Plateau:
+    """Compares the masked-language-model loss with what the corpus says is normal."""
+
+    def __init__(self, *, unigram_entropy: float, vocab_size: int, window: int = 5) -> None:
+        """Takes the corpus' figures.
+
+        Args:
+            unigram_entropy: of the corpus, in nats, measured when the examples were made.
+            vocab_size: pieces.
+            window: reports that must all lie on the plateau before a warning.
+        """
+        self._entropy = unigram_entropy
+        self._start = math.log(vocab_size)
+        self._recent: deque[float] = deque(maxlen=window)
+        self._warned = False
+
+    def expectation(self) -> str:
+        """Returns the line shown when a run starts."""
+        return (
+            f"normal MLM loss: {self._start:.1f} at the start (ln of the vocabulary), then near "
+            f"{self._entropy:.2f} (unigram entropy of this corpus) while the model knows only how "
+            f"frequent each piece is; below it once it reads the context"
+        )
+
+    def place(self, mlm_loss: float) -> str:
+        """Returns in words where a loss stands."""
+        if mlm_loss > self._entropy * (1 + TOLERANCE):
+            return "above the unigram entropy"
+        if mlm_loss >= self._entropy * (1 - TOLERANCE):
+            return "on the unigram plateau"
+        return f"{self._entropy - mlm_loss:.2f} below the unigram entropy"
+
+    def warn(self, *, step: int, mlm_loss: float, patience: int = PATIENCE_STEPS) -> str | None:
+        """Returns a warning, once, when the loss has sat on the plateau for too long.
+
+        Args:
+            step: optimizer steps done.
+            mlm_loss: mean since the last report, in nats.
+            patience: steps within which sitting there is normal.
+        """
+        self._recent.append(mlm_loss)
+        stuck = len(self._recent) == self._recent.maxlen and all(
+            abs(loss - self._entropy) <= TOLERANCE * self._entropy for loss in self._recent
+        )
+        if self._warned or not stuck or step < patience:
+            return None
+        self._warned = True
+        return (
+            f"step {step}: MLM loss {mlm_loss:.2f} has stayed at the unigram entropy "
+            f"{self._entropy:.2f}: the model does not use the context yet. Usual causes: learning "
+            f"rate too high or too low, warm-up too short, batch too small, post-LayerNorm with "
+            f"many layers and no warm-up"
+        )

@@ -1,0 +1,91 @@
+"""The train loop's settings."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pydantic
+
+from bert_jax.errors import UserError
+from bert_jax.optim.optimizer import OptimizerSection
+from bert_jax.optim.schedule import Stretch
+from bert_jax.section import Section
+
+
+class PhaseSection(Section):
+    """A stretch of a run with one dataset, sequence length and batch size.
+
+    A phase that names its own learning rate starts a schedule of its own (warm-up and decay over
+    it and the phases after it that name none); otherwise one schedule spans the run, as in the
+    release's 90% at 128 tokens and 10% at 512.
+    """
+
+    dataset: str
+    steps: int = pydantic.Field(ge=1)
+    seq_length: int = pydantic.Field(512, ge=8)
+    batch_size: int = pydantic.Field(256, ge=1)
+    accumulation: int = pydantic.Field(1, ge=1)
+    max_predictions: int | None = pydantic.Field(None, ge=1)
+    learning_rate: float | None = pydantic.Field(None, gt=0)
+    warmup_steps: int | None = pydantic.Field(None, ge=0)
+
+
+class EvaluationSection(Section):
+    """Evaluation on the validation split while training."""
+
+    every: int = pydantic.Field(1000, ge=1)
+    batch_size: int | None = pydantic.Field(None, ge=1)
+    examples: int | None = pydantic.Field(None, ge=1)
+
+
+class CheckpointSection(Section):
+    """When to save and what to keep."""
+
+    every: int = pydantic.Field(1000, ge=1)
+    keep_last: int = pydantic.Field(3, ge=1)
+    keep_best: int = pydantic.Field(1, ge=0)
+
+
+class TrainSection(Section):
+    """The run: phases, evaluation, checkpoints, reports."""
+
+    phases: tuple[PhaseSection, ...] = pydantic.Field(min_length=1)
+    evaluation: EvaluationSection | None = EvaluationSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    log_every: int = pydantic.Field(10, ge=1)
+    rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of all phases."""
+        return sum(phase.steps for phase in self.phases)
+
+
+def stretches(section: TrainSection, optimizer: OptimizerSection) -> list[Stretch]:
+    """Returns the run's schedule as stretches of warm-up and decay.
+
+    Raises:
+        UserError: warm-up without a learning rate of its own, or longer than its stretch.
+    """
+    found: list[Stretch] = []
+    for index, phase in enumerate(section.phases):
+        own = phase.learning_rate is not None
+        if not own and phase.warmup_steps is not None:
+            raise UserError(
+                f"train.phases.{index}.warmup_steps: found {phase.warmup_steps}, allowed: only "
+                f"beside a learning_rate of the phase's own"
+            )
+        if own or not found:
+            peak = phase.learning_rate if own else optimizer.learning_rate
+            warmup = phase.warmup_steps if own else optimizer.warmup_steps
+            found.append(Stretch(phase.steps, peak or 0.0, warmup or 0))
+        else:
+            last = found[-1]
+            found[-1] = last._replace(steps=last.steps + phase.steps)
+    for stretch in found:
+        if stretch.warmup_steps > stretch.steps:
+            raise UserError(
+                f"optimizer.warmup_steps: found {stretch.warmup_steps}, allowed: at most the "
+                f"{stretch.steps} steps of its schedule"
+            )
+    return found

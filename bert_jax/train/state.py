@@ -1,0 +1,112 @@
+"""What a step changes: parameters, optimizer, random key, step; and how each lies on the mesh."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from bert_jax.parallel.rules import moment_sharding, parameter_sharding, replicated
+from bert_jax.task import Task
+
+Tree = Any
+
+
+class TrainState(NamedTuple):
+    """Everything a step reads and writes, as plain arrays (never NNX objects)."""
+
+    step: jax.Array  # int32 []: optimizer steps done
+    rng: jax.Array  # uint32 [2]: key data from which every step derives its own keys
+    params: Tree  # nested dict of float32 arrays
+    opt_state: Tree  # optax state
+    healthy: jax.Array  # bool []: False once a loss or gradient was not finite; freezes the rest
+
+
+class ModelDefinition(NamedTuple):
+    """The model without its numbers."""
+
+    graphdef: Any  # what `nnx.merge` needs beside the parameters
+    params: Tree  # nested dict of ShapeDtypeStruct
+    axes: Tree  # nested dict of logical axes
+
+
+def define_model(task: Task) -> ModelDefinition:
+    """Returns a task's model as structure, shapes and logical axes, allocating nothing."""
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: task.build(nnx.Rngs(params=0))))
+    axes = jax.tree.map(
+        lambda param: param.logical, state, is_leaf=lambda node: isinstance(node, nnx.Variable)
+    )
+    return ModelDefinition(graphdef, nnx.to_pure_dict(state), nnx.to_pure_dict(axes))
+
+
+def abstract_params(model: ModelDefinition, mesh: Mesh) -> Tree:
+    """Returns the parameters' shapes, dtypes and layouts on a mesh.
+
+    Raises:
+        UserError: an axis of the mesh does not divide the parameter axis it splits.
+    """
+
+    def place(path: Any, leaf: Any, axes: Any) -> jax.ShapeDtypeStruct:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return _with(leaf, parameter_sharding(mesh, axes, leaf.shape, name=name))
+
+    return jax.tree_util.tree_map_with_path(place, model.params, model.axes)
+
+
+def abstract_state(
+    model: ModelDefinition, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+    """Returns the state's shapes, dtypes and layouts: what is initialised, compiled for, restored.
+
+    Raises:
+        UserError: an axis of the mesh does not divide the parameter axis it splits.
+    """
+    everywhere = replicated(mesh)
+    opt_state = optax.tree_map_params(
+        optimizer,
+        lambda leaf, axes: _with(leaf, moment_sharding(mesh, axes, leaf.shape)),
+        jax.eval_shape(optimizer.init, model.params),
+        model.axes,
+        transform_non_params=lambda leaf: _with(leaf, everywhere),
+    )
+    return TrainState(
+        step=jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),
+        rng=jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=everywhere),
+        params=abstract_params(model, mesh),
+        opt_state=opt_state,
+        healthy=jax.ShapeDtypeStruct((), jnp.bool_, sharding=everywhere),
+    )
+
+
+def initialise(
+    task: Task, optimizer: optax.GradientTransformation, abstract: TrainState, *, seed: int
+) -> TrainState:
+    """Returns a fresh state. The numbers depend on the seed alone, not on the mesh.
+
+    Args:
+        task: builds the model.
+        optimizer: gives the optimizer's first state.
+        abstract: from `abstract_state`.
+        seed: of the whole run.
+    """
+
+    def draw() -> TrainState:
+        model_key, run_key = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
+        params = nnx.to_pure_dict(nnx.split(task.build(nnx.Rngs(params=model_key)))[1])
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            rng=jax.random.key_data(run_key),
+            params=params,
+            opt_state=optimizer.init(params),
+            healthy=jnp.ones((), jnp.bool_),
+        )
+
+    return jax.jit(draw, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))()
+
+
+def _with(leaf: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -1,0 +1,125 @@
+"""One optimizer step and one evaluation step, as pure functions to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from bert_jax.parallel.rules import constrain
+from bert_jax.task import Batch, Metrics, Task
+from bert_jax.train.state import ModelDefinition, TrainState
+
+RngName = Literal["threefry2x32", "rbg", "unsafe_rbg"]
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+EvaluationStep = Callable[[Any, Batch], Metrics]
+
+
+def make_train_step(
+    task: Task,
+    model: ModelDefinition,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    *,
+    accumulation: int,
+    rng: RngName,
+) -> TrainStep:
+    """Returns ``step(state, batch) -> (state, metrics)``.
+
+    The divisors of the loss are taken over the whole global batch before it is cut into
+    microbatches, so accumulation changes memory and nothing else. A step whose loss or gradient
+    is not finite leaves the state as it was and marks it unhealthy; later steps then leave it
+    alone too, so that what stopped the run can be looked at.
+
+    Args:
+        task: gives loss and divisors.
+        model: structure of the task's model.
+        optimizer: from `make_optimizer`.
+        schedule: only to report the learning rate.
+        accumulation: microbatches per step.
+        rng: the generator of dropout bits. The state holds a threefry key whichever it is.
+    """
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        weights = task.weights(batch)
+
+        def loss(params: Any, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+            bound = nnx.merge(model.graphdef, params)
+            return task.loss(bound, microbatch, weights=weights, dropout_key=key)
+
+        grad = jax.value_and_grad(loss, has_aux=True)
+        key = dropout_key(state, rng)
+        if accumulation == 1:
+            (value, metrics), grads = grad(state.params, batch, key)
+        else:
+            value, metrics, grads = _accumulate(grad, state.params, batch, key, accumulation)
+
+        norm = optax.global_norm(grads)
+        healthy = state.healthy & jnp.isfinite(value) & jnp.isfinite(norm)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        changed = TrainState(state.step + 1, state.rng, params, opt_state, healthy)
+        kept = state._replace(healthy=healthy)
+        new_state = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), changed, kept)
+
+        one = jnp.ones((), jnp.float32)
+        metrics = metrics | {
+            "loss": (value, one),
+            "gradient_norm": (norm, one),
+            "learning_rate": (schedule(state.step), one),
+            "healthy": (healthy.astype(jnp.float32), one),
+        }
+        return new_state, metrics
+
+    return step
+
+
+def make_evaluation_step(task: Task, model: ModelDefinition) -> EvaluationStep:
+    """Returns ``step(params, batch) -> metrics``, without dropout."""
+
+    def step(params: Any, batch: Batch) -> Metrics:
+        bound = nnx.merge(model.graphdef, params)
+        _, metrics = task.loss(bound, batch, weights=task.weights(batch), dropout_key=None)
+        return metrics
+
+    return step
+
+
+def dropout_key(state: TrainState, rng: RngName) -> jax.Array:
+    """Returns the key of this step: a function of the run's key and the step alone."""
+    run_key = jax.random.wrap_key_data(state.rng, impl="threefry2x32")
+    key = jax.random.fold_in(run_key, state.step)
+    if rng == "threefry2x32":
+        return key
+    return jax.random.wrap_key_data(jax.random.bits(key, (4,), jnp.uint32), impl=rng)
+
+
+def _accumulate(
+    grad: Callable[..., Any], params: Any, batch: Batch, key: jax.Array, parts: int
+) -> tuple[jax.Array, Metrics, Any]:
+    """Sums value, metrics and gradients over microbatches, one at a time in memory."""
+    microbatches = {name: _cut(array, parts) for name, array in batch.items()}
+
+    def add(total: Any, part: tuple[jax.Array, Mapping[str, jax.Array]]) -> tuple[Any, None]:
+        index, microbatch = part
+        (value, metrics), grads = grad(params, microbatch, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, total, (value, metrics, grads)), None
+
+    first = jax.tree.map(lambda array: array[0], microbatches)
+    (value, metrics), grads = jax.eval_shape(grad, params, first, key)
+    zero = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (value, metrics, grads)
+    )
+    total, _ = jax.lax.scan(add, zero, (jnp.arange(parts), microbatches))
+    return total
+
+
+def _cut(array: jax.Array, parts: int) -> jax.Array:
+    """[B, …] → [parts, B/parts, …], every device cutting its own rows: nothing is moved."""
+    rows = array.shape[0]
+    cut = array.reshape(rows // parts, parts, *array.shape[1:]).swapaxes(0, 1)
+    return constrain(cut, "microbatches", "batch", *("rest",) * (array.ndim - 1))

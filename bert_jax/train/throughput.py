@@ -1,0 +1,62 @@
+"""Tokens, FLOPs and waiting between two reports."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import jax
+
+from bert_jax.parallel.hardware import peak_flops
+
+
+class Throughput(NamedTuple):
+    """Speed since the last report."""
+
+    tokens_per_second: float  # that are not padding
+    rows_per_second: float
+    input_share: float  # of the time, spent standing still for the next batch
+    mfu: float | None  # model FLOPs over the devices' peak; None where the peak is unknown
+
+
+class Meter:
+    """Counts what passes between reports."""
+
+    def __init__(self, *, flops_per_row: float) -> None:
+        """Starts the clock.
+
+        Args:
+            flops_per_row: model FLOPs of one row, forward and backward.
+        """
+        self._flops_per_row = flops_per_row
+        peak = peak_flops(jax.devices()[0])
+        self._peak = None if peak is None else peak * jax.device_count()
+        self._reset()
+
+    def add(self, *, tokens: int, rows: int, waited: float) -> None:
+        """Counts one step: non-padding tokens, rows, seconds stood still for input."""
+        self._tokens += tokens
+        self._rows += rows
+        self._waited += waited
+
+    def read(self) -> Throughput:
+        """Returns the speed since the last reading, and starts anew."""
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        mfu = None
+        if self._peak is not None:
+            mfu = self._rows * self._flops_per_row / seconds / self._peak
+        found = Throughput(
+            self._tokens / seconds, self._rows / seconds, self._waited / seconds, mfu
+        )
+        self._reset()
+        return found
+
+    def restart(self) -> None:
+        """Starts the clock anew after a pause, so that evaluation does not count as slow training."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._started = time.perf_counter()
+        self._tokens = 0
+        self._rows = 0
+        self._waited = 0.0

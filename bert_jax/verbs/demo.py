@@ -1,0 +1,119 @@
+"""`bert-jax demo`: the main job, text to filled masks, in minutes on a laptop."""
+
+from __future__ import annotations
+
+import importlib.resources
+import math
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from etils import epath
+from rich.console import Console
+
+from bert_jax.config import RunConfig, load_config, need
+from bert_jax.data.provenance import PROVENANCE_NAME, read_provenance
+from bert_jax.verbs.evaluate import Evaluation, evaluate
+from bert_jax.verbs.examples import examples
+from bert_jax.verbs.fill_mask import Filled, fill_mask
+from bert_jax.verbs.pretrain import pretrain
+from bert_jax.verbs.vocab import vocab
+from pipelines.python_docs import write_python_docs
+
+SENTENCES: Final = (
+    "the function returns a [MASK] .",
+    "if the file does not exist , an [MASK] is raised .",
+    "return true if all elements of the [MASK] are true .",
+)
+
+
+class Demo(NamedTuple):
+    """What the demo came to."""
+
+    config: RunConfig
+    unigram_entropy: float
+    evaluation: Evaluation
+    filled: list[Filled]
+    seconds: float
+
+
+def demo(
+    directory: str = "runs/demo",
+    *,
+    overrides: Sequence[str] = (),
+    console: Console | None = None,
+) -> Demo:
+    """Makes a vocabulary, examples, a model on a mesh of simulated devices, and tries it.
+
+    Each part that is already there is kept, so an interrupted demo goes on where it stopped.
+
+    Args:
+        directory: where everything goes.
+        overrides: ``key=value`` over ``configs/demo.yaml``.
+        console: where it is told.
+    """
+    started = time.monotonic()
+    console = console or Console()
+    config = demo_config(directory, overrides)
+    text = epath.Path(directory) / "text"
+
+    console.rule("text: this Python's own documentation")
+    if not list(text.glob("*.txt")):
+        write_python_docs(text, max_bytes=None)
+    console.rule("vocab: text → tokenizer")
+    section = need(config.vocab, "vocab", "demo")
+    if not (epath.Path(section.output) / "vocab.txt").exists():
+        vocab(config)
+    console.print(f"{section.size} pieces in {section.output}")
+    console.rule("examples: text + tokenizer → dataset")
+    dataset = epath.Path(need(config.examples, "examples", "demo").output)
+    if not (dataset / PROVENANCE_NAME).exists():
+        examples(config, console=console)
+    console.rule("pretrain: dataset → checkpoints, on 2 × 2 × 2 simulated devices")
+    pretrain(config, console=console)
+    console.rule("evaluate: held-out text, every example once")
+    run_dir = need(config.run_dir, "run_dir", "demo")
+    result = evaluate(run_dir, mesh=config.mesh, console=console)
+    entropy = read_provenance(dataset).corpus.unigram_entropy
+    _tell(result, entropy, console)
+    console.rule("fill-mask")
+    filled = fill_mask(run_dir, SENTENCES, console=console)
+    seconds = time.monotonic() - started
+    console.rule(f"done in {seconds:.0f} s")
+    console.print(
+        f"The run lies in {run_dir}. Next:\n"
+        f'  bert-jax fill-mask {run_dir} "the [MASK] module"\n'
+        f"  tensorboard --logdir {run_dir}/tensorboard\n"
+        f"  bert-jax pretrain configs/pretrain/base.yaml    (your own corpus: see README.md)",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    return Demo(config, entropy, result, filled, seconds)
+
+
+def demo_config(directory: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Returns ``configs/demo.yaml`` with everything below `directory`."""
+    places = {
+        "run_dir": "run",
+        "tokenizer": "tokenizer",
+        "vocab.output": "tokenizer",
+        "examples.tokenizer": "tokenizer",
+        "examples.output": "dataset",
+        "train.phases.0.dataset": "dataset",
+    }
+    moved = [f"{key}={directory}/{place}" for key, place in places.items()]
+    moved += [f"{key}.input=['{directory}/text/*.txt']" for key in ("vocab", "examples")]
+    with importlib.resources.as_file(importlib.resources.files("configs") / "demo.yaml") as path:
+        return load_config(path, [*moved, *overrides])
+
+
+def _tell(result: Evaluation, entropy: float, console: Console) -> None:
+    """Says whether the model learnt anything, in the two figures that show it."""
+    mlm, nsp = result.scores["mlm_loss"], result.scores["nsp_accuracy"]
+    error = math.sqrt(0.25 / result.examples)
+    console.print(
+        f"MLM loss {mlm:.2f} on held-out text; {entropy:.2f} would be knowing only how frequent "
+        f"each piece is. NSP accuracy {nsp:.1%}; chance is 50% ± {error:.1%}.",
+        soft_wrap=True,
+    )

@@ -1,0 +1,83 @@
+"""What the doctor found, and how it is shown."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+Level = Literal["ok", "warn", "problem"]
+
+_STYLES: Final[dict[Level, str]] = {"ok": "green", "warn": "yellow", "problem": "bold red"}
+
+
+class Finding(NamedTuple):
+    """One thing looked at: ``Finding("warn", "disk", "1.2 GB free in /tmp, room for …")``.
+
+    `problem`: a run will fail. `warn`: it may, or will be slower than it could.
+    """
+
+    level: Level
+    topic: str
+    text: str
+
+
+class DoctorReport(NamedTuple):
+    """Everything looked at, in the order in which a run would meet it."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no problem; warnings are allowed."""
+        return not self.of_level("problem")
+
+    def of_level(self, level: Level) -> list[Finding]:
+        """Returns the findings of one level."""
+        return [finding for finding in self.findings if finding.level == level]
+
+
+def ok(topic: str, text: str) -> Finding:
+    """Returns a finding that is as it should be."""
+    return Finding("ok", topic, text)
+
+
+def warn(topic: str, text: str) -> Finding:
+    """Returns a finding that may go wrong."""
+    return Finding("warn", topic, text)
+
+
+def problem(topic: str, text: str) -> Finding:
+    """Returns a finding that will go wrong."""
+    return Finding("problem", topic, text)
+
+
+def render(report: DoctorReport, console: Console) -> None:
+    """Shows a report: a line per finding, then what it comes to.
+
+    Args:
+        report: of `doctor`.
+        console: on a terminal in colour and wrapped to its width; elsewhere plain lines, one a
+            finding, for grep.
+    """
+    if console.is_terminal:
+        table = Table.grid(padding=(0, 2))
+        for level, topic, text in report.findings:
+            table.add_row(f"[{_STYLES[level]}]{level}[/]", topic, _escaped(text))
+        console.print(table)
+    else:
+        for level, topic, text in report.findings:
+            console.print(
+                f"{level:<8}{topic}: {text}", markup=False, highlight=False, soft_wrap=True
+            )
+    problems, warnings = len(report.of_level("problem")), len(report.of_level("warn"))
+    console.print(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", highlight=False)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,145 @@
+"""A run directory: what makes it self-contained, written by one verb and read by the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib import metadata
+from typing import Any, Final, NamedTuple
+
+from etils import epath
+
+from bert_jax.config import RunConfig, dump_config, load_config, need
+from bert_jax.errors import UserError
+from bert_jax.model.config import Architecture, ModelSection, resolve_architecture
+from bert_jax.objectives import make_objective
+from bert_jax.task import Task
+from bert_jax.text import Tokenizer, load_tokenizer
+
+CONFIG: Final = "config.yaml"
+TOKENIZER: Final = "tokenizer"
+CHECKPOINTS: Final = "checkpoints"
+PROVENANCE: Final = "provenance.json"
+
+
+class Run(NamedTuple):
+    """A run directory opened."""
+
+    directory: epath.Path
+    config: RunConfig
+    tokenizer: Tokenizer
+    architecture: Architecture
+    task: Task
+
+
+def open_run(directory: epath.PathLike) -> Run:
+    """Opens what `pretrain` (or `import`) wrote.
+
+    Args:
+        directory: local or gs://.
+
+    Raises:
+        UserError: it is no run directory.
+    """
+    root = epath.Path(directory)
+    if not (root / CONFIG).exists():
+        what = "no config.yaml in it" if root.exists() else "no such directory"
+        raise UserError(f"{root}: {what}; expected a run directory of `bert-jax pretrain`")
+    config = load_config(root / CONFIG)
+    tokenizer = load_tokenizer(root / TOKENIZER)
+    section = need(config.model, "model", "pretrain")
+    architecture = resolve_architecture(section, vocab_size=tokenizer.vocab_size)
+    task = make_task(config, architecture, tokenizer)
+    return Run(root, config, tokenizer, architecture, task)
+
+
+def make_task(config: RunConfig, architecture: Architecture, tokenizer: Tokenizer) -> Task:
+    """Returns the run's objective."""
+    section = need(config.model, "model", "pretrain")
+    return make_objective(
+        config.objective,
+        architecture=architecture,
+        execution=section.execution,
+        tokenizer=tokenizer,
+    )
+
+
+def write_run(
+    config: RunConfig,
+    *,
+    architecture: Architecture,
+    tokenizer: Tokenizer,
+    datasets: dict[str, str],
+    init_from: str | None,
+) -> epath.Path:
+    """Makes the run directory: resolved config.yaml, tokenizer/, provenance.json.
+
+    A run that resumes keeps the architecture it began with.
+
+    Args:
+        config: as the user gave it.
+        architecture: of the model.
+        tokenizer: copied, so that the run needs nothing else.
+        datasets: path → fingerprint.
+        init_from: the run whose parameters this one starts from.
+
+    Raises:
+        UserError: the directory cannot be written, or holds a run of another architecture or
+            tokenizer.
+    """
+    root = epath.Path(need(config.run_dir, "run_dir", "pretrain"))
+    if (root / CONFIG).exists():
+        _same_model(open_run(root), architecture, tokenizer)
+    resolved = config.model_copy(
+        update={"model": _spelled_out(config, architecture), "run_dir": str(root)}
+    )
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(root / TOKENIZER)
+        _write(root / CONFIG, dump_config(resolved))
+        _write(root / PROVENANCE, json.dumps(_provenance(tokenizer, datasets, init_from), indent=2))
+    except OSError as error:
+        raise UserError(f"run_dir: cannot write {root} ({error.strerror or error})") from error
+    return root
+
+
+def _same_model(run: Run, architecture: Architecture, tokenizer: Tokenizer) -> None:
+    if run.tokenizer.hash != tokenizer.hash:
+        raise UserError(
+            f"tokenizer: differs from the one in {run.directory}; allowed: the same one, or a new "
+            f"run_dir"
+        )
+    for name in Architecture.model_fields:
+        was, now = getattr(run.architecture, name), getattr(architecture, name)
+        if was != now:
+            raise UserError(
+                f"model.{name}: found {now}, but {run.directory} holds a run with {was}; allowed: "
+                f"{was}, or a new run_dir"
+            )
+
+
+def _spelled_out(config: RunConfig, architecture: Architecture) -> ModelSection:
+    """Every size as a number: the file that they came from need not exist later."""
+    section = need(config.model, "model", "pretrain")
+    sizes = architecture.model_dump(exclude={"vocab_size"})
+    return section.model_copy(update={"size": None, "bert_config": None, **sizes})
+
+
+def _provenance(
+    tokenizer: Tokenizer, datasets: dict[str, str], init_from: str | None
+) -> dict[str, Any]:
+    packages = ("bert-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+    return {
+        "tokenizer_hash": tokenizer.hash,
+        "datasets": datasets,
+        "init_from": init_from,
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in packages},
+    }
+
+
+def _write(path: epath.Path, text: str) -> None:
+    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)

@@ -1,0 +1,73 @@
+"""A small corpus, its tokenizer, and the dataset made of them, for tests of what is on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.data.provenance import Provenance
+from bert_jax.text import load_wordpiece
+from pipelines.examples import ExamplesSection, make_examples
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [
+    *("the", "a", "one", "old", "small", "grey", "river", "stone", "mill", "dog", "singer"),
+    *("crossed", "saw", "built", "left", "house", "bridge", "in", "winter", "again", "slowly", "."),
+]
+
+
+def marker(document: int) -> str:
+    """A word that occurs in one document only."""
+    return f"mark{document}"
+
+
+def sentences(document: int, *, seed: int = 0) -> list[str]:
+    """The sentences of a document: 3 to 12, of 2 to 15 words, each with the document's marker."""
+    rng = np.random.default_rng((seed, document))
+    return [
+        " ".join([marker(document), *rng.choice(WORDS[:-1], rng.integers(1, 14)), "."])
+        for _ in range(rng.integers(3, 13))
+    ]
+
+
+def write_corpus(path: Path, *, documents: range) -> Path:
+    """Writes documents in the release's layout: a sentence per line, blank lines between."""
+    text = "\n".join("".join(f"{line}\n" for line in sentences(d)) for d in documents)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def write_tokenizer(directory: Path, *, documents: int = 200, extra: Sequence[str] = ()) -> Path:
+    """Writes a vocabulary of the corpus' words and markers."""
+    vocabulary = [*SPECIAL, *WORDS, *map(marker, range(documents)), *extra]
+    vocab_file = directory.with_suffix(".txt")
+    vocab_file.write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    load_wordpiece(vocab_file, lower_case=True).save(directory)
+    return directory
+
+
+def section(directory: Path, **changes: Any) -> ExamplesSection:
+    """Settings for ``directory``: ``text*.txt`` and ``tokenizer/`` in, ``dataset/`` out."""
+    values: dict[str, Any] = {
+        "input": (f"{directory}/text*.txt",),
+        "tokenizer": str(directory / "tokenizer"),
+        "output": str(directory / "dataset"),
+        "max_seq_length": 48,
+        "dupe_factor": 3,
+        "validation_fraction": 0.2,
+        "num_shards": 3,
+        "workers": 1,
+        "seed": 11,
+    }
+    return ExamplesSection(**(values | changes))
+
+
+def make_dataset(directory: Path, **changes: Any) -> Provenance:
+    """Writes a corpus of 60 documents in two files and a tokenizer, and makes the dataset."""
+    write_corpus(directory / "text0.txt", documents=range(25))
+    write_corpus(directory / "text1.txt", documents=range(25, 60))
+    write_tokenizer(directory / "tokenizer")
+    return make_examples(section(directory, **changes))

@@ -1,0 +1,114 @@
+"""A small real project: this Python's own documentation → tokenizer → datasets → configuration."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from bert_jax.config import parse_config
+from bert_jax.verbs.examples import examples
+from bert_jax.verbs.vocab import vocab
+from pipelines.python_docs import write_python_docs
+
+ROOT = Path(__file__).resolve().parent.parent
+
+VOCAB_SIZE = 640
+
+
+def project_config(root: Path) -> dict[str, Any]:
+    """The configuration of the whole job, two phases, as a user would write it."""
+    return {
+        "seed": 3,
+        "run_dir": str(root / "run"),
+        "tokenizer": str(root / "tokenizer"),
+        "vocab": {
+            "input": [str(root / "text" / "*.txt")],
+            "output": str(root / "tokenizer"),
+            "size": VOCAB_SIZE,
+            "unused_slots": 10,
+        },
+        "examples": {
+            "input": [str(root / "text" / "*.txt")],
+            "tokenizer": str(root / "tokenizer"),
+            "output": str(root / "dataset32"),
+            "max_seq_length": 32,
+            "dupe_factor": 1,
+            "validation_fraction": 0.1,
+            "workers": 1,
+        },
+        "model": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "max_position_embeddings": 48,
+            "dtype": "float32",
+        },
+        "mesh": {"platform": "cpu", "data": 2, "fsdp": 2, "tensor": 2, "simulated_devices": 8},
+        "optimizer": {"learning_rate": 1e-3, "warmup_steps": 4},
+        "train": {
+            "phases": [
+                {"dataset": str(root / "dataset32"), "steps": 10, "seq_length": 32, "batch_size": 8},
+                {"dataset": str(root / "dataset48"), "steps": 6, "seq_length": 48, "batch_size": 8},
+            ],
+            "log_every": 2,
+            "evaluation": {"every": 8, "examples": 24},
+            "checkpoint": {"every": 4},
+        },
+    }
+
+
+def write_config(path: Path, config: dict[str, Any]) -> Path:
+    """Writes a configuration file."""
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+def bert_jax(*arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    """Runs the command line as a user does, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "bert_jax.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        cwd=ROOT,
+        env=environment(),
+    )
+
+
+def environment() -> dict[str, str]:
+    """The environment of a user without an accelerator."""
+    kept = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    return kept | {"TPU_SKIP_MDS_QUERY": "1", "PYTHONPATH": str(ROOT)}
+
+
+def said(result: subprocess.CompletedProcess[str]) -> str:
+    """Returns the one line a user's mistake gets, after checking that it is one, and exit code 2."""
+    assert result.returncode == 2, (result.returncode, result.stdout, result.stderr)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("bert-jax: ")]
+    assert len(lines) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    return lines[0]
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text, tokenizer and datasets of 32 and 48 tokens, made once by the command line's functions."""
+    root = tmp_path_factory.mktemp("project")
+    write_python_docs(root / "text", max_bytes=250_000)
+    values = project_config(root)
+    config = parse_config(values, source="test")
+    vocab(config)
+    quiet = Console(quiet=True)
+    examples(config, console=quiet)
+    longer = [f"examples.output={root / 'dataset48'}", "examples.max_seq_length=48"]
+    examples(parse_config(values, longer, source="test"), console=quiet)
+    return root

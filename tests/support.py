@@ -1,0 +1,70 @@
+"""Small parts that several tests build on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.data.masking import MaskingSection
+from bert_jax.model.config import Architecture, Execution
+from bert_jax.objectives.bert import BertObjective
+from bert_jax.parallel.rules import batch_sharding
+
+
+def small_architecture(**changes: Any) -> Architecture:
+    """Two layers, eight heads: every tensor axis up to 8 divides it; 250 pieces pad to 256."""
+    values: dict[str, Any] = {
+        "vocab_size": 250,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "intermediate_size": 128,
+        "max_position_embeddings": 64,
+    }
+    return Architecture.model_validate(values | changes)
+
+
+def small_task(
+    *, dtype: str = "float32", execution: dict[str, Any] | None = None, **changes: Any
+) -> BertObjective:
+    """The BERT objective over `small_architecture`; rows come from `small_batch`."""
+    return BertObjective(
+        architecture=small_architecture(**changes),
+        execution=Execution.model_validate({"dtype": dtype, **(execution or {})}),
+        masking=MaskingSection(),
+        tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
+    )
+
+
+def small_batch(
+    *, rows: int = 16, length: int = 32, predictions: int = 6, vocab: int = 250, seed: int = 0
+) -> dict[str, np.ndarray]:
+    """A batch with rows of unequal length and unequal numbers of masks."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(8, length + 1, rows)
+    inside = np.arange(length)[None] < lengths[:, None]
+    masks = rng.integers(1, predictions + 1, rows)
+    return {
+        "input_ids": np.where(inside, rng.integers(5, vocab, (rows, length)), 0).astype(np.int32),
+        "token_type_ids": (inside & (np.arange(length) > 5)).astype(np.int32),
+        "segment_ids": inside.astype(np.int32),
+        "masked_lm_positions": rng.integers(0, 8, (rows, predictions)).astype(np.int32),
+        "masked_lm_ids": rng.integers(5, vocab, (rows, predictions)).astype(np.int32),
+        "masked_lm_weights": (np.arange(predictions)[None] < masks[:, None]).astype(np.float32),
+        "next_sentence_labels": rng.integers(0, 2, (rows, 1)).astype(np.int32),
+        "cls_positions": np.zeros((rows, 1), np.int32),
+        "next_sentence_weights": np.ones((rows, 1), np.float32),
+    }
+
+
+def on_mesh(batch: dict[str, np.ndarray], mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:
+    """Puts a batch on a mesh."""
+    return jax.device_put(batch, batch_sharding(mesh))
+
+
+def relative_error(found: Any, expected: Any) -> float:
+    """‖found − expected‖ / ‖expected‖."""
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    return float(np.linalg.norm(found - expected) / max(np.linalg.norm(expected), 1e-30))

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted(
+    path for package in ("bert_jax", "pipelines") for path in (ROOT / package).rglob("*.py")
+)
+OUTSIDE_PARALLEL = [path for path in SOURCES if path.parent.name != "parallel"]
+
+
+def test_packages_import_only_what_lies_below_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = lint_imports(config_filename="setup.cfg", no_cache=True)
+    assert status == EXIT_STATUS_SUCCESS, out.getvalue()
+
+
+def named(path: Path) -> set[str]:
+    """The names that a file takes from elsewhere: imported, or as attributes of a module."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            names |= {alias.name.rpartition(".")[2] for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+    return names
+
+
+def test_only_parallel_lays_arrays_out_over_the_mesh() -> None:
+    forbidden = {"PartitionSpec", "MESH_AXES", "DATA", "FSDP", "TENSOR"}
+    assert {
+        str(path): named(path) & forbidden for path in OUTSIDE_PARALLEL if named(path) & forbidden
+    } == {}
+
+
+def test_only_parallel_spells_the_names_of_mesh_axes() -> None:
+    # "data" is too common a word to tell.
+    found = [
+        f"{path}:{node.lineno}"
+        for path in OUTSIDE_PARALLEL
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Constant) and node.value in ("fsdp", "tensor")
+    ]
+    assert found == []
+
+
+def test_legacy_parallel_interfaces_of_jax_are_not_used() -> None:
+    legacy = {"pmap", "xmap", "experimental.shard_map", "pjit"}
+    assert {str(path): named(path) & legacy for path in SOURCES if named(path) & legacy} == {}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "bert_jax",
+        "bert_jax.data.masking",
+        "bert_jax.data.pairing",
+        "bert_jax.data.records",
+        "bert_jax.text",
+        "pipelines.examples",
+        "pipelines.python_docs",
+        "pipelines.vocab",
+    ],
+)
+def test_importing_data_code_loads_no_accelerator_library(module: str) -> None:
+    script = (
+        f"import sys, {module}\n"
+        "print(*sorted({'jax', 'jaxlib', 'flax', 'torch', 'tensorflow'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_every_module_says_what_it_is_and_stays_short() -> None:
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+        assert text.count("\n") <= 400, f"{path} is two things"
