@@ -1,0 +1,154 @@
+"""Masked rows per second, and memory over an epoch: ``python -m benchmarks.loader``.
+
+Makes a dataset of random words in a temporary directory, through the same pipeline as a real one,
+and reads an epoch of it through the loader: in a thread of this process, then in worker processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import pathlib
+import string
+import tempfile
+import time
+
+import numpy as np
+import psutil
+
+from benchmarks.report import report
+from bert_jax.data.batches import count_tokens
+from bert_jax.data.loader import Loader, LoaderSection
+from bert_jax.data.masking import MaskedRow, MaskingSection
+from bert_jax.data.records import Dataset, open_dataset
+from bert_jax.text import load_tokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
+from pipelines.examples import ExamplesSection, make_examples
+
+SEQ_LENGTH = 512
+BATCH_SIZE = 256
+EXAMPLES = 20_000
+TOKENS_PER_EXAMPLE = 480
+DUPE_FACTOR = 10
+MIB = 2**20
+PACKAGES = ("array_record", "grain", "numpy")
+
+
+def main() -> None:
+    """Reports every figure as a line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--dataset", help="read this dataset's train split instead of a made one")
+    parser.add_argument("--tokenizer", help="tokenizer directory of --dataset")
+    parser.add_argument("--workers", type=int, nargs="*", default=[0, 1, 2])
+    arguments = parser.parse_args()
+    if (arguments.dataset is None) != (arguments.tokenizer is None):
+        parser.error("--dataset and --tokenizer go together")
+    with tempfile.TemporaryDirectory(prefix="bert_jax_loader_") as made:
+        if arguments.dataset is None:
+            make_dataset(pathlib.Path(made))
+        tokenizer = load_tokenizer(arguments.tokenizer or f"{made}/tokenizer")
+        dataset = open_dataset(arguments.dataset or f"{made}/dataset", "train")
+        for unit, workers in itertools.product(("token", "whole_word"), arguments.workers):
+            masking = MaskingSection.model_validate({"unit": unit})
+            features = MaskedRow.from_tokenizer(tokenizer, seq_length=SEQ_LENGTH, masking=masking)
+            measure_epoch(dataset, features, workers=workers)
+
+
+def make_dataset(directory: pathlib.Path) -> None:
+    """Writes a vocabulary of 30,522 pieces, a text of random words, and the dataset of the two.
+
+    Words are three letters of the 26, a third of them with a continuation of three more, so that
+    there are words to mask whole; sentences of 5 to 40 words, documents of 100 to 200
+    sentences, which fill their examples.
+    """
+    triples = ["".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=3)]
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    continuations = [f"##{triple}" for triple in triples[: 30_522 - len(specials) - len(triples)]]
+    vocabulary = [*specials, *triples, *continuations]
+    WordPieceTokenizer(vocabulary, lower_case=True).save(directory / "tokenizer")
+    rng = np.random.default_rng(0)
+    tokens = 0
+    with (directory / "text.txt").open("w") as text:
+        while tokens < EXAMPLES * TOKENS_PER_EXAMPLE / DUPE_FACTOR:
+            for _ in range(rng.integers(100, 201)):
+                firsts = rng.integers(len(triples), size=rng.integers(5, 41))
+                longer = rng.random(len(firsts)) < 1 / 3
+                seconds = rng.integers(len(continuations), size=len(firsts))
+                words = [
+                    triples[first] + (triples[second] if more else "")
+                    for first, second, more in zip(firsts, seconds, longer, strict=True)
+                ]
+                text.write(" ".join(words) + "\n")
+                tokens += len(firsts) + int(longer.sum())
+            text.write("\n")
+    make_examples(
+        ExamplesSection(
+            input=(str(directory / "text.txt"),),
+            tokenizer=str(directory / "tokenizer"),
+            output=str(directory / "dataset"),
+            max_seq_length=SEQ_LENGTH,
+            short_seq_prob=0.0,
+            dupe_factor=DUPE_FACTOR,
+            validation_fraction=0.0,
+        )
+    )
+
+
+def measure_epoch(dataset: Dataset, features: MaskedRow, *, workers: int) -> None:
+    """Reads one epoch and reports its speed and what it did to memory.
+
+    The clock starts when the first batch is there, so that starting worker processes does not
+    count. Rows per second of CPU time, over this process and its workers, say what a core can do
+    also where other programs share the machine.
+    """
+    section = LoaderSection(workers=workers)
+    loader = Loader(
+        dataset=dataset, features=features, batch_size=BATCH_SIZE, seed=0, section=section
+    )
+    steps = len(dataset) // BATCH_SIZE
+    with loader.batches(first_step=0) as batches:
+        next(batches)
+        processes = [psutil.Process(), *psutil.Process().children()]
+        cpu, wall = _cpu_seconds(processes), time.perf_counter()
+        memory, tokens = [_resident(processes)], 0
+        for batch in itertools.islice(batches, steps - 1):
+            tokens += count_tokens(batch)
+            memory.append(_resident(processes))
+        wall = time.perf_counter() - wall
+        cpu = _cpu_seconds(processes) - cpu
+    rows = (steps - 1) * BATCH_SIZE
+    facts = {
+        "workers": workers,
+        "masking_unit": features.masking.unit,
+        "seq_length": features.seq_length,
+        "tokens_per_row": round(tokens / rows, 1),
+        "epoch_rows": rows,
+        "packages": PACKAGES,
+    }
+    report("loader.rows_per_core_second", rows / cpu, "rows/s", **facts)
+    report("loader.rows_per_second", rows / wall, "rows/s", **facts)
+    # Buffers fill over the first batches: what is flat is flat from there on.
+    settled = memory[len(memory) // 10 :]
+    report(
+        "loader.memory_growth",
+        (settled[-1] - settled[0]) / MIB,
+        "MiB",
+        **facts,
+        first_batch_mib=round(memory[0] / MIB),
+        start_mib=round(settled[0] / MIB),
+        end_mib=round(settled[-1] / MIB),
+        peak_mib=round(max(memory) / MIB),
+    )
+
+
+def _cpu_seconds(processes: list[psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes]
+    return sum(spent.user + spent.system for spent in times)
+
+
+def _resident(processes: list[psutil.Process]) -> int:
+    return sum(process.memory_info().rss for process in processes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Prints a measurement as one JSON line that says where, when and with what it was taken."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def report(
+    figure: str,
+    value: float,
+    unit: str,
+    *,
+    peer: str | None = None,
+    packages: Sequence[str] = (),
+    **details: Any,
+) -> None:
+    """Prints one line, e.g. ``{"figure": "tokenizer.ratio", "value": 3.1, "unit": "x", ...}``.
+
+    Args:
+        figure: the dotted name of what was measured.
+        value: the figure, rounded to four significant digits.
+        unit: its unit, e.g. ``tokens/s/core``.
+        peer: what was measured if not this project, or what it is compared with.
+        packages: distributions whose versions matter.
+        **details: anything else that the figure depends on; must be JSON.
+    """
+    line = {
+        "figure": figure,
+        "value": float(f"{value:.4g}"),
+        "unit": unit,
+        "peer": peer,
+        **details,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(packages),
+    }
+    print(json.dumps(line), flush=True)
+
+
+@functools.cache
+def machine() -> Mapping[str, Any]:
+    """Returns ``{"cpu": "AMD EPYC 7B12", "cores": 2}``; cores are those this process may use."""
+    return {"cpu": _cpu_model(), "cores": _usable_cores(), "system": platform.system()}
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Returns the version of Python and of each distribution.
+
+    Raises:
+        PackageNotFoundError: a distribution is not installed: do not name what was not measured.
+    """
+    found = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), **found}
+
+
+def interleaved(runs: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, list[float]]:
+    """Times several things by turns, so that a machine that slows down slows all of them.
+
+    Args:
+        runs: what to time, by name; each is called once before, untimed.
+        rounds: how often to time each.
+
+    Returns:
+        The seconds of each round, by name.
+    """
+    for run in runs.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            gc.collect()  # the garbage of one is not the other's to pick up
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """Returns the median of the rounds' ratios: ``([2, 3, 8], [1, 1, 4])`` -> 2.0."""
+    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    if sys.platform == "darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,148 @@
+"""Tokens per second of our WordPiece beside Hugging Face ``tokenizers`` called directly.
+
+``python -m benchmarks.tokenizer [--text FILE] [--vocab DIR]``: one thread each, the same
+vocabulary, the same lines, timed by turns. Without arguments the text is the manual that every
+Python carries (``pydoc_data.topics``), and the vocabulary is trained on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pydoc_data.topics
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read when the library first encodes
+os.environ["RAYON_NUM_THREADS"] = "1"
+
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
+
+from benchmarks.report import interleaved, median_ratio, report
+from bert_jax.errors import UserError
+from bert_jax.text import load_tokenizer
+from bert_jax.text.wordpiece import MAX_WORD_CHARACTERS, WordPieceTokenizer
+from pipelines.vocab import VocabSection, train_vocab
+
+PACKAGES = ("tokenizers",)
+
+
+def main() -> None:
+    """Measures and prints: ours (words remembered, and at first sight), the peer, the ratios."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--text", type=Path, help="UTF-8 text, encoded line by line")
+    parser.add_argument("--vocab", type=Path, help="a WordPiece tokenizer directory")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each")
+    arguments = parser.parse_args()
+    text = arguments.text.read_text(encoding="utf-8") if arguments.text else manual()
+    ours = open_or_train(arguments.vocab, text)
+    measure(ours, [line for line in text.splitlines() if line], rounds=arguments.rounds)
+
+
+def manual() -> str:
+    """Returns the installed Python's own manual, half a megabyte of English with code in it."""
+    return "\n".join(pydoc_data.topics.topics.values())
+
+
+def open_or_train(directory: Path | None, text: str) -> WordPieceTokenizer:
+    """Returns the tokenizer in ``directory``, or one of 8,192 pieces trained on ``text``.
+
+    Raises:
+        UserError: the directory holds no WordPiece tokenizer.
+    """
+    if directory is not None:
+        tokenizer = load_tokenizer(directory)
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            corpus = Path(scratch) / "text.txt"
+            corpus.write_text(text, encoding="utf-8")
+            output = Path(scratch) / "tokenizer"
+            tokenizer = train_vocab(
+                VocabSection(input=[str(corpus)], output=str(output), size=8192)
+            )
+    if not isinstance(tokenizer, WordPieceTokenizer):
+        raise UserError(
+            f"--vocab: found no WordPiece in {directory}, allowed: a WordPiece tokenizer"
+        )
+    return tokenizer
+
+
+def peer_of(ours: WordPieceTokenizer) -> tokenizers.Tokenizer:
+    """Returns the library's own BERT pipeline over the same vocabulary and settings."""
+    pieces = ours.pieces(range(ours.vocab_size))
+    peer = tokenizers.Tokenizer(
+        models.WordPiece(
+            {piece: token_id for token_id, piece in enumerate(pieces)},
+            unk_token="[UNK]",
+            max_input_chars_per_word=MAX_WORD_CHARACTERS,
+        )
+    )
+    peer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=ours.chinese,
+        strip_accents=ours.strip_accents,
+        lowercase=ours.lower_case,
+    )
+    peer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return peer
+
+
+def measure(ours: WordPieceTokenizer, lines: list[str], *, rounds: int) -> None:
+    """Times the encodings by turns and prints the medians.
+
+    Args:
+        ours: the tokenizer to measure.
+        lines: what to encode.
+        rounds: how often.
+    """
+    peer = peer_of(ours)
+
+    def encode_with_peer() -> list[list[int]]:
+        return [e.ids for e in peer.encode_batch_fast(lines, add_special_tokens=False)]
+
+    def encode_anew() -> list[list[int]]:
+        ours.forget_words()
+        return ours.encode_batch(lines)
+
+    # The last one leaves the words remembered for the first one of the next round.
+    runs: dict[str, Callable[[], list[list[int]]]] = {
+        "ours": lambda: ours.encode_batch(lines),
+        "tokenizers": encode_with_peer,
+        "ours, no word seen before": encode_anew,
+    }
+    tokens = {name: sum(map(len, run())) for name, run in runs.items()}
+    seconds = interleaved(runs, rounds=rounds)
+    size = {"megabytes": sum(len(line.encode()) for line in lines) / 1e6, "lines": len(lines)}
+    for name, figure, peer_name in (
+        ("tokenizers", "tokenizer.peer", "tokenizers encode_batch_fast, one thread"),
+        ("ours", "tokenizer.rate", None),
+        ("ours, no word seen before", "tokenizer.rate_cold", None),
+    ):
+        report(
+            figure,
+            tokens[name] / statistics.median(seconds[name]),
+            "tokens/s/core",
+            peer=peer_name,
+            packages=PACKAGES,
+            tokens=tokens[name],
+            vocab_size=ours.vocab_size,
+            **size,
+        )
+    for name, figure in (("ours", "ratio"), ("ours, no word seen before", "ratio_cold")):
+        report(
+            f"tokenizer.{figure}",
+            median_ratio(seconds["tokenizers"], seconds[name]),
+            "x",
+            peer="tokenizers encode_batch_fast, one thread",
+            packages=PACKAGES,
+            target=0.9,
+        )
+
+
+if __name__ == "__main__":
+    main()
