@@ -48,10 +48,11 @@ def main() -> None:
             make_dataset(pathlib.Path(made))
         tokenizer = load_tokenizer(arguments.tokenizer or f"{made}/tokenizer")
         dataset = open_dataset(arguments.dataset or f"{made}/dataset", "train")
-        for unit, workers in itertools.product(("token", "whole_word"), arguments.workers):
-            masking = MaskingSection.model_validate({"unit": unit})
+        for unit in ("token", "whole_word"):
+            masking = MaskingSection(unit=unit)
             features = MaskedRow.from_tokenizer(tokenizer, seq_length=SEQ_LENGTH, masking=masking)
-            measure_epoch(dataset, features, workers=workers)
+            for workers in arguments.workers:
+                measure_epoch(dataset, features, workers=workers)
 
 
 def make_dataset(directory: pathlib.Path) -> None:

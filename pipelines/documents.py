@@ -35,7 +35,11 @@ class DocumentFormat(NamedTuple):
 
 
 def blank_line_documents(lines: Iterable[Line]) -> Iterator[Document]:
-    """Yields the documents of a file in which blank lines stand between documents."""
+    """Yields the documents of a file in which blank lines stand between documents.
+
+    The end of the file ends a document too. (The release runs a last document on into the next
+    file, unless a blank line ends it.)
+    """
     offset, held = 0, list[str]()
     for line in lines:
         if text := line.text.strip():

@@ -11,6 +11,7 @@ from etils import epath
 
 from bert_jax.data.pairing import PairingSection
 from bert_jax.data.provenance import (
+    FORMAT_VERSION,
     PROVENANCE_NAME,
     Provenance,
     Recipe,
@@ -66,10 +67,10 @@ def make_examples(
         say(f"{output} is already made")
         return made
     with Workspace(output) as workspace, WorkerPool(section.workers) as pool:
-        modified = [epath.Path(path).stat().mtime for path in paths]
-        workspace.check_settings(
-            {**recipe.model_dump(mode="json"), "the input files' age": modified}
-        )
+        # With the version of the format, since another release may cut and pair otherwise.
+        settings = {"format_version": FORMAT_VERSION, **recipe.model_dump(mode="json")}
+        settings["the input files' age"] = [epath.Path(path).stat().mtime for path in paths]
+        workspace.check_settings(settings)
         runs = tokenise_corpus(
             section, paths=paths, names=names, directory=workspace.work, pool=pool, say=say
         )

@@ -24,3 +24,5 @@ if CHECK_SHAPES := importlib.util.find_spec("beartype") is not None:
 def pytest_report_header() -> str:
     """Says at the top of the output whether shapes are checked."""
     return f"shapes: {'checked' if CHECK_SHAPES else 'NOT CHECKED, beartype is not installed'}"
+
+from tests.project import project  # noqa: E402, F401 (a fixture; after the hook, since it imports the models)

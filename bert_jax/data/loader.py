@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 import grain
 import numpy as np
@@ -255,10 +255,10 @@ class _TrainingBatch:
     features: Features
     seed: int
     share: _Share
-    order: grain.MapDataset
+    order: Sequence[int]
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
-        indices = [int(self.order[row]) for row in self.share.rows(step)]
+        indices = [self.order[row] for row in self.share.rows(step)]
         rows = [
             self.features(example, rng.stream(self.seed, "mask", row // len(self.dataset), index))
             for row, index, example in zip(
@@ -291,14 +291,15 @@ class _EvaluationBatch:
         return stack_rows(rows, batch_size=self.share.size)
 
 
-def _shuffled(length: int, seed: int) -> grain.MapDataset:
+def _shuffled(length: int, seed: int) -> Sequence[int]:
     """Returns Grain's global shuffle of ``0 .. length - 1``, another one each epoch, without end.
 
     Grain seeds epoch e with ``seed + e``; hashing ours first keeps the runs of neighbouring seeds
     from walking through the same orders.
     """
     shuffle_seed = int(rng.stream(seed, "shuffle").integers(2**32))
-    return grain.MapDataset.range(length).shuffle(seed=shuffle_seed).repeat()
+    order = grain.MapDataset.range(length).shuffle(seed=shuffle_seed).repeat()
+    return cast(Sequence[int], order)  # Grain's type says None may be in it; not without a filter
 
 
 def _check_fit(

@@ -6,7 +6,7 @@ import bisect
 import hashlib
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
@@ -87,7 +87,8 @@ class Dataset:
 
     def __getitem__(self, index: int) -> Example:
         """Returns one example; a negative index counts from the end."""
-        return self.__getitems__((index,))[0]
+        shard, position = self._locate(int(index))
+        return self._read(shard, [position])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         """Returns examples in the order of ``indices``: several times faster than one by one.
@@ -133,24 +134,30 @@ class Dataset:
         return shard, index - self._starts[shard]
 
     def _read(self, shard: int, positions: list[int]) -> list[Example]:
-        path = epath.Path(self.directory) / self._record.shards[shard].name
+        dtype = self._dtype
         try:
-            if self._readers[shard] is None:
-                self._readers[shard] = self._open_reader(path, self._record.shards[shard])
-            return [decode(record, self._dtype) for record in self._readers[shard].read(positions)]
+            reader = self._readers[shard] or self._open_reader(shard)
+            return [decode(record, dtype) for record in reader.read(positions)]
         except (RuntimeError, ValueError) as error:  # the reader raises RuntimeError for any damage
             reason = str(error).splitlines()[0]
+            path = self._shard_path(shard)
             raise UserError(f"{path}: damaged shard ({reason}); make the dataset again") from error
 
-    @staticmethod
-    def _open_reader(path: epath.Path, shard: ShardRecord) -> Any:
+    def _open_reader(self, shard: int) -> Any:
         reader = array_record_module.ArrayRecordReader(
-            str(path), options=_READER_OPTIONS, file_reader_buffer_size=_READER_BUFFER_BYTES
+            str(self._shard_path(shard)),
+            options=_READER_OPTIONS,
+            file_reader_buffer_size=_READER_BUFFER_BYTES,
         )
         # A file cut at a block's edge opens without complaint, with fewer records.
-        if reader.num_records() != shard.examples:
-            raise ValueError(f"{reader.num_records()} examples, expected {shard.examples}")
+        expected = self._record.shards[shard].examples
+        if reader.num_records() != expected:
+            raise ValueError(f"{reader.num_records()} examples, expected {expected}")
+        self._readers[shard] = reader
         return reader
+
+    def _shard_path(self, shard: int) -> epath.Path:
+        return epath.Path(self.directory) / self._record.shards[shard].name
 
 
 def _open_lengths(path: epath.Path, count: int) -> np.ndarray:
@@ -190,4 +197,4 @@ def _check_hash(path: epath.Path, expected: str) -> None:
 def sha256_of(path: epath.PathLike) -> str:
     """Returns the SHA-256 of a file's bytes in hexadecimal, reading it in pieces."""
     with epath.Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()

@@ -58,7 +58,7 @@ def make_train_step(
         else:
             value, metrics, grads = _accumulate(grad, state.params, batch, key, accumulation)
 
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         healthy = state.healthy & jnp.isfinite(value) & jnp.isfinite(norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

@@ -1,4 +1,4 @@
-"""A dataset in memory, and what tests of the loader do with it. Imported by worker processes too."""
+"""A dataset in memory, and what tests do with its loader. Worker processes import it too."""
 
 from __future__ import annotations
 

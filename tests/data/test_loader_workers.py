@@ -157,9 +157,9 @@ def run_script(tmp_path) -> Callable[[str], subprocess.Popen]:
 
 def wait_until_gone(pids: list[int], seconds: float = 20) -> bool:
     deadline = time.monotonic() + seconds
-    while any(psutil.pid_exists(p) and alive(p) for p in pids) and time.monotonic() < deadline:
+    while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return not any(psutil.pid_exists(p) and alive(p) for p in pids)
+    return not any(map(alive, pids))
 
 
 def alive(pid: int) -> bool:

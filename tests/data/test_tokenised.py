@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.tokenised import (
+    TokenisedDocuments,
+    concatenate,
+    from_lists,
+    join_key,
+    key_order,
+    split_keys,
+)
+
+Lists = list[list[list[int]]]
+DOCUMENTS = st.lists(
+    st.lists(st.lists(st.integers(0, 65535), min_size=1, max_size=5), min_size=1, max_size=4),
+    max_size=6,
+)
+
+
+def to_lists(documents: TokenisedDocuments) -> Lists:
+    """The inverse of `from_lists`."""
+    bounds, starts = documents.sentence_starts, documents.document_starts
+    return [
+        [
+            documents.tokens[bounds[s] : bounds[s + 1]].tolist()
+            for s in range(starts[d], starts[d + 1])
+        ]
+        for d in range(len(documents))
+    ]
+
+
+def laid_out(lists: Lists, first_key: int = 0) -> TokenisedDocuments:
+    keys = range(first_key, first_key + len(lists))
+    return from_lists(keys, lists, np.dtype(np.uint16))
+
+
+@settings(deadline=None, max_examples=100)
+@given(DOCUMENTS, DOCUMENTS, st.data())
+def test_documents_survive_laying_out_joining_and_choosing(
+    first: Lists, second: Lists, data: st.DataObject
+) -> None:
+    both = concatenate([laid_out(first), laid_out(second, len(first))])
+    lists = first + second
+    assert to_lists(both) == lists
+    chosen = data.draw(
+        st.lists(st.integers(0, len(lists) - 1), max_size=8) if lists else st.just([])
+    )
+    selected = both.select(chosen)
+    assert to_lists(selected) == [lists[i] for i in chosen]
+    assert selected.keys[:, 1].tolist() == chosen
+    start = data.draw(st.integers(0, len(lists)))
+    stop = data.draw(st.integers(start, len(lists)))
+    assert to_lists(both.slice(start, stop)) == lists[start:stop]
+
+
+def test_documents_on_disk_are_read_back(tmp_path: Path) -> None:
+    lists = [[[1, 2], [3]], [[65535]]]
+    laid_out(lists).save(tmp_path / "run")
+    loaded = TokenisedDocuments.load(tmp_path / "run")
+    assert to_lists(loaded) == lists
+    assert isinstance(loaded.tokens, np.memmap)
+    assert loaded.tokens.dtype == np.uint16
+    with pytest.raises(FileExistsError):
+        laid_out(lists).save(tmp_path / "run")
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(0, 2**128 - 1), max_size=20))
+def test_keys_keep_all_their_bits_and_their_order(keys: list[int]) -> None:
+    halves = split_keys(keys)
+    assert halves.shape == (len(keys), 2)
+    assert [join_key(row) for row in halves] == keys
+    assert [join_key(row) for row in halves[key_order(halves)]] == sorted(keys)
