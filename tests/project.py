@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 VOCAB_SIZE = 640
 
+# Set by `project`: what one process of the test session has compiled, the next need not.
+compile_cache: dict[str, str] = {}
+
 
 def project_config(root: Path) -> dict[str, Any]:
     """The configuration of the whole job, two phases, as a user would write it."""
@@ -51,7 +54,7 @@ def project_config(root: Path) -> dict[str, Any]:
             "max_position_embeddings": 48,
             "dtype": "float32",
         },
-        "mesh": {"platform": "cpu", "data": 2, "fsdp": 2, "tensor": 2, "simulated_devices": 8},
+        "mesh": {"platform": "cpu", "data": 2, "simulated_devices": 2},
         "optimizer": {"learning_rate": 1e-3, "warmup_steps": 4},
         "train": {
             "phases": [
@@ -87,7 +90,12 @@ def bert_jax(*arguments: object, timeout: float = 240) -> subprocess.CompletedPr
 def environment() -> dict[str, str]:
     """The environment of a user without an accelerator."""
     kept = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
-    return kept | {"TPU_SKIP_MDS_QUERY": "1", "PYTHONPATH": str(ROOT)}
+    return kept | {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "PYTHONPATH": str(ROOT),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        **compile_cache,
+    }
 
 
 def said(result: subprocess.CompletedProcess[str]) -> str:
@@ -103,6 +111,7 @@ def said(result: subprocess.CompletedProcess[str]) -> str:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text, tokenizer and datasets of 32 and 48 tokens, made once by the command line's functions."""
     root = tmp_path_factory.mktemp("project")
+    compile_cache["JAX_COMPILATION_CACHE_DIR"] = str(root / "compiled")
     write_python_docs(root / "text", max_bytes=250_000)
     values = project_config(root)
     config = parse_config(values, source="test")

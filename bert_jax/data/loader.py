@@ -113,7 +113,7 @@ class Loader:
     """The batches of one phase: every example once an epoch, each epoch shuffled and masked anew.
 
     Row p of the phase (p = 0, 1, ... over all hosts and steps) is in epoch ``p // len(dataset)``;
-    which example it is, and what its masks are, follows from the seed, the epoch and p. Batch s is
+    which example it is, and what its masks are, follows from the seed, the phase, the epoch and p. Batch s is
     the rows ``s * batch_size .. (s + 1) * batch_size - 1``, of which host h gets the h-th
     contiguous share. So the global batch depends neither on the number of hosts nor on that of
     workers, and seeking to any step takes no time.
@@ -126,6 +126,7 @@ class Loader:
         features: Features,
         batch_size: int,
         seed: int,
+        phase: int = 0,
         process_index: int = 0,
         process_count: int = 1,
         section: LoaderSection,
@@ -137,20 +138,22 @@ class Loader:
             features: makes a row of an example.
             batch_size: rows in the global batch, over all hosts.
             seed: of order and masks.
+            phase: which of the run's phases this is: a second phase over the same dataset must not
+                walk it in the order, and with the masks, of the first.
             process_index: which host this is, from 0.
             process_count: number of hosts.
             section: workers and prefetch.
 
         Raises:
             UserError: if the batch does not divide among the hosts, the dataset is empty, or an
-            example
-                is longer than a row.
+                example is longer than a row.
         """
         _check_fit(dataset, features, batch_size=batch_size, process_count=process_count)
         self._dataset = dataset
         self._features = features
         self._batch_size = batch_size
         self._seed = seed
+        self._phase = phase
         self._share = _Share(batch_size, process_index, process_count)
         self._section = section
 
@@ -163,8 +166,9 @@ class Loader:
             self._dataset,
             self._features,
             self._seed,
+            self._phase,
             self._share,
-            _shuffled(len(self._dataset), self._seed),
+            _shuffled(len(self._dataset), self._seed, self._phase),
         )
         steps = grain.MapDataset.range(first_step, first_step + _STEPS)
         return Batches(steps.map(make), self._section)
@@ -187,6 +191,7 @@ class Loader:
         return {
             "dataset": self._dataset.fingerprint,
             "seed": self._seed,
+            "phase": self._phase,
             **self._features.fingerprint(),
         }
 
@@ -254,18 +259,22 @@ class _TrainingBatch:
     dataset: Dataset
     features: Features
     seed: int
+    phase: int
     share: _Share
     order: Sequence[int]
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
-        indices = [self.order[row] for row in self.share.rows(step)]
+        places = self.share.rows(step)
+        indices = [self.order[place] for place in places]
+        examples = self.dataset.__getitems__(indices)
         rows = [
-            self.features(example, rng.stream(self.seed, "mask", row // len(self.dataset), index))
-            for row, index, example in zip(
-                self.share.rows(step), indices, self.dataset.__getitems__(indices), strict=True
-            )
+            self.features(example, self._stream(place, index))
+            for place, index, example in zip(places, indices, examples, strict=True)
         ]
         return stack_rows(rows, batch_size=self.share.size)
+
+    def _stream(self, place: int, index: int) -> np.random.Generator:
+        return rng.stream(self.seed, "mask", self.phase, place // len(self.dataset), index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,13 +300,13 @@ class _EvaluationBatch:
         return stack_rows(rows, batch_size=self.share.size)
 
 
-def _shuffled(length: int, seed: int) -> Sequence[int]:
+def _shuffled(length: int, seed: int, phase: int) -> Sequence[int]:
     """Returns Grain's global shuffle of ``0 .. length - 1``, another one each epoch, without end.
 
     Grain seeds epoch e with ``seed + e``; hashing ours first keeps the runs of neighbouring seeds
     from walking through the same orders.
     """
-    shuffle_seed = int(rng.stream(seed, "shuffle").integers(2**32))
+    shuffle_seed = int(rng.stream(seed, "shuffle", phase).integers(2**32))
     order = grain.MapDataset.range(length).shuffle(seed=shuffle_seed).repeat()
     return cast(Sequence[int], order)  # Grain's type says None may be in it; not without a filter
 

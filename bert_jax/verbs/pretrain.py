@@ -69,7 +69,11 @@ def pretrain(
     for index, phase in enumerate(section.phases):
         data = _open(phase, tokenizer, architecture, key=f"train.phases.{index}")
         fingerprints[phase.dataset] = data.fingerprint
-        phases.append(_phase(config, phase, data, task=task, share=share, tokenizer=tokenizer))
+        phases.append(
+            _phase(
+                config, phase, data, index=index, task=task, share=share, tokenizer=tokenizer
+            )
+        )
     root = write_run(
         config,
         architecture=architecture,
@@ -131,6 +135,7 @@ def _phase(
     section: PhaseSection,
     dataset: Dataset,
     *,
+    index: int,
     task: Task,
     share: Share,
     tokenizer: Tokenizer,
@@ -143,6 +148,7 @@ def _phase(
         features=make_features(evaluation=False),
         batch_size=section.batch_size,
         seed=config.seed,
+        phase=index,
         process_index=share.index,
         process_count=share.count,
         section=config.loader,

@@ -62,8 +62,22 @@ def test_masks_are_a_function_of_seed_epoch_and_example():
     dataset, make = MemoryDataset(10), row_maker()
     for step, batch in enumerate(take(make_loader(dataset, batch_size=5, seed=3), 6)):
         for at, index in enumerate(indices_of(batch)):
-            row = make(dataset[index], stream(3, "mask", step // 2, index))
+            row = make(dataset[index], stream(3, "mask", 0, step // 2, index))
             assert_equal({name: value[at] for name, value in batch.items()}, row)
+
+
+def test_phases_over_one_dataset_differ_in_order_and_masks():
+    dataset, batches = MemoryDataset(40), []
+    for phase in (0, 1):
+        loader = make_loader(dataset, batch_size=40, phase=phase)
+        batches += take(loader, 1)
+    first, second = batches
+    assert indices_of(first) != indices_of(second)
+    positions = [
+        dict(zip(indices_of(batch), batch["masked_lm_positions"].tolist(), strict=True))
+        for batch in batches
+    ]
+    assert positions[0] != positions[1]
 
 
 def test_epochs_mask_the_same_example_differently():

@@ -94,7 +94,7 @@ def final_state(run_dir: Path) -> tuple[Any, dict[str, Any]]:
     run = open_run(run_dir)
     config = load_config(run_dir / "config.yaml")
     assert config.train is not None
-    mesh = make_mesh(config.mesh)
+    mesh = make_mesh(config.mesh, jax.devices()[: config.mesh.simulated_devices])
     model = define_model(run.task)
     schedule = join(stretches(config.train, config.optimizer))
     abstract = abstract_state(model, make_optimizer(config.optimizer, schedule, model.axes), mesh)

@@ -1,0 +1,100 @@
+"""A train step put together from the real parts, for the tests of the step and of meshes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.objectives.bert import BertObjective
+from bert_jax.optim.optimizer import OptimizerSection, make_optimizer
+from bert_jax.optim.schedule import Stretch, linear_schedule
+from bert_jax.parallel.mesh import MeshSection, make_mesh
+from bert_jax.train.compiled import lower_train_step
+from bert_jax.train.state import TrainState, abstract_state, define_model, initialise
+from tests.support import on_mesh, small_task
+
+PEAK = 1e-2
+
+# The program that XLA partitions is the real one; only LLVM is told not to polish the machine
+# code, which takes longer than everything else these tests do.
+QUICK = {"xla_backend_optimization_level": 0}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What to train, apart from the mesh. Hashable, so that first states can be kept."""
+
+    dropout: float = 0.0
+    optimizer: str = "adamw"
+    accumulation: int = 1
+
+    @property
+    def task(self) -> BertObjective:
+        return small_task(
+            hidden_dropout_prob=self.dropout, attention_probs_dropout_prob=self.dropout
+        )
+
+    @property
+    def section(self) -> OptimizerSection:
+        return OptimizerSection.model_validate(
+            {"name": self.optimizer, "learning_rate": PEAK, "warmup_steps": 2}
+        )
+
+
+class Trainer:
+    """The compiled train step of a setting on a mesh, and its layouts."""
+
+    def __init__(
+        self, setting: Setting, shape: tuple[int, int, int], batch: dict[str, np.ndarray]
+    ) -> None:
+        task = setting.task
+        self.model = define_model(task)
+        self.schedule = linear_schedule(Stretch(20, PEAK, setting.section.warmup_steps))
+        self.optimizer = make_optimizer(setting.section, self.schedule, self.model.axes)
+        data, fsdp, tensor = shape
+        devices = jax.devices()[: data * fsdp * tensor]
+        self.mesh = make_mesh(MeshSection(data=data, fsdp=fsdp, tensor=tensor), devices)
+        self.abstract = abstract_state(self.model, self.optimizer, self.mesh)
+        with jax.set_mesh(self.mesh):
+            self.compiled = lower_train_step(
+                task,
+                self.model,
+                self.optimizer,
+                self.schedule,
+                self.abstract,
+                on_mesh(batch, self.mesh),
+                accumulation=setting.accumulation,
+                rng="threefry2x32",
+            ).compile(compiler_options=QUICK)
+
+    def place(self, state: TrainState) -> TrainState:
+        """Lays a state of numpy arrays out on the mesh; always a copy, since a step donates it."""
+        return jax.tree.map(
+            lambda leaf, like: jax.device_put(np.array(leaf), like.sharding), state, self.abstract
+        )
+
+    def step(
+        self, state: TrainState, batch: dict[str, np.ndarray]
+    ) -> tuple[TrainState, dict[str, tuple[float, float]]]:
+        """One step; the metrics as numbers."""
+        with jax.set_mesh(self.mesh):
+            new, metrics = self.compiled(state, on_mesh(batch, self.mesh))
+        return new, {name: (float(s), float(c)) for name, (s, c) in metrics.items()}
+
+
+@functools.cache
+def first_state(setting: Setting, shape: tuple[int, int, int] = (1, 1, 1)) -> Any:
+    """A fresh state as numpy arrays, drawn by the real `initialise` on a mesh."""
+    task, (data, fsdp, tensor) = setting.task, shape
+    mesh = make_mesh(
+        MeshSection(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: data * fsdp * tensor]
+    )
+    model = define_model(task)
+    optimizer = make_optimizer(setting.section, lambda step: PEAK, model.axes)
+    with jax.set_mesh(mesh):
+        state = initialise(task, optimizer, abstract_state(model, optimizer, mesh), seed=1)
+    return jax.device_get(state)
