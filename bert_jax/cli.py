@@ -83,7 +83,9 @@ def examples(config: str, overrides: tuple[str, ...]) -> None:
 @cli.command()
 @config_argument
 @overrides_argument
-@click.option("--init-from", metavar="RUN_DIR", help="Start from this run's parameters, all else fresh.")
+@click.option(
+    "--init-from", metavar="RUN_DIR", help="Start from this run's parameters, all else fresh."
+)
 @verb
 def pretrain(config: str, overrides: tuple[str, ...], init_from: str | None) -> None:
     """Pretrain: dataset → checkpoints. The same command again resumes."""
@@ -140,7 +142,9 @@ def fill_mask(run_dir: str, texts: tuple[str, ...], top_k: int, checkpoint: str)
 
 @cli.command()
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--dir", "directory", default="runs/demo", show_default=True, help="Where it all goes.")
+@click.option(
+    "--dir", "directory", default="runs/demo", show_default=True, help="Where it all goes."
+)
 @verb
 def demo(overrides: tuple[str, ...], directory: str) -> None:
     """Everything above in minutes on a laptop, on this Python's own documentation."""

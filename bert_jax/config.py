@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 import pydantic
@@ -28,7 +29,7 @@ T = TypeVar("T")
 class RunConfig(Section):
     """A whole job: text → tokenizer → dataset → run. Each verb needs only its own sections."""
 
-    seed: int = pydantic.Field(0, ge=0)
+    seed: int = pydantic.Field(default=0, ge=0)
     run_dir: str | None = None
     tokenizer: str | None = None
     vocab: VocabSection | None = None
@@ -108,6 +109,21 @@ def need(value: T | None, key: str, verb: str) -> T:
     return value
 
 
+@contextlib.contextmanager
+def under(key: str, section: type[Section]) -> Iterator[None]:
+    """Completes the keys in messages of code that knows its own section only.
+
+    ``with under("examples", ExamplesSection)`` turns ``input: no file x`` into
+    ``examples.input: no file x``.
+    """
+    try:
+        yield
+    except UserError as error:
+        if str(error).partition(":")[0] in section.model_fields:
+            raise UserError(f"{key}.{error}") from error
+        raise
+
+
 class _Loader(yaml.SafeLoader):
     """YAML 1.1 takes 1e-4 for text, since it has no dot. Here it is the number it looks like."""
 
@@ -121,7 +137,7 @@ _Loader.add_implicit_resolver(
 
 def _parse_yaml(text: str, source: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""

@@ -22,6 +22,6 @@ class RunStopped(Exception):
 
 
 def did_you_mean(found: str, allowed: Iterable[str]) -> str:
-    """Returns ``'; did you mean "mesh"?'`` for the nearest allowed name, or ``''`` if none is near."""
+    """Returns ``'; did you mean "mesh"?'`` for the nearest allowed name, ``''`` if none is near."""
     near = difflib.get_close_matches(found, list(allowed), n=1, cutoff=0.6)
     return f'; did you mean "{near[0]}"?' if near else ""

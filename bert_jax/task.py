@@ -6,7 +6,7 @@ checker only, so that data code can import it in processes that never load JAX.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -16,13 +16,29 @@ if TYPE_CHECKING:
     from flax import nnx
 
 Row: TypeAlias = dict[str, np.ndarray]
-Features: TypeAlias = Callable[[Any, np.random.Generator], Row]
 Batch: TypeAlias = "Mapping[str, jax.Array]"
 
 # Every metric is a (sum, count) pair until the very end: pairs of parts of a batch, of batches
 # and of hosts add up to the pair of the whole, means of means do not.
 Metrics: TypeAlias = "dict[str, tuple[jax.Array, jax.Array]]"
 Sums: TypeAlias = Mapping[str, tuple[float, float]]
+
+
+class Features(Protocol):
+    """Makes a row out of a record. Picklable and free of JAX: it runs in loader processes."""
+
+    @property
+    def seq_length(self) -> int:
+        """Tokens in a row; no example of the dataset may be longer."""
+        ...
+
+    def __call__(self, record: Any, rng: np.random.Generator) -> Row:
+        """Returns one row: arrays whose shapes and dtypes are the same for every record."""
+        ...
+
+    def fingerprint(self) -> dict[str, str | int | float]:
+        """Returns the settings that a row depends on, by name; a run resumes only with the same."""
+        ...
 
 
 class Task(Protocol):
@@ -33,10 +49,10 @@ class Task(Protocol):
         """The key of `score` by which checkpoints are ranked; smaller is better."""
         ...
 
-    def features(self, *, seq_length: int, max_predictions: int | None, evaluation: bool) -> Features:
+    def features(
+        self, *, seq_length: int, max_predictions: int | None, evaluation: bool
+    ) -> Features:
         """Returns the function from a stored record and a random generator to one row.
-
-        It must be picklable and must not need JAX: it runs in loader processes.
 
         Args:
             seq_length: positions of a row.

@@ -82,7 +82,7 @@ def describe_corpus(runs: Sequence[pathlib.Path], *, unknown: int) -> CorpusReco
     counts = np.sum([np.load(run / "counts.npy") for run in runs], axis=0)
     total = int(counts.sum())
     if not total:
-        raise UserError("input: no document in it, only blank lines; allowed: at least 2 documents")
+        raise UserError("input: no document in any of its files; allowed: at least 2 documents")
     return CorpusRecord(
         documents=sum(sum(summary.documents.values()) for summary in summaries),
         sentences=sum(summary.sentences for summary in summaries),

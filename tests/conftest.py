@@ -20,9 +20,10 @@ from jaxtyping import install_import_hook
 if CHECK_SHAPES := importlib.util.find_spec("beartype") is not None:
     install_import_hook("bert_jax.model", "beartype.beartype")
 
+# A fixture for every test; after the hook, since it imports the models.
+from tests.project import project  # noqa: F401
+
 
 def pytest_report_header() -> str:
     """Says at the top of the output whether shapes are checked."""
     return f"shapes: {'checked' if CHECK_SHAPES else 'NOT CHECKED, beartype is not installed'}"
-
-from tests.project import project  # noqa: E402, F401 (a fixture; after the hook, since it imports the models)

@@ -58,7 +58,12 @@ def project_config(root: Path) -> dict[str, Any]:
         "optimizer": {"learning_rate": 1e-3, "warmup_steps": 4},
         "train": {
             "phases": [
-                {"dataset": str(root / "dataset32"), "steps": 10, "seq_length": 32, "batch_size": 8},
+                {
+                    "dataset": str(root / "dataset32"),
+                    "steps": 10,
+                    "seq_length": 32,
+                    "batch_size": 8,
+                },
                 {"dataset": str(root / "dataset48"), "steps": 6, "seq_length": 48, "batch_size": 8},
             ],
             "log_every": 2,
@@ -99,7 +104,7 @@ def environment() -> dict[str, str]:
 
 
 def said(result: subprocess.CompletedProcess[str]) -> str:
-    """Returns the one line a user's mistake gets, after checking that it is one, and exit code 2."""
+    """Returns the one line that a mistake gets, after checking that it is one, and exit code 2."""
     assert result.returncode == 2, (result.returncode, result.stdout, result.stderr)
     lines = [line for line in result.stderr.splitlines() if line.startswith("bert-jax: ")]
     assert len(lines) == 1, result.stderr
@@ -109,7 +114,7 @@ def said(result: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text, tokenizer and datasets of 32 and 48 tokens, made once by the command line's functions."""
+    """Text, tokenizer and datasets of 32 and 48 tokens, made once through the verbs."""
     root = tmp_path_factory.mktemp("project")
     compile_cache["JAX_COMPILATION_CACHE_DIR"] = str(root / "compiled")
     write_python_docs(root / "text", max_bytes=250_000)

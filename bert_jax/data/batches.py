@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from bert_jax.data.records import Example
+from bert_jax.task import Row
 
 
-class Features(Protocol):
-    """Makes a row out of an example: what an objective hands to the loader. Picklable."""
-
-    @property
-    def seq_length(self) -> int:
-        """Tokens in a row; no example of the dataset may be longer."""
-        ...
-
-    def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns one row: arrays whose shapes and dtypes are the same for every example."""
-        ...
-
-    def fingerprint(self) -> dict[str, str | int | float]:
-        """Returns the settings that a row depends on, by name; a run resumes only with the same."""
-        ...
-
-
-def stack_rows(rows: Sequence[dict[str, np.ndarray]], *, batch_size: int) -> dict[str, np.ndarray]:
+def stack_rows(rows: Sequence[Row], *, batch_size: int) -> Row:
     """Stacks rows to a batch: three rows of ``{"input_ids": [L]}``, 4 -> ``{"input_ids": [4, L]}``.
 
     Slots without a row are filled with zeros: no token (``segment_ids`` 0) and no weight, so that
@@ -49,6 +30,6 @@ def stack_rows(rows: Sequence[dict[str, np.ndarray]], *, batch_size: int) -> dic
     return batch
 
 
-def count_tokens(batch: dict[str, np.ndarray]) -> int:
+def count_tokens(batch: Mapping[str, np.ndarray]) -> int:
     """Returns the tokens in a batch that are not padding (those of ``segment_ids`` above 0)."""
     return int(np.count_nonzero(batch["segment_ids"]))

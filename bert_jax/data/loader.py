@@ -19,10 +19,11 @@ import pydantic
 from absl import flags
 
 from bert_jax.data import rng
-from bert_jax.data.batches import Features, stack_rows
+from bert_jax.data.batches import stack_rows
 from bert_jax.data.position import Position
 from bert_jax.errors import UserError
 from bert_jax.section import Section
+from bert_jax.task import Features
 
 if TYPE_CHECKING:
     from bert_jax.data.records import Dataset
@@ -113,10 +114,10 @@ class Loader:
     """The batches of one phase: every example once an epoch, each epoch shuffled and masked anew.
 
     Row p of the phase (p = 0, 1, ... over all hosts and steps) is in epoch ``p // len(dataset)``;
-    which example it is, and what its masks are, follows from the seed, the phase, the epoch and p. Batch s is
-    the rows ``s * batch_size .. (s + 1) * batch_size - 1``, of which host h gets the h-th
-    contiguous share. So the global batch depends neither on the number of hosts nor on that of
-    workers, and seeking to any step takes no time.
+    which example it is, and what its masks are, follows from the seed, the phase, the epoch and p.
+    Batch s is the rows ``s * batch_size .. (s + 1) * batch_size - 1``, of which host h gets the
+    h-th contiguous share. So the global batch depends neither on the number of hosts nor on that
+    of workers, and seeking to any step takes no time.
     """
 
     def __init__(

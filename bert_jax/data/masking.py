@@ -11,6 +11,7 @@ import pydantic
 
 from bert_jax.errors import UserError
 from bert_jax.section import Section
+from bert_jax.task import Row
 
 if TYPE_CHECKING:
     from bert_jax.data.records import Example
@@ -226,11 +227,11 @@ class MaskedRow:
             is_continuation=np.asarray(tokenizer.is_continuation, bool),
         )
 
-    def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def __call__(self, record: Example, rng: np.random.Generator) -> Row:
         """Returns one row of an example of at most ``seq_length`` tokens.
 
         Args:
-            example: ``[CLS] A [SEP] B [SEP]``, unmasked, of n tokens.
+            record: ``[CLS] A [SEP] B [SEP]``, unmasked, of n tokens.
             rng: the stream of this example in this epoch.
 
         Returns:
@@ -241,7 +242,7 @@ class MaskedRow:
             ``next_sentence_weights``, each [E=1].
         """
         masked = mask_tokens(
-            example.input_ids,
+            record.input_ids,
             rng,
             masking=self.masking,
             max_predictions=self.max_predictions,
@@ -253,7 +254,7 @@ class MaskedRow:
         input_ids = np.full(self.seq_length, self.special.pad, np.int32)
         input_ids[:length] = masked.input_ids
         token_type_ids = np.zeros(self.seq_length, np.int32)
-        token_type_ids[example.first_length : length] = 1
+        token_type_ids[record.first_length : length] = 1
         segment_ids = np.zeros(self.seq_length, np.int32)
         segment_ids[:length] = 1
         positions = np.zeros(self.max_predictions, np.int32)
@@ -269,7 +270,7 @@ class MaskedRow:
             "masked_lm_positions": positions,
             "masked_lm_ids": ids,
             "masked_lm_weights": weights,
-            "next_sentence_labels": np.array([example.next_sentence_label], np.int32),
+            "next_sentence_labels": np.array([record.next_sentence_label], np.int32),
             "cls_positions": np.zeros(1, np.int32),
             "next_sentence_weights": np.ones(1, np.float32),
         }

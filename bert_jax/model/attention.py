@@ -45,9 +45,7 @@ def xla_attention(
         dropout_key: None in evaluation.
     """
     scale = q_BLHK.shape[-1] ** -0.5
-    scores_BHLM = jnp.einsum(
-        "blhk,bmhk->bhlm", q_BLHK, k_BLHK, preferred_element_type=jnp.float32
-    )
+    scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BLHK, preferred_element_type=jnp.float32)
     same_segment = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
     scores_BHLM = jnp.where(same_segment, scores_BHLM * scale, MASKED)
     weights_BHLM = jax.nn.softmax(scores_BHLM, axis=-1).astype(v_BLHK.dtype)
@@ -61,9 +59,7 @@ IMPLEMENTATIONS: Final[dict[AttentionName, AttentionCore]] = {"xla": xla_attenti
 class SelfAttention(nnx.Module):
     """Multi-head self-attention, split by head over the tensor axis."""
 
-    def __init__(
-        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
         width, heads, columns = (
             architecture.hidden_size,
             architecture.num_attention_heads,
@@ -90,7 +86,7 @@ class SelfAttention(nnx.Module):
             execution=execution,
             rngs=rngs,
         )
-        self.core = execution.attention
+        self.core: AttentionName = execution.attention
         self.remat_core = execution.remat == "attention"
         self.dropout_rate = architecture.attention_probs_dropout_prob
 
@@ -110,7 +106,5 @@ class SelfAttention(nnx.Module):
         if self.remat_core:
             # Scores are L² a head and cheap to compute again: the most memory for the least work.
             core = jax.checkpoint(core)
-        context_BLHK = core(
-            q_BLHK, k_BLHK, v_BLHK, segment_ids, dropout_key=subkey(dropout_key, 0)
-        )
+        context_BLHK = core(q_BLHK, k_BLHK, v_BLHK, segment_ids, dropout_key=subkey(dropout_key, 0))
         return self.output(context_BLHK)

@@ -42,13 +42,13 @@ class Architecture(Section):
     num_hidden_layers: int = pydantic.Field(ge=1)
     num_attention_heads: int = pydantic.Field(ge=1)
     intermediate_size: int = pydantic.Field(ge=1)
-    max_position_embeddings: int = pydantic.Field(512, ge=1)
-    type_vocab_size: int = pydantic.Field(2, ge=1)
+    max_position_embeddings: int = pydantic.Field(default=512, ge=1)
+    type_vocab_size: int = pydantic.Field(default=2, ge=1)
     hidden_act: Activation = "gelu_tanh"
-    hidden_dropout_prob: float = pydantic.Field(0.1, ge=0, lt=1)
-    attention_probs_dropout_prob: float = pydantic.Field(0.1, ge=0, lt=1)
-    initializer_range: float = pydantic.Field(0.02, gt=0)
-    layer_norm_eps: float = pydantic.Field(1e-12, gt=0)
+    hidden_dropout_prob: float = pydantic.Field(default=0.1, ge=0, lt=1)
+    attention_probs_dropout_prob: float = pydantic.Field(default=0.1, ge=0, lt=1)
+    initializer_range: float = pydantic.Field(default=0.02, gt=0)
+    layer_norm_eps: float = pydantic.Field(default=1e-12, gt=0)
 
     @property
     def head_dim(self) -> int:
@@ -57,8 +57,10 @@ class Architecture(Section):
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding table: the vocabulary rounded up to a multiple of 128, which the
-        matrix units want and which every tensor axis up to 128 divides."""
+        """Rows of the embedding table: the vocabulary rounded up to a multiple of 128.
+
+        The matrix units want it, and every tensor axis up to 128 divides it.
+        """
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
@@ -68,7 +70,7 @@ class Execution(Section):
     dtype: Dtype = "bfloat16"
     attention: AttentionName = "xla"
     remat: Remat = "none"
-    unroll: int = pydantic.Field(1, ge=1)
+    unroll: int = pydantic.Field(default=1, ge=1)
 
 
 class ModelSection(Section):
@@ -79,21 +81,21 @@ class ModelSection(Section):
 
     size: Size | None = None
     bert_config: str | None = None
-    hidden_size: int | None = pydantic.Field(None, ge=1)
-    num_hidden_layers: int | None = pydantic.Field(None, ge=1)
-    num_attention_heads: int | None = pydantic.Field(None, ge=1)
-    intermediate_size: int | None = pydantic.Field(None, ge=1)
-    max_position_embeddings: int | None = pydantic.Field(None, ge=1)
-    type_vocab_size: int | None = pydantic.Field(None, ge=2)
+    hidden_size: int | None = pydantic.Field(default=None, ge=1)
+    num_hidden_layers: int | None = pydantic.Field(default=None, ge=1)
+    num_attention_heads: int | None = pydantic.Field(default=None, ge=1)
+    intermediate_size: int | None = pydantic.Field(default=None, ge=1)
+    max_position_embeddings: int | None = pydantic.Field(default=None, ge=1)
+    type_vocab_size: int | None = pydantic.Field(default=None, ge=2)
     hidden_act: Activation | None = None
-    hidden_dropout_prob: float | None = pydantic.Field(None, ge=0, lt=1)
-    attention_probs_dropout_prob: float | None = pydantic.Field(None, ge=0, lt=1)
-    initializer_range: float | None = pydantic.Field(None, gt=0)
-    layer_norm_eps: float | None = pydantic.Field(None, gt=0)
+    hidden_dropout_prob: float | None = pydantic.Field(default=None, ge=0, lt=1)
+    attention_probs_dropout_prob: float | None = pydantic.Field(default=None, ge=0, lt=1)
+    initializer_range: float | None = pydantic.Field(default=None, gt=0)
+    layer_norm_eps: float | None = pydantic.Field(default=None, gt=0)
     dtype: Dtype = "bfloat16"
     attention: AttentionName = "xla"
     remat: Remat = "none"
-    unroll: int = pydantic.Field(1, ge=1)
+    unroll: int = pydantic.Field(default=1, ge=1)
 
     @property
     def execution(self) -> Execution:

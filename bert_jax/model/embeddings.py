@@ -17,9 +17,7 @@ class Embeddings(nnx.Module):
     Source: google-research/bert `modeling.py`, `embedding_postprocessor`.
     """
 
-    def __init__(
-        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
         width = architecture.hidden_size
         words = normal_param(
             (architecture.padded_vocab_size, width),

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.attention import SelfAttention
-from bert_jax.model.config import Architecture, Execution, Remat
+from bert_jax.model.config import Activation, Architecture, Execution, Remat
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, dropout, subkey
 from bert_jax.parallel.rules import constrain
@@ -30,9 +30,7 @@ REMAT: Final[dict[Remat, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
 class EncoderLayer(nnx.Module):
     """Attention and FFN, each followed by dropout, residual sum and LayerNorm (post-LayerNorm)."""
 
-    def __init__(
-        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
         width, inner = architecture.hidden_size, architecture.intermediate_size
         self.attention = SelfAttention(architecture=architecture, execution=execution, rngs=rngs)
         self.attention_norm = LayerNorm(architecture=architecture, execution=execution)
@@ -55,7 +53,7 @@ class EncoderLayer(nnx.Module):
             rngs=rngs,
         )
         self.output_norm = LayerNorm(architecture=architecture, execution=execution)
-        self.activation = architecture.hidden_act
+        self.activation: Activation = architecture.hidden_act
         self.dropout_rate = architecture.hidden_dropout_prob
 
     def __call__(
@@ -77,16 +75,17 @@ class EncoderLayer(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Embeddings and layers. The layers' parameters are stacked along a leading axis and scanned,
-    so that compile time does not grow with depth."""
+    """Embeddings and layers.
 
-    def __init__(
-        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
-    ) -> None:
+    The layers' parameters are stacked along a leading axis and scanned, so that compile time does
+    not grow with depth.
+    """
+
+    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
         self.embeddings = Embeddings(architecture=architecture, execution=execution, rngs=rngs)
         self.layers = _stack_layers(architecture=architecture, execution=execution, rngs=rngs)
         self.depth = architecture.num_hidden_layers
-        self.remat = execution.remat
+        self.remat: Remat = execution.remat
         self.unroll = min(execution.unroll, self.depth)
 
     def __call__(
@@ -111,7 +110,8 @@ class Encoder(nnx.Module):
             input_ids, token_type_ids, position_ids, dropout_key=subkey(dropout_key, 0)
         )
         layer_def, stacked = nnx.split(self.layers)
-        keys = None if dropout_key is None else jax.random.split(subkey(dropout_key, 1), self.depth)
+        layers_key = subkey(dropout_key, 1)
+        keys = None if layers_key is None else jax.random.split(layers_key, self.depth)
 
         def layer(x: Array, params_and_key: tuple[Any, Array | None]) -> tuple[Array, None]:
             params, key = params_and_key

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.model.config import Architecture, Execution
+from bert_jax.model.config import Activation, Architecture, Execution
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, constant_param
 from bert_jax.parallel.rules import constrain
 
@@ -32,9 +32,7 @@ class MlmHead(nnx.Module):
     The table is handed in at every call: the head owns no reference to it.
     """
 
-    def __init__(
-        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
         width = architecture.hidden_size
         self.transform = Dense(
             "bpd,de->bpe",
@@ -47,7 +45,7 @@ class MlmHead(nnx.Module):
         )
         self.norm = LayerNorm(architecture=architecture, execution=execution)
         self.bias = constant_param(0.0, (architecture.padded_vocab_size,), ("vocab",))
-        self.activation = architecture.hidden_act
+        self.activation: Activation = architecture.hidden_act
         self.vocab_size = architecture.vocab_size
         self.dtype = execution.dtype
 
@@ -74,9 +72,7 @@ class MlmHead(nnx.Module):
 class Pooler(nnx.Module):
     """The tanh layer over a [CLS] token."""
 
-    def __init__(
-        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
         width = architecture.hidden_size
         self.dense = Dense(
             "bed,df->bef",
@@ -98,9 +94,7 @@ class Pooler(nnx.Module):
 class NextSentenceHead(nnx.Module):
     """Two classes over a pooled vector: 0 = the second span follows, 1 = it was drawn."""
 
-    def __init__(
-        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
         self.classifier = Dense(
             "bed,dc->bec",
             (architecture.hidden_size, 2),

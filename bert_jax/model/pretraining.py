@@ -24,9 +24,7 @@ class PretrainingLogits(NamedTuple):
 class BertForPretraining(nnx.Module):
     """BERT with its masked-language-model and next-sentence heads."""
 
-    def __init__(
-        self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
         self.encoder = Encoder(architecture=architecture, execution=execution, rngs=rngs)
         self.pooler = Pooler(architecture=architecture, execution=execution, rngs=rngs)
         self.mlm = MlmHead(architecture=architecture, execution=execution, rngs=rngs)

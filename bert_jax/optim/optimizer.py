@@ -22,14 +22,14 @@ class OptimizerSection(Section):
     """The optimizer and its constants. The defaults are the release's."""
 
     name: Literal["adamw", "lamb"] = "adamw"
-    learning_rate: float = pydantic.Field(1e-4, gt=0)
-    warmup_steps: int = pydantic.Field(0, ge=0)
-    beta1: float = pydantic.Field(0.9, ge=0, lt=1)
-    beta2: float = pydantic.Field(0.999, ge=0, lt=1)
-    eps: float = pydantic.Field(1e-6, gt=0)
-    weight_decay: float = pydantic.Field(0.01, ge=0)
+    learning_rate: float = pydantic.Field(default=1e-4, gt=0)
+    warmup_steps: int = pydantic.Field(default=0, ge=0)
+    beta1: float = pydantic.Field(default=0.9, ge=0, lt=1)
+    beta2: float = pydantic.Field(default=0.999, ge=0, lt=1)
+    eps: float = pydantic.Field(default=1e-6, gt=0)
+    weight_decay: float = pydantic.Field(default=0.01, ge=0)
     bias_correction: bool = False
-    clip_norm: float | None = pydantic.Field(1.0, gt=0)
+    clip_norm: float | None = pydantic.Field(default=1.0, gt=0)
 
 
 class MomentsState(NamedTuple):
@@ -69,9 +69,7 @@ def decay_mask(params: Params) -> Any:
 
     Source: `exclude_from_weight_decay` in google-research/bert `optimization.py`.
     """
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: path[-1].key not in NO_DECAY, params
-    )
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in NO_DECAY, params)
 
 
 def scale_by_bert_adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformation:
@@ -80,19 +78,20 @@ def scale_by_bert_adam(beta1: float, beta2: float, eps: float) -> optax.Gradient
     Source: `AdamWeightDecayOptimizer` in google-research/bert `optimization.py`.
     """
 
-    def init(params: Params) -> MomentsState:
+    def init(params: optax.Params) -> MomentsState:
         return MomentsState(
             mu=jax.tree.map(jnp.zeros_like, params), nu=jax.tree.map(jnp.zeros_like, params)
         )
 
     def update(
-        grads: Params, state: MomentsState, params: Params | None = None
-    ) -> tuple[Params, MomentsState]:
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, MomentsState]:
         del params
-        mu = jax.tree.map(lambda g, m: beta1 * m + (1 - beta1) * g, grads, state.mu)
-        nu = jax.tree.map(lambda g, v: beta2 * v + (1 - beta2) * jnp.square(g), grads, state.nu)
-        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
-        return updates, MomentsState(mu=mu, nu=nu)
+        assert isinstance(state, MomentsState)
+        mu = jax.tree.map(lambda g, m: beta1 * m + (1 - beta1) * g, updates, state.mu)
+        nu = jax.tree.map(lambda g, v: beta2 * v + (1 - beta2) * jnp.square(g), updates, state.nu)
+        scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
+        return scaled, MomentsState(mu=mu, nu=nu)
 
     return optax.GradientTransformation(init, update)
 
@@ -106,13 +105,13 @@ def scale_by_layer_trust_ratio(axes: Axes) -> optax.GradientTransformation:
     Source: arXiv 1904.00962, algorithm 2, with φ the identity.
     """
 
-    def init(params: Params) -> optax.EmptyState:
+    def init(params: optax.Params) -> optax.EmptyState:
         del params
         return optax.EmptyState()
 
     def update(
-        updates: Params, state: optax.EmptyState, params: Params | None = None
-    ) -> tuple[Params, optax.EmptyState]:
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
         if params is None:
             raise ValueError("the trust ratio needs the parameters")
 
@@ -131,4 +130,3 @@ def scale_by_layer_trust_ratio(axes: Axes) -> optax.GradientTransformation:
         return scaled, state
 
     return optax.GradientTransformation(init, update)
-

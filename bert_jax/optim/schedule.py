@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -29,7 +30,7 @@ def linear_schedule(stretch: Stretch) -> optax.Schedule:
     """
     steps, peak, warmup = stretch
 
-    def schedule(count: jnp.ndarray | int) -> jnp.ndarray:
+    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(count, jnp.float32)
         decayed = peak * (1.0 - jnp.minimum(step, steps) / steps)
         if not warmup:

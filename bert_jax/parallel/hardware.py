@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-import jax
+from typing import Any, Final
 
 # Dense bf16 products, FLOP/s per JAX device. TPU v2 and v3 show two devices a chip.
 # Cloud TPU system architecture pages and NVIDIA's data sheets (dense, without sparsity).
@@ -25,6 +23,6 @@ PEAK_FLOPS: Final[dict[str, float]] = {
 }
 
 
-def peak_flops(device: jax.Device) -> float | None:
+def peak_flops(device: Any) -> float | None:
     """Returns a device's peak bf16 FLOP/s, or None where no honest figure exists (CPUs)."""
     return PEAK_FLOPS.get(device.device_kind)

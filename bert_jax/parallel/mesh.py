@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -24,21 +25,21 @@ class DistributedSection(Section):
 
     enabled: bool = False
     coordinator_address: str | None = None
-    coordinator_port: int = pydantic.Field(8482, ge=1, le=65535)
-    process_count: int | None = pydantic.Field(None, ge=1)
-    process_index: int | None = pydantic.Field(None, ge=0)
-    timeout_seconds: int = pydantic.Field(300, ge=1)
+    coordinator_port: int = pydantic.Field(default=8482, ge=1, le=65535)
+    process_count: int | None = pydantic.Field(default=None, ge=1)
+    process_index: int | None = pydantic.Field(default=None, ge=0)
+    timeout_seconds: int = pydantic.Field(default=300, ge=1)
 
 
 class MeshSection(Section):
     """Devices and how a run is split over them. One axis may be -1: all devices left over."""
 
     platform: Platform = "auto"
-    data: int = pydantic.Field(-1, ge=-1)
-    fsdp: int = pydantic.Field(1, ge=-1)
-    tensor: int = pydantic.Field(1, ge=-1)
-    slices: int = pydantic.Field(1, ge=1)
-    simulated_devices: int | None = pydantic.Field(None, ge=1, le=512)
+    data: int = pydantic.Field(default=-1, ge=-1)
+    fsdp: int = pydantic.Field(default=1, ge=-1)
+    tensor: int = pydantic.Field(default=1, ge=-1)
+    slices: int = pydantic.Field(default=1, ge=1)
+    simulated_devices: int | None = pydantic.Field(default=None, ge=1, le=512)
     distributed: DistributedSection = DistributedSection()
 
 
@@ -55,7 +56,7 @@ def initialise(section: MeshSection) -> None:
     if section.simulated_devices is not None:
         if section.platform not in ("auto", "cpu"):
             raise UserError(
-                f'mesh.simulated_devices: found {section.simulated_devices} with platform '
+                f"mesh.simulated_devices: found {section.simulated_devices} with platform "
                 f'"{section.platform}", allowed: only with platform "cpu"'
             )
         _set_before_backend("jax_platforms", "cpu")
@@ -103,7 +104,7 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
     return sizes[DATA], sizes[FSDP], sizes[TENSOR]
 
 
-def make_mesh(section: MeshSection, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mesh:
     """Returns the mesh with axes data, fsdp, tensor.
 
     Several slices join along `data`, the one axis whose traffic (one gradient sum a step) the
@@ -138,7 +139,8 @@ def make_mesh(section: MeshSection, devices: Sequence[jax.Device] | None = None)
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
-class Share(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Share:
     """Which part of every batch this process has to feed."""
 
     index: int

@@ -65,7 +65,7 @@ def partition_spec(
             are mistakes in the model's code, never in a user's configuration.
     """
     taken: dict[str, str] = {}
-    entries: list[None | str | tuple[str, ...]] = []
+    entries: list[str | tuple[str, ...] | None] = []
     for axis in axes:
         if axis not in rules:
             raise ValueError(f'no rule for logical axis "{axis}"{did_you_mean(axis, rules)}')

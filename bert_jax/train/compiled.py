@@ -44,30 +44,10 @@ def lower_train_step(
         accumulation: microbatches per step.
         rng: the generator of dropout bits.
     """
-    step = make_train_step(
-        task, model, optimizer, schedule, accumulation=accumulation, rng=rng
-    )
+    step = make_train_step(task, model, optimizer, schedule, accumulation=accumulation, rng=rng)
     layout = jax.tree.map(lambda leaf: leaf.sharding, state)
-    everywhere = replicated(state.step.sharding.mesh)
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(layout, everywhere))
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(layout, layout.step))
     return jitted.lower(state, batch)
-
-
-def compile_train_step(
-    task: Task,
-    model: ModelDefinition,
-    optimizer: optax.GradientTransformation,
-    schedule: optax.Schedule,
-    state: TrainState,
-    batch: Batch,
-    *,
-    accumulation: int,
-    rng: RngName,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns the compiled train step; see `lower_train_step`."""
-    return lower_train_step(
-        task, model, optimizer, schedule, state, batch, accumulation=accumulation, rng=rng
-    ).compile()
 
 
 def compile_evaluation(

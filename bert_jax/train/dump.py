@@ -72,9 +72,7 @@ def dump_non_finite(
     process = jax.process_index()
     _save(folder / f"batch_{process}.npz", {name: _local(a) for name, a in batch.items()})
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
-    named = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves
-    }
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
     _save(folder / f"params_{process}.npz", {name: _local(leaf) for name, leaf in named.items()})
     figures = {name: {"sum": repr(s), "count": repr(c)} for name, (s, c) in metrics.items()}
     (folder / f"metrics_{process}.json").write_text(json.dumps({"step": step, **figures}, indent=1))

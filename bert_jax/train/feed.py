@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from bert_jax.data.batches import count_tokens
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.task import Batch
 
@@ -41,7 +42,7 @@ def feed(rows: Iterator[Mapping[str, np.ndarray]], mesh: Mesh, *, shares: int) -
         waited = time.perf_counter() - started
         if host is None:
             return None
-        tokens = int(np.count_nonzero(host["segment_ids"])) * shares
+        tokens = count_tokens(host) * shares
         return Fed(to_devices(host, sharding, shares=shares), tokens, waited)
 
     while (fed := place()) is not None:
@@ -55,18 +56,6 @@ def to_devices(
     return {
         name: jax.make_array_from_process_local_data(
             sharding, array, (array.shape[0] * shares, *array.shape[1:])
-        )
-        for name, array in host.items()
-    }
-
-
-def abstract_batch(
-    host: Mapping[str, np.ndarray], sharding: NamedSharding, *, shares: int
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of the global batch, to compile for before the first one comes."""
-    return {
-        name: jax.ShapeDtypeStruct(
-            (array.shape[0] * shares, *array.shape[1:]), array.dtype, sharding=sharding
         )
         for name, array in host.items()
     }

@@ -26,7 +26,7 @@ from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import Batch, Task
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.compiled import compile_evaluation, compile_train_step
+from bert_jax.train.compiled import compile_evaluation, lower_train_step
 from bert_jax.train.dump import StopSignal, dump_non_finite
 from bert_jax.train.feed import Fed, feed
 from bert_jax.train.plateau import Plateau
@@ -191,7 +191,7 @@ class _Run:
         with phase.loader.batches(first_step=first_batch) as rows:
             for fed in feed(rows, job.mesh, shares=job.share.count):
                 if step_fn is None:
-                    step_fn = compile_train_step(
+                    step_fn = lower_train_step(
                         job.task,
                         self.model,
                         self.optimizer,
@@ -200,7 +200,7 @@ class _Run:
                         fed.batch,
                         accumulation=phase.section.accumulation,
                         rng=job.rng,
-                    )
+                    ).compile()
                 previous, (self.state, metrics) = running, step_fn(self.state, fed.batch)
                 running = (fed, metrics)
                 if previous is not None:

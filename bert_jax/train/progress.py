@@ -78,4 +78,3 @@ def _format(name: str, value: float) -> str:
     if name == "learning_rate":
         return f"{value:.2e}"
     return f"{value:.3f}"
-

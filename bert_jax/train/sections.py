@@ -22,28 +22,28 @@ class PhaseSection(Section):
 
     dataset: str
     steps: int = pydantic.Field(ge=1)
-    seq_length: int = pydantic.Field(512, ge=8)
-    batch_size: int = pydantic.Field(256, ge=1)
-    accumulation: int = pydantic.Field(1, ge=1)
-    max_predictions: int | None = pydantic.Field(None, ge=1)
-    learning_rate: float | None = pydantic.Field(None, gt=0)
-    warmup_steps: int | None = pydantic.Field(None, ge=0)
+    seq_length: int = pydantic.Field(default=512, ge=8)
+    batch_size: int = pydantic.Field(default=256, ge=1)
+    accumulation: int = pydantic.Field(default=1, ge=1)
+    max_predictions: int | None = pydantic.Field(default=None, ge=1)
+    learning_rate: float | None = pydantic.Field(default=None, gt=0)
+    warmup_steps: int | None = pydantic.Field(default=None, ge=0)
 
 
 class EvaluationSection(Section):
     """Evaluation on the validation split while training."""
 
-    every: int = pydantic.Field(1000, ge=1)
-    batch_size: int | None = pydantic.Field(None, ge=1)
-    examples: int | None = pydantic.Field(None, ge=1)
+    every: int = pydantic.Field(default=1000, ge=1)
+    batch_size: int | None = pydantic.Field(default=None, ge=1)
+    examples: int | None = pydantic.Field(default=None, ge=1)
 
 
 class CheckpointSection(Section):
     """When to save and what to keep."""
 
-    every: int = pydantic.Field(1000, ge=1)
-    keep_last: int = pydantic.Field(3, ge=1)
-    keep_best: int = pydantic.Field(1, ge=0)
+    every: int = pydantic.Field(default=1000, ge=1)
+    keep_last: int = pydantic.Field(default=3, ge=1)
+    keep_best: int = pydantic.Field(default=1, ge=0)
 
 
 class TrainSection(Section):
@@ -52,7 +52,7 @@ class TrainSection(Section):
     phases: tuple[PhaseSection, ...] = pydantic.Field(min_length=1)
     evaluation: EvaluationSection | None = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
-    log_every: int = pydantic.Field(10, ge=1)
+    log_every: int = pydantic.Field(default=10, ge=1)
     rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"
 
     @property

@@ -13,17 +13,18 @@ from jax.sharding import Mesh
 from bert_jax.parallel.rules import moment_sharding, parameter_sharding, replicated
 from bert_jax.task import Task
 
-Tree = Any
+Tree = Any  # nested containers of arrays, or of their ShapeDtypeStructs in an abstract state
+Leaf = Any
 
 
 class TrainState(NamedTuple):
     """Everything a step reads and writes, as plain arrays (never NNX objects)."""
 
-    step: jax.Array  # int32 []: optimizer steps done
-    rng: jax.Array  # uint32 [2]: key data from which every step derives its own keys
+    step: Leaf  # int32 []: optimizer steps done
+    rng: Leaf  # uint32 [2]: key data from which every step derives its own keys
     params: Tree  # nested dict of float32 arrays
     opt_state: Tree  # optax state
-    healthy: jax.Array  # bool []: False once a loss or gradient was not finite; freezes the rest
+    healthy: Leaf  # bool []: False once a loss or gradient was not finite; freezes the rest
 
 
 class ModelDefinition(NamedTuple):

@@ -111,9 +111,7 @@ def _accumulate(
 
     first = jax.tree.map(lambda array: array[0], microbatches)
     (value, metrics), grads = jax.eval_shape(grad, params, first, key)
-    zero = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (value, metrics, grads)
-    )
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (value, metrics, grads))
     total, _ = jax.lax.scan(add, zero, (jnp.arange(parts), microbatches))
     return total
 

@@ -52,7 +52,7 @@ class Meter:
         return found
 
     def restart(self) -> None:
-        """Starts the clock anew after a pause, so that evaluation does not count as slow training."""
+        """Starts anew after a pause, so that evaluation does not count as slow training."""
         self._reset()
 
     def _reset(self) -> None:

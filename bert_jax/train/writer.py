@@ -48,7 +48,7 @@ class RunWriter:
         )
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Adds one line, ``{"kind": "train", "step": 10, "loss": 9.1, …}``, and the same to TensorBoard."""
+        """Adds ``{"kind": "train", "step": 10, "loss": 9.1, …}``, and the same to TensorBoard."""
         line = json.dumps({"kind": kind, "step": step, **figures}) + "\n"
         if self._local:
             with Path(self._path).open("a", encoding="utf-8") as file:

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from bert_jax.errors import UserError
-from bert_jax.parallel.mesh import MeshSection, initialise, mesh_shape
+from bert_jax.parallel.mesh import MeshSection, initialise, make_mesh
 from bert_jax.verbs.findings import DoctorReport, Finding, ok, problem, render, warn
 from bert_jax.verbs.network import check_coordinator, check_hosts, expected_hosts
 from bert_jax.verbs.storage import check_run_dir
@@ -130,8 +130,8 @@ def _check_devices(section: MeshSection) -> list[Finding]:
         check_hosts(expected, seen=jax.process_count(), enabled=section.distributed.enabled)
     )
     try:
-        data, fsdp, tensor = mesh_shape(section, len(devices))
-        findings.append(ok("mesh", f"data {data} × fsdp {fsdp} × tensor {tensor}"))
+        sizes = make_mesh(section).shape
+        findings.append(ok("mesh", " × ".join(f"{axis} {size}" for axis, size in sizes.items())))
     except UserError as error:
         findings.append(problem("mesh", str(error)))
     return findings
@@ -139,7 +139,8 @@ def _check_devices(section: MeshSection) -> list[Finding]:
 
 def _check_unused_hardware(backend: str) -> list[Finding]:
     """Names accelerators of this host that JAX does not use, and drivers without an accelerator."""
-    if backend in ("tpu", "gpu") or jax.config.jax_platforms == "cpu":  # as asked for
+    asked = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
+    if backend in ("tpu", "gpu") or asked == "cpu":
         return []
     findings = []
     tpus = [*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*")]

@@ -92,9 +92,7 @@ def evaluate(
     )
     with jax.set_mesh(loaded.mesh):
         step_fn = compile_evaluation(run.task, loaded.model, loaded.mesh)
-        totals = run_evaluation(
-            step_fn, loaded.params, batches, loaded.mesh, shares=share.count
-        )
+        totals = run_evaluation(step_fn, loaded.params, batches, loaded.mesh, shares=share.count)
     result = Evaluation(loaded.step, path, len(data), run.task.score(totals))
     if jax.process_index() == 0:
         (run.directory / "evaluation.json").write_text(json.dumps(result._asdict(), indent=2))
@@ -139,9 +137,8 @@ def _find_step(checkpointer: Checkpointer, asked: str, *, where: str) -> int:
     if asked.isdigit() and int(asked) in steps:
         return int(asked)
     allowed = ["last", "best", *map(str, steps)]
-    raise UserError(
-        f'--checkpoint: found "{asked}", allowed: {", ".join(allowed)}{did_you_mean(asked, allowed)}'
-    )
+    near = did_you_mean(asked, allowed)
+    raise UserError(f'--checkpoint: found "{asked}", allowed: {", ".join(allowed)}{near}')
 
 
 def _show(result: Evaluation, console: Console) -> None:

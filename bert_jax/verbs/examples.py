@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from bert_jax.config import RunConfig, need
+from bert_jax.config import RunConfig, need, under
 from bert_jax.data.provenance import Provenance
-from pipelines.examples import make_examples
+from pipelines.examples import ExamplesSection, make_examples
 
 
 def examples(config: RunConfig, *, console: Console | None = None) -> Provenance:
@@ -24,6 +24,7 @@ def examples(config: RunConfig, *, console: Console | None = None) -> Provenance
     """
     section = need(config.examples, "examples", "examples")
     console = console or Console()
-    return make_examples(
-        section, progress=lambda line: console.print(line, markup=False, soft_wrap=True)
-    )
+    with under("examples", ExamplesSection):
+        return make_examples(
+            section, progress=lambda line: console.print(line, markup=False, soft_wrap=True)
+        )

@@ -19,7 +19,7 @@ _CONNECT_SECONDS: Final = 3.0
 class ExpectedHosts(NamedTuple):
     """How many processes a run is to have, and what says so."""
 
-    count: int
+    processes: int
     source: str
 
 
@@ -52,8 +52,8 @@ def check_hosts(expected: ExpectedHosts, *, seen: int, enabled: bool) -> Finding
         seen: `jax.process_count()`.
         enabled: `mesh.distributed.enabled`.
     """
-    text = f"{expected.count} expected ({expected.source}), {seen} seen"
-    if seen == expected.count:
+    text = f"{expected.processes} expected ({expected.source}), {seen} seen"
+    if seen == expected.processes:
         return ok("hosts", text)
     if not enabled:
         return problem("hosts", f"{text}; set mesh.distributed.enabled=true")

@@ -10,7 +10,7 @@ import jax
 from etils import epath
 from rich.console import Console
 
-from bert_jax.config import RunConfig, need
+from bert_jax.config import RunConfig, need, under
 from bert_jax.data.loader import Loader, evaluation_batches
 from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.errors import UserError
@@ -67,13 +67,15 @@ def pretrain(
     share = process_share(mesh)
     phases, fingerprints = [], {}
     for index, phase in enumerate(section.phases):
-        data = _open(phase, tokenizer, architecture, key=f"train.phases.{index}")
+        key = f"train.phases.{index}"
+        data = _open(phase, tokenizer, architecture, key=key)
         fingerprints[phase.dataset] = data.fingerprint
-        phases.append(
-            _phase(
-                config, phase, data, index=index, task=task, share=share, tokenizer=tokenizer
+        with under(key, PhaseSection):
+            phases.append(
+                _phase(
+                    config, phase, data, index=index, task=task, share=share, tokenizer=tokenizer
+                )
             )
-        )
     root = write_run(
         config,
         architecture=architecture,
@@ -106,8 +108,11 @@ def pretrain(
 
 
 def choose_rng(name: str) -> RngName:
-    """Returns the generator of dropout bits: on a TPU the hardware's, since threefry costs more
-    there than the matrix products around it; elsewhere threefry, the same on every mesh."""
+    """Returns the generator of dropout bits.
+
+    On a TPU the hardware's, since threefry costs more there than the matrix products around it;
+    elsewhere threefry, which gives the same bits on every mesh.
+    """
     if name == "auto":
         return "unsafe_rbg" if jax.default_backend() == "tpu" else "threefry2x32"
     return name  # pyright: ignore[reportReturnType]
@@ -204,5 +209,3 @@ def _make_progress(console: Console, first_step: int, total_steps: int) -> Progr
     if jax.process_index() != 0:
         console = Console(quiet=True)
     return Progress(console, first_step=first_step, total_steps=total_steps)
-
-

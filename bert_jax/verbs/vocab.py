@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bert_jax.config import RunConfig, need
+from bert_jax.config import RunConfig, need, under
 from bert_jax.text import Tokenizer
-from pipelines.vocab import train_vocab
+from pipelines.vocab import VocabSection, train_vocab
 
 
 def vocab(config: RunConfig) -> Tokenizer:
@@ -13,4 +13,6 @@ def vocab(config: RunConfig) -> Tokenizer:
     Raises:
         UserError: the section is missing or the text cannot give such a vocabulary.
     """
-    return train_vocab(need(config.vocab, "vocab", "vocab"))
+    section = need(config.vocab, "vocab", "vocab")
+    with under("vocab", VocabSection):
+        return train_vocab(section)

@@ -138,12 +138,12 @@ def test_hosts_expected_come_from_the_configuration_then_from_the_tpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "t0,t1,t2,t3")
-    assert expected_hosts(DistributedSection()).count == 4
+    assert expected_hosts(DistributedSection()).processes == 4
     monkeypatch.setenv("MEGASCALE_NUM_SLICES", "2")
-    assert expected_hosts(DistributedSection()).count == 8
-    assert expected_hosts(DistributedSection(process_count=3)).count == 3
+    assert expected_hosts(DistributedSection()).processes == 8
+    assert expected_hosts(DistributedSection(process_count=3)).processes == 3
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "WARNING: no hosts, set it by hand, please")
-    assert expected_hosts(DistributedSection()).count == 1
+    assert expected_hosts(DistributedSection()).processes == 1
 
 
 def test_fewer_hosts_than_expected_is_a_problem_that_says_what_to_do() -> None:

@@ -1,0 +1,83 @@
+"""Train steps of Hugging Face's Flax BERT, on request: a peer of `benchmarks.train_step`.
+
+Runs under a Python of its own, with transformers 4.56, flax and optax, and nothing of this
+project. For every line on stdin, a number of steps, it runs them and answers ``done``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from transformers import BertConfig, FlaxBertForPreTraining  # pyright: ignore
+
+
+def main() -> None:
+    """Compiles at the first request and serves until stdin ends."""
+    layers, hidden, rows, length, predictions, vocab = map(int, sys.argv[1:])
+    config = BertConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+    )
+    model = FlaxBertForPreTraining(config, seed=0, input_shape=(1, length))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4, weight_decay=0.01))
+    params = jax.tree.map(jnp.asarray, model.params)
+    state = (params, optimizer.init(params), jax.random.key(0))
+    step = jax.jit(make_step(model, optimizer), donate_argnums=0)
+    batch = make_batch(rows, length, predictions, vocab)
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            state, _ = step(state, batch)
+        jax.block_until_ready(state)
+        print("done", flush=True)
+
+
+def make_batch(rows: int, length: int, predictions: int, vocab: int) -> tuple[jax.Array, ...]:
+    """Returns full rows, labels with -1 where nothing is predicted, next-sentence labels."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(5, vocab, (rows, length), dtype=np.int32)
+    labels = np.full(ids.shape, -1, np.int32)
+    for row in range(rows):
+        chosen = rng.permutation(length)[:predictions]
+        labels[row, chosen] = ids[row, chosen]
+    return jnp.asarray(ids), jnp.asarray(labels), jnp.asarray(rng.integers(0, 2, rows))
+
+
+def make_step(model: Any, optimizer: optax.GradientTransformation) -> Any:
+    """Returns the step as that library's own pretraining example has it, NSP added."""
+
+    def step(state: Any, batch: tuple[jax.Array, ...]) -> Any:
+        params, opt_state, key = state
+        key, dropout_key = jax.random.split(key)
+        ids, labels, next_sentence = batch
+
+        def loss(params: Any) -> jax.Array:
+            output = model(
+                input_ids=ids,
+                attention_mask=jnp.ones_like(ids),
+                token_type_ids=jnp.zeros_like(ids),
+                params=params,
+                dropout_rng=dropout_key,
+                train=True,
+            )
+            nll = optax.softmax_cross_entropy_with_integer_labels
+            weights = labels >= 0
+            mlm = nll(output.prediction_logits, jnp.maximum(labels, 0)) * weights
+            return mlm.sum() / weights.sum() + nll(output.seq_relationship_logits, next_sentence).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state, key), value
+
+    return step
+
+
+if __name__ == "__main__":
+    main()

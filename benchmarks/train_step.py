@@ -1,0 +1,224 @@
+"""Sequences per second of the MLM + NSP train step, beside Hugging Face's PyTorch BERT.
+
+``python -m benchmarks.train_step [--size L4H256 …] [--steps N]``: float32, dropout 0.1, rows of
+128 pieces of which 20 are predicted, a vocabulary of 30,522, AdamW with the gradient's norm cut at
+1. Ours is the compiled step that pretraining runs, on one device; all take the same batch and all
+cores, by turns in one run. PyTorch is measured where it is installed. Hugging Face's Flax BERT
+ended with transformers 4: ``--flax-python PATH`` names a Python that has it (``pip install
+'transformers==4.56.*' flax optax``) and measures it in a process of its own, by turns as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import re
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from benchmarks.report import interleaved, median_ratio, report
+from bert_jax.data.masking import MaskingSection
+from bert_jax.model.config import Architecture, Execution
+from bert_jax.objectives.bert import BertObjective
+from bert_jax.optim.optimizer import OptimizerSection, make_optimizer
+from bert_jax.optim.schedule import Stretch, linear_schedule
+from bert_jax.parallel.mesh import MeshSection, make_mesh
+from bert_jax.parallel.rules import batch_sharding
+from bert_jax.train.compiled import lower_train_step
+from bert_jax.train.state import abstract_state, define_model, initialise
+
+ROWS, LENGTH, PREDICTIONS, VOCAB = 16, 128, 20, 30_522
+RATE = 1e-4
+FLAX_PEER = Path(__file__).with_name("hf_flax_step.py")
+
+Run = Callable[[], object]
+
+
+def main() -> None:
+    """Measures every size asked for and prints a line of JSON per figure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--size", nargs="+", type=architecture, default=[architecture("L4H256")])
+    parser.add_argument("--steps", type=int, default=5, help="steps in a timed round")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each")
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--flax-python", help="a Python with transformers 4 and flax")
+    arguments = parser.parse_args()
+    for size in arguments.size:
+        measure(
+            size,
+            rows=arguments.rows,
+            steps=arguments.steps,
+            rounds=arguments.rounds,
+            flax_python=arguments.flax_python,
+        )
+
+
+def architecture(name: str) -> Architecture:
+    """Returns the sizes that ``L4H256`` stands for: heads of 64 columns, an FFN 4 times as wide."""
+    found = re.fullmatch(r"L(\d+)H(\d+)", name)
+    if found is None or int(found[2]) % 64 or not int(found[1]) or not int(found[2]):
+        raise argparse.ArgumentTypeError(f'found "{name}", allowed: like L4H256, H a multiple of 64')
+    layers, hidden = map(int, found.groups())
+    return Architecture(
+        vocab_size=VOCAB,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+    )
+
+
+def measure(
+    size: Architecture, *, rows: int, steps: int, rounds: int, flax_python: str | None
+) -> None:
+    """Times ours and the peers by turns and reports rates and ratios."""
+    batch = make_batch(rows)
+    packages = ["jax", "flax"]
+    with contextlib.ExitStack() as stack:
+        runs: dict[str, Run] = {"bert_jax": our_steps(size, batch, steps)}
+        if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+            runs["hf_torch"] = torch_steps(size, batch, steps)
+            packages += ["torch", "transformers"]
+        if flax_python is not None:
+            runs["hf_flax"] = stack.enter_context(flax_steps(flax_python, size, rows, steps))
+        seconds = interleaved(runs, rounds=rounds)
+    facts = {
+        "size": f"L{size.num_hidden_layers}H{size.hidden_size}",
+        "rows": rows,
+        "seq_length": LENGTH,
+        "dtype": "float32",
+        "steps_per_round": steps,
+        "rounds": rounds,
+    }
+    for name, taken in seconds.items():
+        rate = rows * steps / statistics.median(taken)
+        peer = None if name == "bert_jax" else name
+        report("train_step.rate", rate, "sequences/s", peer=peer, packages=packages, **facts)
+    for name in runs.keys() - {"bert_jax"}:
+        ratio = median_ratio(seconds[name], seconds["bert_jax"])
+        report("train_step.ratio", ratio, "x", peer=name, packages=packages, **facts)
+
+
+def make_batch(rows: int) -> dict[str, np.ndarray]:
+    """Returns full rows of random pieces, 20 distinct positions of each predicted."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(5, VOCAB, (rows, LENGTH), dtype=np.int32)
+    positions = np.stack([rng.permutation(LENGTH)[:PREDICTIONS] for _ in range(rows)])
+    return {
+        "input_ids": ids,
+        "token_type_ids": np.tile((np.arange(LENGTH) >= LENGTH // 2).astype(np.int32), (rows, 1)),
+        "segment_ids": np.ones((rows, LENGTH), np.int32),
+        "masked_lm_positions": positions.astype(np.int32),
+        "masked_lm_ids": rng.integers(5, VOCAB, positions.shape, dtype=np.int32),
+        "masked_lm_weights": np.ones(positions.shape, np.float32),
+        "cls_positions": np.zeros((rows, 1), np.int32),
+        "next_sentence_labels": rng.integers(0, 2, (rows, 1), dtype=np.int32),
+        "next_sentence_weights": np.ones((rows, 1), np.float32),
+    }
+
+
+def our_steps(size: Architecture, batch: dict[str, np.ndarray], steps: int) -> Run:
+    """Returns a function that runs steps of the program that pretraining compiles."""
+    task = BertObjective(
+        architecture=size,
+        execution=Execution(dtype="float32"),
+        masking=MaskingSection(),
+        tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
+    )
+    mesh = make_mesh(MeshSection(), jax.devices()[:1])
+    model = define_model(task)
+    schedule = linear_schedule(Stretch(1_000_000, RATE, 10_000))
+    optimizer = make_optimizer(OptimizerSection(learning_rate=RATE), schedule, model.axes)
+    with jax.set_mesh(mesh):
+        state = initialise(task, optimizer, abstract_state(model, optimizer, mesh), seed=0)
+        placed = jax.device_put(batch, batch_sharding(mesh))
+        step = lower_train_step(
+            task,
+            model,
+            optimizer,
+            schedule,
+            state,
+            placed,
+            accumulation=1,
+            rng="threefry2x32",
+        ).compile()
+
+    def run() -> None:
+        nonlocal state
+        for _ in range(steps):
+            state, _ = step(state, placed)
+        jax.block_until_ready(state)
+
+    return run
+
+
+def torch_steps(size: Architecture, batch: dict[str, np.ndarray], steps: int) -> Run:
+    """Returns the same steps of Hugging Face's PyTorch model (its default attention, SDPA)."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(torch.get_num_threads())  # all cores, which is its default
+    model = transformers.BertForPreTraining(
+        transformers.BertConfig(
+            vocab_size=size.vocab_size,
+            hidden_size=size.hidden_size,
+            num_hidden_layers=size.num_hidden_layers,
+            num_attention_heads=size.num_attention_heads,
+            intermediate_size=size.intermediate_size,
+        )
+    ).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
+    labels = np.full(batch["input_ids"].shape, -100, np.int64)
+    np.put_along_axis(labels, batch["masked_lm_positions"], batch["masked_lm_ids"], axis=1)
+    inputs = {
+        "input_ids": torch.from_numpy(batch["input_ids"]).long(),
+        "token_type_ids": torch.from_numpy(batch["token_type_ids"]).long(),
+        "attention_mask": torch.from_numpy(batch["segment_ids"]).long(),
+        "labels": torch.from_numpy(labels),
+        "next_sentence_label": torch.from_numpy(batch["next_sentence_labels"][:, 0]).long(),
+    }
+
+    def run() -> None:
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=True)
+            model(**inputs).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+    return run
+
+
+@contextlib.contextmanager
+def flax_steps(python: str, size: Architecture, rows: int, steps: int) -> Iterator[Run]:
+    """Starts Hugging Face's Flax model under another Python; yields the same steps of it.
+
+    The process waits between rounds, so that it takes nothing from the others.
+    """
+    sizes = [size.num_hidden_layers, size.hidden_size, rows, LENGTH, PREDICTIONS, VOCAB]
+    command = [python, str(FLAX_PEER), *map(str, sizes)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        requests, answers = process.stdin, process.stdout
+
+        def run() -> None:
+            print(steps, file=requests, flush=True)
+            if answers.readline().strip() != "done":
+                raise SystemExit(f"{FLAX_PEER.name}: stopped, see above")
+
+        yield run
+        requests.close()
+
+
+if __name__ == "__main__":
+    main()

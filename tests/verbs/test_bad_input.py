@@ -1,0 +1,188 @@
+"""Every mistake of a user's gets one line that names it, and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bert_jax.cli import cli
+from tests.project import bert_jax, project_config, said, write_config
+
+
+@pytest.fixture
+def config(project: Path) -> dict[str, Any]:
+    """The project's configuration, to spoil; its mesh is that of the test process."""
+    values = project_config(project)
+    values["mesh"] = {"platform": "cpu", "data": -1}
+    return values
+
+
+def mistake(tmp_path: Path, verb: str, config: dict[str, Any], *arguments: str) -> str:
+    """Runs a verb through the command line's entry point and returns the one line it says."""
+    path = write_config(tmp_path / "config.yaml", config)
+    result = CliRunner().invoke(cli, [verb, str(path), *arguments])
+    assert result.exit_code == 2, (result.output, result.exception)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("bert-jax: ")]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.pases=1", ['train.pases: unknown key; did you mean "phases"?']),
+        ("mesh.tensr=2", ["mesh.tensr: unknown key", 'did you mean "tensor"?']),
+        ("optimizer.learning_rate=fast", ["optimizer.learning_rate", '"fast"']),
+        ("optimizer.name=adamv", ["optimizer.name", '"adamv"', "adamw, lamb", "did you mean"]),
+        ("train.phases.0.steps=1.5", ["train.phases.0.steps", "1.5", "integer"]),
+        ("train.phases.7.steps=1", ['"7"', "0 to 1"]),
+        ("seed", ["key=value"]),
+        ("model.size=bas", ["model.size", '"bas"', 'did you mean "base"?']),
+        ("objective.masking.rate=1.5", ["objective.masking.rate", "1.5", "less than 1"]),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_is_allowed(
+    tmp_path: Path, config: dict[str, Any], override: str, expected: list[str]
+) -> None:
+    line = mistake(tmp_path, "pretrain", config, override)
+    for part in expected:
+        assert part in line
+
+
+def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["pretrain", str(tmp_path / "none.yaml")])
+    assert result.exit_code == 2
+    assert "none.yaml: no such configuration file" in result.stderr
+
+
+def test_a_broken_yaml_file_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("seed: 1\ntrain: [1, 2\n")
+    result = CliRunner().invoke(cli, ["pretrain", str(tmp_path / "bad.yaml")])
+    assert result.exit_code == 2
+    assert "bad.yaml, line" in result.stderr
+
+
+def test_a_section_that_a_verb_needs_is_named(tmp_path: Path, config: dict[str, Any]) -> None:
+    del config["vocab"]
+    assert "vocab: missing" in mistake(tmp_path, "vocab", config)
+
+
+TEXTS: list[tuple[str, bytes | None, list[str]]] = [
+    ("missing file", None, ["examples.input: no file", "text.txt"]),
+    ("empty corpus", b"\n\n  \n\n", ["examples.input: no document", "at least 2"]),
+    (
+        "one document",
+        b"a sentence .\nanother one .\n",
+        ["examples.input: 1 document", "at least 2"],
+    ),
+    ("not UTF-8", b"fine\nnot \xff fine\n\nmore\n", ["text.txt", "byte 9", "UTF-8"]),
+    ("a line of a million characters", b"x " * 600_000 + b"\n\nmore\n", ["text.txt", "line"]),
+]
+
+
+@pytest.mark.parametrize(("content", "expected"), [t[1:] for t in TEXTS], ids=[t[0] for t in TEXTS])
+def test_bad_text_is_named_and_leaves_no_dataset(
+    tmp_path: Path, config: dict[str, Any], content: bytes | None, expected: list[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    if content is not None:
+        text.write_bytes(content)
+    output = tmp_path / "dataset"
+    config["examples"] |= {"input": [str(text)], "output": str(output), "validation_fraction": 0}
+    line = mistake(tmp_path, "examples", config)
+    for part in expected:
+        assert part in line
+    assert not output.exists()
+
+
+def test_a_vocabulary_without_mask_is_refused(
+    tmp_path: Path, project: Path, config: dict[str, Any]
+) -> None:
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(project / "tokenizer", tokenizer)
+    pieces = (tokenizer / "vocab.txt").read_text().replace("[MASK]\n", "[mesk]\n")
+    (tokenizer / "vocab.txt").write_text(pieces)
+    line = mistake(tmp_path, "pretrain", config, f"tokenizer={tokenizer}")
+    assert "[MASK]" in line
+    assert "vocab.txt" in line
+
+
+def test_a_dataset_of_another_tokenizer_is_refused(
+    tmp_path: Path, project: Path, config: dict[str, Any]
+) -> None:
+    dataset = copy_dataset(project, tmp_path)
+    provenance = json.loads((dataset / "provenance.json").read_text())
+    provenance["tokenizer_hash"] = "0" * 64
+    (dataset / "provenance.json").write_text(json.dumps(provenance))
+    line = mistake(tmp_path, "pretrain", config, f"train.phases.0.dataset={dataset}")
+    assert "train.phases.0.dataset" in line
+    assert "another tokenizer" in line
+
+
+def test_a_damaged_shard_is_named(tmp_path: Path, project: Path, config: dict[str, Any]) -> None:
+    dataset = copy_dataset(project, tmp_path)
+    shard = next(dataset.glob("*train*array_record*"))
+    shard.write_bytes(shard.read_bytes()[:-1000])
+    line = mistake(tmp_path, "pretrain", config, f"train.phases.0.dataset={dataset}")
+    assert shard.name in line
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["mesh.data=3"], ["mesh: data 3", "does not make 8"]),
+        (["mesh.tensor=4"], ["mesh.tensor: found 4", "2 heads"]),
+        (["mesh.data=0"], ["mesh.data: found 0"]),
+        (["mesh.data=-1", "mesh.fsdp=-1"], ["data and fsdp are both -1"]),
+        (["train.phases.0.batch_size=12"], ["train.phases.0.batch_size: found 12", "8"]),
+        (
+            ["model.max_position_embeddings=16"],
+            ["train.phases.0.seq_length: found 32", "16 positions"],
+        ),
+        (["train.phases.0.seq_length=24"], ["train.phases.0.seq_length: found 24", "32"]),
+        (["mesh.platform=tpu"], ['mesh.platform: "tpu" was asked for', '"cpu"']),
+        (["optimizer.warmup_steps=1000"], ["optimizer.warmup_steps: found 1000", "16 steps"]),
+        (["model.num_attention_heads=3"], ["model.num_attention_heads: found 3", "hidden_size"]),
+        (["train.phases.0.dataset=nowhere"], ["nowhere", "no such directory"]),
+    ],
+)
+def test_a_run_that_cannot_be_laid_out_is_refused_before_it_starts(
+    tmp_path: Path, config: dict[str, Any], overrides: list[str], expected: list[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    line = mistake(tmp_path, "pretrain", config, f"run_dir={run_dir}", *overrides)
+    for part in expected:
+        assert part in line
+    assert not run_dir.exists()
+
+
+def test_a_run_directory_that_cannot_be_made_is_named(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    line = mistake(tmp_path, "pretrain", config, f"run_dir={tmp_path / 'file' / 'run'}")
+    assert "run_dir: cannot write" in line
+
+
+def test_debug_shows_the_traceback(tmp_path: Path, config: dict[str, Any]) -> None:
+    path = write_config(tmp_path / "config.yaml", config)
+    result = CliRunner().invoke(cli, ["pretrain", str(path), "mesh.data=3", "--debug"])
+    assert result.exception is not None
+    assert "does not make 8" in str(result.exception)
+
+
+def test_a_mistake_is_one_line_in_a_process_of_its_own(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    path = write_config(tmp_path / "config.yaml", config)
+    assert "did you mean" in said(bert_jax("pretrain", path, "mesh.tensr=2"))
+
+
+def copy_dataset(project: Path, tmp_path: Path) -> Path:
+    shutil.copytree(project / "dataset32", tmp_path / "dataset")
+    return tmp_path / "dataset"
