@@ -15,6 +15,9 @@ import click
 
 from bert_jax.errors import RunStopped, UserError
 
+# Stopped by a signal and saved: whoever started it should start it again.
+INTERRUPTED = 3
+
 config_argument = click.argument("config", type=str)
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 debug_option = click.option("--debug", is_flag=True, help="Show the traceback of a mistake.")
@@ -88,11 +91,17 @@ def examples(config: str, overrides: tuple[str, ...]) -> None:
 )
 @verb
 def pretrain(config: str, overrides: tuple[str, ...], init_from: str | None) -> None:
-    """Pretrain: dataset → checkpoints. The same command again resumes."""
+    """Pretrain: dataset → checkpoints. The same command again resumes.
+
+    Exit codes: 0 done, 1 the loss was not finite, 2 a mistake in the configuration, 3 stopped by a
+    signal and saved.
+    """
     from bert_jax.config import load_config
     from bert_jax.verbs.pretrain import pretrain as run
 
-    run(load_config(config, overrides), init_from=init_from)
+    outcome = run(load_config(config, overrides), init_from=init_from)
+    if outcome.interrupted:
+        sys.exit(INTERRUPTED)
 
 
 @cli.command()

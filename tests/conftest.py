@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import tempfile
 
 # Before JAX is first imported: its backend reads these once. Child processes inherit them.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu is installed and would ask for a TPU's metadata
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+# The programs are the real ones; LLVM alone is told not to polish code that runs for milliseconds,
+# which takes longer than all else the tests do.
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+# What one test, or one process that a test starts, has compiled, the next need not.
+COMPILED = tempfile.TemporaryDirectory(prefix="bert_jax_tests_")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 # Hugging Face's libraries must not look for a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -17,13 +24,12 @@ from jaxtyping import install_import_hook
 # Before the modules are first imported: the hook rewrites them as they are loaded. Implicit rank
 # promotion stays allowed: biases are added to activations of higher rank throughout, as in every
 # Flax layer, and the annotated shapes catch what "raise" is there to catch.
-if CHECK_SHAPES := importlib.util.find_spec("beartype") is not None:
-    install_import_hook("bert_jax.model", "beartype.beartype")
+install_import_hook("bert_jax.model", "beartype.beartype")
 
 # A fixture for every test; after the hook, since it imports the models.
 from tests.project import project  # noqa: F401
 
 
-def pytest_report_header() -> str:
-    """Says at the top of the output whether shapes are checked."""
-    return f"shapes: {'checked' if CHECK_SHAPES else 'NOT CHECKED, beartype is not installed'}"
+def pytest_unconfigure() -> None:
+    """Leaves nothing behind."""
+    COMPILED.cleanup()

@@ -21,9 +21,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 VOCAB_SIZE = 640
 
-# Set by `project`: what one process of the test session has compiled, the next need not.
-compile_cache: dict[str, str] = {}
-
 
 def project_config(root: Path) -> dict[str, Any]:
     """The configuration of the whole job, two phases, as a user would write it."""
@@ -98,8 +95,6 @@ def environment() -> dict[str, str]:
     return kept | {
         "TPU_SKIP_MDS_QUERY": "1",
         "PYTHONPATH": str(ROOT),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        **compile_cache,
     }
 
 
@@ -116,7 +111,6 @@ def said(result: subprocess.CompletedProcess[str]) -> str:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text, tokenizer and datasets of 32 and 48 tokens, made once through the verbs."""
     root = tmp_path_factory.mktemp("project")
-    compile_cache["JAX_COMPILATION_CACHE_DIR"] = str(root / "compiled")
     write_python_docs(root / "text", max_bytes=250_000)
     values = project_config(root)
     config = parse_config(values, source="test")

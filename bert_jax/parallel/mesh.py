@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -190,6 +191,8 @@ def _set_before_backend(option: str, value: object) -> None:
 
 
 def _join(section: DistributedSection) -> None:
+    # Where JAX finds the coordinator by itself (Cloud TPU), it reads the port from here alone.
+    os.environ.setdefault("JAX_COORDINATOR_PORT", str(section.coordinator_port))
     address = section.coordinator_address
     if address is not None and ":" not in address:
         address = f"{address}:{section.coordinator_port}"

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from etils import epath
 
+from bert_jax import __version__
 from bert_jax.config import RunConfig, dump_config, load_config, need
 from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, ModelSection, resolve_architecture
@@ -129,11 +130,12 @@ def _spelled_out(config: RunConfig, architecture: Architecture) -> ModelSection:
 def _provenance(
     tokenizer: Tokenizer, datasets: dict[str, str], init_from: str | None
 ) -> dict[str, Any]:
-    packages = ("bert-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
     return {
         "tokenizer_hash": tokenizer.hash,
         "datasets": datasets,
         "init_from": init_from,
+        "bert_jax": __version__,
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in packages},
     }

@@ -1,0 +1,227 @@
+"""Pretraining through the command line: resuming, starting from, stopping, evaluating, filling."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from bert_jax.cli import cli
+from bert_jax.train.writer import read_metrics
+from bert_jax.verbs.evaluate import load_params
+from bert_jax.verbs.run_dir import open_run
+from tests.project import ROOT, environment, project_config, write_config
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One phase of 12 steps on this process's eight devices."""
+    values = project_config(project)
+    values["mesh"] = {"platform": "cpu", "data": 4, "fsdp": 2}
+    values["train"] |= {
+        "phases": [values["train"]["phases"][0] | {"steps": STEPS}],
+        "evaluation": {"every": 6, "examples": 24},
+        "checkpoint": {"every": 6, "keep_last": 1},
+    }
+    return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
+
+
+@pytest.fixture(scope="module")
+def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    assert invoke("pretrain", config, f"run_dir={run_dir}").exit_code == 0
+    return run_dir
+
+
+def invoke(*arguments: object) -> Result:
+    """Runs a verb in this process, through the command line's entry point."""
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def params_of(run_dir: Path, checkpoint: str = "last") -> dict[str, Any]:
+    return jax.device_get(load_params(open_run(run_dir), checkpoint=checkpoint).params)
+
+
+def test_a_run_directory_holds_all_that_the_other_verbs_need(trained: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(trained, moved)
+    names = {path.name for path in moved.iterdir()}
+    assert {
+        "config.yaml",
+        "tokenizer",
+        "checkpoints",
+        "metrics.jsonl",
+        "tensorboard",
+        "provenance.json",
+    } <= names
+    result = invoke("fill-mask", moved, "the [MASK] of a [MASK] .", "--top-k", 3)
+    assert result.exit_code == 0, result.output
+    shown = [line for line in result.output.splitlines() if line.startswith("  ")]
+    assert len(shown) == 2
+    for line in shown:
+        chances = [float(chance) for chance in re.findall(r"([\d.]+)%", line)]
+        assert len(chances) == 3
+        assert chances == sorted(chances, reverse=True)
+        assert "[MASK]" not in line
+
+
+def test_reports_go_to_the_terminal_to_json_lines_and_to_tensorboard(
+    config: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    output = invoke("pretrain", config, f"run_dir={run_dir}").output
+    assert "normal MLM loss: 6.5 at the start" in output  # ln 640
+    assert re.search(
+        r"step 12/12 loss .* mlm_accuracy .*% .*nsp_accuracy .*% learning_rate .* "
+        r"tokens/s .* input \d+% eta 0:00:00",
+        output,
+    )
+    train = read_metrics(run_dir, kind="train")
+    assert [line["step"] for line in train] == [2, 4, 6, 8, 10, 12]
+    assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [6, 12]
+    assert 5.5 < train[0]["mlm_loss"] < 7.5
+    assert all(line["tokens_per_second"] > 0 for line in read_metrics(run_dir, kind="speed"))
+    assert list((run_dir / "tensorboard").glob("events*"))
+
+
+def test_evaluation_is_the_same_for_any_batch_size_and_number_of_devices(trained: Path) -> None:
+    scores = []
+    for batch_size in (8, 32):
+        result = invoke("evaluate", trained, "--batch-size", batch_size)
+        assert result.exit_code == 0, result.output
+        scores.append(json.loads((trained / "evaluation.json").read_text()))
+    assert scores[0]["examples"] == scores[1]["examples"] > 100
+    for name, value in scores[0]["scores"].items():
+        assert scores[1]["scores"][name] == pytest.approx(value, rel=1e-5)
+
+
+def test_only_the_last_and_the_best_checkpoints_are_kept(trained: Path) -> None:
+    lines = read_metrics(trained, kind="validation")
+    best = min(lines, key=lambda line: line["loss"])["step"]
+    steps = {int(path.name) for path in (trained / "checkpoints").iterdir()}
+    assert steps == {STEPS, best}
+    result = invoke("evaluate", trained, "--checkpoint", "7")
+    assert result.exit_code == 2
+    assert f'--checkpoint: found "7", allowed: last, best, {min(steps)}' in result.stderr
+
+
+def test_a_finished_run_goes_on_when_steps_are_added_even_on_another_mesh(
+    config: Path, trained: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(trained, run_dir)
+    more = ("train.phases.0.steps=14", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+    result = invoke("pretrain", config, f"run_dir={run_dir}", *more)
+    assert result.exit_code == 0, result.output
+    assert "step 14/14" in result.output
+    assert "step 12/14" not in result.output
+    assert [line["step"] for line in read_metrics(run_dir, kind="train")][-2:] == [12, 14]
+
+
+def test_init_from_takes_the_parameters_and_nothing_else(
+    config: Path, trained: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    result = invoke(
+        "pretrain",
+        config,
+        f"run_dir={run_dir}",
+        "train.phases.0.steps=1",
+        "optimizer.warmup_steps=1",  # the first step of a warm-up has a learning rate of zero
+        "train.log_every=1",
+        "--init-from",
+        trained,
+    )
+    assert result.exit_code == 0, result.output
+    assert [line["step"] for line in read_metrics(run_dir, kind="train")] == [1]
+    assert read_metrics(run_dir, kind="train")[0]["learning_rate"] == 0.0
+    source, started = params_of(trained), params_of(run_dir)
+    jax.tree.map(np.testing.assert_array_equal, started, source)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("seed=4", "seed: found 4, but the checkpoint's data position was made with 3"),
+        ("objective.masking.unit=whole_word", 'masking.unit: found "whole_word"'),
+        ("train.phases.0.batch_size=40", "batch_size: found 40"),
+        ("model.hidden_size=64", "model.hidden_size: found 64"),
+    ],
+)
+def test_a_run_does_not_resume_as_another_one(
+    config: Path, trained: Path, tmp_path: Path, override: str, expected: str
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(trained, run_dir)
+    before = (run_dir / "metrics.jsonl").read_text()
+    more = "train.phases.0.steps=20"
+    result = invoke("pretrain", config, f"run_dir={run_dir}", more, override)
+    assert result.exit_code == 2, result.output
+    assert expected in result.stderr
+    assert (run_dir / "metrics.jsonl").read_text() == before
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_what_led_to_it(
+    config: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    overrides = ("optimizer.learning_rate=1e30", "optimizer.warmup_steps=0")
+    result = invoke("pretrain", config, f"run_dir={run_dir}", *overrides)
+    assert result.exit_code == 1, result.output
+    (folder,) = run_dir.glob("non_finite_*")
+    assert str(folder) in result.stderr
+    assert "Traceback" not in result.stderr
+    step = int(folder.name.split("_")[-1])
+    with np.load(folder / "batch_0.npz") as batch:
+        assert batch["input_ids"].shape == (8, 32)
+    with np.load(folder / "params_0.npz") as params:
+        assert all(np.isfinite(params[name]).all() for name in params.files)
+    assert json.loads((folder / "metrics_0.json").read_text())["step"] == step
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(config: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    arguments = [
+        config,
+        f"run_dir={run_dir}",
+        "train.phases.0.steps=100000",
+        "train.evaluation=null",
+    ]
+    alone = [
+        "mesh.simulated_devices=1",
+        "mesh.data=1",
+        "mesh.fsdp=1",
+        "train.checkpoint.every=100000",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bert_jax.cli", "pretrain", *map(str, arguments + alone)],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (run_dir / "metrics.jsonl").exists() or not read_metrics(run_dir):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 3
+    stopped = re.search(r"stopped at step (\d+), saved", output)
+    assert stopped
+    assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {stopped[1]}
