@@ -62,11 +62,11 @@ class MlmHead(nnx.Module):
             constrain(table_VD.astype(self.dtype), "vocab", "hidden"),
             preferred_element_type=jnp.float32,
         )
-        # Said of the bias alone: a choice over all logits would be one more pass over the largest
-        # array of the step, forwards and backwards.
-        real_V = jnp.arange(self.bias.shape[0]) < self.vocab_size
-        bias_V = jnp.where(real_V, self.bias[...], NO_PIECE)
-        return constrain(logits_BPV + bias_V, "batch", "predictions", "vocab")
+        logits_BPV = constrain(logits_BPV + self.bias[...], "batch", "predictions", "vocab")
+        padded = logits_BPV.shape[-1]
+        if padded == self.vocab_size:
+            return logits_BPV
+        return jnp.where(jnp.arange(padded) < self.vocab_size, logits_BPV, NO_PIECE)
 
 
 class Pooler(nnx.Module):

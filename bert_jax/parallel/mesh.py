@@ -126,7 +126,10 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
         inside = (data // section.slices, fsdp, tensor)
         try:
             grid = mesh_utils.create_hybrid_device_mesh(
-                inside, (section.slices, 1, 1), devices=devices
+                inside,
+                (section.slices, 1, 1),
+                devices=devices,
+                allow_split_physical_axes=True,
             )
         except (ValueError, AttributeError) as error:
             raise UserError(
@@ -136,7 +139,10 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
     elif devices[0].platform == "cpu":
         grid = np.asarray(devices).reshape(data, fsdp, tensor)
     else:
-        grid = mesh_utils.create_device_mesh((data, fsdp, tensor), devices=devices)
+        # Without splitting, a 4×4 torus could not give a tensor axis of 2.
+        grid = mesh_utils.create_device_mesh(
+            (data, fsdp, tensor), devices=devices, allow_split_physical_axes=True
+        )
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 

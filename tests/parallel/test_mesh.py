@@ -1,0 +1,190 @@
+"""From a section to a mesh, to each process's share of it, and what is refused on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from bert_jax.errors import UserError
+from bert_jax.parallel.mesh import MeshSection, initialise, make_mesh, mesh_shape, process_share
+
+
+@pytest.mark.parametrize(
+    ("axes", "devices", "expected"),
+    [
+        ({}, 8, (8, 1, 1)),
+        ({"tensor": 2}, 8, (4, 1, 2)),
+        ({"data": 2, "fsdp": -1, "tensor": 2}, 8, (2, 2, 2)),
+        ({"data": 1, "tensor": -1}, 6, (1, 1, 6)),
+        ({"data": 4, "fsdp": 2, "tensor": 1}, 8, (4, 2, 1)),
+    ],
+)
+def test_minus_one_takes_the_devices_left_over(
+    axes: dict[str, int], devices: int, expected: tuple[int, int, int]
+) -> None:
+    assert mesh_shape(MeshSection.model_validate(axes), devices) == expected
+
+
+@given(st.tuples(*[st.integers(1, 8)] * 3))
+@settings(deadline=None, max_examples=30)
+def test_the_axes_make_the_devices(sizes: tuple[int, int, int]) -> None:
+    data, fsdp, tensor = sizes
+    count = data * fsdp * tensor
+    assert mesh_shape(MeshSection(data=data, fsdp=fsdp, tensor=tensor), count) == sizes
+    assert mesh_shape(MeshSection(data=-1, fsdp=fsdp, tensor=tensor), count) == sizes
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        (
+            {"fsdp": 0},
+            "mesh.fsdp: found 0, allowed: a positive number, or -1 for the rest",
+        ),
+        (
+            {"data": -1, "tensor": -1},
+            "mesh: data and tensor are both -1, allowed: at most one",
+        ),
+        (
+            {"data": 3, "fsdp": 1, "tensor": 1},
+            "mesh: data 3 × fsdp 1 × tensor 1 does not make 8, the number of devices; allowed: "
+            "axes whose product is 8 (one of them may be -1)",
+        ),
+        (
+            {"data": -1, "tensor": 3},
+            "mesh: data -1 × fsdp 1 × tensor 3 does not make 8, the number of devices; allowed: "
+            "axes whose product is 8 (one of them may be -1)",
+        ),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused_in_one_line(
+    axes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        mesh_shape(MeshSection.model_validate(axes), 8)
+    assert str(caught.value) == message
+
+
+def test_a_mesh_holds_every_device_once_under_its_axes() -> None:
+    mesh = make_mesh(MeshSection(data=2, fsdp=2, tensor=2))
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert sorted(device.id for device in mesh.devices.flat) == list(range(8))
+
+
+def test_slices_that_do_not_divide_data_or_are_not_there_are_refused() -> None:
+    with pytest.raises(UserError, match=r"mesh\.slices: found 3, which does not divide data = 8"):
+        make_mesh(MeshSection(slices=3))
+    with pytest.raises(UserError, match=r"mesh\.slices: found 2, but the devices here are not"):
+        make_mesh(MeshSection(slices=2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """As much of a device of a pod as the division of a batch looks at."""
+
+    id: int
+    process_index: int
+
+
+def pod(data: int, fsdp: int, tensor: int, *, processes: int) -> Mesh:
+    """A mesh whose devices belong to processes in runs of equal length."""
+    count = data * fsdp * tensor
+    devices = [Device(i, i * processes // count) for i in range(count)]
+    grid = np.empty(count, object)
+    grid[:] = devices
+    mesh = object.__new__(Mesh)  # of devices that no backend knows
+    object.__setattr__(mesh, "devices", grid.reshape(data, fsdp, tensor))
+    object.__setattr__(mesh, "axis_names", ("data", "fsdp", "tensor"))
+    return mesh
+
+
+@pytest.mark.parametrize(
+    ("shape", "processes", "expected"),
+    [
+        ((8, 1, 1), 2, [(0, 2), (1, 2)]),
+        ((4, 2, 1), 4, [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        ((2, 1, 4), 2, [(0, 2), (1, 2)]),
+        ((2, 1, 4), 4, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+        ((1, 1, 8), 4, [(0, 1)] * 4),
+    ],
+)
+def test_processes_read_the_rows_their_devices_hold(
+    shape: tuple[int, int, int], processes: int, expected: list[tuple[int, int]]
+) -> None:
+    """Those that differ along the tensor axis alone read the same rows."""
+    mesh = pod(*shape, processes=processes)
+    shares = [process_share(mesh, process_index=process) for process in range(processes)]
+    assert [(share.index, share.count) for share in shares] == expected
+
+
+def test_a_mesh_that_deals_rows_unevenly_is_refused() -> None:
+    with pytest.raises(UserError, match="data 3 × fsdp 1 × tensor 2 deals .* unevenly to 2 proc"):
+        process_share(pod(3, 1, 2, processes=2), process_index=0)
+
+
+def test_one_process_reads_everything() -> None:
+    share = process_share(make_mesh(MeshSection(tensor=2)))
+    assert (share.index, share.count) == (0, 1)
+
+
+IN_A_TOPOLOGY = """
+import sys
+from jax.experimental import topologies
+from bert_jax.parallel.mesh import MeshSection, make_mesh, process_share
+for name, tensor in (("v5e:4x4", 2), ("v3:4x4", 2), ("v5e:4x4", 4)):
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+    mesh = make_mesh(MeshSection(tensor=tensor), devices)
+    hosts = sorted({device.process_index for device in devices})
+    shares = [process_share(mesh, process_index=host) for host in hosts]
+    assert len({device.id for device in mesh.devices.flat}) == len(devices)
+    print(name, *mesh.devices.shape, len(hosts), sorted((s.index, s.count) for s in shares))
+"""
+
+
+def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **environment},
+    )
+
+
+def test_a_real_pods_hosts_share_a_batch_evenly() -> None:
+    """A tensor axis of 2 on a 4×4 torus too, where an axis of the torus has to be split."""
+    pytest.importorskip("libtpu", reason="libtpu exists for Linux x86-64 alone")
+    done = python(IN_A_TOPOLOGY)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == EXPECTED_PODS
+
+
+EXPECTED_PODS: list[str] = []
+
+
+def test_a_tpu_asked_for_and_absent_is_an_error_and_not_the_cpu() -> None:
+    section = MeshSection(platform="tpu")
+    with pytest.raises(UserError) as caught:
+        initialise(section)
+    assert str(caught.value) == (
+        'mesh.platform: "tpu" was asked for, found only 8 "cpu" device(s); allowed here: "auto" '
+        'or "cpu"'
+    )
+
+
+def test_simulated_devices_are_cpu_devices_and_come_before_jax_starts() -> None:
+    with pytest.raises(UserError, match=r'simulated_devices: found 4 with platform "tpu"'):
+        initialise(MeshSection(platform="tpu", simulated_devices=4))
+    assert len(jax.devices()) == 8
+    with pytest.raises(UserError, match="jax_num_cpu_devices = 4 comes too late"):
+        initialise(MeshSection(simulated_devices=4))

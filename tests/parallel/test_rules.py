@@ -1,0 +1,100 @@
+"""The one table: which mesh axis every parameter and moment is split over."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from bert_jax.errors import UserError
+from bert_jax.parallel.mesh import MeshSection, make_mesh
+from bert_jax.parallel.rules import (
+    MESH_AXES,
+    MOMENT_RULES,
+    RULES,
+    batch_parts,
+    batch_sharding,
+    check_divides,
+    constrain,
+    moment_sharding,
+    parameter_sharding,
+    partition_spec,
+    tensor_parts,
+)
+from bert_jax.train.state import abstract_params, define_model
+from tests.golden.make_specs import GOLDEN, text
+from tests.support import small_task
+
+
+def mesh(data: int, fsdp: int, tensor: int) -> Mesh:
+    devices = jax.devices()[: data * fsdp * tensor]
+    return make_mesh(MeshSection(data=data, fsdp=fsdp, tensor=tensor), devices)
+
+
+def test_every_parameter_and_moment_lies_as_the_golden_file_says() -> None:
+    """Where the change is meant: ``python -m tests.golden.make_specs``."""
+    assert text() == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_the_tables_name_axes_of_the_mesh_alone() -> None:
+    for rules in (RULES, MOMENT_RULES):
+        assert {axis for axes in rules.values() for axis in axes} == set(MESH_AXES)
+
+
+def test_axes_take_their_place_from_the_table() -> None:
+    assert partition_spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")
+    assert partition_spec(("batch", "length")) == PartitionSpec(("data", "fsdp"), None)
+    assert partition_spec(("embed",), rules=MOMENT_RULES) == PartitionSpec(("fsdp", "data"))
+
+
+def test_two_axes_of_one_array_cannot_claim_one_mesh_axis() -> None:
+    with pytest.raises(ValueError, match='"mlp" and "vocab" of one array both claim .* "tensor"'):
+        partition_spec(("mlp", "vocab"))
+    with pytest.raises(ValueError, match='"batch" and "embed" of one array both claim .* "fsdp"'):
+        partition_spec(("batch", "length", "embed"))
+
+
+def test_an_axis_without_a_rule_is_refused_with_the_nearest_that_has_one() -> None:
+    with pytest.raises(ValueError, match='no rule for logical axis "head"; did you mean "heads"'):
+        partition_spec(("layers", "head"))
+
+
+def test_a_tensor_axis_that_does_not_divide_the_heads_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model\.size: found 4, which does not divide .* 6 heads"):
+        check_divides(mesh(2, 1, 4), "heads", 6, key="model.size")
+    check_divides(mesh(2, 1, 4), "heads", 8, key="model.size")
+    task = small_task(num_attention_heads=4, hidden_size=64)
+    with pytest.raises(UserError) as caught:
+        abstract_params(define_model(task), mesh(1, 1, 8))
+    message = str(caught.value)
+    assert message.startswith('mesh: tensor = 8 does not divide the axis "heads" = 4 of encoder/')
+    assert message.endswith("allowed: a divisor of 4")
+    assert "\n" not in message
+
+
+def test_an_fsdp_axis_that_does_not_divide_the_hidden_size_is_refused() -> None:
+    with pytest.raises(UserError, match='fsdp = 8 does not divide the axis "embed" = 60 of x/y'):
+        parameter_sharding(mesh(1, 8, 1), ("embed", "mlp"), (60, 64), name="x/y")
+
+
+def test_a_moment_that_the_data_axis_does_not_divide_keeps_its_parameters_layout() -> None:
+    on = mesh(4, 2, 1)
+    spread = moment_sharding(on, ("embed", "mlp"), (64, 16)).spec
+    assert spread == PartitionSpec(("fsdp", "data"), "tensor")
+    assert moment_sharding(on, ("embed", "mlp"), (4, 16)).spec == PartitionSpec("fsdp", "tensor")
+
+
+def test_a_batch_is_cut_over_data_and_fsdp_and_not_over_tensor() -> None:
+    on = mesh(2, 2, 2)
+    assert batch_sharding(on).spec == PartitionSpec(("data", "fsdp"))
+    assert (batch_parts(on), tensor_parts(on)) == (4, 2)
+    shards = jax.device_put(jax.numpy.arange(8.0), batch_sharding(on)).addressable_shards
+    assert {shard.data.shape for shard in shards} == {(2,)}
+
+
+def test_constrain_lays_an_array_out_inside_a_mesh_and_does_nothing_outside() -> None:
+    x = jax.numpy.ones((8, 4))
+    assert constrain(x, "batch", "hidden") is x
+    with jax.set_mesh(mesh(4, 2, 1)):
+        found = jax.jit(lambda y: constrain(y, "batch", "hidden"))(x)
+    assert found.sharding.shard_shape(x.shape) == (1, 4)

@@ -1,0 +1,55 @@
+"""Every committed configuration is one that the verbs accept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bert_jax.config import RunConfig, dump_config, load_config, parse_config
+from bert_jax.model.config import resolve_architecture
+from bert_jax.train.sections import stretches
+from tests.project import ROOT
+
+FILES = sorted((ROOT / "configs").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_committed_configuration_is_whole(path: Path) -> None:
+    config = load_config(path)
+    assert config.model is not None
+    assert config.train is not None
+    assert sum(stretch.steps for stretch in stretches(config.train, config.optimizer)) == (
+        config.train.total_steps
+    )
+    assert resolve_architecture(config.model, vocab_size=30522).vocab_size == 30522
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_resolved_configuration_reads_back_as_itself(path: Path, tmp_path: Path) -> None:
+    config = load_config(path)
+    resolved = tmp_path / "config.yaml"
+    resolved.write_text(dump_config(config))
+    assert load_config(resolved) == config
+
+
+def test_overrides_reach_nested_keys_and_list_items() -> None:
+    config = load_config(
+        ROOT / "configs" / "demo.yaml",
+        ["train.phases.0.steps=7", "optimizer.learning_rate=1e-5", "model.dtype=bfloat16"],
+    )
+    assert config.train is not None
+    assert config.model is not None
+    assert config.train.phases[0].steps == 7
+    assert config.optimizer.learning_rate == 1e-5
+    assert config.model.dtype == "bfloat16"
+
+
+def test_a_number_without_a_dot_is_a_number_as_in_every_other_language() -> None:
+    config = parse_config({}, ["optimizer.learning_rate=1e-4"], source="test")
+    assert config.optimizer.learning_rate == 1e-4
+
+
+def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    assert load_config(tmp_path / "empty.yaml") == RunConfig()

@@ -1,0 +1,66 @@
+"""The real train step of `base` compiles for real TPU topologies, on a machine without a TPU.
+
+libtpu holds the TPU compiler; it is installed with the tests on Linux x86-64, the one platform it
+is built for. Compiling runs in a process of its own, in which nothing else has opened a backend.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
+    ),
+]
+
+GIB = 2**30
+# Memory of one JAX device: a v3 chip of 32 GiB shows as two (cloud.google.com/tpu/docs/v3, /v5e).
+HBM = {"v3:4x4": 16 * GIB, "v5e:4x4": 16 * GIB}
+DEVICES = {"v3:4x4": 32, "v5e:4x4": 16}
+
+
+def compile_for(topology: str, *, tensor: int) -> dict[str, Any]:
+    """Compiles in a fresh process; returns what `tests.train.tpu_program` prints."""
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        # Compiling opens no TPU: two processes may do it at once.
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TPU_STDERR_LOG_LEVEL": "3",
+        "TPU_LOG_DIR": "disabled",
+    }
+    command = [sys.executable, "-m", "tests.train.tpu_program", topology, str(tensor)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("tensor", [1, 2], ids=["data", "data×tensor"])
+@pytest.mark.parametrize("topology", HBM)
+def test_the_step_of_base_fits_and_sums_gradients_over_the_pod(topology: str, tensor: int) -> None:
+    """Global batch 256 × 512, 77 predictions, bf16, dropout 0.1, the hardware's random bits."""
+    found = compile_for(topology, tensor=tensor)
+    peak = found["peak_bytes"]
+    print(f"\n{topology} tensor {tensor}: peak {peak / GIB:.2f} GiB, {found['collectives']}")
+    assert found["devices"] == DEVICES[topology]
+    # The peak cannot be less than what must stay: the state, and one layer's attention scores.
+    assert found["argument_bytes"] < peak < HBM[topology]
+    collectives = found["collectives"]
+    # Gradients are summed over the data axis: as one all-reduce, or as a reduce-scatter to the
+    # owners of the moments, who hand the new parameters round with an all-gather.
+    assert collectives["all-reduce"] + collectives["reduce-scatter"] > 0
+    assert found["gradient_sum_groups"] == DEVICES[topology] // tensor
+    assert collectives["all-gather"] > 0
+    # Nothing of the batch changes hands.
+    assert collectives["all-to-all"] == 0

@@ -1,0 +1,102 @@
+"""``python -m tests.train.tpu_program v5e:4x4 2``: compiles `base`'s train step for a topology.
+
+Prints one JSON line about the program; a process of its own for test_tpu_compile.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+
+from bert_jax.data.masking import MaskingSection
+from bert_jax.model.config import ModelSection, resolve_architecture
+from bert_jax.objectives.bert import BertObjective
+from bert_jax.optim.optimizer import OptimizerSection, make_optimizer
+from bert_jax.optim.schedule import Stretch, linear_schedule
+from bert_jax.parallel.mesh import MeshSection, make_mesh
+from bert_jax.parallel.rules import batch_sharding
+from bert_jax.train.compiled import lower_train_step
+from bert_jax.train.state import abstract_state, define_model
+
+ROWS, LENGTH, PREDICTIONS = 256, 512, 77
+KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
+COLLECTIVE = re.compile(rf" ({'|'.join(KINDS)})(?:-start)?\(")
+# replica_groups={{0,1,…},…} or, in short, [groups,size]<=[…]; `sums` of float32 alone.
+SUM = re.compile(r" (?:all-reduce|reduce-scatter)(?:-start)?\(.*?replica_groups=(\S+)")
+
+
+def lower(topology: str, *, tensor: int) -> tuple[jax.stages.Lowered, int]:
+    """The train step that pretraining runs, for shapes alone."""
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    mesh = make_mesh(MeshSection(tensor=tensor), devices)
+    section = ModelSection(size="base", dtype="bfloat16")
+    task = BertObjective(
+        architecture=resolve_architecture(section, vocab_size=30_522),
+        execution=section.execution,
+        masking=MaskingSection(),
+        tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
+    )
+    model = define_model(task)
+    schedule = linear_schedule(Stretch(1_000_000, 1e-4, 10_000))
+    optimizer = make_optimizer(OptimizerSection(warmup_steps=10_000), schedule, model.axes)
+    layout = batch_sharding(mesh)
+
+    def of(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((ROWS, *shape), dtype, sharding=layout)
+
+    batch = {
+        **{name: of(jnp.int32, LENGTH) for name in ("input_ids", "token_type_ids", "segment_ids")},
+        "masked_lm_positions": of(jnp.int32, PREDICTIONS),
+        "masked_lm_ids": of(jnp.int32, PREDICTIONS),
+        "masked_lm_weights": of(jnp.float32, PREDICTIONS),
+        "cls_positions": of(jnp.int32, 1),
+        "next_sentence_labels": of(jnp.int32, 1),
+        "next_sentence_weights": of(jnp.float32, 1),
+    }
+    state = abstract_state(model, optimizer, mesh)
+    with jax.set_mesh(mesh):
+        lowered = lower_train_step(
+            task,
+            model,
+            optimizer,
+            schedule,
+            state,
+            batch,
+            accumulation=1,
+            rng="unsafe_rbg",
+        )
+    return lowered, len(devices)
+
+
+def group_size(groups: str) -> int:
+    """``{{0,2},{1,3}},`` or ``[2,8]<=[16]`` → how many devices take part in one sum."""
+    short = re.match(r"\[\d+,(\d+)\]", groups)
+    if short:
+        return int(short[1])
+    return len(groups.lstrip("{").split("}")[0].split(","))
+
+
+def describe(topology: str, *, tensor: int) -> dict[str, Any]:
+    """What the compiled program needs and how its devices talk."""
+    lowered, devices = lower(topology, tensor=tensor)
+    compiled = lowered.compile()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    counts = collections.Counter(COLLECTIVE.findall(text))
+    return {
+        "devices": devices,
+        "peak_bytes": memory.peak_memory_in_bytes,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "collectives": {kind: counts[kind] for kind in KINDS},
+        "sum_groups": sorted(collections.Counter(map(group_size, SUM.findall(text))).items()),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe(sys.argv[1], tensor=int(sys.argv[2]))))
