@@ -70,7 +70,10 @@ def make_step(model: Any, optimizer: optax.GradientTransformation) -> Any:
             nll = optax.softmax_cross_entropy_with_integer_labels
             weights = labels >= 0
             mlm = nll(output.prediction_logits, jnp.maximum(labels, 0)) * weights
-            return mlm.sum() / weights.sum() + nll(output.seq_relationship_logits, next_sentence).mean()
+            return (
+                mlm.sum() / weights.sum()
+                + nll(output.seq_relationship_logits, next_sentence).mean()
+            )
 
         value, grads = jax.value_and_grad(loss)(params)
         updates, opt_state = optimizer.update(grads, opt_state, params)

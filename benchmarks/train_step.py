@@ -49,12 +49,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="steps in a timed round")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each")
     parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--unroll", type=int, default=4, help="`model.unroll` of ours")
     parser.add_argument("--flax-python", help="a Python with transformers 4 and flax")
     arguments = parser.parse_args()
     for size in arguments.size:
         measure(
             size,
             rows=arguments.rows,
+            unroll=arguments.unroll,
             steps=arguments.steps,
             rounds=arguments.rounds,
             flax_python=arguments.flax_python,
@@ -65,7 +67,9 @@ def architecture(name: str) -> Architecture:
     """Returns the sizes that ``L4H256`` stands for: heads of 64 columns, an FFN 4 times as wide."""
     found = re.fullmatch(r"L(\d+)H(\d+)", name)
     if found is None or int(found[2]) % 64 or not int(found[1]) or not int(found[2]):
-        raise argparse.ArgumentTypeError(f'found "{name}", allowed: like L4H256, H a multiple of 64')
+        raise argparse.ArgumentTypeError(
+            f'found "{name}", allowed: like L4H256, H a multiple of 64'
+        )
     layers, hidden = map(int, found.groups())
     return Architecture(
         vocab_size=VOCAB,
@@ -77,13 +81,19 @@ def architecture(name: str) -> Architecture:
 
 
 def measure(
-    size: Architecture, *, rows: int, steps: int, rounds: int, flax_python: str | None
+    size: Architecture,
+    *,
+    rows: int,
+    unroll: int,
+    steps: int,
+    rounds: int,
+    flax_python: str | None,
 ) -> None:
     """Times ours and the peers by turns and reports rates and ratios."""
     batch = make_batch(rows)
     packages = ["jax", "flax"]
     with contextlib.ExitStack() as stack:
-        runs: dict[str, Run] = {"bert_jax": our_steps(size, batch, steps)}
+        runs: dict[str, Run] = {"bert_jax": our_steps(size, batch, steps, unroll=unroll)}
         if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
             runs["hf_torch"] = torch_steps(size, batch, steps)
             packages += ["torch", "transformers"]
@@ -97,6 +107,7 @@ def measure(
         "dtype": "float32",
         "steps_per_round": steps,
         "rounds": rounds,
+        "unroll": unroll,
     }
     for name, taken in seconds.items():
         rate = rows * steps / statistics.median(taken)
@@ -125,11 +136,11 @@ def make_batch(rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def our_steps(size: Architecture, batch: dict[str, np.ndarray], steps: int) -> Run:
+def our_steps(size: Architecture, batch: dict[str, np.ndarray], steps: int, *, unroll: int) -> Run:
     """Returns a function that runs steps of the program that pretraining compiles."""
     task = BertObjective(
         architecture=size,
-        execution=Execution(dtype="float32"),
+        execution=Execution(dtype="float32", unroll=unroll),
         masking=MaskingSection(),
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
     )

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from bert_jax.config import RunConfig, load_config, need
 from bert_jax.data.provenance import PROVENANCE_NAME, read_provenance
+from bert_jax.data.records import open_dataset
 from bert_jax.verbs.evaluate import Evaluation, evaluate
 from bert_jax.verbs.examples import examples
 from bert_jax.verbs.fill_mask import Filled, fill_mask
-from bert_jax.verbs.pretrain import pretrain
+from bert_jax.verbs.pretrain import VALIDATION, pretrain
 from bert_jax.verbs.vocab import vocab
 from pipelines.python_docs import write_python_docs
 
@@ -32,6 +33,7 @@ class Demo(NamedTuple):
 
     config: RunConfig
     unigram_entropy: float
+    commoner_label: float  # accuracy of always giving the commoner next-sentence label
     evaluation: Evaluation
     filled: list[Filled]
     seconds: float
@@ -75,7 +77,8 @@ def demo(
     run_dir = need(config.run_dir, "run_dir", "demo")
     result = evaluate(run_dir, mesh=config.mesh, console=console)
     entropy = read_provenance(dataset).corpus.unigram_entropy
-    _tell(result, entropy, console)
+    guess = _commoner_label(dataset)
+    _tell(result, entropy, guess, console)
     console.rule("fill-mask")
     filled = fill_mask(run_dir, SENTENCES, console=console)
     seconds = time.monotonic() - started
@@ -89,7 +92,7 @@ def demo(
         highlight=False,
         soft_wrap=True,
     )
-    return Demo(config, entropy, result, filled, seconds)
+    return Demo(config, entropy, guess, result, filled, seconds)
 
 
 def demo_config(directory: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -108,12 +111,28 @@ def demo_config(directory: str, overrides: Sequence[str] = ()) -> RunConfig:
         return load_config(path, [*moved, *overrides])
 
 
-def _tell(result: Evaluation, entropy: float, console: Console) -> None:
+def _commoner_label(dataset: epath.PathLike) -> float:
+    """Returns the accuracy that always giving one answer would have.
+
+    It is more than a half: a document's last sentence has nothing after it, so it gets a random
+    next more often than not.
+    """
+    held_out = open_dataset(dataset, VALIDATION)
+    labels = [
+        example.next_sentence_label for example in held_out.__getitems__(range(len(held_out)))
+    ]
+    random_next = sum(labels) / len(labels)
+    return max(random_next, 1 - random_next)
+
+
+def _tell(result: Evaluation, entropy: float, guess: float, console: Console) -> None:
     """Says whether the model learnt anything, in the two figures that show it."""
     mlm, nsp = result.scores["mlm_loss"], result.scores["nsp_accuracy"]
-    error = math.sqrt(0.25 / result.examples)
+    error = math.sqrt(guess * (1 - guess) / result.examples)
     console.print(
         f"MLM loss {mlm:.2f} on held-out text; {entropy:.2f} would be knowing only how frequent "
-        f"each piece is. NSP accuracy {nsp:.1%}; chance is 50% ± {error:.1%}.",
+        f"each piece is. NSP accuracy {nsp:.1%}; always giving the commoner answer has "
+        f"{guess:.1%} ± {error:.1%}.",
+        highlight=False,
         soft_wrap=True,
     )

@@ -35,7 +35,9 @@ def layouts() -> dict[str, dict[str, Any]]:
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             entry = found.setdefault(name, {"shape": list(leaf.shape)})
-            entry[kind] = [list(axis) if isinstance(axis, tuple) else axis for axis in leaf.sharding.spec]
+            entry[kind] = [
+                list(axis) if isinstance(axis, tuple) else axis for axis in leaf.sharding.spec
+            ]
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.model.pretraining import BertForPretraining
@@ -23,4 +24,4 @@ def fresh_params(task: BertObjective, *, seed: int = 0) -> dict[str, Any]:
 
 def model_of(task: BertObjective, params: Any) -> BertForPretraining:
     """The task's model with these parameters."""
-    return nnx.merge(define_model(task).graphdef, params)
+    return nnx.merge(define_model(task).graphdef, jax.tree.map(jnp.asarray, params))

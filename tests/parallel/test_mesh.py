@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
@@ -128,7 +127,7 @@ def test_processes_read_the_rows_their_devices_hold(
 
 
 def test_a_mesh_that_deals_rows_unevenly_is_refused() -> None:
-    with pytest.raises(UserError, match="data 3 × fsdp 1 × tensor 2 deals .* unevenly to 2 proc"):
+    with pytest.raises(UserError, match=r"data 3 × fsdp 1 × tensor 2 deals .* unevenly to 2 proc"):
         process_share(pod(3, 1, 2, processes=2), process_index=0)
 
 
@@ -166,10 +165,11 @@ def test_a_real_pods_hosts_share_a_batch_evenly() -> None:
     pytest.importorskip("libtpu", reason="libtpu exists for Linux x86-64 alone")
     done = python(IN_A_TOPOLOGY)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines() == EXPECTED_PODS
-
-
-EXPECTED_PODS: list[str] = []
+    assert done.stdout.splitlines() == [
+        "v5e:4x4 8 1 2 4 [(0, 4), (1, 4), (2, 4), (3, 4)]",
+        "v3:4x4 16 1 2 4 [(0, 4), (1, 4), (2, 4), (3, 4)]",
+        "v5e:4x4 4 1 4 4 [(0, 2), (0, 2), (1, 2), (1, 2)]",
+    ]
 
 
 def test_a_tpu_asked_for_and_absent_is_an_error_and_not_the_cpu() -> None:

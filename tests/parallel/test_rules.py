@@ -48,9 +48,9 @@ def test_axes_take_their_place_from_the_table() -> None:
 
 
 def test_two_axes_of_one_array_cannot_claim_one_mesh_axis() -> None:
-    with pytest.raises(ValueError, match='"mlp" and "vocab" of one array both claim .* "tensor"'):
+    with pytest.raises(ValueError, match=r'"mlp" and "vocab" of one array both claim .* "tensor"'):
         partition_spec(("mlp", "vocab"))
-    with pytest.raises(ValueError, match='"batch" and "embed" of one array both claim .* "fsdp"'):
+    with pytest.raises(ValueError, match=r'"batch" and "embed" of one array both claim .* "fsdp"'):
         partition_spec(("batch", "length", "embed"))
 
 

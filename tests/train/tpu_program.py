@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import json
+import math
 import re
 import sys
 from typing import Any
@@ -28,8 +29,7 @@ from bert_jax.train.state import abstract_state, define_model
 ROWS, LENGTH, PREDICTIONS = 256, 512, 77
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 COLLECTIVE = re.compile(rf" ({'|'.join(KINDS)})(?:-start)?\(")
-# replica_groups={{0,1,…},…} or, in short, [groups,size]<=[…]; `sums` of float32 alone.
-SUM = re.compile(r" (?:all-reduce|reduce-scatter)(?:-start)?\(.*?replica_groups=(\S+)")
+SUM = re.compile(r" (?:all-reduce|reduce-scatter)(?:-start)?\(.*?replica_groups=(.*)")
 
 
 def lower(topology: str, *, tensor: int) -> tuple[jax.stages.Lowered, int]:
@@ -75,12 +75,20 @@ def lower(topology: str, *, tensor: int) -> tuple[jax.stages.Lowered, int]:
     return lowered, len(devices)
 
 
-def group_size(groups: str) -> int:
-    """``{{0,2},{1,3}},`` or ``[2,8]<=[16]`` → how many devices take part in one sum."""
-    short = re.match(r"\[\d+,(\d+)\]", groups)
-    if short:
+def group_size(groups: str, *, devices: int) -> int:
+    """How many devices take part in one sum, from any way in which XLA writes its groups.
+
+    ``mesh['a'=8,'b'=2] {'a'}`` → 8, ``[2,8]<=[16]`` → 8, ``{{0,2},{1,3}}`` → 2, ``{}`` → all.
+    """
+    if groups.startswith("mesh["):
+        sizes = {name: int(size) for name, size in re.findall(r"('\w+')=(\d+)", groups)}
+        summed = groups.partition("] {")[2].partition("}")[0]
+        return math.prod(sizes[name] for name in re.findall(r"'\w+'", summed))
+    if short := re.match(r"\[\d+,(\d+)\]", groups):
         return int(short[1])
-    return len(groups.lstrip("{").split("}")[0].split(","))
+    if groups.startswith("{}"):
+        return devices
+    return groups.lstrip("{").partition("}")[0].count(",") + 1
 
 
 def describe(topology: str, *, tensor: int) -> dict[str, Any]:
@@ -94,7 +102,7 @@ def describe(topology: str, *, tensor: int) -> dict[str, Any]:
         "peak_bytes": memory.peak_memory_in_bytes,
         "argument_bytes": memory.argument_size_in_bytes,
         "collectives": {kind: counts[kind] for kind in KINDS},
-        "sum_groups": sorted(collections.Counter(map(group_size, SUM.findall(text))).items()),
+        "sum_groups": [group_size(groups, devices=devices) for groups in SUM.findall(text)],
     }
 
 

@@ -1,0 +1,196 @@
+"""From a section to an architecture: named sizes, released files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.model.config import SIZES, Architecture, ModelSection, resolve_architecture
+
+# bert_config.json of uncased_L-12_H-768_A-12, key by key; the multilingual and Chinese files add
+# `directionality` and the pooler_* keys.
+RELEASED: dict[str, Any] = {
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "type_vocab_size": 2,
+    "vocab_size": 30522,
+}
+MULTILINGUAL = RELEASED | {
+    "directionality": "bidi",
+    "pooler_fc_size": 768,
+    "pooler_num_attention_heads": 12,
+    "pooler_num_fc_layers": 3,
+    "pooler_size_per_head": 128,
+    "pooler_type": "first_token_transform",
+    "vocab_size": 119547,
+}
+
+
+def write(tmp_path: Path, values: Any) -> str:
+    path = tmp_path / "bert_config.json"
+    path.write_text(values if isinstance(values, str) else json.dumps(values, indent=2))
+    return str(path)
+
+
+def refused(section: ModelSection, *, vocab_size: int = 30522) -> str:
+    with pytest.raises(UserError) as caught:
+        resolve_architecture(section, vocab_size=vocab_size)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_named_sizes_are_the_released_ones(size: Any) -> None:
+    layers, hidden, heads = SIZES[size]
+    found = resolve_architecture(ModelSection(size=size), vocab_size=30522)
+    assert found == Architecture(
+        vocab_size=30522,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+    )
+    assert found.head_dim == 64
+    assert found.padded_vocab_size == 30592
+
+
+def test_a_released_file_is_read_as_it_stands_and_its_gelu_is_the_tanh_form(
+    tmp_path: Path,
+) -> None:
+    found = resolve_architecture(
+        ModelSection(bert_config=write(tmp_path, RELEASED)), vocab_size=30522
+    )
+    assert found == resolve_architecture(ModelSection(size="base"), vocab_size=30522)
+    assert found.hidden_act == "gelu_tanh"
+
+
+def test_the_multilingual_file_is_read_as_it_stands(tmp_path: Path) -> None:
+    section = ModelSection(bert_config=write(tmp_path, MULTILINGUAL))
+    found = resolve_architecture(section, vocab_size=119547)
+    assert (found.vocab_size, found.hidden_size) == (119547, 768)
+
+
+def test_single_values_change_a_size_and_a_file(tmp_path: Path) -> None:
+    changed = {"hidden_dropout_prob": 0.0, "hidden_act": "gelu_erf", "num_hidden_layers": 3}
+    for base in ({"size": "base"}, {"bert_config": write(tmp_path, RELEASED)}):
+        section = ModelSection.model_validate(base | changed)
+        found = resolve_architecture(section, vocab_size=30522)
+        assert found == resolve_architecture(
+            ModelSection(size="base"), vocab_size=30522
+        ).model_copy(update=changed)
+
+
+def test_all_four_sizes_make_an_architecture_without_a_name() -> None:
+    section = ModelSection(
+        hidden_size=96, num_hidden_layers=3, num_attention_heads=4, intermediate_size=100
+    )
+    found = resolve_architecture(section, vocab_size=128)
+    assert (found.head_dim, found.padded_vocab_size) == (24, 128)
+
+
+def test_execution_takes_its_own_part_of_the_section() -> None:
+    section = ModelSection(size="tiny", dtype="float32", remat="dots", unroll=2)
+    assert section.execution.model_dump() == {
+        "dtype": "float32",
+        "attention": "xla",
+        "remat": "dots",
+        "unroll": 2,
+    }
+
+
+def test_size_and_file_together_are_refused(tmp_path: Path) -> None:
+    section = ModelSection(size="base", bert_config=write(tmp_path, RELEASED))
+    assert refused(section) == "model: found both size and bert_config, allowed: one of them"
+
+
+def test_missing_sizes_are_named() -> None:
+    message = refused(ModelSection(hidden_size=64, num_hidden_layers=2))
+    assert message.startswith("model: intermediate_size, num_attention_heads missing, allowed: ")
+    assert "tiny, mini, small, medium, base, large" in message
+
+
+def test_heads_that_do_not_divide_the_hidden_size_are_refused() -> None:
+    assert refused(ModelSection(size="base", num_attention_heads=7)) == (
+        "model.num_attention_heads: found 7, which does not divide hidden_size = 768"
+    )
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "no.json")
+    assert refused(ModelSection(bert_config=path)) == f"model.bert_config: no such file {path}"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [("{", "is not JSON (Expecting property name"), ("[1]", "holds no JSON object")],
+)
+def test_a_file_that_holds_no_object_is_refused(tmp_path: Path, content: str, what: str) -> None:
+    path = write(tmp_path, content)
+    message = refused(ModelSection(bert_config=path))
+    assert message.startswith(f"model.bert_config: {path} {what}")
+
+
+def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bert_config.json"
+    path.write_bytes(b'{"hidden_size": "\xff"}')
+    message = refused(ModelSection(bert_config=str(path)))
+    assert message.startswith(f"model.bert_config: {path} is not JSON ('utf-8' codec")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            {"hiden_size": 768},
+            'has an unknown key "hiden_size"; did you mean "hidden_size"?',
+        ),
+        ({"hidden_act": "swish"}, ': hidden_act found "swish", allowed: gelu, relu'),
+        (
+            {"vocab_size": 28996},
+            ": vocab_size found 28996, but the tokenizer has 30522 pieces",
+        ),
+    ],
+)
+def test_a_foreign_file_is_refused_with_the_key(
+    tmp_path: Path, change: dict[str, Any], expected: str
+) -> None:
+    path = write(tmp_path, RELEASED | change)
+    message = refused(ModelSection(bert_config=path))
+    assert message.startswith(f"model.bert_config: {path}")
+    assert message.endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("hidden_size", "768"), ("num_hidden_layers", 0), ("hidden_dropout_prob", 1)]
+)
+def test_an_ill_typed_or_impossible_value_is_refused_with_key_and_value(
+    tmp_path: Path, key: str, value: Any
+) -> None:
+    path = write(tmp_path, RELEASED | {key: value})
+    message = refused(ModelSection(bert_config=path))
+    assert message.startswith(f"model.bert_config: {path}: {key}: found {value!r} (")
+
+
+def test_a_file_without_its_sizes_names_those_missing(tmp_path: Path) -> None:
+    """One line too, whether it is the file's check or the section's that finds it."""
+    values = {key: value for key, value in RELEASED.items() if key != "hidden_size"}
+    assert "hidden_size" in refused(ModelSection(bert_config=write(tmp_path, values)))
+
+
+def test_a_value_that_only_the_section_can_check_is_refused_there() -> None:
+    for key, value in (("hidden_dropout_prob", 1.0), ("unroll", 0), ("remat", "some")):
+        with pytest.raises(pydantic.ValidationError, match=key):
+            ModelSection.model_validate({"size": "tiny", key: value})

@@ -1,0 +1,270 @@
+"""Dropout, first parameters, attention, heads and the ways of computing the same function."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.model.attention import xla_attention
+from bert_jax.model.heads import NO_PIECE, cross_entropy, gather_positions
+from bert_jax.model.layers import dropout, subkey
+from tests.model.parts import fresh_params, model_of
+from tests.support import relative_error, small_batch, small_task
+from tests.train.harness import QUICK
+
+
+@given(rate=st.floats(0.01, 0.9), seed=st.integers(0, 2**31 - 1))
+@settings(deadline=None, max_examples=15)
+def test_dropout_drops_at_its_rate_and_scales_the_rest_up(rate: float, seed: int) -> None:
+    count = 200_000
+    found = np.asarray(dropout(jnp.ones(count), rate, jax.random.key(seed)))
+    kept = found[found != 0]
+    assert abs(1 - len(kept) / count - rate) < 5 * np.sqrt(rate * (1 - rate) / count) + 1 / 65536
+    # The scale is that of the rate as quantised, so that the expectation stays exact.
+    quantised = round(rate * 65536) / 65536
+    assert abs(quantised - rate) <= 1 / 65536
+    np.testing.assert_allclose(kept, 1 / (1 - quantised), rtol=1e-6)
+
+
+def test_dropout_without_a_key_or_a_rate_returns_what_it_was_given() -> None:
+    x = jnp.ones((3, 4))
+    assert dropout(x, 0.5, None) is x
+    assert dropout(x, 0.0, jax.random.key(0)) is x
+    assert subkey(None, 3) is None
+
+
+def test_dropout_keeps_the_dtype_and_passes_no_gradient_to_what_it_dropped() -> None:
+    x = jnp.ones((64, 64), jnp.bfloat16)
+    out, pull = jax.vjp(lambda y: dropout(y, 0.3, jax.random.key(1)), x)
+    assert out.dtype == jnp.bfloat16
+    (gradient,) = pull(jnp.ones_like(out))
+    np.testing.assert_array_equal(np.asarray(gradient), np.asarray(out))
+
+
+def attend(segments: np.ndarray, *, seed: int = 0) -> np.ndarray:
+    q, k, v = np.random.default_rng(seed).standard_normal((3, 1, len(segments), 2, 4))
+    arrays = (jnp.asarray(x, jnp.float32) for x in (q, k, v))
+    ids = jnp.asarray(segments, jnp.int32)[None]
+    return np.asarray(xla_attention(*arrays, ids, dropout_rate=0.0, dropout_key=None))[0]
+
+
+def test_a_token_attends_to_its_own_segment_alone() -> None:
+    together = attend(np.array([1, 1, 1, 2, 2, 0, 0]))
+    np.testing.assert_allclose(together[:3], attend(np.array([1, 1, 1, 3, 4, 5, 6]))[:3], atol=1e-6)
+    np.testing.assert_allclose(
+        together[3:5], attend(np.array([5, 6, 7, 2, 2, 8, 9]))[3:5], atol=1e-6
+    )
+    # A segment of one token attends to itself: its value comes out as it went in.
+    alone = attend(np.arange(1, 8))
+    v = np.random.default_rng(0).standard_normal((3, 1, 7, 2, 4))[2, 0]
+    np.testing.assert_allclose(alone, v, atol=1e-6)
+
+
+@functools.cache
+def small() -> tuple[Any, Any]:
+    task = small_task(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return task, fresh_params(task)
+
+
+def batch_of(rows: int) -> dict[str, jax.Array]:
+    return {name: jnp.asarray(array) for name, array in small_batch(rows=rows).items()}
+
+
+@functools.cache
+def encode() -> Any:
+    task, params = small()
+
+    def run(ids: Any, types: Any, segments: Any, positions: Any) -> Any:
+        return model_of(task, params).encoder(ids, types, segments, positions, dropout_key=None)
+
+    return jax.jit(run)
+
+
+def ids_of(*lengths: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(5, 250, length) for length in lengths]
+
+
+def row(examples: list[np.ndarray], *, length: int = 24) -> tuple[Any, ...]:
+    """Packs examples into one row: ids, types, segments, positions."""
+    arrays = np.zeros((4, 1, length), np.int32)
+    start = 0
+    for number, ids in enumerate(examples, 1):
+        part = slice(start, start + len(ids))
+        arrays[0, 0, part] = ids
+        arrays[1, 0, part] = np.arange(len(ids)) > len(ids) // 2
+        arrays[2, 0, part] = number
+        arrays[3, 0, part] = np.arange(len(ids))
+        start += len(ids)
+    return tuple(jnp.asarray(array) for array in arrays)
+
+
+def test_packed_examples_come_out_as_they_do_alone() -> None:
+    examples = ids_of(7, 5, 9)
+    packed = np.asarray(encode()(*row(examples)))[0]
+    start = 0
+    for ids in examples:
+        alone = np.asarray(encode()(*row([ids])))[0, : len(ids)]
+        np.testing.assert_allclose(packed[start : start + len(ids)], alone, atol=1e-5)
+        start += len(ids)
+
+
+def test_padding_never_reaches_a_real_token() -> None:
+    ids, types, segments, positions = row(ids_of(10))
+    clean = np.asarray(encode()(ids, types, segments, positions))[0, :10]
+    padding = segments == 0
+    dirty = encode()(jnp.where(padding, 77, ids), types | padding, segments, positions)
+    np.testing.assert_array_equal(np.asarray(dirty)[0, :10], clean)
+
+
+def test_positions_left_out_count_from_zero() -> None:
+    ids, types, segments, _ = row(ids_of(24))
+    counted = jnp.arange(24, dtype=jnp.int32)[None]
+    task, params = small()
+    implied = model_of(task, params).encoder(ids, types, segments, dropout_key=None)
+    np.testing.assert_allclose(
+        np.asarray(implied), np.asarray(encode()(ids, types, segments, counted)), atol=1e-5
+    )
+
+
+def test_a_row_of_padding_alone_gives_finite_numbers() -> None:
+    assert np.isfinite(np.asarray(encode()(*row([])))).all()
+
+
+def loss_and_gradients(**execution: Any) -> tuple[float, Any]:
+    """With dropout on, so that a recomputed mask that differs from the first would show."""
+    _, params = small()
+    dtype = execution.pop("dtype", "float32")
+    task = small_task(dtype=dtype, execution=execution)
+    batch = batch_of(4)
+
+    def loss(params: Any) -> Any:
+        model, weights = model_of(task, params), task.weights(batch)
+        return task.loss(model, batch, weights=weights, dropout_key=jax.random.key(3))[0]
+
+    lowered = jax.jit(jax.value_and_grad(loss)).lower(params)
+    return jax.device_get(lowered.compile(compiler_options=QUICK)(params))
+
+
+@functools.cache
+def plain() -> tuple[float, Any]:
+    return loss_and_gradients()
+
+
+def assert_close(found: tuple[float, Any], expected: tuple[float, Any], *, rel: float) -> None:
+    assert found[0] == pytest.approx(expected[0], rel=rel)
+    paths = jax.tree_util.tree_leaves_with_path(found[1])
+    for (path, leaf), other in zip(paths, jax.tree.leaves(expected[1]), strict=True):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        assert leaf.dtype == np.float32
+        if name != "encoder/layers/attention/key/bias":  # zero but for rounding
+            assert relative_error(leaf, other) < rel, name
+
+
+@pytest.mark.parametrize(
+    "execution",
+    [{"remat": "attention"}, {"remat": "dots"}, {"remat": "full"}, {"unroll": 2}],
+    ids=str,
+)
+def test_remat_and_unrolling_change_no_gradient(execution: dict[str, Any]) -> None:
+    assert_close(loss_and_gradients(**execution), plain(), rel=1e-5)
+
+
+def test_bfloat16_stays_close_to_float32_and_its_loss_is_float32() -> None:
+    """Compared over all gradients together: those of single biases are small differences of large
+    numbers, of which bfloat16 keeps no more than the sign."""
+    (loss, gradients), (expected_loss, expected) = loss_and_gradients(dtype="bfloat16"), plain()
+    assert loss.dtype == np.float32
+    assert loss == pytest.approx(expected_loss, rel=1e-3)
+    leaves = [
+        np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
+        for tree in (gradients, expected)
+    ]
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {np.dtype(np.float32)}
+    assert relative_error(*leaves) < 0.02
+
+
+def test_logits_are_float32_under_bfloat16() -> None:
+    task, params = small_task(dtype="bfloat16"), small()[1]
+    logits = model_of(task, params)(batch_of(2), dropout_key=None)
+    assert logits.mlm.dtype == logits.next_sentence.dtype == jnp.float32
+
+
+def test_projecting_gathered_positions_is_gathering_projected_ones() -> None:
+    task, params = small()
+    model, batch = model_of(task, params), batch_of(3)
+    hidden = jnp.asarray(np.random.default_rng(1).standard_normal((3, 32, 64)), jnp.float32)
+    table, positions = model.encoder.embeddings.word[...], batch["masked_lm_positions"]
+    first = model.mlm(gather_positions(hidden, positions), table)
+    later = gather_positions(model.mlm(hidden, table), positions)
+    np.testing.assert_allclose(np.asarray(first), np.asarray(later), atol=1e-5)
+
+
+def test_rows_that_pad_the_vocabulary_never_win_and_never_learn() -> None:
+    task, params = small()
+    batch = batch_of(4)
+    logits = model_of(task, params)(batch, dropout_key=None).mlm
+    assert logits.shape[-1] == 256
+    assert (np.asarray(logits[..., 250:]) == NO_PIECE).all()
+    assert (np.asarray(params["encoder"]["embeddings"]["word"])[250:] == 0).all()
+    _, gradients = plain()
+    assert (gradients["encoder"]["embeddings"]["word"][250:] == 0).all()
+    assert (gradients["mlm"]["bias"][250:] == 0).all()
+    assert (gradients["mlm"]["bias"][5:250] != 0).all()
+
+
+def test_cross_entropy_is_minus_the_log_of_the_labels_share() -> None:
+    logits = np.random.default_rng(0).standard_normal((2, 3, 7)) * 4
+    labels = np.array([[0, 6, 3], [1, 1, 2]], np.int32)
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = -np.log(np.take_along_axis(shares, labels[..., None], -1)[..., 0])
+    found = cross_entropy(jnp.asarray(logits, jnp.float32), jnp.asarray(labels))
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5)
+
+
+def test_first_parameters_are_cut_normals_ones_and_zeros() -> None:
+    """A standard normal cut at two deviations has a deviation of 0.8796; nothing rescales it."""
+    params = fresh_params(small_task(vocab_size=2000, hidden_size=128, intermediate_size=256))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name.endswith("scale"):
+            assert (leaf == 1).all(), name
+        elif name.endswith("bias"):
+            assert (leaf == 0).all(), name
+        else:
+            drawn = leaf[:2000] if name.endswith("word") else leaf
+            assert np.abs(drawn).max() <= 2 * 0.02 * (1 + 1e-6), name
+            sigma = 0.8796 * 0.02
+            assert abs(drawn.mean()) < 5 * sigma / np.sqrt(drawn.size), name
+            assert abs(drawn.std() / sigma - 1) < 5 / np.sqrt(2 * drawn.size), name
+
+
+def test_no_two_parameters_and_no_two_layers_start_alike() -> None:
+    _, params = small()
+    layers = params["encoder"]["layers"]
+    kernels = [layers["attention"][name]["kernel"] for name in ("query", "key", "value")]
+    drawn = [kernel[index].ravel() for kernel in kernels for index in range(2)]
+    for i, one in enumerate(drawn):
+        for other in drawn[:i]:
+            assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
+
+
+def test_other_execution_same_structure_so_that_a_checkpoint_stays_valid() -> None:
+    shapes = [
+        nnx.to_pure_dict(nnx.split(nnx.eval_shape(lambda t=task: t.build(nnx.Rngs(0))))[1])
+        for task in (
+            small_task(),
+            small_task(dtype="bfloat16", execution={"remat": "full", "unroll": 2}),
+        )
+    ]
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes[0]) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), shapes[1]
+    )
