@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="steps in a timed round")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each")
     parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--unroll", type=int, default=4, help="`model.unroll` of ours")
+    parser.add_argument("--unroll", type=int, default=None, help="`model.unroll` of ours")
     parser.add_argument("--flax-python", help="a Python with transformers 4 and flax")
     arguments = parser.parse_args()
     for size in arguments.size:
@@ -84,7 +84,7 @@ def measure(
     size: Architecture,
     *,
     rows: int,
-    unroll: int,
+    unroll: int | None,
     steps: int,
     rounds: int,
     flax_python: str | None,
@@ -136,7 +136,9 @@ def make_batch(rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def our_steps(size: Architecture, batch: dict[str, np.ndarray], steps: int, *, unroll: int) -> Run:
+def our_steps(
+    size: Architecture, batch: dict[str, np.ndarray], steps: int, *, unroll: int | None
+) -> Run:
     """Returns a function that runs steps of the program that pretraining compiles."""
     task = BertObjective(
         architecture=size,

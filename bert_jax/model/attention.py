@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.config import Architecture, AttentionName, Execution
-from bert_jax.model.layers import Dense, dropout, subkey
+from bert_jax.model.layers import Dense, dropout, project_together, subkey
 from bert_jax.parallel.rules import constrain
 
 # Finite, so that a row without any visible key gives a uniform average and not a NaN.
@@ -67,10 +67,9 @@ class SelfAttention(nnx.Module):
         )
         self.query, self.key, self.value = (
             Dense(
-                "bld,dhk->blhk",
                 (width, heads, columns),
                 ("embed", "heads", "head_dim"),
-                bias_dims=2,
+                outputs=2,
                 architecture=architecture,
                 execution=execution,
                 rngs=rngs,
@@ -78,10 +77,9 @@ class SelfAttention(nnx.Module):
             for _ in range(3)
         )
         self.output = Dense(
-            "blhk,hkd->bld",
             (heads, columns, width),
             ("heads", "head_dim", "embed"),
-            bias_dims=1,
+            outputs=1,
             architecture=architecture,
             execution=execution,
             rngs=rngs,
@@ -99,8 +97,8 @@ class SelfAttention(nnx.Module):
     ) -> Float[Array, "batch length hidden"]:
         """Returns the attention's output projection, before the residual sum."""
         q_BLHK, k_BLHK, v_BLHK = (
-            constrain(project(x_BLD), "batch", "length", "heads", "head_dim")
-            for project in (self.query, self.key, self.value)
+            constrain(y_BLHK, "batch", "length", "heads", "head_dim")
+            for y_BLHK in project_together(x_BLD, (self.query, self.key, self.value))
         )
         core = functools.partial(IMPLEMENTATIONS[self.core], dropout_rate=self.dropout_rate)
         if self.remat_core:

@@ -70,7 +70,7 @@ class Execution(Section):
     dtype: Dtype = "bfloat16"
     attention: AttentionName = "xla"
     remat: Remat = "none"
-    unroll: int = pydantic.Field(default=1, ge=1)
+    unroll: int | None = pydantic.Field(default=None, ge=1)  # None: whole, if it is shallow
 
 
 class ModelSection(Section):
@@ -95,7 +95,7 @@ class ModelSection(Section):
     dtype: Dtype = "bfloat16"
     attention: AttentionName = "xla"
     remat: Remat = "none"
-    unroll: int = pydantic.Field(default=1, ge=1)
+    unroll: int | None = pydantic.Field(default=None, ge=1)  # None: whole, if it is shallow
 
     @property
     def execution(self) -> Execution:

@@ -27,6 +27,9 @@ REMAT: Final[dict[Remat, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
 }
 
 
+SHALLOW: Final = 4  # layers
+
+
 class EncoderLayer(nnx.Module):
     """Attention and FFN, each followed by dropout, residual sum and LayerNorm (post-LayerNorm)."""
 
@@ -35,19 +38,17 @@ class EncoderLayer(nnx.Module):
         self.attention = SelfAttention(architecture=architecture, execution=execution, rngs=rngs)
         self.attention_norm = LayerNorm(architecture=architecture, execution=execution)
         self.intermediate = Dense(
-            "bld,df->blf",
             (width, inner),
             ("embed", "mlp"),
-            bias_dims=1,
+            outputs=1,
             architecture=architecture,
             execution=execution,
             rngs=rngs,
         )
         self.output = Dense(
-            "blf,fd->bld",
             (inner, width),
             ("mlp", "embed"),
-            bias_dims=1,
+            outputs=1,
             architecture=architecture,
             execution=execution,
             rngs=rngs,
@@ -86,7 +87,8 @@ class Encoder(nnx.Module):
         self.layers = _stack_layers(architecture=architecture, execution=execution, rngs=rngs)
         self.depth = architecture.num_hidden_layers
         self.remat: Remat = execution.remat
-        self.unroll = min(execution.unroll, self.depth)
+        # A loop costs a fifth of a step on a CPU; unrolled, a deep model costs minutes to compile.
+        self.unroll = execution.unroll or (self.depth if self.depth <= SHALLOW else 1)
 
     def __call__(
         self,
@@ -118,7 +120,7 @@ class Encoder(nnx.Module):
             return nnx.merge(layer_def, params)(x, segment_ids, dropout_key=key), None
 
         x_BLD, _ = jax.lax.scan(
-            REMAT[self.remat](layer), x_BLD, (stacked, keys), unroll=self.unroll
+            REMAT[self.remat](layer), x_BLD, (stacked, keys), unroll=min(self.unroll, self.depth)
         )
         return x_BLD
 

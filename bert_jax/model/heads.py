@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -35,10 +37,9 @@ class MlmHead(nnx.Module):
     def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
         width = architecture.hidden_size
         self.transform = Dense(
-            "bpd,de->bpe",
             (width, width),
             ("embed", "pooled"),
-            bias_dims=1,
+            outputs=1,
             architecture=architecture,
             execution=execution,
             rngs=rngs,
@@ -56,12 +57,10 @@ class MlmHead(nnx.Module):
     ) -> Float[Array, "batch predictions vocab"]:
         """Returns float32 logits over the padded vocabulary; padding pieces hold −1e9."""
         x_BPD = self.norm(ACTIVATIONS[self.activation](self.transform(hidden_BPD)))
-        logits_BPV = jnp.einsum(
-            "bpd,vd->bpv",
-            x_BPD,
-            constrain(table_VD.astype(self.dtype), "vocab", "hidden"),
-            preferred_element_type=jnp.float32,
-        )
+        table_VD = constrain(table_VD.astype(self.dtype), "vocab", "hidden")
+        rows_ND = x_BPD.reshape(-1, x_BPD.shape[-1])
+        logits_NV = jnp.einsum("nd,vd->nv", rows_ND, table_VD, preferred_element_type=jnp.float32)
+        logits_BPV = logits_NV.reshape(*x_BPD.shape[:2], -1)
         logits_BPV = constrain(logits_BPV + self.bias[...], "batch", "predictions", "vocab")
         padded = logits_BPV.shape[-1]
         if padded == self.vocab_size:
@@ -75,10 +74,9 @@ class Pooler(nnx.Module):
     def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
         width = architecture.hidden_size
         self.dense = Dense(
-            "bed,df->bef",
             (width, width),
             ("embed", "pooled"),
-            bias_dims=1,
+            outputs=1,
             architecture=architecture,
             execution=execution,
             rngs=rngs,
@@ -95,13 +93,15 @@ class NextSentenceHead(nnx.Module):
     """Two classes over a pooled vector: 0 = the second span follows, 1 = it was drawn."""
 
     def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
+        # Two columns cost nothing in float32, and in bf16 the gradient of the bias, a sum of terms
+        # that nearly cancel, is a fifth off.
+        precise = execution.model_copy(update={"dtype": "float32"})
         self.classifier = Dense(
-            "bed,dc->bec",
             (architecture.hidden_size, 2),
             ("embed", "classes"),
-            bias_dims=1,
+            outputs=1,
             architecture=architecture,
-            execution=execution,
+            execution=precise,
             rngs=rngs,
         )
 
@@ -112,15 +112,25 @@ class NextSentenceHead(nnx.Module):
         return self.classifier(pooled_BED).astype(jnp.float32)
 
 
+class Scored(NamedTuple):
+    """How predictions compare with their labels."""
+
+    loss: Float[Array, "batch items"]  # −log p(label), nats
+    right: Float[Array, "batch items"]  # 1 where no class has a higher logit than the label
+
+
 def cross_entropy(
     logits: Float[Array, "batch items classes"], labels: Int[Array, "batch items"]
-) -> Float[Array, "batch items"]:
-    """Returns −log p(label) in float32 (nats).
+) -> Scored:
+    """Returns −log p(label) in float32, and whether the label is the most probable class.
 
     The label's logit is picked by comparing with an iota, not by indexing: where the classes are
-    split over devices, each compares its own part and one sum joins them.
+    split over devices, each compares its own part and one sum joins them. The largest logit, which
+    the loss needs anyway, tells whether the label won; an argmax would read all logits once more.
     """
     logits = logits.astype(jnp.float32)
     is_label = labels[..., None] == jnp.arange(logits.shape[-1])
     picked = jnp.where(is_label, logits, 0.0).sum(axis=-1)
-    return jax.nn.logsumexp(logits, axis=-1) - picked
+    largest = jax.lax.stop_gradient(logits.max(axis=-1))
+    loss = jax.nn.logsumexp(logits, axis=-1) - picked
+    return Scored(loss, (picked >= largest).astype(jnp.float32))

@@ -82,18 +82,15 @@ class BertObjective:
         """Returns the batch's share of the loss and its (sum, count) metrics."""
         logits = model(batch, dropout_key=dropout_key)
         mlm_weights, nsp_weights = batch["masked_lm_weights"], batch["next_sentence_weights"]
-        mlm_loss = (cross_entropy(logits.mlm, batch["masked_lm_ids"]) * mlm_weights).sum()
-        nsp_loss = (
-            cross_entropy(logits.next_sentence, batch["next_sentence_labels"]) * nsp_weights
-        ).sum()
-        mlm_right = logits.mlm.argmax(-1) == batch["masked_lm_ids"]
-        nsp_right = logits.next_sentence.argmax(-1) == batch["next_sentence_labels"]
+        mlm = cross_entropy(logits.mlm, batch["masked_lm_ids"])
+        nsp = cross_entropy(logits.next_sentence, batch["next_sentence_labels"])
+        mlm_loss, nsp_loss = (mlm.loss * mlm_weights).sum(), (nsp.loss * nsp_weights).sum()
         mlm_count, nsp_count = mlm_weights.sum(), nsp_weights.sum()
         metrics = {
             "mlm_loss": (mlm_loss, mlm_count),
-            "mlm_accuracy": ((mlm_right * mlm_weights).sum(), mlm_count),
+            "mlm_accuracy": ((mlm.right * mlm_weights).sum(), mlm_count),
             "nsp_loss": (nsp_loss, nsp_count),
-            "nsp_accuracy": ((nsp_right * nsp_weights).sum(), nsp_count),
+            "nsp_accuracy": ((nsp.right * nsp_weights).sum(), nsp_count),
         }
         return mlm_loss / weights["mlm"] + nsp_loss / weights["nsp"], metrics
 

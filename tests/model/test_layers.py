@@ -171,7 +171,7 @@ def assert_close(found: tuple[float, Any], expected: tuple[float, Any], *, rel: 
 
 @pytest.mark.parametrize(
     "execution",
-    [{"remat": "attention"}, {"remat": "dots"}, {"remat": "full"}, {"unroll": 2}],
+    [{"remat": "attention"}, {"remat": "dots"}, {"remat": "full"}, {"unroll": 1}],
     ids=str,
 )
 def test_remat_and_unrolling_change_no_gradient(execution: dict[str, Any]) -> None:
@@ -227,7 +227,8 @@ def test_cross_entropy_is_minus_the_log_of_the_labels_share() -> None:
     shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     expected = -np.log(np.take_along_axis(shares, labels[..., None], -1)[..., 0])
     found = cross_entropy(jnp.asarray(logits, jnp.float32), jnp.asarray(labels))
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(found.loss), expected, rtol=1e-5)
+    np.testing.assert_array_equal(np.asarray(found.right), logits.argmax(-1) == labels)
 
 
 def test_first_parameters_are_cut_normals_ones_and_zeros() -> None:
@@ -262,7 +263,7 @@ def test_other_execution_same_structure_so_that_a_checkpoint_stays_valid() -> No
         nnx.to_pure_dict(nnx.split(nnx.eval_shape(lambda t=task: t.build(nnx.Rngs(0))))[1])
         for task in (
             small_task(),
-            small_task(dtype="bfloat16", execution={"remat": "full", "unroll": 2}),
+            small_task(dtype="bfloat16", execution={"remat": "full", "unroll": 1}),
         )
     ]
     assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes[0]) == jax.tree.map(
