@@ -55,7 +55,8 @@ class Checkpointer:
                     keep_checkpoints_without_metrics=False,
                 )
             )
-        self._directory = epath.Path(directory)
+        # Orbax refuses a relative path, and only once it writes.
+        self._directory = epath.Path(directory).resolve()
         self._manager = ocp.CheckpointManager(
             self._directory,
             handler_registry=_handlers(),

@@ -80,9 +80,10 @@ def test_a_run_directory_holds_all_that_the_other_verbs_need(trained: Path, tmp_
 
 
 def test_reports_go_to_the_terminal_to_json_lines_and_to_tensorboard(
-    config: Path, tmp_path: Path
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = tmp_path / "run"
+    monkeypatch.chdir(tmp_path)
+    run_dir = Path("run")  # relative, as in most people's configuration
     output = invoke("pretrain", config, f"run_dir={run_dir}").output
     assert "normal MLM loss: 6.5 at the start" in output  # ln 640
     assert re.search(
