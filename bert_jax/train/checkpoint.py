@@ -56,7 +56,8 @@ class Checkpointer:
                 )
             )
         # Orbax refuses a relative path, and only once it writes.
-        self._directory = epath.Path(directory).resolve()
+        path = epath.Path(directory)
+        self._directory = path if "://" in str(path) else path.resolve()
         self._manager = ocp.CheckpointManager(
             self._directory,
             handler_registry=_handlers(),
