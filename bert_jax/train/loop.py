@@ -8,30 +8,22 @@ the metrics of step N−1, so that the devices never wait for the host.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 import optax
-from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax.data.loader import Loader
-from bert_jax.data.position import Position
 from bert_jax.errors import UserError
-from bert_jax.parallel.mesh import Share
-from bert_jax.parallel.rules import batch_parts
-from bert_jax.task import Batch, Task
+from bert_jax.task import Batch
 from bert_jax.train import metrics as sums_of
-from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.compiled import compile_evaluation, lower_train_step
+from bert_jax.train.cursor import Cursor
 from bert_jax.train.dump import StopSignal, dump_non_finite
 from bert_jax.train.feed import Fed, feed
-from bert_jax.train.plateau import Plateau
+from bert_jax.train.job import HostBatches, Job, Phase
 from bert_jax.train.progress import Progress
-from bert_jax.train.sections import PhaseSection, TrainSection
 from bert_jax.train.state import (
     ModelDefinition,
     TrainState,
@@ -39,68 +31,8 @@ from bert_jax.train.state import (
     define_model,
     initialise,
 )
-from bert_jax.train.step import RngName
 from bert_jax.train.throughput import Meter
 from bert_jax.train.writer import Writer
-
-HostBatches = AbstractContextManager[Iterator[Mapping[str, np.ndarray]]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Phase:
-    """A phase with its data opened."""
-
-    section: PhaseSection
-    loader: Loader
-    flops_per_row: float
-    evaluate: Callable[[], HostBatches] | None  # one pass over the validation split
-    plateau: Plateau | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """All that a run is made of, put together by the command line."""
-
-    task: Task
-    phases: Sequence[Phase]
-    optimizer: Callable[[ModelDefinition], optax.GradientTransformation]
-    schedule: optax.Schedule
-    section: TrainSection
-    rng: RngName
-    mesh: Mesh
-    share: Share
-    seed: int
-    run_dir: epath.Path
-    checkpointer: Checkpointer
-    initial_params: Callable[[Any], Any] | None  # abstract parameters → parameters to start from
-
-
-@dataclasses.dataclass
-class Cursor:
-    """Where the run stands; saved with the state."""
-
-    step: int = 0  # of the run
-    phase: int = 0
-    phase_step: int = 0
-    position: Position | None = None
-    window: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON."""
-        position = None if self.position is None else self.position.model_dump()
-        return {**dataclasses.asdict(self), "position": position}
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Cursor:
-        """Reads what `to_json` returned."""
-        position = saved["position"]
-        return cls(
-            step=saved["step"],
-            phase=saved["phase"],
-            phase_step=saved["phase_step"],
-            position=None if position is None else Position.model_validate(position),
-            window={name: (pair[0], pair[1]) for name, pair in saved["window"].items()},
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,9 +65,13 @@ def train(
     optimizer = job.optimizer(model)
     abstract = abstract_state(model, optimizer, job.mesh)
     state, cursor = _restore_or_initialise(job, optimizer, abstract)
+    _check_cursor(job, cursor)
+    job.write_config()
     writer = make_writer(cursor.step)
     progress = make_progress(cursor.step, _last_step(job, cursor))
     run = _Run(job, model, optimizer, writer, progress, state, cursor)
+    if cursor.step:
+        progress.say(f"resuming at step {cursor.step} of {_last_step(job, cursor)}")
     try:
         with (
             jax.set_mesh(job.mesh),
@@ -341,22 +277,18 @@ def _restore_or_initialise(
     return state, Cursor()
 
 
+def _check_cursor(job: Job, cursor: Cursor) -> None:
+    """Refuses a checkpoint of other phases or other data, before anything is written."""
+    if cursor.phase >= len(job.phases):
+        raise UserError(
+            f"train.phases: found {len(job.phases)}, but the checkpoint stands in phase "
+            f"{cursor.phase} (counted from 0); allowed: the phases it was made with, or more"
+        )
+    phase = job.phases[cursor.phase]
+    if cursor.position and cursor.phase_step < phase.section.steps:
+        phase.loader.check(cursor.position)
+
+
 def _last_step(job: Job, cursor: Cursor) -> int:
     ahead = job.section.phases[cursor.phase :]
     return cursor.step - cursor.phase_step + sum(phase.steps for phase in ahead)
-
-
-def check_batches(section: TrainSection, mesh: Mesh) -> None:
-    """Refuses batch sizes that cannot be dealt evenly to devices and microbatches.
-
-    Raises:
-        UserError: naming the phase and the multiple that is allowed.
-    """
-    parts = batch_parts(mesh)
-    for index, phase in enumerate(section.phases):
-        unit = parts * phase.accumulation
-        if phase.batch_size % unit:
-            raise UserError(
-                f"train.phases.{index}.batch_size: found {phase.batch_size}, allowed: a multiple "
-                f"of {unit} (data × fsdp = {parts}, accumulation {phase.accumulation})"
-            )

@@ -20,17 +20,26 @@ PATIENCE_STEPS: Final = 10_000
 class Plateau:
     """Compares the masked-language-model loss with what the corpus says is normal."""
 
-    def __init__(self, *, unigram_entropy: float, vocab_size: int, window: int = 5) -> None:
+    def __init__(
+        self,
+        *,
+        unigram_entropy: float,
+        vocab_size: int,
+        patience: int = PATIENCE_STEPS,
+        window: int = 5,
+    ) -> None:
         """Takes the corpus' figures.
 
         Args:
             unigram_entropy: of the corpus, in nats, measured when the examples were made.
             vocab_size: pieces.
+            patience: steps within which sitting on the plateau is normal.
             window: reports that must all lie on the plateau before a warning.
         """
         self._entropy = unigram_entropy
         self._start = math.log(vocab_size)
         self._recent: deque[float] = deque(maxlen=window)
+        self._patience = patience
         self._warned = False
 
     def expectation(self) -> str:
@@ -49,19 +58,18 @@ class Plateau:
             return "on the unigram plateau"
         return f"{self._entropy - mlm_loss:.2f} below the unigram entropy"
 
-    def warn(self, *, step: int, mlm_loss: float, patience: int = PATIENCE_STEPS) -> str | None:
+    def warn(self, *, step: int, mlm_loss: float) -> str | None:
         """Returns a warning, once, when the loss has sat on the plateau for too long.
 
         Args:
             step: optimizer steps done.
             mlm_loss: mean since the last report, in nats.
-            patience: steps within which sitting there is normal.
         """
         self._recent.append(mlm_loss)
         stuck = len(self._recent) == self._recent.maxlen and all(
             abs(loss - self._entropy) <= TOLERANCE * self._entropy for loss in self._recent
         )
-        if self._warned or not stuck or step < patience:
+        if self._warned or not stuck or step < self._patience:
             return None
         self._warned = True
         return (

@@ -22,13 +22,14 @@ from bert_jax.parallel.rules import check_divides
 from bert_jax.task import Task
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.loop import Job, Outcome, Phase, check_batches, train
-from bert_jax.train.plateau import Plateau
+from bert_jax.train.job import Job, Phase, check_batches
+from bert_jax.train.loop import Outcome, train
+from bert_jax.train.plateau import PATIENCE_STEPS, Plateau
 from bert_jax.train.progress import Progress
 from bert_jax.train.sections import CheckpointSection, PhaseSection, stretches
 from bert_jax.train.step import RngName
 from bert_jax.train.writer import NoWriter, RunWriter, Writer
-from bert_jax.verbs.run_dir import CHECKPOINTS, make_task, open_run, write_run
+from bert_jax.verbs.run_dir import CHECKPOINTS, claim_run, make_task, open_run, write_run
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -76,13 +77,19 @@ def pretrain(
                     config, phase, data, index=index, task=task, share=share, tokenizer=tokenizer
                 )
             )
-    root = write_run(
+    root = claim_run(config, architecture=architecture, tokenizer=tokenizer)
+    write_config = functools.partial(
+        write_run,
+        root,
         config,
         architecture=architecture,
         tokenizer=tokenizer,
         datasets=fingerprints,
         init_from=init_from,
     )
+    for phase, opened in zip(section.phases, phases, strict=True):
+        if section.evaluation is not None and opened.evaluate is None:
+            console.print(f"{phase.dataset} has no validation split: no evaluation", markup=False)
     with Checkpointer(
         root / CHECKPOINTS, section.checkpoint, best_metric=task.best_metric
     ) as checkpointer:
@@ -99,6 +106,7 @@ def pretrain(
             run_dir=root,
             checkpointer=checkpointer,
             initial_params=functools.partial(_params_of, init_from) if init_from else None,
+            write_config=write_config if jax.process_index() == 0 else lambda: None,
         )
         return train(
             job,
@@ -148,6 +156,7 @@ def _phase(
     make_features = functools.partial(
         task.features, seq_length=section.seq_length, max_predictions=section.max_predictions
     )
+    total_steps = need(config.train, "train", "pretrain").total_steps
     loader = Loader(
         dataset=dataset,
         features=make_features(evaluation=False),
@@ -168,6 +177,7 @@ def _phase(
         plateau=Plateau(
             unigram_entropy=dataset.provenance.corpus.unigram_entropy,
             vocab_size=tokenizer.vocab_size,
+            patience=min(PATIENCE_STEPS, total_steps // 4),
         ),
     )
 

@@ -66,19 +66,36 @@ def make_task(config: RunConfig, architecture: Architecture, tokenizer: Tokenize
     )
 
 
+def claim_run(config: RunConfig, *, architecture: Architecture, tokenizer: Tokenizer) -> epath.Path:
+    """Returns the run directory, made if it is not there.
+
+    Raises:
+        UserError: the directory cannot be made, or holds a run of another architecture or
+            tokenizer.
+    """
+    root = epath.Path(need(config.run_dir, "run_dir", "pretrain"))
+    try:
+        if (root / CONFIG).exists():
+            _same_model(open_run(root), architecture, tokenizer)
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run_dir: cannot write {root} ({error.strerror or error})") from error
+    return root
+
+
 def write_run(
+    root: epath.Path,
     config: RunConfig,
     *,
     architecture: Architecture,
     tokenizer: Tokenizer,
     datasets: dict[str, str],
     init_from: str | None,
-) -> epath.Path:
-    """Makes the run directory: resolved config.yaml, tokenizer/, provenance.json.
-
-    A run that resumes keeps the architecture it began with.
+) -> None:
+    """Writes what makes a run self-contained: resolved config.yaml, tokenizer/, provenance.json.
 
     Args:
+        root: from `claim_run`.
         config: as the user gave it.
         architecture: of the model.
         tokenizer: copied, so that the run needs nothing else.
@@ -86,23 +103,17 @@ def write_run(
         init_from: the run whose parameters this one starts from.
 
     Raises:
-        UserError: the directory cannot be written, or holds a run of another architecture or
-            tokenizer.
+        UserError: the directory cannot be written.
     """
-    root = epath.Path(need(config.run_dir, "run_dir", "pretrain"))
-    if (root / CONFIG).exists():
-        _same_model(open_run(root), architecture, tokenizer)
     resolved = config.model_copy(
         update={"model": _spelled_out(config, architecture), "run_dir": str(root)}
     )
     try:
-        root.mkdir(parents=True, exist_ok=True)
         tokenizer.save(root / TOKENIZER)
         _write(root / CONFIG, dump_config(resolved))
         _write(root / PROVENANCE, json.dumps(_provenance(tokenizer, datasets, init_from), indent=2))
     except OSError as error:
         raise UserError(f"run_dir: cannot write {root} ({error.strerror or error})") from error
-    return root
 
 
 def _same_model(run: Run, architecture: Architecture, tokenizer: Tokenizer) -> None:

@@ -128,6 +128,7 @@ def test_a_finished_run_goes_on_when_steps_are_added_even_on_another_mesh(
     more = ("train.phases.0.steps=14", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
     result = invoke("pretrain", config, f"run_dir={run_dir}", *more)
     assert result.exit_code == 0, result.output
+    assert "resuming at step 12 of 14" in result.output
     assert "step 14/14" in result.output
     assert "step 12/14" not in result.output
     assert [line["step"] for line in read_metrics(run_dir, kind="train")][-2:] == [12, 14]
@@ -168,12 +169,13 @@ def test_a_run_does_not_resume_as_another_one(
 ) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(trained, run_dir)
-    before = (run_dir / "metrics.jsonl").read_text()
+    names = ("metrics.jsonl", "config.yaml", "provenance.json")
+    before = [(run_dir / name).read_text() for name in names]
     more = "train.phases.0.steps=20"
     result = invoke("pretrain", config, f"run_dir={run_dir}", more, override)
     assert result.exit_code == 2, result.output
     assert expected in result.stderr
-    assert (run_dir / "metrics.jsonl").read_text() == before
+    assert [(run_dir / name).read_text() for name in names] == before
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_what_led_to_it(
