@@ -12,7 +12,10 @@ from pathlib import Path
 from pydoc_data import topics
 from typing import Final, NamedTuple, TypeAlias
 
+from etils import epath
+
 from bert_jax.errors import UserError
+from bert_jax.files import write_whole
 from bert_jax.text.sentences import split_sentences
 from pipelines.prose import prose_paragraphs
 
@@ -73,18 +76,12 @@ def write_python_docs(
             texts.append(text)
         if texts:
             written.append(folder / f"python_{name}.txt")
-            _write_whole(written[-1], "\n".join(texts))
+            write_whole(epath.Path(written[-1]), "\n".join(texts).encode())
         if left is not None and left < 0:
             break
     if not written:
         raise UserError(f"max_bytes: found {max_bytes}, less than the first document has")
     return written
-
-
-def _write_whole(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8", newline="\n")
-    aside.replace(path)
 
 
 def _chapters(seen: set[str]) -> Iterator[_Document]:

@@ -13,7 +13,7 @@ import sentencepiece
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.text.files import read_bytes, write_whole
+from bert_jax.files import read_bytes, write_whole
 from bert_jax.text.tokenizer import CONFIG_FILE, SpecialIds, spell
 from bert_jax.text.vocabulary import find_special
 from bert_jax.text.wordpiece import special_settings

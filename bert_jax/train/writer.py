@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from etils import epath
 from tensorboardX import SummaryWriter
+
+from bert_jax.files import write_whole
 
 
 class Writer(Protocol):
@@ -40,7 +41,7 @@ class RunWriter:
         """
         self._path = epath.Path(run_dir) / "metrics.jsonl"
         self._lines = _lines_up_to(self._path, resume_step)
-        _replace(self._path, "".join(self._lines))
+        write_whole(self._path, "".join(self._lines).encode())
         # A local file is appended to; an object store has no append, so the whole is rewritten.
         self._local = not str(run_dir).startswith("gs://")
         self._board = SummaryWriter(
@@ -92,9 +93,3 @@ def _lines_up_to(path: epath.Path, step: int) -> list[str]:
         except json.JSONDecodeError:
             break  # the process was killed in the middle of this line
     return kept
-
-
-def _replace(path: epath.Path, text: str) -> None:
-    aside = path.with_name(path.name + f".{os.getpid()}.tmp")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)

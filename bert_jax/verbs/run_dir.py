@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from importlib import metadata
 from typing import Any, Final, NamedTuple
@@ -13,6 +12,7 @@ from etils import epath
 from bert_jax import __version__
 from bert_jax.config import RunConfig, dump_config, load_config, need
 from bert_jax.errors import UserError
+from bert_jax.files import write_whole
 from bert_jax.model.config import Architecture, ModelSection, resolve_architecture
 from bert_jax.objectives import make_objective
 from bert_jax.task import Task
@@ -108,12 +108,10 @@ def write_run(
     resolved = config.model_copy(
         update={"model": _spelled_out(config, architecture), "run_dir": str(root)}
     )
-    try:
-        tokenizer.save(root / TOKENIZER)
-        _write(root / CONFIG, dump_config(resolved))
-        _write(root / PROVENANCE, json.dumps(_provenance(tokenizer, datasets, init_from), indent=2))
-    except OSError as error:
-        raise UserError(f"run_dir: cannot write {root} ({error.strerror or error})") from error
+    provenance = _provenance(tokenizer, datasets, init_from)
+    tokenizer.save(root / TOKENIZER)
+    write_whole(root / CONFIG, dump_config(resolved).encode())
+    write_whole(root / PROVENANCE, json.dumps(provenance, indent=2).encode())
 
 
 def _same_model(run: Run, architecture: Architecture, tokenizer: Tokenizer) -> None:
@@ -150,9 +148,3 @@ def _provenance(
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in packages},
     }
-
-
-def _write(path: epath.Path, text: str) -> None:
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)

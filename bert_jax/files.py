@@ -1,4 +1,4 @@
-"""Files of a tokenizer directory: read with errors that name them, written whole or not at all."""
+"""Small files: read with errors that name them, written whole or not at all."""
 
 from __future__ import annotations
 
