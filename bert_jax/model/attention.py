@@ -65,25 +65,12 @@ class SelfAttention(nnx.Module):
             architecture.num_attention_heads,
             architecture.head_dim,
         )
+        dense = functools.partial(Dense, architecture=architecture, execution=execution, rngs=rngs)
         self.query, self.key, self.value = (
-            Dense(
-                (width, heads, columns),
-                ("embed", "heads", "head_dim"),
-                outputs=2,
-                architecture=architecture,
-                execution=execution,
-                rngs=rngs,
-            )
+            dense((width, heads, columns), ("embed", "heads", "head_dim"), outputs=2)
             for _ in range(3)
         )
-        self.output = Dense(
-            (heads, columns, width),
-            ("heads", "head_dim", "embed"),
-            outputs=1,
-            architecture=architecture,
-            execution=execution,
-            rngs=rngs,
-        )
+        self.output = dense((heads, columns, width), ("heads", "head_dim", "embed"), outputs=1)
         self.core: AttentionName = execution.attention
         self.remat_core = execution.remat == "attention"
         self.dropout_rate = architecture.attention_probs_dropout_prob

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -37,22 +38,9 @@ class EncoderLayer(nnx.Module):
         width, inner = architecture.hidden_size, architecture.intermediate_size
         self.attention = SelfAttention(architecture=architecture, execution=execution, rngs=rngs)
         self.attention_norm = LayerNorm(architecture=architecture, execution=execution)
-        self.intermediate = Dense(
-            (width, inner),
-            ("embed", "mlp"),
-            outputs=1,
-            architecture=architecture,
-            execution=execution,
-            rngs=rngs,
-        )
-        self.output = Dense(
-            (inner, width),
-            ("mlp", "embed"),
-            outputs=1,
-            architecture=architecture,
-            execution=execution,
-            rngs=rngs,
-        )
+        dense = functools.partial(Dense, architecture=architecture, execution=execution, rngs=rngs)
+        self.intermediate = dense((width, inner), ("embed", "mlp"), outputs=1)
+        self.output = dense((inner, width), ("mlp", "embed"), outputs=1)
         self.output_norm = LayerNorm(architecture=architecture, execution=execution)
         self.activation: Activation = architecture.hidden_act
         self.dropout_rate = architecture.hidden_dropout_prob
