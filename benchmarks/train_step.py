@@ -6,6 +6,9 @@
 cores, by turns in one run. PyTorch is measured where it is installed. Hugging Face's Flax BERT
 ended with transformers 4: ``--flax-python PATH`` names a Python that has it (``pip install
 'transformers==4.56.*' flax optax``) and measures it in a process of its own, by turns as well.
+
+On Linux all of them run with malloc's large pages, as `make` sets them (GLIBC_TUNABLES; set to
+nothing, it measures without).
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import os
 import re
 import statistics
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,6 +40,7 @@ from bert_jax.train.state import abstract_state, define_model, initialise
 
 ROWS, LENGTH, PREDICTIONS, VOCAB = 16, 128, 20, 30_522
 RATE = 1e-4
+LARGE_PAGES = "glibc.malloc.hugetlb=1"
 FLAX_PEER = Path(__file__).with_name("hf_flax_step.py")
 
 Run = Callable[[], object]
@@ -52,6 +58,7 @@ def main() -> None:
     parser.add_argument("--unroll", type=int, default=None, help="`model.unroll` of ours")
     parser.add_argument("--flax-python", help="a Python with transformers 4 and flax")
     arguments = parser.parse_args()
+    with_large_pages()
     for size in arguments.size:
         measure(
             size,
@@ -61,6 +68,13 @@ def main() -> None:
             rounds=arguments.rounds,
             flax_python=arguments.flax_python,
         )
+
+
+def with_large_pages() -> None:
+    """Starts this process again with malloc's large pages: glibc reads the setting at the start."""
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = LARGE_PAGES
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.train_step", *sys.argv[1:]])
 
 
 def architecture(name: str) -> Architecture:
@@ -108,6 +122,7 @@ def measure(
         "steps_per_round": steps,
         "rounds": rounds,
         "unroll": unroll,
+        "malloc": os.environ.get("GLIBC_TUNABLES", ""),
     }
     for name, taken in seconds.items():
         rate = rows * steps / statistics.median(taken)

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.config import Activation, Architecture, Execution
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, constant_param
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, constant_param
 from bert_jax.parallel.rules import constrain
 
 # Pieces that only pad the table to a multiple of 128 must never win or weigh in a softmax.
@@ -60,12 +60,11 @@ class MlmHead(nnx.Module):
         table_VD = constrain(table_VD.astype(self.dtype), "vocab", "hidden")
         rows_ND = x_BPD.reshape(-1, x_BPD.shape[-1])
         logits_NV = jnp.einsum("nd,vd->nv", rows_ND, table_VD, preferred_element_type=jnp.float32)
+        # The table's rows beyond the vocabulary are zero, so the bias alone speaks for them.
+        is_piece = jnp.arange(self.bias.shape[0]) < self.vocab_size
+        logits_NV = add_bias(logits_NV, jnp.where(is_piece, self.bias[...], NO_PIECE))
         logits_BPV = logits_NV.reshape(*x_BPD.shape[:2], -1)
-        logits_BPV = constrain(logits_BPV + self.bias[...], "batch", "predictions", "vocab")
-        padded = logits_BPV.shape[-1]
-        if padded == self.vocab_size:
-            return logits_BPV
-        return jnp.where(jnp.arange(padded) < self.vocab_size, logits_BPV, NO_PIECE)
+        return constrain(logits_BPV, "batch", "predictions", "vocab")
 
 
 class Pooler(nnx.Module):
@@ -119,6 +118,7 @@ class Scored(NamedTuple):
     right: Float[Array, "batch items"]  # 1 where no class has a higher logit than the label
 
 
+@jax.custom_vjp
 def cross_entropy(
     logits: Float[Array, "batch items classes"], labels: Int[Array, "batch items"]
 ) -> Scored:
@@ -127,10 +127,30 @@ def cross_entropy(
     The label's logit is picked by comparing with an iota, not by indexing: where the classes are
     split over devices, each compares its own part and one sum joins them. The largest logit, which
     the loss needs anyway, tells whether the label won; an argmax would read all logits once more.
+    The gradient is written out: it reads the logits once, where the derivative of the picking
+    and of the sum would each write an array of their size.
     """
-    logits = logits.astype(jnp.float32)
-    is_label = labels[..., None] == jnp.arange(logits.shape[-1])
-    picked = jnp.where(is_label, logits, 0.0).sum(axis=-1)
-    largest = jax.lax.stop_gradient(logits.max(axis=-1))
-    loss = jax.nn.logsumexp(logits, axis=-1) - picked
-    return Scored(loss, (picked >= largest).astype(jnp.float32))
+    return _cross_entropy_forward(logits, labels)[0]
+
+
+def _cross_entropy_forward(logits: Array, labels: Array) -> tuple[Scored, tuple[Array, ...]]:
+    wide = logits.astype(jnp.float32)
+    picked = jnp.where(_is_label(wide, labels), wide, 0.0).sum(axis=-1)
+    largest = wide.max(axis=-1)
+    total = largest + jnp.log(jnp.exp(wide - largest[..., None]).sum(axis=-1))
+    scored = Scored(total - picked, (picked >= largest).astype(jnp.float32))
+    return scored, (logits, labels, total)
+
+
+def _cross_entropy_backward(kept: tuple[Array, ...], gradient: Scored) -> tuple[Array, None]:
+    logits, labels, total = kept
+    probabilities = jnp.exp(logits.astype(jnp.float32) - total[..., None])
+    slope = probabilities - _is_label(logits, labels)
+    return (slope * gradient.loss[..., None]).astype(logits.dtype), None
+
+
+def _is_label(logits: Array, labels: Array) -> Array:
+    return labels[..., None] == jnp.arange(logits.shape[-1])
+
+
+cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

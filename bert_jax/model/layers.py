@@ -130,8 +130,8 @@ class LayerNorm(nnx.Module):
 def dropout(x: Array, rate: float, key: Array | None) -> Array:
     """Returns `x` with elements dropped at `rate` and the rest scaled up.
 
-    The rate is met to 1/65536: 16 random bits an element cost half of what 32 do, and random
-    bits are dearer than the matrix products around them on more than one backend.
+    The rate is met to 1/65536: random bits are dearer than the matrix products around them on more
+    than one backend, and every word that is drawn serves two elements.
 
     Args:
         x: any activation.
@@ -141,8 +141,34 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
     if key is None or rate == 0.0:
         return x
     dropped = round(rate * 65536)
-    keep = jax.random.bits(key, x.shape, jnp.uint16) >= dropped
+    *rows, width = x.shape
+    words = jax.random.bits(key, (*rows, (width + 1) // 2), jnp.uint32)
+    halves = jnp.concatenate([words & 0xFFFF, words >> 16], axis=-1)[..., :width]
+    # The barrier has the bits drawn once; XLA would else draw them again in every use.
+    keep = jax.lax.optimization_barrier(halves >= dropped)
     return jnp.where(keep, x * jnp.asarray(65536 / (65536 - dropped), x.dtype), 0)
+
+
+@jax.custom_vjp
+def add_bias(y: Array, bias: Array) -> Array:
+    """Returns ``y + bias`` for `y` [N, V] and `bias` [V].
+
+    The bias's gradient is a product with ones: the sum over rows that stands there else takes XLA's
+    CPU compiler as long as the projection itself where V is a vocabulary.
+    """
+    return y + bias
+
+
+def _add_bias_forward(y: Array, bias: Array) -> tuple[Array, None]:
+    return add_bias(y, bias), None
+
+
+def _add_bias_backward(_: None, gradient: Array) -> tuple[Array, Array]:
+    ones = jnp.ones((gradient.shape[0],), gradient.dtype)
+    return gradient, ones @ gradient
+
+
+add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
 def subkey(key: Array | None, index: int) -> Array | None:

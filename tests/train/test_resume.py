@@ -24,14 +24,18 @@ from bert_jax.train.state import abstract_state, define_model
 from bert_jax.verbs.run_dir import CHECKPOINTS, open_run
 from tests.project import ROOT, bert_jax, environment, project_config, write_config
 
-TOTAL_STEPS = 16
+# A step takes a few milliseconds: enough of them that a kill still comes before the end.
+SECOND_PHASE = 30
+TOTAL_STEPS = 10 + SECOND_PHASE
 LAST_BEFORE_KILLS = (6, 14)  # in the first phase, between checkpoints, and in the second
 
 
 def test_a_killed_run_resumes_bit_for_bit_across_phases_and_loader_workers(
     project: Path, tmp_path: Path
 ) -> None:
-    config = write_config(tmp_path / "run.yaml", project_config(project))
+    settings = project_config(project)
+    settings["train"]["phases"][1]["steps"] = SECOND_PHASE
+    config = write_config(tmp_path / "run.yaml", settings)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = bert_jax("pretrain", config, f"run_dir={whole}")
     assert done.returncode == 0, done.stderr
