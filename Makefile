@@ -24,6 +24,8 @@ CONSTRAINTS = constraints/py$$($(BIN)/python -c 'import sys; print("%d%d" % sys.
 # PIP_CONSTRAINT, unlike -c, also pins what builds the project.
 INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) $(PIP) install -qq
 SETTINGS := setup.cfg pyproject.toml $(wildcard constraints/py*.txt)
+# Those that need nothing but this machine.
+BENCHMARKS := tokenizer loader train_step interop
 SOURCES := bert_jax pipelines benchmarks tests
 # What libtpu, which the tests compile with, would otherwise do first: look for a TPU.
 NO_TPU := JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
@@ -54,8 +56,7 @@ format: $(VENV)/.lint  ## Format the code, and mend what ruff can mend.
 	$(BIN)/ruff format $(SOURCES)
 
 bench: $(VENV)/.test  ## Run the benchmarks, one JSON line per measurement.
-	@for script in benchmarks/[a-z]*.py; do \
-		$(NO_TPU) $(BIN)/python -m benchmarks.$$(basename $$script .py) || exit 1; done
+	@for name in $(BENCHMARKS); do $(NO_TPU) $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean:  ## Remove the environment, caches and build output; runs/ stays.
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -162,7 +162,7 @@ def our_steps(
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
     )
     mesh = make_mesh(MeshSection(), jax.devices()[:1])
-    model = define_model(task)
+    model = define_model(task.build)
     schedule = linear_schedule(Stretch(1_000_000, RATE, 10_000))
     optimizer = make_optimizer(OptimizerSection(learning_rate=RATE), schedule, model.axes)
     with jax.set_mesh(mesh):

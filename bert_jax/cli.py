@@ -24,6 +24,7 @@ debug_option = click.option("--debug", is_flag=True, help="Show the traceback of
 checkpoint_option = click.option(
     "--checkpoint", default="last", show_default=True, help="last, best, or a step."
 )
+force_option = click.option("--force", is_flag=True, help="Replace what is there.")
 platform_option = click.option(
     "--platform",
     type=click.Choice(["auto", "cpu", "gpu", "tpu"]),
@@ -147,6 +148,48 @@ def fill_mask(run_dir: str, texts: tuple[str, ...], top_k: int, checkpoint: str)
     from bert_jax.verbs.fill_mask import fill_mask as run
 
     run(run_dir, texts, top_k=top_k, checkpoint=checkpoint, console=Console())
+
+
+@cli.command("import")
+@click.argument("source")
+@click.argument("run_dir")
+@click.option("--tokenizer", metavar="DIR", help="For a checkpoint that brings none.")
+@force_option
+@verb
+def import_checkpoint(source: str, run_dir: str, tokenizer: str | None, force: bool) -> None:
+    """Read a Hugging Face or 2018 TensorFlow checkpoint: SOURCE → RUN_DIR."""
+    from rich.console import Console
+
+    from bert_jax.verbs.import_checkpoint import import_checkpoint as run
+
+    run(source, run_dir, tokenizer=tokenizer, force=force, console=Console())
+
+
+@cli.command()
+@click.argument("run_dir")
+@click.argument("output")
+@click.option(
+    "--to",
+    type=click.Choice(["hf", "tf", "stablehlo"]),
+    default="hf",
+    show_default=True,
+    help="The format.",
+)
+@click.option(
+    "--as", "kind", metavar="CLASS", help="Hugging Face's class; else what the heads allow."
+)
+@checkpoint_option
+@force_option
+@verb
+def export(
+    run_dir: str, output: str, to: Any, kind: str | None, checkpoint: str, force: bool
+) -> None:
+    """Write a checkpoint for others: RUN_DIR → OUTPUT."""
+    from rich.console import Console
+
+    from bert_jax.verbs.export import export as run
+
+    run(run_dir, output, to=to, kind=kind, checkpoint=checkpoint, force=force, console=Console())
 
 
 @cli.command()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from etils import epath
@@ -78,3 +82,40 @@ def write_whole(path: epath.Path, content: bytes) -> None:
             aside.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+@contextlib.contextmanager
+def new_directory(path: Path, *, force: bool, option: str = "--force") -> Iterator[Path]:
+    """Gives a directory to fill, which appears as `path` once the block has ended well.
+
+    Args:
+        path: a local directory that is not there yet, or is empty.
+        force: replace one that is there; until the new one is whole the old one stays.
+        option: what to name in the error.
+
+    Raises:
+        UserError: something is there and `force` is False, or the place cannot be written to.
+    """
+    if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
+        raise UserError(f"{path}: is already there; allowed: a new directory, or {option}")
+    aside = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    old = path.parent / f".{path.name}.{os.getpid()}.old"
+    try:
+        aside.mkdir(parents=True)
+        try:
+            yield aside
+            if path.exists():
+                path.replace(old)
+            aside.replace(path)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+            _remove(old)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -16,6 +16,10 @@ Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "attention", "dots", "full"]
 AttentionName = Literal["xla"]
+TaskName = Literal[
+    "sequence_classification", "token_classification", "question_answering", "multiple_choice"
+]
+ProblemName = Literal["single_label", "multi_label", "regression"]
 
 # Layers, hidden size, heads: the released sizes (arXiv 1810.04805 and, for the small ones,
 # arXiv 1908.08962). The FFN is 4 hidden sizes wide and a head 64 columns.
@@ -73,6 +77,44 @@ class Execution(Section):
     unroll: int | None = pydantic.Field(default=None, ge=1)  # None: whole, if it is shallow
 
 
+class HeadsSection(Section):
+    """What stands on the encoder. Pretraining needs all three of its own; an import may lack some.
+
+    `task` is a fine-tuned head, with the labels its outputs stand for.
+    """
+
+    pooler: bool = True
+    mlm: bool = True
+    next_sentence: bool = True
+    task: TaskName | None = None
+    labels: tuple[str, ...] = ()
+    problem: ProblemName | None = None  # of sequence classification
+
+    @property
+    def pretraining(self) -> bool:
+        """Whether both pretraining objectives can be computed."""
+        return self.pooler and self.mlm and self.next_sentence
+
+    @property
+    def reads_pooled(self) -> bool:
+        """Whether the task head stands on the pooled [CLS] and not on every token."""
+        return self.task in ("sequence_classification", "multiple_choice")
+
+    @property
+    def outputs(self) -> int:
+        """Columns of the task head."""
+        fixed = {"question_answering": 2, "multiple_choice": 1}
+        return fixed.get(self.task or "", len(self.labels))
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> HeadsSection:
+        if not self.pooler and (self.next_sentence or self.reads_pooled):
+            raise ValueError("pooler: found false, but another head stands on it")
+        if self.task is not None and self.outputs == 0:
+            raise ValueError("labels: found none, allowed: a name for each output of the task head")
+        return self
+
+
 class ModelSection(Section):
     """A named size or a `bert_config.json`, single values changed where wanted, and execution.
 
@@ -96,6 +138,7 @@ class ModelSection(Section):
     attention: AttentionName = "xla"
     remat: Remat = "none"
     unroll: int | None = pydantic.Field(default=None, ge=1)  # None: whole, if it is shallow
+    heads: HeadsSection = HeadsSection()
 
     @property
     def execution(self) -> Execution:

@@ -111,6 +111,22 @@ class NextSentenceHead(nnx.Module):
         return self.classifier(pooled_BED).astype(jnp.float32)
 
 
+class TaskHead(Dense):
+    """A fine-tuned head: one affine map in float32, as the release's and Hugging Face's are."""
+
+    def __init__(
+        self, *, outputs: int, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
+    ) -> None:
+        super().__init__(
+            (architecture.hidden_size, outputs),
+            ("embed", "classes"),
+            outputs=1,
+            architecture=architecture,
+            execution=execution.model_copy(update={"dtype": "float32"}),
+            rngs=rngs,
+        )
+
+
 class Scored(NamedTuple):
     """How predictions compare with their labels."""
 

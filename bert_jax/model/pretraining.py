@@ -8,10 +8,9 @@ from typing import NamedTuple
 from flax import nnx
 from jaxtyping import Array, Float
 
-from bert_jax.model.config import Architecture, Execution
-from bert_jax.model.encoder import Encoder
-from bert_jax.model.heads import MlmHead, NextSentenceHead, Pooler, gather_positions
-from bert_jax.model.layers import subkey
+from bert_jax.model.bert import Bert
+from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.heads import gather_positions
 
 
 class PretrainingLogits(NamedTuple):
@@ -21,15 +20,12 @@ class PretrainingLogits(NamedTuple):
     next_sentence: Float[Array, "batch examples 2"]
 
 
-class BertForPretraining(nnx.Module):
+class BertForPretraining(Bert):
     """BERT with its masked-language-model and next-sentence heads."""
 
     def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
-        self.encoder = Encoder(architecture=architecture, execution=execution, rngs=rngs)
-        self.pooler = Pooler(architecture=architecture, execution=execution, rngs=rngs)
-        self.mlm = MlmHead(architecture=architecture, execution=execution, rngs=rngs)
-        self.next_sentence = NextSentenceHead(
-            architecture=architecture, execution=execution, rngs=rngs
+        super().__init__(
+            architecture=architecture, execution=execution, heads=HeadsSection(), rngs=rngs
         )
 
     def __call__(
@@ -38,21 +34,13 @@ class BertForPretraining(nnx.Module):
         """Returns the logits of a batch of rows.
 
         Args:
-            batch: `input_ids`, `token_type_ids`, `segment_ids` int32 [B, L];
-                `masked_lm_positions` int32 [B, P]; `cls_positions` int32 [B, E]; `position_ids`
-                int32 [B, L] where several examples share a row.
+            batch: as `Bert.hidden` takes it, `masked_lm_positions` int32 [B, P] and
+                `cls_positions` int32 [B, E].
             dropout_key: None in evaluation.
         """
-        hidden_BLD = self.encoder(
-            batch["input_ids"],
-            batch["token_type_ids"],
-            batch["segment_ids"],
-            batch.get("position_ids"),
-            dropout_key=subkey(dropout_key, 0),
-        )
-        masked_BPD = gather_positions(hidden_BLD, batch["masked_lm_positions"])
+        hidden_BLD = self.hidden(batch, dropout_key=dropout_key)
         cls_BED = gather_positions(hidden_BLD, batch["cls_positions"])
         return PretrainingLogits(
-            mlm=self.mlm(masked_BPD, self.encoder.embeddings.word[...]),
+            mlm=self.mlm_logits(hidden_BLD, batch["masked_lm_positions"]),
             next_sentence=self.next_sentence(self.pooler(cls_BED)),
         )

@@ -36,17 +36,28 @@ class Checkpointer:
     """
 
     def __init__(
-        self, directory: epath.PathLike, section: CheckpointSection, *, best_metric: str
+        self,
+        directory: epath.PathLike,
+        section: CheckpointSection,
+        *,
+        best_metric: str | None = "loss",
+        save_bytes: int | None = None,
     ) -> None:
         """Opens the directory, which appears with the first save.
 
         Args:
             directory: local or gs://.
             section: how many of the last and of the best to keep.
-            best_metric: the score by which checkpoints are ranked; smaller is better.
+            best_metric: the score by which checkpoints are ranked, smaller is better; None for
+                checkpoints that are never evaluated.
+            save_bytes: how much may be on its way to the disk at a time, at least the largest
+                array; None for Orbax's own limit.
         """
         keep: list[Any] = [preservation_policy.LatestN(section.keep_last)]
-        if section.keep_best:
+        ranking: dict[str, Any] = {}
+        if best_metric is not None:
+            ranking = {"best_fn": lambda scores: scores[best_metric], "best_mode": "min"}
+        if best_metric is not None and section.keep_best:
             keep.append(
                 preservation_policy.BestN(
                     get_metric_fn=lambda scores: scores[best_metric],
@@ -60,12 +71,11 @@ class Checkpointer:
         self._directory = path if "://" in str(path) else path.resolve()
         self._manager = ocp.CheckpointManager(
             self._directory,
-            handler_registry=_handlers(),
+            handler_registry=_handlers(save_bytes),
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=preservation_policy.AnyPreservationPolicy(keep),
-                best_fn=lambda scores: scores[best_metric],
-                best_mode="min",
                 create=True,
+                **ranking,
             ),
         )
 
@@ -113,6 +123,15 @@ class Checkpointer:
                 f"checkpoint {step} was not saved: {self._directory} already holds step "
                 f"{self.latest_step()}"
             )
+
+    def save_params(self, params: Any, *, step: int) -> None:
+        """Saves parameters alone: all there is of an imported model.
+
+        Args:
+            params: nested dict of arrays.
+            step: under which it is found.
+        """
+        self._manager.save(step, args=ocp.args.Composite(**{PARAMS: ocp.args.StandardSave(params)}))
 
     def restore(self, abstract: TrainState, *, step: int) -> Restored:
         """Reads a whole checkpoint into the layout of `abstract`, on whatever mesh that is.
@@ -195,11 +214,13 @@ class Checkpointer:
                 )
 
 
-def _handlers() -> ocp.handlers.CheckpointHandlerRegistry:
+def _handlers(save_bytes: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
     """Says how each item is stored, so that its metadata can be read before anything was saved."""
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    # Orbax counts in 10⁹ bytes, and takes fractions.
+    limit: dict[str, Any] = {} if save_bytes is None else {"save_concurrent_gb": save_bytes / 1e9}
     for item in (PARAMS, OPTIMIZER):
-        handler = ocp.StandardCheckpointHandler()
+        handler = ocp.StandardCheckpointHandler(**limit)
         registry.add(item, ocp.args.StandardSave, handler)
         registry.add(item, ocp.args.StandardRestore, handler)
     progress = ocp.JsonCheckpointHandler()

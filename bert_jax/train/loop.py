@@ -61,7 +61,7 @@ def train(
         RunStopped: the loss or a gradient was not finite; what led there has been written out.
         UserError: the checkpoint belongs to other data, another model or another seed.
     """
-    model = define_model(job.task)
+    model = define_model(job.task.build)
     optimizer = job.optimizer(model)
     abstract = abstract_state(model, optimizer, job.mesh)
     state, cursor = _restore_or_initialise(job, optimizer, abstract)

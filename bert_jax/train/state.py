@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -35,9 +36,13 @@ class ModelDefinition(NamedTuple):
     axes: Tree  # nested dict of logical axes
 
 
-def define_model(task: Task) -> ModelDefinition:
-    """Returns a task's model as structure, shapes and logical axes, allocating nothing."""
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: task.build(nnx.Rngs(params=0))))
+def define_model(build: Callable[[nnx.Rngs], nnx.Module]) -> ModelDefinition:
+    """Returns a model as structure, shapes and logical axes, allocating nothing.
+
+    Args:
+        build: makes the model, as `Task.build` does.
+    """
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(params=0))))
     axes = jax.tree.map(
         lambda param: param.logical, state, is_leaf=lambda node: isinstance(node, nnx.Variable)
     )

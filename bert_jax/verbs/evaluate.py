@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 from rich.console import Console
@@ -23,6 +23,8 @@ from bert_jax.train.progress import format_scores
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import ModelDefinition, abstract_params, define_model
 from bert_jax.verbs.run_dir import CHECKPOINTS, Run, open_run
+
+EVALUATION: Final = "evaluation.json"
 
 
 class LoadedParams(NamedTuple):
@@ -72,6 +74,7 @@ def evaluate(
         UserError: no such run, checkpoint, dataset or split.
     """
     run = open_run(run_dir)
+    task = run.task
     loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
     section = need(run.config.train, "train", "evaluate")
     phase = section.phases[-1]
@@ -81,7 +84,7 @@ def evaluate(
     batches = functools.partial(
         evaluation_batches,
         data,
-        run.task.features(
+        task.features(
             seq_length=phase.seq_length, max_predictions=phase.max_predictions, evaluation=True
         ),
         batch_size=batch_size or phase.batch_size,
@@ -91,34 +94,35 @@ def evaluate(
         process_count=share.count,
     )
     with jax.set_mesh(loaded.mesh):
-        step_fn = compile_evaluation(run.task, loaded.model, loaded.mesh)
+        step_fn = compile_evaluation(task, define_model(task.build), loaded.mesh)
         totals = run_evaluation(step_fn, loaded.params, batches, loaded.mesh, shares=share.count)
-    result = Evaluation(loaded.step, path, len(data), run.task.score(totals))
+    result = Evaluation(loaded.step, path, len(data), task.score(totals))
     if jax.process_index() == 0:
-        (run.directory / "evaluation.json").write_text(json.dumps(result._asdict(), indent=2))
+        (run.directory / EVALUATION).write_text(json.dumps(result._asdict(), indent=2))
         _show(result, console or Console())
     return result
 
 
-def load_params(run: Run, *, checkpoint: str, mesh: MeshSection | None = None) -> LoadedParams:
+def load_params(
+    run: Run, *, checkpoint: str, mesh: MeshSection | None = None, one_device: bool = False
+) -> LoadedParams:
     """Reads the parameters of one of a run's checkpoints onto this machine's devices.
 
     Args:
         run: opened.
         checkpoint: `last`, `best`, or a step.
         mesh: devices to use; None for all there are, whatever the run was trained on.
+        one_device: keep one copy on the first device; on several, each could hold a whole one.
 
     Raises:
         UserError: no such checkpoint.
     """
     devices = mesh or MeshSection()
     initialise(devices)
-    on = make_mesh(devices)
-    with Checkpointer(
-        run.directory / CHECKPOINTS, CheckpointSection(), best_metric=run.task.best_metric
-    ) as checkpointer:
+    on = make_mesh(devices, jax.devices()[:1] if one_device else None)
+    with Checkpointer(run.directory / CHECKPOINTS, CheckpointSection()) as checkpointer:
         step = _find_step(checkpointer, checkpoint, where=str(run.directory))
-        model = define_model(run.task)
+        model = define_model(run.build)
         params = checkpointer.restore_params(abstract_params(model, on), step=step)
     return LoadedParams(step, model, params, on)
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from bert_jax.errors import UserError
 from bert_jax.text import Tokenizer
 from bert_jax.verbs.evaluate import LoadedParams, load_params
-from bert_jax.verbs.run_dir import open_run
+from bert_jax.verbs.run_dir import describe, open_run
 
 MASK: Final = "[MASK]"
 
@@ -44,7 +44,7 @@ def fill_mask(
     """Returns the most probable pieces for every [MASK] of every text.
 
     Args:
-        run_dir: of `pretrain`.
+        run_dir: of `pretrain`, or of `import` with an MLM head.
         texts: each with one [MASK] or more.
         top_k: candidates per mask.
         checkpoint: `last`, `best`, or a step.
@@ -54,6 +54,11 @@ def fill_mask(
         UserError: a text without [MASK], or longer than the model's positions; no such run.
     """
     run = open_run(run_dir)
+    if not run.heads.mlm:
+        raise UserError(
+            f"fill-mask: {run_dir} has {describe(run.heads)}, so it cannot say which word is "
+            f"missing; allowed: a run with an MLM head"
+        )
     rows = [_encode(text, run.tokenizer) for text in texts]
     longest = max(map(len, rows), default=0)
     positions = run.architecture.max_position_embeddings
@@ -104,7 +109,6 @@ def _predict(
         "token_type_ids": np.zeros((len(rows), length), np.int32),
         "segment_ids": np.zeros((len(rows), length), np.int32),
         "masked_lm_positions": np.zeros((len(rows), slots), np.int32),
-        "cls_positions": np.zeros((len(rows), 1), np.int32),
     }
     for number, row in enumerate(rows):
         batch["input_ids"][number, : len(row)] = row
@@ -113,7 +117,9 @@ def _predict(
         batch["masked_lm_positions"][number, : len(at)] = at
 
     def predict(params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        logits = nnx.merge(loaded.model.graphdef, params)(batch, dropout_key=None).mlm
+        model = nnx.merge(loaded.model.graphdef, params)
+        hidden = model.hidden(batch, dropout_key=None)
+        logits = model.mlm_logits(hidden, batch["masked_lm_positions"])
         # The special pieces stand in no text: no candidates.
         banned = jnp.asarray(list(tokenizer.special))
         logits = logits.at[..., banned].set(-jnp.inf)

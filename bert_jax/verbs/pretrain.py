@@ -82,10 +82,10 @@ def pretrain(
         write_run,
         root,
         config,
+        run_dir=str(root),
         architecture=architecture,
         tokenizer=tokenizer,
-        datasets=fingerprints,
-        init_from=init_from,
+        origin={"datasets": fingerprints, "init_from": init_from},
     )
     for phase, opened in zip(section.phases, phases, strict=True):
         if section.evaluation is not None and opened.evaluate is None:
@@ -202,9 +202,7 @@ def _validation(
 
 def _params_of(directory: str, abstract_params: Any) -> Any:
     run = open_run(directory)
-    with Checkpointer(
-        run.directory / CHECKPOINTS, CheckpointSection(), best_metric=run.task.best_metric
-    ) as source:
+    with Checkpointer(run.directory / CHECKPOINTS, CheckpointSection()) as source:
         step = source.latest_step()
         if step is None:
             raise UserError(f"--init-from: {directory} has no checkpoint")

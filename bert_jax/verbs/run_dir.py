@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any, Final, NamedTuple
 
 from etils import epath
+from flax import nnx
 
 from bert_jax import __version__
 from bert_jax.config import RunConfig, dump_config, load_config, need
 from bert_jax.errors import UserError
 from bert_jax.files import write_whole
-from bert_jax.model.config import Architecture, ModelSection, resolve_architecture
+from bert_jax.model.bert import Bert
+from bert_jax.model.config import (
+    Architecture,
+    Execution,
+    HeadsSection,
+    ModelSection,
+    resolve_architecture,
+)
 from bert_jax.objectives import make_objective
 from bert_jax.task import Task
 from bert_jax.text import Tokenizer, load_tokenizer
@@ -31,7 +41,33 @@ class Run(NamedTuple):
     config: RunConfig
     tokenizer: Tokenizer
     architecture: Architecture
-    task: Task
+    heads: HeadsSection
+    build: Callable[[nnx.Rngs], Bert]
+
+    @property
+    def task(self) -> Task:
+        """The objective it is trained on.
+
+        Raises:
+            UserError: the run was imported without one of the heads that pretraining needs.
+        """
+        if not self.heads.pretraining:
+            raise UserError(
+                f"{self.directory}: has {describe(self.heads)}; pretraining and its evaluation "
+                f"need a pooler, an MLM head and a next-sentence head"
+            )
+        return make_task(self.config, self.architecture, self.tokenizer)
+
+
+def describe(heads: HeadsSection) -> str:
+    """Returns what stands on an encoder, in words: ``no head but a pooler``."""
+    names = {"an MLM head": heads.mlm, "a next-sentence head": heads.next_sentence}
+    found = [name for name, there in names.items() if there]
+    if heads.task is not None:
+        found.append(f"a {heads.task.replace('_', '-')} head")
+    if not found:
+        return "no head but a pooler" if heads.pooler else "no head and no pooler"
+    return " and ".join(["a pooler", *found] if heads.pooler else found)
 
 
 def open_run(directory: epath.PathLike) -> Run:
@@ -51,8 +87,16 @@ def open_run(directory: epath.PathLike) -> Run:
     tokenizer = load_tokenizer(root / TOKENIZER)
     section = need(config.model, "model", "pretrain")
     architecture = resolve_architecture(section, vocab_size=tokenizer.vocab_size)
-    task = make_task(config, architecture, tokenizer)
-    return Run(root, config, tokenizer, architecture, task)
+    build = functools.partial(
+        _build, architecture=architecture, execution=section.execution, heads=section.heads
+    )
+    return Run(root, config, tokenizer, architecture, section.heads, build)
+
+
+def _build(
+    rngs: nnx.Rngs, *, architecture: Architecture, execution: Execution, heads: HeadsSection
+) -> Bert:
+    return Bert(architecture=architecture, execution=execution, heads=heads, rngs=rngs)
 
 
 def make_task(config: RunConfig, architecture: Architecture, tokenizer: Tokenizer) -> Task:
@@ -87,31 +131,30 @@ def write_run(
     root: epath.Path,
     config: RunConfig,
     *,
+    run_dir: str,
     architecture: Architecture,
     tokenizer: Tokenizer,
-    datasets: dict[str, str],
-    init_from: str | None,
+    origin: dict[str, Any],
 ) -> None:
     """Writes what makes a run self-contained: resolved config.yaml, tokenizer/, provenance.json.
 
     Args:
-        root: from `claim_run`.
+        root: where to write.
         config: as the user gave it.
+        run_dir: where the run will lie.
         architecture: of the model.
         tokenizer: copied, so that the run needs nothing else.
-        datasets: path → fingerprint.
-        init_from: the run whose parameters this one starts from.
+        origin: what the parameters were made from: datasets, another run, an import.
 
     Raises:
         UserError: the directory cannot be written.
     """
     resolved = config.model_copy(
-        update={"model": _spelled_out(config, architecture), "run_dir": str(root)}
+        update={"model": _spelled_out(config, architecture), "run_dir": run_dir}
     )
-    provenance = _provenance(tokenizer, datasets, init_from)
     tokenizer.save(root / TOKENIZER)
     write_whole(root / CONFIG, dump_config(resolved).encode())
-    write_whole(root / PROVENANCE, json.dumps(provenance, indent=2).encode())
+    write_whole(root / PROVENANCE, json.dumps(_provenance(tokenizer, origin), indent=2).encode())
 
 
 def _same_model(run: Run, architecture: Architecture, tokenizer: Tokenizer) -> None:
@@ -136,14 +179,11 @@ def _spelled_out(config: RunConfig, architecture: Architecture) -> ModelSection:
     return section.model_copy(update={"size": None, "bert_config": None, **sizes})
 
 
-def _provenance(
-    tokenizer: Tokenizer, datasets: dict[str, str], init_from: str | None
-) -> dict[str, Any]:
+def _provenance(tokenizer: Tokenizer, origin: dict[str, Any]) -> dict[str, Any]:
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
     return {
         "tokenizer_hash": tokenizer.hash,
-        "datasets": datasets,
-        "init_from": init_from,
+        **origin,
         "bert_jax": __version__,
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in packages},

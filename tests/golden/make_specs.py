@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).with_name("parameter_specs.json")
 def layouts() -> dict[str, dict[str, Any]]:
     """``{"mlm/bias": {"shape": [256], "parameter": ["tensor"], "mu": …, "nu": …}, …}``."""
     mesh = make_mesh(MeshSection(data=2, fsdp=2, tensor=2), jax.devices()[:8])
-    model = define_model(small_task())
+    model = define_model(small_task().build)
     optimizer = make_optimizer(OptimizerSection(), lambda step: 1e-4, model.axes)
     state = abstract_state(model, optimizer, mesh)
     moments = _moments(state)

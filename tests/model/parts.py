@@ -24,4 +24,4 @@ def fresh_params(task: BertObjective, *, seed: int = 0) -> dict[str, Any]:
 
 def model_of(task: BertObjective, params: Any) -> BertForPretraining:
     """The task's model with these parameters."""
-    return nnx.merge(define_model(task).graphdef, jax.tree.map(jnp.asarray, params))
+    return nnx.merge(define_model(task.build).graphdef, jax.tree.map(jnp.asarray, params))

@@ -65,7 +65,7 @@ def test_a_tensor_axis_that_does_not_divide_the_heads_is_refused() -> None:
     check_divides(mesh(2, 1, 4), "heads", 8, key="model.size")
     task = small_task(num_attention_heads=4, hidden_size=64)
     with pytest.raises(UserError) as caught:
-        abstract_params(define_model(task), mesh(1, 1, 8))
+        abstract_params(define_model(task.build), mesh(1, 1, 8))
     message = str(caught.value)
     assert message.startswith('mesh: tensor = 8 does not divide the axis "heads" = 4 of encoder/')
     assert message.endswith("allowed: a divisor of 4")

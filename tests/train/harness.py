@@ -52,7 +52,7 @@ class Trainer:
         self, setting: Setting, shape: tuple[int, int, int], batch: dict[str, np.ndarray]
     ) -> None:
         task = setting.task
-        self.model = define_model(task)
+        self.model = define_model(task.build)
         self.schedule = linear_schedule(Stretch(20, PEAK, setting.section.warmup_steps))
         self.optimizer = make_optimizer(setting.section, self.schedule, self.model.axes)
         data, fsdp, tensor = shape
@@ -93,7 +93,7 @@ def first_state(setting: Setting, shape: tuple[int, int, int] = (1, 1, 1)) -> An
     mesh = make_mesh(
         MeshSection(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: data * fsdp * tensor]
     )
-    model = define_model(task)
+    model = define_model(task.build)
     optimizer = make_optimizer(setting.section, lambda step: PEAK, model.axes)
     with jax.set_mesh(mesh):
         state = initialise(task, optimizer, abstract_state(model, optimizer, mesh), seed=1)

@@ -99,7 +99,7 @@ def final_state(run_dir: Path) -> tuple[Any, dict[str, Any]]:
     config = load_config(run_dir / "config.yaml")
     assert config.train is not None
     mesh = make_mesh(config.mesh, jax.devices()[: config.mesh.simulated_devices])
-    model = define_model(run.task)
+    model = define_model(run.task.build)
     schedule = join(stretches(config.train, config.optimizer))
     abstract = abstract_state(model, make_optimizer(config.optimizer, schedule, model.axes), mesh)
     with Checkpointer(

@@ -43,7 +43,7 @@ def lower(topology: str, *, tensor: int) -> tuple[jax.stages.Lowered, int]:
         masking=MaskingSection(),
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
     )
-    model = define_model(task)
+    model = define_model(task.build)
     schedule = linear_schedule(Stretch(1_000_000, 1e-4, 10_000))
     optimizer = make_optimizer(OptimizerSection(warmup_steps=10_000), schedule, model.axes)
     layout = batch_sharding(mesh)

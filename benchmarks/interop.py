@@ -1,0 +1,142 @@
+"""Seconds and peak memory to import and export a checkpoint, each in a process of its own.
+
+``python -m benchmarks.interop [--size base large] [--to hf tf stablehlo]``: a checkpoint of random
+weights and both pretraining heads is written as Hugging Face's, imported, and exported in every
+format by the command line. The peer is Hugging Face's own ``from_pretrained`` and
+``save_pretrained``, where PyTorch is installed. A process's peak is what the operating system
+counted, with the libraries in it; ``above`` is that of the same verb on the size tiny taken away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks.report import report
+from bert_jax.interop.hf import write_hf
+from bert_jax.interop.pretrained import model_shapes
+from bert_jax.model.config import SIZES, HeadsSection, ModelSection, resolve_architecture
+from bert_jax.text import Tokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
+
+VOCAB = 30_522
+PEER = """
+import sys, transformers
+model = transformers.BertForPreTraining.from_pretrained(sys.argv[1])
+model.save_pretrained(sys.argv[2])
+"""
+
+
+class Cost(NamedTuple):
+    """What a process took."""
+
+    seconds: float
+    peak_mib: float
+
+
+def main() -> None:
+    """Measures every size asked for and prints a line of JSON per figure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--size", nargs="+", choices=list(SIZES), default=["base", "large"])
+    formats = (
+        ["hf", "tf", "stablehlo"] if importlib.util.find_spec("tensorflow") else ["hf", "stablehlo"]
+    )
+    parser.add_argument("--to", nargs="+", choices=["hf", "tf", "stablehlo"], default=formats)
+    arguments = parser.parse_args()
+    floor = measure("tiny", arguments.to)
+    for size in arguments.size:
+        for name, cost in measure(size, arguments.to).items():
+            facts = {"size": size, "peer": name if name.startswith("hf_torch") else None}
+            report(f"interop.{name}.time", cost.seconds, "s", **facts)
+            report(
+                f"interop.{name}.peak",
+                cost.peak_mib,
+                "MiB",
+                above=round(cost.peak_mib - floor[name].peak_mib),
+                checkpoint=round(checkpoint_mib(size)),
+                **facts,
+            )
+
+
+def measure(size: str, formats: list[str]) -> dict[str, Cost]:
+    """Returns the costs by name: import, and an export for each format."""
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        source, run = root / "source", root / "run"
+        write_source(source, size)
+        verb = [sys.executable, "-m", "bert_jax.cli"]
+        costs = {"import": timed([*verb, "import", str(source), str(run)])}
+        for to in formats:
+            command = [*verb, "export", str(run), str(root / to), "--to", to]
+            costs[f"export_{to}"] = timed(command)
+        if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+            command = [sys.executable, "-c", PEER, str(source), str(root / "peer")]
+            costs["hf_torch_both"] = timed(command)
+        return costs
+
+
+def write_source(directory: Path, size: str) -> None:
+    """Writes a checkpoint with random weights as Hugging Face's."""
+    section = ModelSection.model_validate({"size": size})
+    architecture = resolve_architecture(section, vocab_size=VOCAB)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: rng.standard_normal(leaf.shape, np.float32),
+        model_shapes(architecture, HeadsSection()),
+    )
+    directory.mkdir()
+    write_hf(
+        directory,
+        architecture=architecture.model_copy(update={"hidden_act": "gelu_tanh"}),
+        heads=HeadsSection(),
+        params=params,
+        tokenizer=tokenizer(),
+    )
+
+
+def tokenizer() -> Tokenizer:
+    """Returns a vocabulary of made-up pieces."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = [*special, *(f"piece{index}" for index in range(VOCAB - len(special)))]
+    return WordPieceTokenizer(pieces, lower_case=True)
+
+
+def checkpoint_mib(size: str) -> float:
+    """Returns the size of the numbers."""
+    architecture = resolve_architecture(
+        ModelSection.model_validate({"size": size}), vocab_size=VOCAB
+    )
+    leaves = jax.tree.leaves(model_shapes(architecture, HeadsSection()))
+    return sum(leaf.size for leaf in leaves) * 4 / 2**20
+
+
+def timed(command: list[str]) -> Cost:
+    """Runs a command and returns its seconds and its peak of resident memory."""
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+    return Cost(time.perf_counter() - start, usage.ru_maxrss / 1024)
+
+
+if __name__ == "__main__":
+    main()

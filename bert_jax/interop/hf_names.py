@@ -1,0 +1,84 @@
+"""Hugging Face's names for BERT's tensors: the one table, for import and export alike."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bert_jax.interop.mapping import STACKED, Entry
+from bert_jax.model.config import TaskName
+
+# PyTorch keeps a linear map's matrix as [outputs, inputs].
+TASK_NAMES: Final[dict[TaskName, str]] = {
+    "sequence_classification": "classifier",
+    "token_classification": "classifier",
+    "multiple_choice": "classifier",
+    "question_answering": "qa_outputs",
+}
+
+DECODER_WEIGHT: Final = "cls.predictions.decoder.weight"
+DECODER_BIAS: Final = "cls.predictions.decoder.bias"
+MLM_BIAS: Final = "cls.predictions.bias"
+WORDS: Final = "embeddings.word_embeddings.weight"
+
+# Two more names of tensors that are in the file anyway; `hf.py` checks that they are the same.
+TIED: Final[dict[str, str]] = {DECODER_WEIGHT: WORDS, DECODER_BIAS: MLM_BIAS}
+
+IGNORED: Final[dict[str, str]] = {
+    "*embeddings.position_ids": "the constant 0, 1, 2, … and no parameter",
+    "*embeddings.token_type_ids": "the constant 0 and no parameter",
+    DECODER_WEIGHT: "the embedding table again: the decoder is tied to it",
+    DECODER_BIAS: "cls.predictions.bias again",
+}
+
+
+def names(prefix: str, task: TaskName | None) -> list[Entry]:
+    """Returns the table.
+
+    Args:
+        prefix: of the encoder's tensors: ``bert.``, or nothing in a bare ``BertModel``.
+        task: decides the task head's name.
+    """
+    layer = prefix + "encoder.layer.{layer}."
+    embeddings = prefix + "embeddings."
+    entries = [
+        Entry("encoder/embeddings/word", prefix + WORDS, inputs=1, vocabulary=True),
+        Entry("encoder/embeddings/position", embeddings + "position_embeddings.weight", inputs=1),
+        Entry("encoder/embeddings/type", embeddings + "token_type_embeddings.weight", inputs=1),
+        *_norm("encoder/embeddings/norm", embeddings + "LayerNorm"),
+        *_dense(STACKED + "attention/query", layer + "attention.self.query"),
+        *_dense(STACKED + "attention/key", layer + "attention.self.key"),
+        *_dense(STACKED + "attention/value", layer + "attention.self.value"),
+        *_dense(STACKED + "attention/output", layer + "attention.output.dense", inputs=2),
+        *_norm(STACKED + "attention_norm", layer + "attention.output.LayerNorm"),
+        *_dense(STACKED + "intermediate", layer + "intermediate.dense"),
+        *_dense(STACKED + "output", layer + "output.dense"),
+        *_norm(STACKED + "output_norm", layer + "output.LayerNorm"),
+        *_dense("pooler/dense", prefix + "pooler.dense"),
+        *_dense("mlm/transform", "cls.predictions.transform.dense"),
+        *_norm("mlm/norm", "cls.predictions.transform.LayerNorm"),
+        Entry("mlm/bias", MLM_BIAS, vocabulary=True),
+        *_dense("next_sentence/classifier", "cls.seq_relationship"),
+    ]
+    if task is not None:
+        entries += _dense("task", TASK_NAMES[task])
+    return entries
+
+
+def modern(name: str) -> str:
+    """Returns a tensor's name as it is today: the first exports said gamma and beta."""
+    stem, _, last = name.rpartition(".")
+    if stem.endswith("LayerNorm"):
+        last = {"gamma": "weight", "beta": "bias"}.get(last, last)
+        return f"{stem}.{last}"
+    return name
+
+
+def _dense(ours: str, theirs: str, *, inputs: int = 1) -> list[Entry]:
+    return [
+        Entry(f"{ours}/kernel", f"{theirs}.weight", inputs=inputs, transposed=True),
+        Entry(f"{ours}/bias", f"{theirs}.bias"),
+    ]
+
+
+def _norm(ours: str, theirs: str) -> list[Entry]:
+    return [Entry(f"{ours}/scale", f"{theirs}.weight"), Entry(f"{ours}/bias", f"{theirs}.bias")]

@@ -1,0 +1,82 @@
+"""The encoder with whichever heads a checkpoint has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.heads import MlmHead, NextSentenceHead, Pooler, TaskHead, gather_positions
+from bert_jax.model.layers import subkey
+
+
+class Bert(nnx.Module):
+    """An encoder and the heads that a section names; the same head has the same parameters.
+
+    Whatever the heads, a tensor has the same path in the checkpoint: ``encoder``, ``pooler``,
+    ``mlm``, ``next_sentence``, ``task``.
+    """
+
+    def __init__(
+        self,
+        *,
+        architecture: Architecture,
+        execution: Execution,
+        heads: HeadsSection,
+        rngs: nnx.Rngs,
+    ) -> None:
+        parts = {"architecture": architecture, "execution": execution, "rngs": rngs}
+        self.encoder = Encoder(**parts)
+        if heads.pooler:
+            self.pooler = Pooler(**parts)
+        if heads.mlm:
+            self.mlm = MlmHead(**parts)
+        if heads.next_sentence:
+            self.next_sentence = NextSentenceHead(**parts)
+        if heads.task is not None:
+            self.task = TaskHead(outputs=heads.outputs, **parts)
+        self.heads = heads
+
+    def hidden(
+        self, batch: Mapping[str, Array], *, dropout_key: Array | None
+    ) -> Float[Array, "batch length hidden"]:
+        """Returns the last layer's hidden states.
+
+        Args:
+            batch: `input_ids`, `token_type_ids`, `segment_ids` int32 [B, L]; `position_ids` int32
+                [B, L] where several examples share a row.
+            dropout_key: None in evaluation.
+        """
+        return self.encoder(
+            batch["input_ids"],
+            batch["token_type_ids"],
+            batch["segment_ids"],
+            batch.get("position_ids"),
+            dropout_key=subkey(dropout_key, 0),
+        )
+
+    def mlm_logits(
+        self,
+        hidden_BLD: Float[Array, "batch length hidden"],
+        positions_BP: Array,
+    ) -> Float[Array, "batch predictions vocab"]:
+        """Returns float32 logits over the padded vocabulary at the given positions."""
+        masked_BPD = gather_positions(hidden_BLD, positions_BP)
+        return self.mlm(masked_BPD, self.encoder.embeddings.word[...])
+
+    def task_logits(
+        self, hidden_BLD: Float[Array, "batch length hidden"]
+    ) -> Float[Array, "batch ..."]:
+        """Returns the task head's float32 logits.
+
+        [B, labels] for sequence classification, [B, 1] for a choice, [B, L, labels] for token
+        classification, [B, L, 2] (start, end) for question answering.
+        """
+        if self.heads.reads_pooled:
+            cls_B1D = hidden_BLD[:, :1]
+            return self.task(self.pooler(cls_B1D))[:, 0].astype(jnp.float32)
+        return self.task(hidden_BLD).astype(jnp.float32)

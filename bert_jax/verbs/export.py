@@ -1,0 +1,98 @@
+"""`bert-jax export`: a run's checkpoint → Hugging Face, the 2018 TensorFlow format, StableHLO."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import jax
+from etils import epath
+from rich.console import Console
+
+from bert_jax.errors import UserError
+from bert_jax.files import new_directory, write_whole
+from bert_jax.interop.hf import write_hf
+from bert_jax.interop.model_card import model_card
+from bert_jax.verbs.evaluate import EVALUATION, load_params
+from bert_jax.verbs.run_dir import CONFIG, PROVENANCE, Run, describe, open_run
+
+Format = Literal["hf", "tf", "stablehlo"]
+
+HF_USAGE: Final = """```python
+from transformers import AutoTokenizer, {kind}
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = {kind}.from_pretrained("{name}")
+```"""
+
+
+def export(
+    run_dir: str,
+    output: str,
+    *,
+    to: Format = "hf",
+    kind: str | None = None,
+    checkpoint: str = "last",
+    force: bool = False,
+    console: Console | None = None,
+) -> Path:
+    """Writes a run's checkpoint in another program's format, with a model card.
+
+    Args:
+        run_dir: of `pretrain`, `finetune` or `import`.
+        output: a local directory that is not there yet.
+        to: the format.
+        kind: the class of Hugging Face's; None for the fullest that the run's heads allow.
+        checkpoint: `last`, `best`, or a step.
+        force: replace `output`; the old one stays until the new one is whole.
+        console: where the result is shown.
+
+    Returns:
+        The directory.
+
+    Raises:
+        UserError: no such run or checkpoint, a head that it lacks, `output` is there.
+    """
+    if "://" in output:
+        raise UserError(f"export: found {output}, allowed: a local path (copy it to the bucket)")
+    run = open_run(run_dir)
+    target = Path(output)
+    with new_directory(target, force=force) as aside:
+        loaded = load_params(run, checkpoint=checkpoint, one_device=True)
+        params = jax.device_get(loaded.params)
+        usage, heads = _write(to, aside, run, params, kind=kind, name=target.name)
+        card = model_card(
+            title=target.name,
+            usage=usage,
+            architecture=run.architecture,
+            heads=heads,
+            step=loaded.step,
+            config=(run.directory / CONFIG).read_text(),
+            provenance=json.loads((run.directory / PROVENANCE).read_text()),
+            evaluation=_evaluation(run),
+        )
+        write_whole(epath.Path(aside / "README.md"), card.encode())
+    if console is not None:
+        console.print(f"{output}: step {loaded.step}, {heads}", markup=False, soft_wrap=True)
+    return target
+
+
+def _write(
+    to: Format, directory: Path, run: Run, params: Any, *, kind: str | None, name: str
+) -> tuple[str, str]:
+    """Returns how to load what it wrote, and its heads in words."""
+    written = write_hf(
+        directory,
+        architecture=run.architecture,
+        heads=run.heads,
+        params=params,
+        tokenizer=run.tokenizer,
+        kind=kind,
+    )
+    return HF_USAGE.format(kind=written, name=name), f"{describe(run.heads)} ({written})"
+
+
+def _evaluation(run: Run) -> dict[str, Any] | None:
+    path = run.directory / EVALUATION
+    return json.loads(path.read_text()) if path.exists() else None

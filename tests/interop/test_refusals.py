@@ -1,0 +1,242 @@
+"""What `bert-jax import` and `export` refuse: one line, exit code 2, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+import transformers
+from click.testing import CliRunner, Result
+
+from bert_jax.cli import cli
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrst", "##a", "##b"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A small Hugging Face checkpoint with both pretraining heads."""
+    directory = tmp_path / "hf"
+    config = transformers.BertConfig(
+        vocab_size=len(PIECES),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=32,
+    )
+    transformers.BertForPreTraining(config).save_pretrained(directory)
+    (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
+    (directory / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    return directory
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, list(map(str, arguments)))
+
+
+def refused(checkpoint: Path, *options: object) -> str:
+    """Imports, and returns the line with which it was refused."""
+    target = checkpoint.parent / "run"
+    result = run("import", checkpoint, target, *options)
+    assert result.exit_code == 2, result.output
+    assert not target.exists()
+    left = [path.name for path in checkpoint.parent.iterdir()]
+    assert left == ["hf"] or set(left) <= {"hf", "tokenizer"}
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def change_config(checkpoint: Path, **changes: Any) -> None:
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(checkpoint: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
+    path = checkpoint / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    change(tensors)
+    safetensors.numpy.save_file(tensors, path)
+
+
+def test_a_whole_checkpoint_is_imported_and_never_overwritten_unasked(checkpoint: Path) -> None:
+    target = checkpoint.parent / "run"
+    first = run("import", checkpoint, target)
+    assert first.exit_code == 0, first.output
+    again = run("import", checkpoint, target)
+    assert again.exit_code == 2
+    assert "is already there; allowed: a new directory, or --force" in again.stderr
+    (target / "mark").touch()
+    assert run("import", checkpoint, target, "--force").exit_code == 0
+    assert not (target / "mark").exists()
+    assert sorted(path.name for path in target.parent.iterdir()) == ["hf", "run"]
+
+
+def test_a_failed_import_leaves_the_old_run_as_it_was(checkpoint: Path) -> None:
+    target = checkpoint.parent / "run"
+    assert run("import", checkpoint, target).exit_code == 0
+    before = (target / "config.yaml").read_bytes()
+    change_config(checkpoint, hidden_act="swish")
+    assert run("import", checkpoint, target, "--force").exit_code == 2
+    assert (target / "config.yaml").read_bytes() == before
+
+
+def test_truncated_safetensors(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert "no whole safetensors file" in refused(checkpoint)
+
+
+def test_a_git_lfs_pointer(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
+    )
+    assert "git-lfs pointer, not the weights; `git lfs pull`" in refused(checkpoint)
+
+
+class Evil:
+    """Unpickling this would create a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("old_format", [False, True])
+def test_a_pickle_with_code_in_it_is_not_run(checkpoint: Path, old_format: bool) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    mark = checkpoint / "mark"
+    content = {"weight": torch.ones(2), "evil": Evil(mark)}
+    if old_format:
+        (checkpoint / "pytorch_model.bin").write_bytes(pickle.dumps(content))
+    else:
+        torch.save(content, checkpoint / "pytorch_model.bin")
+    line = refused(checkpoint)
+    assert "pytorch_model.bin: " in line
+    assert "can run any code" in line
+    assert not mark.exists()
+
+
+def test_a_gpt2_checkpoint(checkpoint: Path) -> None:
+    change_config(checkpoint, model_type="gpt2", architectures=["GPT2LMHeadModel"])
+    assert 'config.json: model_type found "gpt2", allowed: bert' in refused(checkpoint)
+
+
+def test_a_vocabulary_of_another_size(checkpoint: Path) -> None:
+    with (checkpoint / "vocab.txt").open("a") as vocabulary:
+        vocabulary.write("zzz\n")
+    assert f"vocab_size found {len(PIECES)}, but the tokenizer has {len(PIECES) + 1}" in refused(
+        checkpoint
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"intermediate_size": 32}, "found shape [24, 16], the configuration says [32, 16]"),
+        ({"num_hidden_layers": 3}, "tensor bert.encoder.layer.2."),
+        ({"num_hidden_layers": 1}, "is not part of the model here"),
+        ({"num_attention_heads": 3}, "does not divide hidden_size = 16"),
+        ({"hidden_act": "gelu_nwe"}, 'hidden_act found "gelu_nwe", allowed: gelu,'),
+        ({"hidden_size": "16"}, "hidden_size found '16'"),
+        ({"position_embedding_type": "relative_key"}, "allowed: 'absolute'"),
+        ({"is_decoder": True}, "is_decoder found True, allowed: False"),
+        ({"architectures": ["BertForMaskedLm"]}, 'did you mean "BertForMaskedLM"'),
+        (
+            {"architectures": ["BertForSequenceClassification"]},
+            "tensor classifier.weight is missing",
+        ),
+    ],
+)
+def test_a_config_that_contradicts_the_tensors(
+    checkpoint: Path, changes: dict[str, Any], line: str
+) -> None:
+    change_config(checkpoint, **changes)
+    assert line in refused(checkpoint)
+
+
+def test_tensors_missing_unknown_mistyped_and_untied(checkpoint: Path) -> None:
+    whole = (checkpoint / "model.safetensors").read_bytes()
+
+    def line_after(change: Callable[[dict[str, np.ndarray]], Any]) -> str:
+        (checkpoint / "model.safetensors").write_bytes(whole)
+        change_weights(checkpoint, change)
+        return refused(checkpoint)
+
+    query = "bert.encoder.layer.1.attention.self.query.weight"
+    words = "bert.embeddings.word_embeddings.weight"
+    assert f"tensor {query} is missing" in line_after(lambda found: found.pop(query))
+    unknown = line_after(lambda found: found.update(extra=np.zeros(3, np.float32)))
+    assert "tensor extra is not part of the model here" in unknown
+    integers = line_after(lambda found: found.update({query: np.zeros((16, 16), np.int64)}))
+    assert f"tensor {query} found type int64, allowed: float32" in integers
+    untied = line_after(
+        lambda found: found.update({"cls.predictions.decoder.weight": found[words] + 1})
+    )
+    assert f"decoder.weight differs from {words}" in untied
+
+
+def test_casing_that_is_not_stated(checkpoint: Path) -> None:
+    (checkpoint / "tokenizer_config.json").unlink()
+    assert "its casing is not known" in refused(checkpoint)
+
+
+def test_two_vocabularies_that_disagree(checkpoint: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.backend_tokenizer.save(str(checkpoint / "tokenizer.json"))
+    (checkpoint / "vocab.txt").write_text(
+        "".join(f"{piece}\n" for piece in [*PIECES[:-2], PIECES[-1], PIECES[-2]])
+    )
+    assert "vocabulary differs from vocab.txt" in refused(checkpoint)
+
+
+def test_no_checkpoint_at_all(checkpoint: Path) -> None:
+    (checkpoint / "config.json").unlink()
+    assert "found no checkpoint, allowed: a Hugging Face directory" in refused(checkpoint)
+
+
+def test_an_import_without_the_mlm_head_does_not_guess_words(checkpoint: Path) -> None:
+    change_config(checkpoint, architectures=["BertModel"])
+
+    def bare(found: dict[str, np.ndarray]) -> None:
+        for name in list(found):
+            if not name.startswith("bert."):
+                del found[name]
+
+    change_weights(checkpoint, bare)
+    target = checkpoint.parent / "run"
+    assert run("import", checkpoint, target).exit_code == 0
+    filled = run("fill-mask", target, "a [MASK] b")
+    assert filled.exit_code == 2
+    assert "has no head but a pooler, so it cannot say which word is missing" in filled.stderr
+    evaluated = run("evaluate", target)
+    assert evaluated.exit_code == 2
+    assert "need a pooler, an MLM head and a next-sentence head" in evaluated.stderr
+
+
+def test_an_export_as_a_class_whose_head_is_not_there(checkpoint: Path) -> None:
+    target, output = checkpoint.parent / "run", checkpoint.parent / "out"
+    assert run("import", checkpoint, target).exit_code == 0
+    result = run("export", target, output, "--as", "BertForQuestionAnswering")
+    assert result.exit_code == 2
+    assert 'found "BertForQuestionAnswering", allowed with these heads: BertForPreTraining' in (
+        result.stderr
+    )
+    assert not output.exists()
+    assert run("export", target, output, "--as", "BertForMaskedLM").exit_code == 0
+    config = json.loads((output / "config.json").read_text())
+    assert config["architectures"] == ["BertForMaskedLM"]
+    assert "Provenance" in (output / "README.md").read_text()
+    again = run("export", target, output)
+    assert again.exit_code == 2
+    assert "or --force" in again.stderr
