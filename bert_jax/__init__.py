@@ -21,12 +21,24 @@ if TYPE_CHECKING:
     from bert_jax.verbs.doctor import doctor
     from bert_jax.verbs.evaluate import evaluate
     from bert_jax.verbs.examples import examples
+    from bert_jax.verbs.export import export
     from bert_jax.verbs.fill_mask import fill_mask
+    from bert_jax.verbs.import_checkpoint import import_checkpoint
     from bert_jax.verbs.pretrain import pretrain
     from bert_jax.verbs.vocab import vocab
 
 __version__: Final = "0.1.0"
-__all__ = ["demo", "doctor", "evaluate", "examples", "fill_mask", "pretrain", "vocab"]
+__all__ = [
+    "demo",
+    "doctor",
+    "evaluate",
+    "examples",
+    "export",
+    "fill_mask",
+    "import_checkpoint",
+    "pretrain",
+    "vocab",
+]
 
 
 def __getattr__(name: str) -> Any:

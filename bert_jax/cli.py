@@ -154,15 +154,27 @@ def fill_mask(run_dir: str, texts: tuple[str, ...], top_k: int, checkpoint: str)
 @click.argument("source")
 @click.argument("run_dir")
 @click.option("--tokenizer", metavar="DIR", help="For a checkpoint that brings none.")
+@click.option(
+    "--uncased/--cased", "lower_case", default=None, help="Of a bare vocab.txt, as in 2018."
+)
 @force_option
 @verb
-def import_checkpoint(source: str, run_dir: str, tokenizer: str | None, force: bool) -> None:
+def import_checkpoint(
+    source: str, run_dir: str, tokenizer: str | None, lower_case: bool | None, force: bool
+) -> None:
     """Read a Hugging Face or 2018 TensorFlow checkpoint: SOURCE → RUN_DIR."""
     from rich.console import Console
 
     from bert_jax.verbs.import_checkpoint import import_checkpoint as run
 
-    run(source, run_dir, tokenizer=tokenizer, force=force, console=Console())
+    run(
+        source,
+        run_dir,
+        tokenizer=tokenizer,
+        lower_case=lower_case,
+        force=force,
+        console=Console(),
+    )
 
 
 @cli.command()
@@ -178,18 +190,34 @@ def import_checkpoint(source: str, run_dir: str, tokenizer: str | None, force: b
 @click.option(
     "--as", "kind", metavar="CLASS", help="Hugging Face's class; else what the heads allow."
 )
+@click.option("--outputs", metavar="NAMES", help="Of a StableHLO program, with commas between.")
 @checkpoint_option
 @force_option
 @verb
 def export(
-    run_dir: str, output: str, to: Any, kind: str | None, checkpoint: str, force: bool
+    run_dir: str,
+    output: str,
+    to: Any,
+    kind: str | None,
+    outputs: str | None,
+    checkpoint: str,
+    force: bool,
 ) -> None:
     """Write a checkpoint for others: RUN_DIR → OUTPUT."""
     from rich.console import Console
 
     from bert_jax.verbs.export import export as run
 
-    run(run_dir, output, to=to, kind=kind, checkpoint=checkpoint, force=force, console=Console())
+    run(
+        run_dir,
+        output,
+        to=to,
+        kind=kind,
+        outputs=None if outputs is None else outputs.split(","),
+        checkpoint=checkpoint,
+        force=force,
+        console=Console(),
+    )
 
 
 @cli.command()

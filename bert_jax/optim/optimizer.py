@@ -96,6 +96,29 @@ def scale_by_bert_adam(beta1: float, beta2: float, eps: float) -> optax.Gradient
     return optax.GradientTransformation(init, update)
 
 
+def find_moments(opt_state: Any) -> MomentsState | None:
+    """Returns the moments in a state of `make_optimizer`; None with bias correction."""
+    return next((part for part in opt_state if isinstance(part, MomentsState)), None)
+
+
+def with_moments(opt_state: Any, moments: MomentsState, *, step: int) -> Any:
+    """Returns a state of `make_optimizer` after so many steps elsewhere.
+
+    Args:
+        opt_state: fresh, without bias correction.
+        moments: of those steps.
+        step: how many there were, which the schedule goes on from.
+    """
+    count = jnp.asarray(step, jnp.int32)
+
+    def renew(part: Any) -> Any:
+        if isinstance(part, MomentsState):
+            return moments
+        return part._replace(count=count) if isinstance(part, optax.ScaleByScheduleState) else part
+
+    return tuple(map(renew, opt_state))
+
+
 def scale_by_layer_trust_ratio(axes: Axes) -> optax.GradientTransformation:
     """LAMB's ``‖parameter‖ / ‖update‖``, one ratio for each parameter of each layer.
 

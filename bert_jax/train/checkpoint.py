@@ -139,27 +139,31 @@ class Checkpointer:
         Raises:
             UserError: a tensor is missing, unexpected, or of another shape or dtype.
         """
-        wanted = _optimizer_tree(abstract)
         params = self.restore_params(abstract.params, step=step)
+        state = self.restore_optimizer(abstract, step=step)._replace(params=params)
+        args = ocp.args.Composite(**{PROGRESS: ocp.args.JsonRestore()})
+        return Restored(state, self._manager.restore(step, args=args)[PROGRESS])
+
+    def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
+        """Reads everything but the parameters, which stay as `abstract` has them.
+
+        Raises:
+            UserError: a tensor is missing, unexpected, or of another shape or dtype.
+        """
+        wanted = _optimizer_tree(abstract)
         self._compare(wanted, step=step, item=OPTIMIZER)
-        read = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                **{
-                    OPTIMIZER: ocp.args.StandardRestore(wanted),
-                    PROGRESS: ocp.args.JsonRestore(),
-                }
-            ),
-        )
-        optimizer = read[OPTIMIZER]
-        state = TrainState(
+        args = ocp.args.Composite(**{OPTIMIZER: ocp.args.StandardRestore(wanted)})
+        optimizer = self._manager.restore(step, args=args)[OPTIMIZER]
+        return abstract._replace(
             step=optimizer["step"],
             rng=optimizer["rng"],
-            params=params,
             opt_state=_from_nested(optimizer["state"], abstract.opt_state),
             healthy=jax.device_put(jnp.ones((), jnp.bool_), abstract.healthy.sharding),
         )
-        return Restored(state, read[PROGRESS])
+
+    def has_optimizer(self, step: int) -> bool:
+        """Says whether a checkpoint is more than parameters."""
+        return (self._directory / str(step) / OPTIMIZER).exists()
 
     def restore_params(self, abstract_params: Any, *, step: int) -> Any:
         """Reads the parameters alone.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from bert_jax.data.position import Position
+
+# What stands in an imported checkpoint's progress: it has a step and no place in any data.
+IMPORTED: Final = "imported"
 
 
 @dataclasses.dataclass
@@ -18,6 +23,20 @@ class Cursor:
     phase_step: int = 0
     position: Position | None = None
     window: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def at(cls, step: int, phases: Sequence[int]) -> Cursor:
+        """Returns where a run of these phases stands after so many steps, its data unread.
+
+        ``Cursor.at(120, [100, 50])`` is in the second phase, 20 steps into it.
+
+        Args:
+            step: optimizer steps done elsewhere, fewer than the phases have.
+            phases: steps of each phase.
+        """
+        ends = list(itertools.accumulate(phases))
+        phase = bisect.bisect_right(ends, step)
+        return cls(step=step, phase=phase, phase_step=step - (ends[phase] - phases[phase]))
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON."""

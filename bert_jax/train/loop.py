@@ -19,7 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.task import Batch
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import compile_evaluation, lower_train_step
-from bert_jax.train.cursor import Cursor
+from bert_jax.train.cursor import IMPORTED, Cursor
 from bert_jax.train.dump import StopSignal, dump_non_finite
 from bert_jax.train.feed import Fed, feed
 from bert_jax.train.job import HostBatches, Job, Phase
@@ -268,13 +268,24 @@ def _restore_or_initialise(
     step = job.checkpointer.latest_step()
     if step is not None:
         restored = job.checkpointer.restore(abstract, step=step)
-        cursor = Cursor.from_json(restored.progress)
-        return restored.state, cursor
+        if IMPORTED in restored.progress:
+            return restored.state, _after_import(job, step)
+        return restored.state, Cursor.from_json(restored.progress)
     with jax.set_mesh(job.mesh):
         state = initialise(job.task, optimizer, abstract, seed=job.seed)
     if job.initial_params is not None:
         state = state._replace(params=job.initial_params(abstract.params))
     return state, Cursor()
+
+
+def _after_import(job: Job, step: int) -> Cursor:
+    steps = [phase.section.steps for phase in job.phases]
+    if step >= sum(steps):
+        raise UserError(
+            f"train.phases: found {sum(steps)} steps in all, but the imported checkpoint stands at "
+            f"step {step}; allowed: more, or a new run_dir with --init-from"
+        )
+    return Cursor.at(step, steps)
 
 
 def _check_cursor(job: Job, cursor: Cursor) -> None:

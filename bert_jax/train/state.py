@@ -101,17 +101,26 @@ def initialise(
     """
 
     def draw() -> TrainState:
-        model_key, run_key = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
+        model_key, _ = _keys(seed)
         params = nnx.to_pure_dict(nnx.split(task.build(nnx.Rngs(params=model_key)))[1])
         return TrainState(
             step=jnp.zeros((), jnp.int32),
-            rng=jax.random.key_data(run_key),
+            rng=run_key(seed),
             params=params,
             opt_state=optimizer.init(params),
             healthy=jnp.ones((), jnp.bool_),
         )
 
     return jax.jit(draw, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))()
+
+
+def run_key(seed: int) -> jax.Array:
+    """Returns the key data, uint32 [2], from which all of a run's steps derive theirs."""
+    return jax.random.key_data(_keys(seed)[1])
+
+
+def _keys(seed: int) -> jax.Array:
+    return jax.random.split(jax.random.key(seed, impl="threefry2x32"))
 
 
 def _with(leaf: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:

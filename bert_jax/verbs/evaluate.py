@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import jax
+import optax
 from rich.console import Console
 from rich.table import Table
 
@@ -15,13 +16,14 @@ from bert_jax.config import need
 from bert_jax.data.loader import evaluation_batches
 from bert_jax.data.records import open_dataset
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.optim.optimizer import MomentsState, find_moments, make_optimizer
 from bert_jax.parallel.mesh import MeshSection, initialise, make_mesh, process_share
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.compiled import compile_evaluation
 from bert_jax.train.loop import evaluate as run_evaluation
 from bert_jax.train.progress import format_scores
 from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.state import ModelDefinition, abstract_params, define_model
+from bert_jax.train.state import ModelDefinition, abstract_params, abstract_state, define_model
 from bert_jax.verbs.run_dir import CHECKPOINTS, Run, open_run
 
 EVALUATION: Final = "evaluation.json"
@@ -125,6 +127,24 @@ def load_params(
         model = define_model(run.build)
         params = checkpointer.restore_params(abstract_params(model, on), step=step)
     return LoadedParams(step, model, params, on)
+
+
+def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
+    """Reads the moments that belong to parameters; None where they are not the release's Adam's.
+
+    Args:
+        run: opened.
+        loaded: its parameters.
+    """
+    section = run.config.optimizer
+    with Checkpointer(run.directory / CHECKPOINTS, CheckpointSection()) as checkpointer:
+        if section.name != "adamw" or not checkpointer.has_optimizer(loaded.step):
+            return None
+        # The learning rate is no part of the state.
+        optimizer = make_optimizer(section, optax.constant_schedule(0.0), loaded.model.axes)
+        abstract = abstract_state(loaded.model, optimizer, loaded.mesh)
+        restored = checkpointer.restore_optimizer(abstract, step=loaded.step)
+    return find_moments(restored.opt_state)
 
 
 def _find_step(checkpointer: Checkpointer, asked: str, *, where: str) -> int:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 from etils import epath
 from rich.console import Console
 
+from bert_jax.config import need
 from bert_jax.errors import UserError
 from bert_jax.files import new_directory, write_whole
 from bert_jax.interop.hf import write_hf
 from bert_jax.interop.model_card import model_card
-from bert_jax.verbs.evaluate import EVALUATION, load_params
-from bert_jax.verbs.run_dir import CONFIG, PROVENANCE, Run, describe, open_run
+from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
+from bert_jax.interop.stablehlo import export_stablehlo
+from bert_jax.interop.tf_bert import write_tf
+from bert_jax.verbs.evaluate import EVALUATION, LoadedParams, load_moments, load_params
+from bert_jax.verbs.run_dir import CONFIG, PROVENANCE, TOKENIZER, Run, describe, open_run
 
 Format = Literal["hf", "tf", "stablehlo"]
 
@@ -27,12 +32,29 @@ model = {kind}.from_pretrained("{name}")
 ```"""
 
 
+TF_USAGE: Final = """```sh
+python run_classifier.py --init_checkpoint=bert_model.ckpt --bert_config_file=bert_config.json \\
+  --vocab_file=vocab.txt …
+```
+
+`tokenizer_config.json` says what `--do_lower_case` must be."""
+
+
+class _Choice(NamedTuple):
+    """What was asked for beside the format."""
+
+    name: str
+    kind: str | None
+    outputs: Sequence[str] | None
+
+
 def export(
     run_dir: str,
     output: str,
     *,
     to: Format = "hf",
     kind: str | None = None,
+    outputs: Sequence[str] | None = None,
     checkpoint: str = "last",
     force: bool = False,
     console: Console | None = None,
@@ -44,6 +66,7 @@ def export(
         output: a local directory that is not there yet.
         to: the format.
         kind: the class of Hugging Face's; None for the fullest that the run's heads allow.
+        outputs: of a StableHLO program; None for what `stablehlo.default_outputs` says.
         checkpoint: `last`, `best`, or a step.
         force: replace `output`; the old one stays until the new one is whole.
         console: where the result is shown.
@@ -54,14 +77,16 @@ def export(
     Raises:
         UserError: no such run or checkpoint, a head that it lacks, `output` is there.
     """
+    for option, value, only in (("--as", kind, "hf"), ("--outputs", outputs, "stablehlo")):
+        if value is not None and to != only:
+            raise UserError(f"{option}: found it with --to {to}, allowed: with --to {only}")
     if "://" in output:
-        raise UserError(f"export: found {output}, allowed: a local path (copy it to the bucket)")
+        raise UserError(f"export: found {output}, allowed: a local path")
     run = open_run(run_dir)
     target = Path(output)
     with new_directory(target, force=force) as aside:
         loaded = load_params(run, checkpoint=checkpoint, one_device=True)
-        params = jax.device_get(loaded.params)
-        usage, heads = _write(to, aside, run, params, kind=kind, name=target.name)
+        usage, heads = _write(to, aside, run, loaded, _Choice(target.name, kind, outputs))
         card = model_card(
             title=target.name,
             usage=usage,
@@ -79,18 +104,41 @@ def export(
 
 
 def _write(
-    to: Format, directory: Path, run: Run, params: Any, *, kind: str | None, name: str
+    to: Format, directory: Path, run: Run, loaded: LoadedParams, choice: _Choice
 ) -> tuple[str, str]:
     """Returns how to load what it wrote, and its heads in words."""
+    params = jax.device_get(loaded.params)
+    if to == "stablehlo":
+        export_stablehlo(
+            directory,
+            architecture=run.architecture,
+            execution=need(run.config.model, "model", "export").execution,
+            heads=run.heads,
+            params=params,
+            outputs=choice.outputs,
+        )
+        run.tokenizer.save(directory / TOKENIZER)
+        return STABLEHLO_USAGE, describe(run.heads)
+    if to == "tf":
+        write_tf(
+            directory,
+            architecture=run.architecture,
+            heads=run.heads,
+            params=params,
+            tokenizer=run.tokenizer,
+            moments=load_moments(run, loaded),
+            global_step=loaded.step,
+        )
+        return TF_USAGE, describe(run.heads)
     written = write_hf(
         directory,
         architecture=run.architecture,
         heads=run.heads,
         params=params,
         tokenizer=run.tokenizer,
-        kind=kind,
+        kind=choice.kind,
     )
-    return HF_USAGE.format(kind=written, name=name), f"{describe(run.heads)} ({written})"
+    return HF_USAGE.format(kind=written, name=choice.name), f"{describe(run.heads)} ({written})"
 
 
 def _evaluation(run: Run) -> dict[str, Any] | None:

@@ -1,0 +1,272 @@
+"""Export to StableHLO: a program that runs anywhere JAX does, without bert_jax."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import export
+
+from bert_jax.errors import UserError, did_you_mean
+from bert_jax.interop.mapping import Spec, flatten, unflatten
+from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
+from bert_jax.model.bert import Bert
+from bert_jax.model.config import Architecture, Execution, HeadsSection
+
+PROGRAM: Final = "model.stablehlo"
+SIGNATURE: Final = "signature.json"
+PLATFORMS: Final = ("cpu", "cuda", "tpu")
+INPUTS: Final[Mapping[str, str]] = {
+    "input_ids": "piece numbers, [CLS] first",
+    "attention_mask": "1 for a token, 0 for padding",
+    "token_type_ids": "0 in the first span, 1 in the second",
+}
+
+# Runs in the directory of the export; a model card and docs/stablehlo.md show it.
+USAGE: Final = """```python
+from pathlib import Path
+
+import jax.export
+import numpy as np
+from safetensors.numpy import load_file
+
+program = jax.export.deserialize(bytearray(Path("model.stablehlo").read_bytes()))
+weights = jax.device_put(load_file("model.safetensors"))
+run = jax.jit(program.call)  # compiles once for each shape of batch
+
+input_ids = np.array([[2, 7, 8, 3], [2, 9, 3, 0]], np.int32)  # [batch, length]
+attention_mask = np.array([[1, 1, 1, 1], [1, 1, 1, 0]], np.int32)  # 0: padding
+token_type_ids = np.zeros_like(input_ids)
+outputs = run(weights, input_ids, attention_mask, token_type_ids)
+print({name: array.shape for name, array in outputs.items()})
+```"""
+
+
+class _Output(NamedTuple):
+    """One of the arrays that a program can return."""
+
+    meaning: str
+    exists: Callable[[HeadsSection], bool]
+    compute: Callable[[Bert, jax.Array], jax.Array]  # of the model and its hidden states [b, l, D]
+
+
+OUTPUTS: Final[Mapping[str, _Output]] = {
+    "last_hidden_state": _Output(
+        "the last layer's hidden states", lambda heads: True, lambda model, hidden: hidden
+    ),
+    "pooled": _Output(
+        "the tanh layer over the first token, [CLS]",
+        lambda heads: heads.pooler,
+        lambda model, hidden: model.pooler(hidden[:, :1])[:, 0],
+    ),
+    "mlm_logits": _Output(
+        "a logit for every piece of the vocabulary, at every position",
+        lambda heads: heads.mlm,
+        lambda model, hidden: model.mlm(hidden, model.encoder.embeddings.word[...]),
+    ),
+    "next_sentence_logits": _Output(
+        "0: the second span follows the first, 1: it was drawn",
+        lambda heads: heads.next_sentence,
+        lambda model, hidden: model.next_sentence(model.pooler(hidden[:, :1]))[:, 0],
+    ),
+    "task_logits": _Output(
+        'the fine-tuned head; "task" below has its kind and its labels',
+        lambda heads: heads.task is not None,
+        lambda model, hidden: model.task_logits(hidden),
+    ),
+}
+
+
+class _Definition(NamedTuple):
+    """What the program is made of, without the numbers."""
+
+    graphdef: nnx.GraphDef[Bert]
+    params: dict[str, Spec]  # path → shape and type in a checkpoint
+    weights: dict[str, Spec]  # the same without what pads the vocabulary: the program takes these
+
+
+def available_outputs(heads: HeadsSection) -> list[str]:
+    """Returns the names of the outputs that a model with these heads has."""
+    return [name for name, output in OUTPUTS.items() if output.exists(heads)]
+
+
+def default_outputs(heads: HeadsSection) -> list[str]:
+    """Returns the outputs that an export has where none are named.
+
+    All that there are, but `mlm_logits` only where neither a next-sentence nor a task head stands
+    beside them: they are a vocabulary's worth of numbers a token, and a fifth of a base model's
+    work.
+    """
+    found = available_outputs(heads)
+    if heads.next_sentence or heads.task is not None:
+        return [name for name in found if name != "mlm_logits"]
+    return found
+
+
+def export_stablehlo(
+    directory: Path,
+    *,
+    architecture: Architecture,
+    execution: Execution,
+    heads: HeadsSection,
+    params: Mapping[str, Any],
+    outputs: Sequence[str] | None = None,
+) -> None:
+    """Writes a model as one program for cpu, cuda and tpu, and its weights beside it.
+
+    ``program.call(weights, input_ids, attention_mask, token_type_ids)["last_hidden_state"]``: what
+    reads it needs JAX and safetensors alone, as `USAGE` shows.
+
+    Batch and length are symbolic: any batch, any length up to the model's positions. The weights
+    are arguments and not constants of the program: as constants they are held in memory several
+    times over while it is made (docs/stablehlo.md has the figures), and a second program would
+    hold them again.
+
+    Args:
+        directory: is there; the caller renames it once all is in it. Gets ``model.stablehlo``,
+            ``model.safetensors`` and ``signature.json``.
+        architecture: of the model.
+        execution: gives the dtype of the activations; weights and outputs are float32 in either
+            case. `attention` and `remat` are left aside: the one may speak to a single platform,
+            the other to a backward pass.
+        heads: what the checkpoint has.
+        params: nested dict of float32 arrays, as a checkpoint holds them.
+        outputs: some of `available_outputs`; None takes `default_outputs`.
+
+    Raises:
+        UserError: an output that the model does not have, a disk that is full.
+        ValueError: `params` are not those of the model.
+    """
+    chosen = _choose(outputs, heads)
+    definition = _define(architecture=architecture, execution=execution, heads=heads)
+    arrays = flatten(params)
+    found = {path: Spec(tuple(array.shape), array.dtype) for path, array in arrays.items()}
+    if wrong := sorted({path for path, _ in found.items() ^ definition.params.items()}):
+        raise ValueError(f"not the model's parameters: {', '.join(wrong)}")
+    longest = architecture.max_position_embeddings
+    program = _lower(definition, chosen, longest=longest)
+    signature = _signature(program, definition, heads, longest=longest)
+    serialized = program.serialize()
+    write_safetensors(
+        directory / WEIGHTS,
+        definition.weights,
+        ((path, _unpadded(arrays[path], spec)) for path, spec in definition.weights.items()),
+    )
+    try:
+        (directory / PROGRAM).write_bytes(serialized)
+        (directory / SIGNATURE).write_text(json.dumps(signature, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{directory}: cannot be written ({error.strerror or error})") from error
+
+
+def _choose(outputs: Sequence[str] | None, heads: HeadsSection) -> list[str]:
+    if outputs is None:
+        return default_outputs(heads)
+    if not outputs:
+        raise UserError(f"outputs: found none, allowed: {', '.join(available_outputs(heads))}")
+    allowed = available_outputs(heads)
+    for name in outputs:
+        if name not in allowed:
+            # A right name whose head is missing is not a slip of the pen.
+            near = "" if name in OUTPUTS else did_you_mean(name, allowed)
+            raise UserError(
+                f'outputs: found "{name}", allowed for this model: {", ".join(allowed)}{near}'
+            )
+    return [name for name in allowed if name in outputs]
+
+
+def _define(
+    *, architecture: Architecture, execution: Execution, heads: HeadsSection
+) -> _Definition:
+    portable = execution.model_copy(update={"attention": "xla", "remat": "none"})
+
+    def build() -> Bert:
+        return Bert(
+            architecture=architecture, execution=portable, heads=heads, rngs=nnx.Rngs(params=0)
+        )
+
+    graphdef, state = nnx.split(nnx.eval_shape(build))
+    params, weights = {}, {}
+    # Sorted, as JAX flattens the dict that the program takes.
+    named = {"/".join(map(str, path)): param for path, param in nnx.to_flat_state(state)}
+    for path, param in sorted(named.items()):
+        params[path] = Spec(tuple(param.shape), np.dtype(param.dtype))
+        # What pads the vocabulary is a matter of our own: outside, a row is a piece.
+        shape = tuple(
+            architecture.vocab_size if axis == "vocab" else size
+            for axis, size in zip(param.logical, param.shape, strict=True)
+        )
+        weights[path] = params[path]._replace(shape=shape)
+    return _Definition(graphdef, params, weights)
+
+
+def _lower(definition: _Definition, outputs: Sequence[str], *, longest: int) -> export.Exported:
+    def run(
+        weights: dict[str, jax.Array],
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        token_type_ids: jax.Array,
+    ) -> dict[str, jax.Array]:
+        model = nnx.merge(definition.graphdef, unflatten(weights))
+        batch = {
+            "input_ids": input_ids,
+            "token_type_ids": token_type_ids,
+            "segment_ids": (attention_mask != 0).astype(jnp.int32),
+        }
+        hidden = model.hidden(batch, dropout_key=None)
+        return {name: OUTPUTS[name].compute(model, hidden).astype(jnp.float32) for name in outputs}
+
+    weights = {
+        path: jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+        for path, spec in definition.weights.items()
+    }
+    size = export.symbolic_shape("b, l", constraints=[f"l <= {longest}"])
+    ids = jax.ShapeDtypeStruct(size, jnp.int32)
+    return export.export(jax.jit(run), platforms=PLATFORMS)(weights, *(ids for _ in INPUTS))
+
+
+def _unpadded(array: Any, spec: Spec) -> np.ndarray:
+    whole = np.asarray(array)
+    return whole[tuple(slice(size) for size in spec.shape)]
+
+
+def _signature(
+    program: export.Exported, definition: _Definition, heads: HeadsSection, *, longest: int
+) -> dict[str, Any]:
+    """Returns what a reader of the program cannot see from its types: names, order, meaning."""
+    ids = program.in_avals[len(definition.weights) :]
+    names = sorted(jax.tree.unflatten(program.out_tree, program.out_avals))
+    return {
+        "program": PROGRAM,
+        "weights_file": WEIGHTS,
+        "platforms": list(program.platforms),
+        "symbols": {"b": "batch", "l": f"length, up to {longest}"},
+        "inputs": [
+            _array(name, aval, INPUTS[name]) for name, aval in zip(INPUTS, ids, strict=True)
+        ],
+        "outputs": [
+            _array(name, aval, OUTPUTS[name].meaning)
+            for name, aval in zip(names, program.out_avals, strict=True)
+        ],
+        "weights": [
+            {"name": path, "dtype": str(spec.dtype), "shape": list(spec.shape)}
+            for path, spec in definition.weights.items()
+        ],
+        "task": None
+        if heads.task is None
+        else {"name": heads.task, "labels": list(heads.labels), "problem": heads.problem},
+        "calling_convention_version": program.calling_convention_version,
+        "versions": {name: metadata.version(name) for name in ("jax", "jaxlib")},
+    }
+
+
+def _array(name: str, aval: Any, meaning: str) -> dict[str, Any]:
+    shape = [size if isinstance(size, int) else str(size) for size in aval.shape]
+    return {"name": name, "dtype": str(aval.dtype), "shape": shape, "meaning": meaning}

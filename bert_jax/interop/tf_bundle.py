@@ -1,0 +1,175 @@
+"""TensorFlow's checkpoint files (``PREFIX.index``, ``PREFIX.data-*``): read, and written.
+
+TensorFlow itself reads and writes them; it is imported when first needed and comes with the extra
+``tf``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+from etils import epath
+
+from bert_jax.errors import UserError, did_you_mean
+from bert_jax.interop.mapping import Spec
+
+INDEX: Final = ".index"
+
+
+def tensorflow() -> Any:
+    """Returns TensorFlow, kept from talking and from taking the accelerators that JAX uses.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    # Read at its first import. What goes wrong comes as an exception all the same, and nothing is
+    # computed with it.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise UserError(
+            "tensorflow: not installed, and TensorFlow checkpoints are read and written with it; "
+            "allowed: pip install 'bert-jax[tf]'"
+        ) from error
+    # A process that computed with TensorFlow before has its devices already: they are its choice.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
+    return tf
+
+
+def find_prefix(path: epath.PathLike) -> epath.Path:
+    """Returns the prefix of a checkpoint's files: ``dir`` → ``dir/bert_model.ckpt``.
+
+    Args:
+        path: the prefix itself, or a directory that holds one checkpoint.
+
+    Raises:
+        UserError: none there, or several.
+    """
+    given = epath.Path(path)
+    if _with_suffix(given, INDEX).exists():
+        return given
+    if not given.is_dir():
+        if not given.parent.is_dir():
+            raise UserError(f"{given}: no such directory {given.parent}")
+        found = _prefixes(given.parent)
+        near = did_you_mean(given.name, found)
+        raise UserError(
+            f"{given}: no {given.name}{INDEX} there, allowed: the path of a checkpoint without "
+            f".index or .data, or a directory that holds one{near}"
+        )
+    found = _prefixes(given)
+    if len(found) != 1:
+        what = f"checkpoints {', '.join(found)}" if found else f"no checkpoint (no *{INDEX})"
+        raise UserError(f"{given}: found {what}, allowed: one, or the path of one of several")
+    return given / found[0]
+
+
+class TfSource:
+    """A TensorFlow checkpoint; satisfies `mapping.TensorSource`."""
+
+    def __init__(self, path: epath.PathLike) -> None:
+        """Opens a checkpoint and reads its index.
+
+        Args:
+            path: as `find_prefix` takes it; gs:// too.
+
+        Raises:
+            UserError: TensorFlow is not installed, there is no checkpoint, or its index is damaged.
+        """
+        tf = tensorflow()
+        self.path = str(find_prefix(path))
+        self._damage = _damage(tf)
+        try:
+            self._reader = tf.train.load_checkpoint(self.path)
+        except self._damage as error:
+            raise UserError(
+                f"{self.path}{INDEX}: no index of a TensorFlow checkpoint "
+                f"({_first_line(error)}); was the download cut off?"
+            ) from error
+        dtypes = self._reader.get_variable_to_dtype_map()
+        self._specs = {
+            name: Spec(tuple(shape), np.dtype(dtypes[name].as_numpy_dtype))
+            for name, shape in self._reader.get_variable_to_shape_map().items()
+        }
+
+    def specs(self) -> Mapping[str, Spec]:
+        """Returns what is in the checkpoint."""
+        return self._specs
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns one tensor.
+
+        Raises:
+            UserError: the data file is missing, cut off or damaged.
+        """
+        try:
+            return np.asarray(self._reader.get_tensor(name))
+        except self._damage as error:
+            raise UserError(
+                f"{self.path}: tensor {name} cannot be read ({_first_line(error)}); is a "
+                f".data-* file missing, or was its download cut off?"
+            ) from error
+
+
+def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Writes ``PREFIX.index`` and ``PREFIX.data-00000-of-00001``, which TensorFlow 1 reads.
+
+    The numbers go to the file from where they lie: nothing is copied but what is not contiguous
+    (a transposed matrix).
+
+    Args:
+        prefix: its directory is there. Written in place: the caller writes aside.
+        tensors: name and numbers.
+
+    Raises:
+        UserError: TensorFlow is not installed, the disk is full, or the place cannot be written to.
+    """
+    tf = tensorflow()
+    lent = {name: np.asarray(array, order="C") for name, array in tensors}
+    try:
+        with tf.device("CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=str(prefix),
+                tensor_names=list(lent),
+                shape_and_slices=[""] * len(lent),
+                tensors=[_lend(tf, array) for array in lent.values()],
+            )
+    except _damage(tf) as error:
+        raise UserError(f"{prefix}: cannot be written ({_first_line(error)})") from error
+
+
+def _lend(tf: Any, array: np.ndarray) -> Any:
+    """Returns a tensor over an array's own memory; the array must outlive it."""
+    if array.ndim == 0:
+        return tf.constant(array)
+    if not array.flags.writeable:
+        # JAX's arrays are read-only, which DLPack's first version cannot say and so numpy declines.
+        # Saving only reads.
+        memory = (ctypes.c_byte * array.nbytes).from_address(array.ctypes.data)
+        array = np.frombuffer(memoryview(memory), array.dtype).reshape(array.shape)
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+
+
+def _damage(tf: Any) -> tuple[type[Exception], ...]:
+    """Its C++ errors come as its own class or, by their code, as one of Python's."""
+    return (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _with_suffix(prefix: epath.Path, suffix: str) -> epath.Path:
+    return prefix.parent / (prefix.name + suffix)
+
+
+def _prefixes(directory: epath.Path) -> list[str]:
+    return sorted(file.name.removesuffix(INDEX) for file in directory.glob(f"*{INDEX}"))

@@ -1,0 +1,229 @@
+"""The 2018 release's checkpoints, in and out, against TensorFlow and a NumPy forward pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bert_jax.errors import UserError
+from bert_jax.interop import tf_names
+from bert_jax.interop.mapping import expand
+from bert_jax.interop.pretrained import model_shapes
+from bert_jax.interop.tf_bert import TfCheckpoint, read_tf, write_tf
+from bert_jax.model.bert import Bert
+from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.pretraining import BertForPretraining
+from tests.interop.reference_modeling import (
+    draw,
+    encoder_shapes,
+    forward,
+    pretraining_shapes,
+)
+from tests.interop.tf1_writer import LABELLED, SMALL, SQUAD, read_tf1, saved, with_slots, wordpiece
+
+
+def written(directory: Path, found: TfCheckpoint, **changes: Any) -> Path:
+    """Writes what was read, and returns the prefix."""
+    directory.mkdir()
+    values = {**found._asdict(), "tokenizer": wordpiece(), **changes}
+    write_tf(directory, **values)
+    return directory / "bert_model.ckpt"
+
+
+def assert_same_bytes(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert found[name].dtype == value.dtype, name
+        assert found[name].shape == value.shape, name
+        assert found[name].tobytes() == value.tobytes(), name
+
+
+def test_a_tf1_checkpoint_gives_the_logits_of_the_releases_modeling(tmp_path: Path) -> None:
+    variables = with_slots(draw(pretraining_shapes(SMALL), seed=0))
+    found = read_tf(saved(tmp_path, variables, global_step=1234), vocab_size=SMALL.vocab_size)
+    rows, length, predictions = 5, SMALL.max_position_embeddings, 6
+    rng = np.random.default_rng(1)
+    lengths = np.linspace(predictions, length, rows).astype(int)
+    mask = (np.arange(length) < lengths[:, None]).astype(np.int32)
+    positions = np.stack([rng.permutation(n)[:predictions] for n in lengths]).astype(np.int32)
+    ids = rng.integers(0, SMALL.vocab_size, (rows, length)).astype(np.int32) * mask
+    types = (np.arange(length) >= lengths[:, None] // 2).astype(np.int32) * mask
+    theirs = forward(
+        variables,
+        num_attention_heads=SMALL.num_attention_heads,
+        input_ids=ids,
+        input_mask=mask,
+        token_type_ids=types,
+        masked_lm_positions=positions,
+    )
+
+    model = loaded(BertForPretraining, found)
+    numbers = {
+        "input_ids": ids,
+        "token_type_ids": types,
+        "segment_ids": mask,
+        "masked_lm_positions": positions,
+        "cls_positions": np.zeros((rows, 1), np.int32),
+    }
+    batch = {name: jnp.asarray(value) for name, value in numbers.items()}
+    logits = model(batch, dropout_key=None)
+    hidden = np.asarray(model.hidden(batch, dropout_key=None))
+    pooled = np.asarray(model.pooler(jnp.asarray(hidden[:, :1])))[:, 0]
+
+    real = mask.astype(bool)
+    np.testing.assert_allclose(hidden[real], theirs.hidden[real], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(pooled, theirs.pooled, rtol=0, atol=1e-5)
+    ours = np.asarray(logits.mlm)[..., : SMALL.vocab_size]
+    np.testing.assert_allclose(ours, theirs.mlm, rtol=0, atol=1e-5)
+    next_sentence = np.asarray(logits.next_sentence)[:, 0]
+    np.testing.assert_allclose(next_sentence, theirs.next_sentence, rtol=0, atol=1e-5)
+    assert np.abs(theirs.mlm).max() > 1  # small numbers would agree whatever they are
+    assert found.global_step == 1234
+    assert found.architecture.hidden_act == "gelu_tanh"
+
+
+def loaded(kind: Callable[..., Any], found: TfCheckpoint) -> Any:
+    """A model with the numbers read, float32."""
+    parts: dict[str, Any] = {
+        "architecture": found.architecture,
+        "execution": Execution(dtype="float32"),
+    }
+    if kind is Bert:
+        parts["heads"] = found.heads
+    graphdef = nnx.split(nnx.eval_shape(lambda: kind(**parts, rngs=nnx.Rngs(params=0))))[0]
+    return nnx.merge(graphdef, jax.tree.map(jnp.asarray, found.params))
+
+
+def test_a_checkpoint_with_slots_and_step_comes_back_byte_for_byte(tmp_path: Path) -> None:
+    variables = with_slots(draw(pretraining_shapes(SMALL), seed=2))
+    found = read_tf(saved(tmp_path, variables, global_step=900_000), vocab_size=SMALL.vocab_size)
+    prefix = written(tmp_path / "again", found)
+    assert_same_bytes(read_tf1(prefix), variables | {"global_step": np.array(900_000, np.int64)})
+    assert sorted(path.name for path in prefix.parent.iterdir()) == [
+        "bert_config.json",
+        "bert_model.ckpt.data-00000-of-00001",
+        "bert_model.ckpt.index",
+        "tokenizer_config.json",
+        "vocab.txt",
+    ]
+    again = json.loads((prefix.parent / "bert_config.json").read_text())
+    assert again == json.loads((tmp_path / "bert_config.json").read_text())
+
+
+def test_moments_lie_where_their_parameters_do(tmp_path: Path) -> None:
+    variables = draw(pretraining_shapes(SMALL), seed=3)
+    slots = {f"{name}/adam_m": 2 * value for name, value in variables.items()}
+    slots |= {f"{name}/adam_v": value * value for name, value in variables.items()}
+    found = read_tf(saved(tmp_path, variables | slots), vocab_size=SMALL.vocab_size)
+    assert found.moments is not None
+    assert found.global_step is None
+    jax.tree.map(np.testing.assert_array_equal, found.moments.mu, doubled(found.params))
+    squared = jax.tree.map(np.square, found.params)
+    jax.tree.map(np.testing.assert_array_equal, found.moments.nu, squared)
+
+
+def doubled(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: 2 * leaf, tree)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "heads", "untrained"),
+    [
+        (pretraining_shapes(SMALL), HeadsSection(), "-"),
+        (encoder_shapes(SMALL), HeadsSection(mlm=False, next_sentence=False), "-"),
+        (
+            encoder_shapes(SMALL) | LABELLED,
+            HeadsSection(
+                mlm=False,
+                next_sentence=False,
+                task="sequence_classification",
+                labels=("LABEL_0", "LABEL_1", "LABEL_2"),
+                problem="single_label",
+            ),
+            "-",
+        ),
+        (
+            encoder_shapes(SMALL) | SQUAD,
+            HeadsSection(mlm=False, next_sentence=False, task="question_answering"),
+            "bert/pooler",
+        ),
+    ],
+    ids=["run_pretraining", "BertModel", "run_classifier", "run_squad"],
+)
+def test_heads_are_found_and_come_back_byte_for_byte(
+    tmp_path: Path, shapes: dict[str, tuple[int, ...]], heads: HeadsSection, untrained: str
+) -> None:
+    variables = with_slots(draw(shapes, seed=4), without=untrained)
+    found = read_tf(saved(tmp_path, variables), vocab_size=SMALL.vocab_size)
+    assert found.heads == heads
+    assert_same_bytes(read_tf1(written(tmp_path / "again", found)), variables)
+
+
+@pytest.mark.parametrize("head", [LABELLED, SQUAD], ids=["classification", "squad"])
+def test_a_fine_tuned_head_computes_what_the_release_computes(
+    tmp_path: Path, head: dict[str, tuple[int, ...]]
+) -> None:
+    variables = draw(encoder_shapes(SMALL) | head, seed=6)
+    model = loaded(Bert, read_tf(saved(tmp_path, variables), vocab_size=SMALL.vocab_size))
+    hidden = np.random.default_rng(7).standard_normal((2, 9, SMALL.hidden_size), np.float32)
+    ours = model.task_logits(jnp.asarray(hidden))
+    if head is LABELLED:
+        dense = variables["bert/pooler/dense/kernel"], variables["bert/pooler/dense/bias"]
+        hidden = np.tanh(hidden[:, 0] @ dense[0] + dense[1])
+    weights, bias = (variables[name] for name in head)
+    np.testing.assert_allclose(ours, hidden @ weights.T + bias, rtol=0, atol=1e-5)
+
+
+def test_labels_that_are_given_name_the_outputs(tmp_path: Path) -> None:
+    prefix = saved(tmp_path, draw(encoder_shapes(SMALL) | LABELLED, seed=8))
+    names = ("contradiction", "entailment", "neutral")
+    assert read_tf(prefix, vocab_size=SMALL.vocab_size, labels=names).heads.labels == names
+    with pytest.raises(UserError, match="labels found 2 names, but the classifier has 3 outputs"):
+        read_tf(prefix, vocab_size=SMALL.vocab_size, labels=names[:2])
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    layers=st.integers(1, 12),
+    heads=st.integers(1, 4),
+    columns=st.integers(1, 8),
+    vocab_size=st.integers(1, 400),
+    task=st.sampled_from([None, "sequence_classification", "question_answering"]),
+)
+def test_the_table_names_every_variable_of_the_release_and_no_other(
+    layers: int, heads: int, columns: int, vocab_size: int, task: Any
+) -> None:
+    config = SMALL._replace(
+        vocab_size=vocab_size,
+        hidden_size=heads * columns,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+    )
+    labels = ("a", "b", "c") if task == "sequence_classification" else ()
+    shapes = model_shapes(Architecture(**config._asdict()), HeadsSection(task=task, labels=labels))
+    slots = expand(tf_names.names(task), shapes, vocab_size=vocab_size)
+    theirs = pretraining_shapes(config)
+    if task == "sequence_classification":
+        theirs |= {"output_weights": (3, config.hidden_size), "output_bias": (3,)}
+    if task == "question_answering":
+        theirs |= {"cls/squad/output_weights": (2, config.hidden_size)}
+        theirs |= {"cls/squad/output_bias": (2,)}
+    assert {slot.name: slot.shape for slot in slots} == theirs
+    assert len(slots) == len(theirs)
+
+
+def test_read_only_arrays_of_jax_are_written_too(tmp_path: Path) -> None:
+    variables = draw(pretraining_shapes(SMALL), seed=9)
+    found = read_tf(saved(tmp_path, variables), vocab_size=SMALL.vocab_size)
+    on_device = jax.tree.map(jnp.asarray, found.params)
+    assert_same_bytes(read_tf1(written(tmp_path / "again", found, params=on_device)), variables)

@@ -1,0 +1,201 @@
+"""2018 checkpoints that are damaged or another model's, and models that the format cannot say."""
+
+from __future__ import annotations
+
+import pydoc_data.topics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.interop.tf_bert import read_tf, write_tf
+from bert_jax.model.config import Architecture, HeadsSection
+from bert_jax.text.sentence_piece import SentencePieceTokenizer
+from bert_jax.text.train_sentencepiece import train_sentencepiece
+from tests.interop.reference_modeling import draw, encoder_shapes, pretraining_shapes
+from tests.interop.tf1_writer import (
+    LABELLED,
+    SMALL,
+    SQUAD,
+    saved,
+    with_slots,
+    wordpiece,
+    write_config,
+)
+
+
+def refused(path: Path, *, vocab_size: int = SMALL.vocab_size) -> str:
+    with pytest.raises(UserError) as raised:
+        read_tf(path, vocab_size=vocab_size)
+    (line,) = str(raised.value).splitlines()
+    return line
+
+
+def test_a_directory_stands_for_its_one_checkpoint(tmp_path: Path) -> None:
+    variables = draw(encoder_shapes(SMALL), seed=10)
+    prefix = saved(tmp_path, variables)
+    assert read_tf(tmp_path, vocab_size=SMALL.vocab_size).heads.mlm is False
+    assert "did you mean" in refused(prefix.with_name("bert_modl.ckpt"))
+    (tmp_path / "model.ckpt-7.index").write_bytes(b"")
+    assert "found checkpoints bert_model.ckpt, model.ckpt-7, allowed: one" in refused(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert "found no checkpoint" in refused(tmp_path / "empty")
+
+
+def drop(variables: dict[str, np.ndarray]) -> None:
+    del variables["bert/encoder/layer_1/output/dense/bias"]
+
+
+def add(variables: dict[str, np.ndarray]) -> None:
+    variables["bert/encoder/layer_3/output/dense/bias"] = np.zeros(48, np.float32)
+
+
+def reshape(variables: dict[str, np.ndarray]) -> None:
+    variables["bert/pooler/dense/kernel"] = np.zeros((48, 47), np.float32)
+
+
+def retype(variables: dict[str, np.ndarray]) -> None:
+    variables["bert/pooler/dense/kernel"] = np.zeros((48, 48), np.int32)
+
+
+def drop_slot(variables: dict[str, np.ndarray]) -> None:
+    variables |= with_slots(variables)
+    del variables["bert/pooler/dense/kernel/adam_v"]
+
+
+def stray_slot(variables: dict[str, np.ndarray]) -> None:
+    variables["bert/none/adam_m"] = np.zeros(3, np.float32)
+
+
+def two_tasks(variables: dict[str, np.ndarray]) -> None:
+    variables |= draw(LABELLED | SQUAD, seed=0)
+
+
+def only_gpt(variables: dict[str, np.ndarray]) -> None:
+    variables.clear()
+    variables |= {
+        "model/wte": np.zeros((261, 48), np.float32),
+        "model/h0/attn/c_attn/w": np.zeros((1, 48, 144), np.float32),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (drop, "tensor bert/encoder/layer_1/output/dense/bias is missing"),
+        (add, "tensor bert/encoder/layer_3/output/dense/bias is not part of the model"),
+        (reshape, "bert/pooler/dense/kernel found shape [48, 47], the configuration says [48, 48]"),
+        (retype, "bert/pooler/dense/kernel found type int32, allowed: float32"),
+        (drop_slot, "tensor bert/pooler/dense/kernel/adam_v is missing"),
+        (stray_slot, "tensor bert/none/adam_m is not part of the model"),
+        (two_tasks, "allowed: one fine-tuned head"),
+        (only_gpt, "is not part of the model here"),
+    ],
+)
+def test_tensors_that_are_not_the_models_are_named(
+    tmp_path: Path, change: Callable[[dict[str, np.ndarray]], None], said: str
+) -> None:
+    variables = draw(pretraining_shapes(SMALL), seed=11)
+    change(variables)
+    assert said in refused(saved(tmp_path, variables))
+
+
+def test_files_that_are_damaged_or_missing_are_named(tmp_path: Path) -> None:
+    prefix = saved(tmp_path, draw(pretraining_shapes(SMALL), seed=12))
+    data = tmp_path / "bert_model.ckpt.data-00000-of-00001"
+    whole = data.read_bytes()
+    data.write_bytes(whole[: len(whole) // 2])
+    assert f"{prefix}: tensor " in (cut := refused(prefix)), cut
+    assert "cut off" in cut
+    flipped = bytearray(whole)
+    flipped[len(whole) // 3] ^= 1
+    data.write_bytes(bytes(flipped))
+    assert "cannot be read" in refused(prefix)
+    data.unlink()
+    assert "is a .data-* file missing" in refused(prefix)
+    data.write_bytes(whole)
+    index = tmp_path / "bert_model.ckpt.index"
+    index.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    assert f"{index}: no index of a TensorFlow checkpoint" in refused(prefix)
+    assert "no such directory" in refused(tmp_path / "nowhere" / "bert_model.ckpt")
+
+
+def test_a_configuration_that_contradicts_is_refused(tmp_path: Path) -> None:
+    prefix = saved(tmp_path, draw(pretraining_shapes(SMALL), seed=13))
+    assert "vocab_size found 261, but the tokenizer has 260" in refused(prefix, vocab_size=260)
+    write_config(tmp_path, SMALL._replace(num_hidden_layers=2))
+    assert "tensor bert/encoder/layer_2/" in refused(prefix)
+    write_config(tmp_path, SMALL, hidden_act="gelu_new")
+    assert 'hidden_act found "gelu_new", allowed: gelu, relu' in refused(prefix)
+    (tmp_path / "bert_config.json").unlink()
+    assert "bert_config.json: no such file" in refused(prefix)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "heads", "tokenizer", "said"),
+    [
+        ({"hidden_act": "gelu_erf"}, {}, {}, "model.hidden_act: found gelu_erf"),
+        ({"layer_norm_eps": 1e-5}, {}, {}, "model.layer_norm_eps: found 1e-05"),
+        ({}, {"task": "token_classification", "labels": ("a",)}, {}, "found token_classification"),
+        (
+            {},
+            {"task": "sequence_classification", "labels": ("a",), "problem": "regression"},
+            {},
+            "model.heads.problem: found regression",
+        ),
+        ({}, {}, {"strip_accents": False}, "tokenizer: found strip_accents False"),
+    ],
+)
+def test_what_the_format_cannot_say_is_refused_before_anything_is_written(
+    tmp_path: Path, architecture: Any, heads: Any, tokenizer: Any, said: str
+) -> None:
+    with pytest.raises(UserError) as raised:
+        write_tf(
+            tmp_path,
+            architecture=Architecture(**(SMALL._asdict() | architecture)),
+            heads=HeadsSection(**heads),
+            params={},
+            tokenizer=wordpiece(**tokenizer),
+        )
+    assert said in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sentencepiece_vocabulary_is_refused(tmp_path: Path) -> None:
+    trained = train_sentencepiece(
+        pydoc_data.topics.topics["assignment"].splitlines(),
+        algorithm="unigram",
+        size=200,
+        unused_slots=0,
+        character_coverage=1.0,
+        max_line_bytes=8192,
+    )
+    tokenizer = SentencePieceTokenizer(trained, lower_case=True)
+    with pytest.raises(UserError, match="found a SentencePieceTokenizer, allowed in the 2018"):
+        write_tf(
+            tmp_path,
+            architecture=Architecture(**SMALL._asdict()),
+            heads=HeadsSection(),
+            params={},
+            tokenizer=tokenizer,
+        )
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    found = read_tf(saved(tmp_path, draw(encoder_shapes(SMALL), seed=14)), vocab_size=261)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UserError, match=r"bert_model\.ckpt: cannot be written"):
+        write_tf(tmp_path / "file", **{**found._asdict(), "tokenizer": wordpiece()})
+
+
+def test_without_tensorflow_one_line_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = saved(tmp_path, draw(encoder_shapes(SMALL), seed=15))
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    assert "pip install 'bert-jax[tf]'" in refused(prefix)
