@@ -71,16 +71,18 @@ def main() -> None:
 
 
 def measure(size: str, formats: list[str]) -> dict[str, Cost]:
-    """Returns the costs by name: import, and an export for each format."""
+    """Returns the costs by name: imports, and an export for each format."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         source, run = root / "source", root / "run"
         write_source(source, size)
         verb = [sys.executable, "-m", "bert_jax.cli"]
-        costs = {"import": timed([*verb, "import", str(source), str(run)])}
+        costs = {"import_hf": timed([*verb, "import", str(source), str(run)])}
         for to in formats:
             command = [*verb, "export", str(run), str(root / to), "--to", to]
             costs[f"export_{to}"] = timed(command)
+        if "tf" in formats:
+            costs["import_tf"] = timed([*verb, "import", str(root / "tf"), str(root / "back")])
         if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
             command = [sys.executable, "-c", PEER, str(source), str(root / "peer")]
             costs["hf_torch_both"] = timed(command)

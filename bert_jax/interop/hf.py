@@ -22,6 +22,7 @@ from bert_jax.interop.hf_config import (
     read_class,
     read_labels,
     read_problem,
+    read_task_dropout,
     write_config,
 )
 from bert_jax.interop.hf_names import IGNORED, TASK_NAMES, TIED, WORDS, modern, names
@@ -154,9 +155,7 @@ def _heads_found(
             f"{', '.join(name for name, parts in CLASSES.items() if parts[3])}"
         )
     labels = read_labels(config, source) if task in _LABELLED else ()
-    problem = None
-    if task == "sequence_classification":
-        problem = read_problem(config, labels, source)
+    problem = read_problem(config, source) if task == "sequence_classification" else None
     return HeadsSection(
         pooler=promised_pooler or f"{prefix}pooler.dense.weight" in specs,
         mlm=promised_mlm or "cls.predictions.transform.dense.weight" in specs,
@@ -164,6 +163,7 @@ def _heads_found(
         task=task,
         labels=labels,
         problem=problem,
+        task_dropout=read_task_dropout(config, source) if task is not None else None,
     )
 
 

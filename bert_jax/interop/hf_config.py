@@ -136,20 +136,34 @@ def read_labels(config: Mapping[str, Any], source: Path) -> tuple[str, ...]:
     return tuple(by_id[index] for index in wanted)
 
 
-def read_problem(config: Mapping[str, Any], labels: tuple[str, ...], source: Path) -> ProblemName:
-    """Returns what a sequence classifier's outputs mean; one output alone is a regression.
+def read_problem(config: Mapping[str, Any], source: Path) -> ProblemName | None:
+    """Returns what a sequence classifier's outputs mean, where the file says it.
 
     Raises:
         UserError: a problem_type that is not known.
     """
     said = config.get("problem_type")
     if said is None:
-        return "regression" if len(labels) == 1 else "single_label"
+        return None
     for name, theirs in PROBLEMS.items():
         if said == theirs:
             return name
     allowed = ", ".join(PROBLEMS.values())
     raise UserError(f'{source}: problem_type found "{said}", allowed: {allowed}')
+
+
+def read_task_dropout(config: Mapping[str, Any], source: Path) -> float | None:
+    """Returns the dropout before a task head, where it is not the encoder's.
+
+    Raises:
+        UserError: not a rate.
+    """
+    rate = config.get("classifier_dropout")
+    if rate is None:
+        return None
+    if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 <= rate < 1:
+        raise UserError(f"{source}: classifier_dropout found {rate!r}, allowed: 0 to below 1")
+    return float(rate)
 
 
 def write_config(
@@ -174,6 +188,8 @@ def write_config(
     if heads.labels and CLASSES[kind][3] is not None:
         config["id2label"] = {str(index): label for index, label in enumerate(heads.labels)}
         config["label2id"] = {label: index for index, label in enumerate(heads.labels)}
+    if heads.task_dropout is not None and CLASSES[kind][3] is not None:
+        config["classifier_dropout"] = heads.task_dropout
     if heads.problem is not None and kind == "BertForSequenceClassification":
         config["problem_type"] = PROBLEMS[heads.problem]
     return config
@@ -196,6 +212,7 @@ def heads_of(kind: str, heads: HeadsSection, *, pooler: bool) -> HeadsSection:
         task=task,
         labels=heads.labels if labelled else (),
         problem=heads.problem if task == "sequence_classification" else None,
+        task_dropout=heads.task_dropout if task is not None else None,
     )
 
 

@@ -88,7 +88,8 @@ class HeadsSection(Section):
     next_sentence: bool = True
     task: TaskName | None = None
     labels: tuple[str, ...] = ()
-    problem: ProblemName | None = None  # of sequence classification
+    problem: ProblemName | None = None  # of sequence classification; None: not said
+    task_dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)  # None: as hidden
 
     @property
     def pretraining(self) -> bool:

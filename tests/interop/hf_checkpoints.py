@@ -1,0 +1,175 @@
+"""Hugging Face checkpoints made for the tests, and runs imported from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+import torch
+from flax import nnx
+from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
+
+from bert_jax.interop.hf_config import BARE, CLASSES
+from bert_jax.interop.hf_names import names
+from bert_jax.interop.mapping import expand, their_tensors
+from bert_jax.model.bert import Bert
+from bert_jax.train.state import define_model
+from bert_jax.verbs.evaluate import load_params
+from bert_jax.verbs.import_checkpoint import import_checkpoint
+from bert_jax.verbs.run_dir import Run, open_run
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+class Imported(NamedTuple):
+    """A run directory that `import` wrote, opened."""
+
+    run: Run
+    params: dict[str, Any]  # nested dict of numpy arrays
+
+    @property
+    def model(self) -> Bert:
+        """The run's model with its parameters."""
+        return bind(self.run.build, self.params)
+
+    def theirs(self, tree: Any, *, kind: str = "BertForPreTraining") -> dict[str, np.ndarray]:
+        """Parameters, gradients or any tree like them under Hugging Face's names and shapes."""
+        prefix = "" if kind == BARE else "bert."
+        vocab = self.run.architecture.vocab_size
+        slots = expand(names(prefix, CLASSES[kind][3]), tree, vocab_size=vocab)
+        return dict(their_tensors(tree, slots))
+
+
+def bind(build: Callable[[nnx.Rngs], Any], params: Any) -> Any:
+    """The model that `build` makes, with these parameters."""
+    return nnx.merge(define_model(build).graphdef, jax.tree.map(jnp.asarray, params))
+
+
+def hf_config(**changes: Any) -> BertConfig:
+    """A small configuration, so wide a start that no activation is nearly linear."""
+    values: dict[str, Any] = {
+        "vocab_size": 150,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 40,
+        "initializer_range": 0.2,
+        "attn_implementation": "eager",
+    }
+    return BertConfig(**(values | changes))
+
+
+def hf_model(
+    kind: Callable[..., Model], config: BertConfig, *, seed: int = 0, **options: Any
+) -> Model:
+    """A model with random weights, in evaluation mode.
+
+    Fresh biases are 0 and fresh scales 1: noise makes a swapped or forgotten one visible.
+    """
+    torch.manual_seed(seed)
+    model = kind(config, **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def save(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
+    """Saves a model as `save_pretrained` does, with a vocabulary of its size beside it."""
+    model.save_pretrained(directory, **options)
+    write_tokenizer(directory, model.config.vocab_size)
+    return directory
+
+
+def write_tokenizer(directory: Path, vocab_size: int) -> None:
+    """Writes vocab.txt and tokenizer_config.json."""
+    pieces = [*SPECIAL, *(f"w{index}" for index in range(vocab_size - len(SPECIAL)))]
+    (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    settings = {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def import_run(source: Path, run_dir: Path) -> Imported:
+    """Imports a checkpoint through the verb and opens the run directory that it wrote."""
+    return read_run(import_checkpoint(str(source), str(run_dir)))
+
+
+def read_run(run_dir: Path) -> Imported:
+    """Opens a run directory and reads its last checkpoint."""
+    run = open_run(run_dir)
+    loaded = load_params(run, checkpoint="last", one_device=True)
+    return Imported(run, jax.device_get(loaded.params))
+
+
+def mixed_batch(
+    config: PreTrainedConfig,
+    *,
+    rows: int = 5,
+    length: int = 24,
+    predictions: int = 6,
+    seed: int = 7,
+) -> dict[str, np.ndarray]:
+    """Rows of unequal length with unequal numbers of masks at distinct positions.
+
+    [PAD] stands nowhere but in the padding, as in any text: torch gives its row no gradient.
+    """
+    rng = np.random.default_rng(seed)
+    lengths = np.linspace(predictions + 1, length, rows).astype(int)
+    inside = np.arange(length) < lengths[:, None]
+    counts = rng.integers(1, predictions + 1, rows)
+    positions = np.stack([rng.permutation(span)[:predictions] for span in lengths])
+    ids = rng.integers(1, config.vocab_size, (rows, length))
+    types = rng.integers(0, config.type_vocab_size, (rows, length))
+    return {
+        "input_ids": np.where(inside, ids, 0).astype(np.int32),
+        "token_type_ids": np.where(inside, types, 0).astype(np.int32),
+        "segment_ids": inside.astype(np.int32),
+        "masked_lm_positions": positions.astype(np.int32),
+        "masked_lm_ids": rng.integers(1, config.vocab_size, positions.shape).astype(np.int32),
+        "masked_lm_weights": (np.arange(predictions) < counts[:, None]).astype(np.float32),
+        "cls_positions": np.zeros((rows, 1), np.int32),
+        "next_sentence_labels": rng.integers(0, 2, (rows, 1)).astype(np.int32),
+        "next_sentence_weights": np.ones((rows, 1), np.float32),
+    }
+
+
+def torch_inputs(batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """What Hugging Face's models take of a batch."""
+    ours = {"input_ids": "input_ids", "token_type_ids": "token_type_ids"}
+    ours["attention_mask"] = "segment_ids"
+    return {theirs: torch.from_numpy(batch[name]).long() for theirs, name in ours.items()}
+
+
+def release_loss(model: PreTrainedModel, batch: Mapping[str, np.ndarray]) -> torch.Tensor:
+    """The release's loss from Hugging Face's logits: Σ(w·nll)/(Σw + 1e-5) + mean NSP nll.
+
+    Source: `get_masked_lm_output` and `get_next_sentence_output` in google-research/bert
+    `run_pretraining.py`.
+    """
+    output = model(**torch_inputs(batch))
+    positions = torch.from_numpy(batch["masked_lm_positions"]).long()
+    weights = torch.from_numpy(batch["masked_lm_weights"])
+    row = torch.arange(len(positions))[:, None].expand_as(positions)
+    logits = output.prediction_logits[row, positions]
+    labels = torch.from_numpy(batch["masked_lm_ids"]).long()
+    nll = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), reduction="none"
+    )
+    following = torch.from_numpy(batch["next_sentence_labels"][:, 0]).long()
+    nsp = torch.nn.functional.cross_entropy(output.seq_relationship_logits, following)
+    return (weights.flatten() * nll).sum() / (weights.sum() + 1e-5) + nsp
+
+
+def stored(directory: Path) -> dict[str, np.ndarray]:
+    """The tensors of a model.safetensors."""
+    return safetensors.numpy.load_file(directory / "model.safetensors")

@@ -1,0 +1,59 @@
+"""The release's `AdamWeightDecayOptimizer` and its schedule, over a PyTorch model.
+
+Source: google-research/bert `optimization.py`, `create_optimizer` and `apply_gradients`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+BETA1, BETA2, EPSILON, DECAY, CLIP = 0.9, 0.999, 1e-6, 0.01, 1.0
+EXCLUDED = ("LayerNorm", "layer_norm", "bias")
+
+
+class ReferenceAdamW:
+    """Clips by the global norm; Adam without bias correction; decay; warm-up, then a line to 0."""
+
+    def __init__(
+        self, model: torch.nn.Module, *, peak: float, train_steps: int, warmup_steps: int
+    ) -> None:
+        self.params = dict(model.named_parameters())
+        self.m = {name: torch.zeros_like(param) for name, param in self.params.items()}
+        self.v = {name: torch.zeros_like(param) for name, param in self.params.items()}
+        self.peak, self.train_steps, self.warmup_steps = peak, train_steps, warmup_steps
+        self.global_step = 0
+        self.norms: list[float] = []  # of every step's gradients, before clipping
+
+    @property
+    def rate(self) -> float:
+        """`polynomial_decay` to 0 with power 1; warm-up replaces its beginning."""
+        done = min(self.global_step, self.train_steps)
+        if self.global_step < self.warmup_steps:
+            return self.peak * self.global_step / self.warmup_steps
+        return self.peak * (1.0 - done / self.train_steps)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step with the gradients that `backward` left; they are cleared."""
+        grads = {name: gradient(param) for name, param in self.params.items()}
+        norm = torch.stack([grad.double().norm() for grad in grads.values()]).norm()
+        self.norms.append(float(norm))
+        factor = float(CLIP / torch.clamp(norm, min=CLIP))  # tf.clip_by_global_norm
+        for name, param in self.params.items():
+            grad = grads[name] * factor
+            self.m[name] = BETA1 * self.m[name] + (1.0 - BETA1) * grad
+            self.v[name] = BETA2 * self.v[name] + (1.0 - BETA2) * grad**2
+            update = self.m[name] / (torch.sqrt(self.v[name]) + EPSILON)
+            if not any(re.search(pattern, name) for pattern in EXCLUDED):
+                update += DECAY * param
+            param -= self.rate * update
+            param.grad = None
+        self.global_step += 1
+
+
+def gradient(param: torch.nn.Parameter) -> torch.Tensor:
+    """What `backward` left; a parameter that it did not reach is a mistake of the test."""
+    assert param.grad is not None
+    return param.grad

@@ -1,0 +1,148 @@
+"""The same numbers, however a Hugging Face checkpoint keeps them on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from transformers import BertForPreTraining
+
+from bert_jax.interop.hf_names import DECODER_BIAS, DECODER_WEIGHT, MLM_BIAS, WORDS
+from tests.interop.hf_checkpoints import hf_config, hf_model, import_run, save, write_tokenizer
+
+Tensors = dict[str, torch.Tensor]
+Writer = Callable[[BertForPreTraining, Path], None]
+
+
+def sharded(model: BertForPreTraining, directory: Path) -> None:
+    """Several files and an index."""
+    model.save_pretrained(directory, max_shard_size="40KB")
+    assert len(list(directory.glob("model-*.safetensors"))) > 2
+    assert (directory / "model.safetensors.index.json").exists()
+
+
+def pickled(model: BertForPreTraining, directory: Path) -> None:
+    """pytorch_model.bin as today's PyTorch writes it: a zip, tied tensors under both names."""
+    model.config.save_pretrained(directory)
+    torch.save(model.state_dict(), directory / "pytorch_model.bin")
+
+
+def pickled_before_zip(model: BertForPreTraining, directory: Path) -> None:
+    """pytorch_model.bin as PyTorch wrote it before 1.6."""
+    model.config.save_pretrained(directory)
+    torch.save(
+        model.state_dict(),
+        directory / "pytorch_model.bin",
+        _use_new_zipfile_serialization=False,
+    )
+
+
+def old_names(tensors: Tensors) -> Tensors:
+    """As in the first exports: LayerNorm's gamma and beta; position ids, the decoder's own copy."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        stem, _, last = name.rpartition(".")
+        if stem.endswith("LayerNorm"):
+            last = {"weight": "gamma", "bias": "beta"}[last]
+        renamed[f"{stem}.{last}"] = tensor.clone()
+    positions = tensors["bert.embeddings.position_embeddings.weight"].shape[0]
+    return renamed | {
+        "bert.embeddings.position_ids": torch.arange(positions)[None],
+        DECODER_WEIGHT: tensors[f"bert.{WORDS}"].clone(),
+        DECODER_BIAS: tensors[MLM_BIAS].clone(),
+    }
+
+
+def old_safetensors(model: BertForPreTraining, directory: Path) -> None:
+    """Old names in the new format."""
+    model.save_pretrained(directory)
+    path = directory / "model.safetensors"
+    renamed = old_names(safetensors.torch.load_file(path))
+    safetensors.torch.save_file(renamed, path, metadata={"format": "pt"})
+
+
+def old_pickle(model: BertForPreTraining, directory: Path) -> None:
+    """Old names in the old format."""
+    model.config.save_pretrained(directory)
+    torch.save(old_names(dict(model.named_parameters())), directory / "pytorch_model.bin")
+
+
+WRITERS: dict[str, Writer] = {
+    "sharded": sharded,
+    "pickled": pickled,
+    "pickled-before-zip": pickled_before_zip,
+    "old-safetensors": old_safetensors,
+    "old-pickle": old_pickle,
+}
+
+
+def model(dtype: torch.dtype = torch.float32) -> BertForPreTraining:
+    """The same model at every call, cast."""
+    made = hf_model(BertForPreTraining, hf_config())
+    torch.nn.Module.to(made, dtype)
+    return made
+
+
+def imported(directory: Path, run_dir: Path) -> dict[str, np.ndarray]:
+    found = import_run(directory, run_dir)
+    return found.theirs(found.params)
+
+
+def assert_is(found: dict[str, np.ndarray], expected: BertForPreTraining) -> None:
+    wanted = {name: param.detach().float() for name, param in expected.named_parameters()}
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == np.float32, name
+        np.testing.assert_array_equal(found[name], tensor.numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_layout_of_files_gives_the_same_numbers(writer: str, tmp_path: Path) -> None:
+    directory = tmp_path / "hf"
+    directory.mkdir()
+    WRITERS[writer](model(), directory)
+    write_tokenizer(directory, model().config.vocab_size)
+    assert_is(imported(directory, tmp_path / "run"), model())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["safetensors", "pickled"])
+def test_half_precision_is_widened_and_nothing_else(
+    dtype: torch.dtype, layout: str, tmp_path: Path
+) -> None:
+    half = model(dtype)
+    directory = save(half, tmp_path / "hf")
+    if layout == "pickled":
+        (directory / "model.safetensors").unlink()
+        torch.save(half.state_dict(), directory / "pytorch_model.bin")
+    found = imported(directory, tmp_path / "run")
+    assert_is(found, half)
+    word = "bert.embeddings.word_embeddings.weight"
+    assert (found[word] != model().get_parameter(word).detach().numpy()).any()
+
+
+def test_heads_are_read_that_the_configuration_does_not_speak_of(tmp_path: Path) -> None:
+    """The released English checkpoints say BertForMaskedLM, with pooler and next-sentence head."""
+    directory = save(model(), tmp_path / "hf")
+    config_file = directory / "config.json"
+    config = json.loads(config_file.read_text()) | {"architectures": ["BertForMaskedLM"]}
+    config_file.write_text(json.dumps(config))
+    found = import_run(directory, tmp_path / "run")
+    assert found.run.heads.pretraining
+    assert_is(found.theirs(found.params), model())
+
+
+def test_the_tensors_left_out_are_named_in_the_runs_provenance(tmp_path: Path) -> None:
+    directory = tmp_path / "hf"
+    directory.mkdir()
+    old_safetensors(model(), directory)
+    write_tokenizer(directory, model().config.vocab_size)
+    import_run(directory, tmp_path / "run")
+    provenance = json.loads((tmp_path / "run" / "provenance.json").read_text())
+    left_out = {"bert.embeddings.position_ids", DECODER_WEIGHT, DECODER_BIAS}
+    assert provenance["tensors_ignored"].keys() == left_out

@@ -1,0 +1,262 @@
+"""Every class of Hugging Face's goes in and out again, and a run of our own goes out."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from etils import epath
+from flax import nnx
+from transformers import AutoTokenizer, BertConfig, PreTrainedModel
+
+from bert_jax.config import RunConfig
+from bert_jax.interop.hf_config import CLASSES
+from bert_jax.model.config import ModelSection, resolve_architecture
+from bert_jax.text import load_tokenizer
+from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.sections import CheckpointSection
+from bert_jax.verbs.export import export
+from bert_jax.verbs.run_dir import CHECKPOINTS, open_run, write_run
+from tests.interop.hf_checkpoints import (
+    Imported,
+    hf_config,
+    hf_model,
+    import_run,
+    mixed_batch,
+    read_run,
+    save,
+    stored,
+    torch_inputs,
+    write_tokenizer,
+)
+
+LABELS = {0: "against", 1: "neutral", 2: "for"}
+THREE = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}}
+SINGLE = "single_label_classification"
+
+# What to call it: class, changes of the configuration, options of the class.
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "pretraining": ("BertForPreTraining", {"hidden_act": "gelu_new"}, {}),
+    "masked-lm": ("BertForMaskedLM", {}, {}),
+    "next-sentence": ("BertForNextSentencePrediction", {"hidden_act": "relu"}, {}),
+    "sequence": ("BertForSequenceClassification", {**THREE, "problem_type": SINGLE}, {}),
+    "sequence-multi-label": (
+        "BertForSequenceClassification",
+        {**THREE, "problem_type": "multi_label_classification"},
+        {},
+    ),
+    "sequence-unsaid": (
+        "BertForSequenceClassification",
+        {**THREE, "classifier_dropout": 0.3},
+        {},
+    ),
+    "sequence-regression": (
+        "BertForSequenceClassification",
+        {"num_labels": 1, "problem_type": "regression"},
+        {},
+    ),
+    "multiple-choice": ("BertForMultipleChoice", {}, {}),
+    "token": ("BertForTokenClassification", THREE, {}),
+    "question-answering": ("BertForQuestionAnswering", {"hidden_act": "gelu_new"}, {}),
+    "bare": ("BertModel", {"num_hidden_layers": 3}, {}),
+    "bare-without-pooler": ("BertModel", {}, {"add_pooling_layer": False}),
+}
+ROWS = 6
+TASKS = [name for name, (kind, _, _) in CASES.items() if CLASSES[kind][3] is not None]
+
+
+class Journey(NamedTuple):
+    """A checkpoint of Hugging Face's, the run made of it, and the checkpoint made of that."""
+
+    kind: str
+    model: PreTrainedModel
+    source: Path
+    found: Imported
+    output: Path
+
+
+@functools.cache
+def journey(where: Path, case: str) -> Journey:
+    """Saves, imports and exports."""
+    kind, changes, options = CASES[case]
+    model = hf_model(getattr(transformers, kind), hf_config(**changes), **options)
+    source = save(model, where / case)
+    found = import_run(source, where / f"{case}-run")
+    output = export(str(where / f"{case}-run"), str(where / f"{case}-out"), to="hf", kind=kind)
+    return Journey(kind, model, source, found, output)
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("round_trip")
+
+
+def loaded(kind: str, directory: Path, **options: Any) -> PreTrainedModel:
+    """What `from_pretrained` makes of a directory, after checking that it found no fault."""
+    model, faults = getattr(transformers, kind).from_pretrained(
+        directory, output_loading_info=True, attn_implementation="eager", **options
+    )
+    assert {name: list(found) for name, found in faults.items() if found} == {}
+    return model.eval()
+
+
+def test_the_cases_are_every_class() -> None:
+    assert {kind for kind, _, _ in CASES.values()} == CLASSES.keys()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_tensor_comes_back_byte_for_byte(where: Path, case: str) -> None:
+    travelled = journey(where, case)
+    before, after = stored(travelled.source), stored(travelled.output)
+    assert after.keys() == before.keys()
+    for name, tensor in before.items():
+        assert (after[name].dtype, after[name].shape) == (tensor.dtype, tensor.shape), name
+        assert after[name].tobytes() == tensor.tobytes(), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_configuration_comes_back(where: Path, case: str) -> None:
+    _, model, _, _, output = journey(where, case)
+    before, after = model.config.to_dict(), BertConfig.from_pretrained(output).to_dict()
+    assert {key: value for key, value in after.items() if before[key] != value} == {}
+    assert json.loads((output / "config.json").read_text())["architectures"] == [CASES[case][0]]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_hugging_face_loads_what_comes_back_and_computes_the_same(where: Path, case: str) -> None:
+    kind, model, _, _, output = journey(where, case)
+    again = loaded(kind, output, **CASES[case][2])
+    for before, after in zip(answers(model), answers(again), strict=True):
+        assert before.tobytes() == after.tobytes()
+
+
+@pytest.mark.parametrize("case", TASKS)
+def test_task_logits_are_those_of_hugging_face(where: Path, case: str) -> None:
+    _, model, _, found, _ = journey(where, case)
+    task, batch = found.run.heads.task, mixed_batch(model.config, rows=ROWS)
+    expected = answers(model)
+    theirs = np.stack(expected, axis=-1) if task == "question_answering" else expected[0]
+    if task == "multiple_choice":
+        theirs = theirs.reshape(ROWS, 1)  # a choice is a row
+    bound = found.model
+    ours = np.asarray(bound.task_logits(bound.hidden(jax_batch(batch), dropout_key=None)))
+    assert ours.dtype == np.float32
+    assert ours.shape == theirs.shape
+    if not found.run.heads.reads_pooled:
+        real = batch["segment_ids"] == 1
+        ours, theirs = ours[real], theirs[real]
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("case", "labels", "problem"),
+    [
+        ("sequence", tuple(LABELS.values()), "single_label"),
+        ("sequence-multi-label", tuple(LABELS.values()), "multi_label"),
+        ("sequence-regression", ("LABEL_0",), "regression"),
+        ("token", tuple(LABELS.values()), None),
+        ("multiple-choice", (), None),
+        ("pretraining", (), None),
+    ],
+)
+def test_labels_and_their_meaning_are_kept_in_the_run(
+    where: Path, case: str, labels: tuple[str, ...], problem: str | None
+) -> None:
+    heads = journey(where, case).found.run.heads
+    assert (heads.labels, heads.problem) == (labels, problem)
+
+
+def answers(model: PreTrainedModel) -> list[np.ndarray]:
+    """Everything that a model says to a batch; a multiple choice is one of two rows."""
+    inputs = torch_inputs(mixed_batch(model.config, rows=ROWS))
+    if type(model).__name__ == "BertForMultipleChoice":
+        inputs = {name: rows.unflatten(0, (-1, 2)) for name, rows in inputs.items()}
+    with torch.no_grad():
+        return [found.numpy() for found in model(**inputs).to_tuple()]
+
+
+def jax_batch(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    return {name: jnp.asarray(array) for name, array in batch.items()}
+
+
+@pytest.fixture(scope="module")
+def own_run(where: Path) -> Imported:
+    """A run of ours at its start: fresh parameters, a vocabulary that is padded inside."""
+    root, vocab_size = where / "own", 150
+    tokenizer_dir = where / "own-tokenizer"
+    tokenizer_dir.mkdir()
+    write_tokenizer(tokenizer_dir, vocab_size)
+    section = ModelSection(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=40,
+        initializer_range=0.2,
+        dtype="float32",
+    )
+    write_run(
+        epath.Path(root),
+        RunConfig(model=section),
+        run_dir=str(root),
+        architecture=resolve_architecture(section, vocab_size=vocab_size),
+        tokenizer=load_tokenizer(tokenizer_dir),
+        origin={},
+    )
+    params = nnx.to_pure_dict(nnx.split(open_run(root).build(nnx.Rngs(params=5)))[1])
+    with Checkpointer(root / CHECKPOINTS, CheckpointSection(), best_metric=None) as checkpointer:
+        checkpointer.save_params(params, step=3)
+    return read_run(root)
+
+
+@pytest.mark.parametrize("kind", ["BertForPreTraining", "BertForMaskedLM", "BertModel"])
+def test_a_run_of_our_own_loads_without_a_missing_or_unexpected_key_and_computes_the_same(
+    where: Path, own_run: Imported, kind: str
+) -> None:
+    output = where / f"own-{kind}"
+    export(str(own_run.run.directory), str(output), to="hf", kind=kind)
+    model = loaded(kind, output)
+    assert model.config.vocab_size == own_run.run.architecture.vocab_size == 150
+    arrays = mixed_batch(model.config, rows=ROWS)
+    batch, real = jax_batch(arrays), arrays["segment_ids"] == 1
+    ours = own_run.model
+    hidden = ours.hidden(batch, dropout_key=None)
+    pooled = ours.pooler(hidden[:, :1])
+    everywhere = jnp.broadcast_to(jnp.arange(real.shape[1]), real.shape)
+    mlm = np.asarray(ours.mlm_logits(hidden, everywhere))[real]
+    assert (mlm[:, 150:] < -1e8).all()  # what pads the vocabulary stays here
+    wanted = {
+        "BertForPreTraining": [mlm[:, :150], ours.next_sentence(pooled)[:, 0]],
+        "BertForMaskedLM": [mlm[:, :150]],
+        "BertModel": [np.asarray(hidden)[real], pooled[:, 0]],
+    }
+    found = [answer[real] if answer.ndim == 3 else answer for answer in answers(model)]
+    for answer, expected in zip(found, wanted[kind], strict=True):
+        np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5)
+
+
+def test_the_fullest_class_is_exported_where_none_is_named(where: Path, own_run: Imported) -> None:
+    export(str(own_run.run.directory), str(where / "unnamed"), to="hf")
+    config = json.loads((where / "unnamed" / "config.json").read_text())
+    assert config["architectures"] == ["BertForPreTraining"]
+
+
+def test_what_is_exported_tokenizes_as_the_run(where: Path, own_run: Imported) -> None:
+    output = where / "tokenized"
+    export(str(own_run.run.directory), str(output), to="hf")
+    text = "w1 W7 w12w3 unknown"
+    theirs = AutoTokenizer.from_pretrained(output)
+    assert theirs(text, add_special_tokens=False)["input_ids"] == list(
+        own_run.run.tokenizer.encode(text)
+    )
+    special = own_run.run.tokenizer.special
+    assert theirs("w1", "w2")["input_ids"][0] == special.cls
+    assert theirs.model_max_length == own_run.run.architecture.max_position_embeddings

@@ -1,0 +1,219 @@
+"""Training an import on is what the release's optimizer would do to PyTorch's model.
+
+Our compiled train step against torch's gradients and a transcription of the release's optimizer,
+from the same checkpoint, batch by batch, dropout off.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers import BertForPreTraining
+
+from bert_jax.optim.optimizer import OptimizerSection, make_optimizer
+from bert_jax.optim.schedule import Stretch, linear_schedule
+from bert_jax.parallel.mesh import MeshSection, make_mesh
+from bert_jax.train.compiled import lower_train_step
+from bert_jax.train.state import TrainState, abstract_state, define_model
+from tests.interop.hf_checkpoints import (
+    Imported,
+    bind,
+    hf_config,
+    hf_model,
+    import_run,
+    mixed_batch,
+    release_loss,
+    save,
+    torch_inputs,
+)
+from tests.interop.reference_adamw import CLIP, ReferenceAdamW
+from tests.support import on_mesh, relative_error
+
+STEPS, TRAIN_STEPS, PEAK, WARMUP = 10, 20, 1e-3, 4
+COMPARED = (1, STEPS)
+# Warm-up, steps. The rate at step 0 of a warm-up is 0: without one, the first step counts.
+AFTER = ((0, 1), (0, STEPS), (WARMUP, STEPS))
+
+
+class Trained(NamedTuple):
+    """One side after some steps, under Hugging Face's names; padding is left out."""
+
+    params: dict[str, np.ndarray]
+    mlm: np.ndarray  # [real tokens, vocab]
+    next_sentence: np.ndarray  # [B, 2]
+    losses: list[float]  # of every step so far
+    norms: list[float]  # of every step's gradients, before clipping
+
+
+def train_ours(
+    found: Imported, batches: Sequence[dict[str, np.ndarray]], section: OptimizerSection
+) -> dict[int, Trained]:
+    """The sides after the steps to compare, by the step that the loop compiles."""
+    task = found.run.task
+    definition = define_model(task.build)
+    schedule = linear_schedule(Stretch(TRAIN_STEPS, section.learning_rate, section.warmup_steps))
+    optimizer = make_optimizer(section, schedule, definition.axes)
+    mesh = make_mesh(MeshSection(), jax.devices()[:1])
+    abstract = abstract_state(definition, optimizer, mesh)
+    first = TrainState(
+        step=np.int32(0),
+        rng=np.zeros(2, np.uint32),
+        params=found.params,
+        opt_state=optimizer.init(found.params),
+        healthy=np.bool_(True),
+    )
+    state = jax.tree.map(
+        lambda leaf, like: jax.device_put(np.array(leaf), like.sharding), first, abstract
+    )
+    compared, losses, norms = {}, [], []
+    with jax.set_mesh(mesh):
+        step = lower_train_step(
+            task,
+            definition,
+            optimizer,
+            schedule,
+            abstract,
+            on_mesh(batches[0], mesh),
+            accumulation=1,
+            rng="threefry2x32",
+        ).compile()
+        for count, batch in enumerate(batches, start=1):
+            state, metrics = step(state, on_mesh(batch, mesh))
+            losses.append(float(metrics["loss"][0]))
+            norms.append(float(metrics["gradient_norm"][0]))
+            if count in COMPARED:
+                params = jax.device_get(state.params)
+                logits = logits_of(found, params, batches[0])
+                compared[count] = Trained(found.theirs(params), *logits, [*losses], [*norms])
+    return compared
+
+
+def logits_of(
+    found: Imported, params: Any, batch: dict[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """MLM logits of every real token and next-sentence logits."""
+    real = batch["segment_ids"] == 1
+    everywhere = jnp.broadcast_to(jnp.arange(real.shape[1]), real.shape)
+
+    @jax.jit
+    def compute(params: Any) -> tuple[jax.Array, jax.Array]:
+        model = bind(found.run.build, params)
+        hidden = model.hidden(jax.tree.map(jnp.asarray, batch), dropout_key=None)
+        pooled = model.pooler(hidden[:, :1])
+        return model.mlm_logits(hidden, everywhere), model.next_sentence(pooled)[:, 0]
+
+    mlm, next_sentence = jax.device_get(compute(params))
+    return mlm[real][:, : found.run.architecture.vocab_size], next_sentence
+
+
+def train_hf(
+    model: BertForPreTraining,
+    batches: Sequence[dict[str, np.ndarray]],
+    section: OptimizerSection,
+) -> dict[int, Trained]:
+    """The same by torch and the reference."""
+    optimizer = ReferenceAdamW(
+        model,
+        peak=section.learning_rate,
+        train_steps=TRAIN_STEPS,
+        warmup_steps=section.warmup_steps,
+    )
+    real = batches[0]["segment_ids"] == 1
+    compared, losses = {}, []
+    for count, batch in enumerate(batches, start=1):
+        loss = release_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if count in COMPARED:
+            with torch.no_grad():
+                output = model(**torch_inputs(batches[0]))
+            compared[count] = Trained(
+                parameters(model),
+                output.prediction_logits.numpy()[real],
+                output.seq_relationship_logits.numpy(),
+                [*losses],
+                [*optimizer.norms],
+            )
+    return compared
+
+
+def parameters(model: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {name: param.detach().numpy().copy() for name, param in model.named_parameters()}
+
+
+class Both(NamedTuple):
+    """A checkpoint, and what either side made of it, by steps."""
+
+    start: dict[str, np.ndarray]
+    ours: dict[int, Trained]
+    theirs: dict[int, Trained]
+
+
+@functools.cache
+def both(where: Path, warmup: int) -> Both:
+    """Imports a random checkpoint and trains it on, on both sides."""
+    config = hf_config(
+        hidden_act="gelu",
+        initializer_range=0.1,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    model = hf_model(BertForPreTraining, config)
+    found = import_run(save(model, where / f"hf{warmup}"), where / f"run{warmup}")
+    batches = [mixed_batch(config, seed=seed) for seed in range(STEPS)]
+    section = OptimizerSection(learning_rate=PEAK, warmup_steps=warmup)
+    start = parameters(model)
+    return Both(start, train_ours(found, batches, section), train_hf(model, batches, section))
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("training")
+
+
+@pytest.mark.parametrize(("warmup", "steps"), AFTER)
+def test_every_parameter_has_moved_as_under_the_releases_optimizer(
+    where: Path, warmup: int, steps: int
+) -> None:
+    """The movement is compared and not the parameter, which hides it: 1e-4 of the way."""
+    start, ours, theirs = both(where, warmup)
+    found, expected = ours[steps].params, theirs[steps].params
+    assert found.keys() == expected.keys()
+    assert ours[steps].norms == pytest.approx(theirs[steps].norms, rel=1e-5)
+    assert max(theirs[steps].norms) > CLIP
+    errors = {
+        name: relative_error(found[name] - start[name], expected[name] - start[name])
+        for name in expected
+        if "attention.self.key.bias" not in name
+    }
+    assert {name: error for name, error in errors.items() if error > 1e-4} == {}
+    # Its gradient is rounding on either side (test_hf_parity.py), and so is where it goes.
+    for name in expected.keys() - errors.keys():
+        assert np.abs(found[name] - start[name]).max() < 0.01 * PEAK * steps
+        assert np.abs(expected[name] - start[name]).max() < 0.01 * PEAK * steps
+
+
+@pytest.mark.parametrize(("warmup", "steps"), AFTER)
+def test_logits_and_losses_stay_those_of_torch(where: Path, warmup: int, steps: int) -> None:
+    _, ours, theirs = both(where, warmup)
+    for quantity in ("mlm", "next_sentence"):
+        found, expected = (getattr(side[steps], quantity) for side in (ours, theirs))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert len(theirs[steps].losses) == steps
+    assert ours[steps].losses == pytest.approx(theirs[steps].losses, rel=1e-6)
+
+
+def test_the_first_step_of_a_warmup_moves_nothing(where: Path) -> None:
+    start, ours, theirs = both(where, WARMUP)
+    for name, before in start.items():
+        np.testing.assert_array_equal(ours[1].params[name], before)
+        np.testing.assert_array_equal(theirs[1].params[name], before)
