@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bert_jax.verbs.evaluate import evaluate
     from bert_jax.verbs.examples import examples
     from bert_jax.verbs.export import export
+    from bert_jax.verbs.features import features
     from bert_jax.verbs.fill_mask import fill_mask
     from bert_jax.verbs.import_checkpoint import import_checkpoint
     from bert_jax.verbs.pretrain import pretrain
@@ -34,6 +35,7 @@ __all__ = [
     "evaluate",
     "examples",
     "export",
+    "features",
     "fill_mask",
     "import_checkpoint",
     "pretrain",

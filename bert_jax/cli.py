@@ -150,6 +150,76 @@ def fill_mask(run_dir: str, texts: tuple[str, ...], top_k: int, checkpoint: str)
     run(run_dir, texts, top_k=top_k, checkpoint=checkpoint, console=Console())
 
 
+@cli.command()
+@click.argument("run_dir")
+@click.argument("input_path", metavar="INPUT")
+@click.argument("output")
+@click.option(
+    "--layers",
+    default="concat-last-four",
+    show_default=True,
+    metavar="NAME",
+    help="embeddings, second-to-last, last, sum-last-four, concat-last-four, sum-all; numbers like "
+    "3,5 (0: embeddings); or mix, which --probe learns.",
+)
+@click.option(
+    "--level",
+    type=click.Choice(["token", "word", "sentence"]),
+    default="sentence",
+    show_default=True,
+    help="What a vector stands for.",
+)
+@click.option("--pool", type=click.Choice(["cls", "mean"]), help="Of a sentence; mean if not said.")
+@click.option("--column", metavar="NAME", help="Where the texts of a table are.")
+@click.option("--pair-column", metavar="NAME", help="Where their second texts are.")
+@click.option("--probe", metavar="NAME", help="Also predict this column by logistic regression.")
+@click.option("--max-length", type=int, help="Pieces; longer texts are cut.")
+@click.option("--batch-size", default=32, show_default=True, help="Rows; changes no feature.")
+@checkpoint_option
+@platform_option
+@force_option
+@verb
+def features(
+    run_dir: str,
+    input_path: str,
+    output: str,
+    layers: str,
+    level: Any,
+    pool: Any,
+    column: str | None,
+    pair_column: str | None,
+    probe: str | None,
+    max_length: int | None,
+    batch_size: int,
+    checkpoint: str,
+    platform: str,
+    force: bool,
+) -> None:
+    """Write contextual embeddings of every text: INPUT → OUTPUT."""
+    from rich.console import Console
+
+    from bert_jax.parallel.mesh import MeshSection
+    from bert_jax.verbs.features import features as run
+
+    run(
+        run_dir,
+        input_path,
+        output,
+        layers=layers,
+        level=level,
+        pool=pool,
+        column=column,
+        pair_column=pair_column,
+        probe_column=probe,
+        max_length=max_length,
+        batch_size=batch_size,
+        checkpoint=checkpoint,
+        mesh=MeshSection.model_validate({"platform": platform}),
+        force=force,
+        console=Console(),
+    )
+
+
 @cli.command("import")
 @click.argument("source")
 @click.argument("run_dir")

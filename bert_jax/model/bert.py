@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 from flax import nnx
@@ -57,6 +57,26 @@ class Bert(nnx.Module):
             batch["segment_ids"],
             batch.get("position_ids"),
             dropout_key=subkey(dropout_key, 0),
+        )
+
+    def every_layer(
+        self,
+        batch: Mapping[str, Array],
+        *,
+        read: Callable[[Array], Array] = lambda x_BLD: x_BLD,
+    ) -> Float[Array, "states batch *rest"]:
+        """Returns the embeddings' output and every layer's: [layers + 1, B, L, D], no dropout.
+
+        Args:
+            batch: as for `hidden`.
+            read: what to keep of one state [B, L, D].
+        """
+        return self.encoder.every_layer(
+            batch["input_ids"],
+            batch["token_type_ids"],
+            batch["segment_ids"],
+            batch.get("position_ids"),
+            read=read,
         )
 
     def mlm_logits(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -99,18 +100,53 @@ class Encoder(nnx.Module):
         x_BLD = self.embeddings(
             input_ids, token_type_ids, position_ids, dropout_key=subkey(dropout_key, 0)
         )
+        x_BLD, _ = self._scan(x_BLD, segment_ids, lambda _: None, dropout_key=dropout_key)
+        return x_BLD
+
+    def every_layer(
+        self,
+        input_ids: Int[Array, "batch length"],
+        token_type_ids: Int[Array, "batch length"],
+        segment_ids: Int[Array, "batch length"],
+        position_ids: Int[Array, "batch length"] | None = None,
+        *,
+        read: Callable[[Array], Array] = lambda x_BLD: x_BLD,
+    ) -> Float[Array, "states batch *rest"]:
+        """Returns the embeddings' output and every layer's: [layers + 1, B, L, D], no dropout.
+
+        Args:
+            input_ids: pieces.
+            token_type_ids: 0 in the first span, 1 in the second.
+            segment_ids: the packed example each token belongs to; 0 for padding.
+            position_ids: None for one example per row.
+            read: what to keep of one state [B, L, D]; a mean over L keeps the others from ever
+                lying in memory together.
+        """
+        x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, dropout_key=None)
+        _, read_layers = self._scan(x_BLD, segment_ids, read, dropout_key=None)
+        return jnp.concatenate([read(x_BLD)[None], read_layers])
+
+    def _scan(
+        self,
+        x_BLD: Array,
+        segment_ids: Array,
+        read: Callable[[Array], Array | None],
+        *,
+        dropout_key: Array | None,
+    ) -> tuple[Array, Any]:
+        """Returns the last layer's output, and what `read` keeps of each layer's, stacked."""
         layer_def, stacked = nnx.split(self.layers)
         layers_key = subkey(dropout_key, 1)
         keys = None if layers_key is None else jax.random.split(layers_key, self.depth)
 
-        def layer(x: Array, params_and_key: tuple[Any, Array | None]) -> tuple[Array, None]:
+        def layer(x: Array, params_and_key: tuple[Any, Array | None]) -> tuple[Array, Array | None]:
             params, key = params_and_key
-            return nnx.merge(layer_def, params)(x, segment_ids, dropout_key=key), None
+            x = nnx.merge(layer_def, params)(x, segment_ids, dropout_key=key)
+            return x, read(x)
 
-        x_BLD, _ = jax.lax.scan(
+        return jax.lax.scan(
             REMAT[self.remat](layer), x_BLD, (stacked, keys), unroll=min(self.unroll, self.depth)
         )
-        return x_BLD
 
 
 def _stack_layers(

@@ -1,0 +1,218 @@
+"""Sentences per second of `features`, beside Hugging Face's PyTorch model; the classic recipe.
+
+``python -m benchmarks.features [--checkpoint HF_DIR] [--table SST2_TRAIN.tsv] [--count N]``: mean
+features of sentences, float32, batches of 32, all cores, by turns in one run; ours through
+`Extractor`, theirs with sentences sorted by length and each batch padded to its longest. Both start
+from text. Without a checkpoint, a random L6 H384 encoder over words of its own vocabulary; without
+a table, sentences of this Python's documentation. With a table, columns `sentence` and `label`, the
+recipe of the well-known tutorial is run once by each from the checkpoint on disk: the last layer's
+[CLS] and scikit-learn's logistic regression over five folds, our time with compiling in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import pydoc_data.topics
+import re
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import interleaved, median_ratio, report
+from bert_jax.extract.extractor import Extractor, ExtractSection
+from bert_jax.extract.layers import parse_layers
+from bert_jax.extract.probe import probe
+from bert_jax.extract.source import Record
+from bert_jax.verbs.evaluate import load_params
+from bert_jax.verbs.features import features
+from bert_jax.verbs.import_checkpoint import import_checkpoint
+from bert_jax.verbs.run_dir import open_run
+
+BATCH = 32
+PACKAGES = ("jax", "flax", "torch", "transformers", "scikit-learn")
+
+
+def main() -> None:
+    """Measures and prints a line of JSON per figure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--checkpoint", type=Path, help="a Hugging Face BERT with its tokenizer")
+    parser.add_argument("--table", type=Path, help="with columns sentence and label")
+    parser.add_argument("--count", type=int, default=2000, help="sentences")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        table = None if arguments.table is None else cut_table(arguments, root)
+        sentences = python_docs(arguments.count) if table is None else column(table, "sentence")
+        source = arguments.checkpoint or random_checkpoint(root / "hf", sentences)
+        run_dir = import_checkpoint(str(source), str(root / "run"))
+        rates(source, run_dir, sentences, rounds=arguments.rounds)
+        if table is not None:
+            recipe(source, run_dir, table, root)
+
+
+def rates(source: Path, run_dir: Path, sentences: list[str], *, rounds: int) -> None:
+    """Times both on the same sentences by turns."""
+    ours, extractor = our_features(run_dir, sentences)
+    theirs, padding = torch_features(source, sentences, pool="mean")
+    np.testing.assert_allclose(ours(), theirs(), atol=1e-4)
+    seconds = interleaved({"bert_jax": ours, "hf_torch": theirs}, rounds=rounds)
+    facts = {"sentences": len(sentences), "batch_size": BATCH, "rounds": rounds, "pool": "mean"}
+    for name, taken in seconds.items():
+        rate = len(sentences) / statistics.median(taken)
+        share = extractor.counts.padding if name == "bert_jax" else padding()
+        peer = None if name == "bert_jax" else name
+        report(
+            *("features.rate", rate, "sentences/s"),
+            peer=peer,
+            packages=PACKAGES,
+            padding=round(share, 4),
+            **facts,
+        )
+    ratio = median_ratio(seconds["hf_torch"], seconds["bert_jax"])
+    report("features.ratio", ratio, "x", peer="hf_torch", packages=PACKAGES, **facts)
+
+
+def recipe(source: Path, run_dir: Path, table: Path, root: Path) -> None:
+    """Runs the tutorial's recipe once by each, from the files on disk."""
+    start = time.perf_counter()
+    result = features(
+        *(str(run_dir), str(table), str(root / "out.npz")),
+        layers="last",
+        pool="cls",
+        column="sentence",
+        probe_column="label",
+        batch_size=BATCH,
+    )
+    ours = time.perf_counter() - start
+    assert result.score is not None
+    start = time.perf_counter()
+    vectors = torch_features(source, column(table, "sentence"), pool="cls")[0]()
+    theirs_score = probe(vectors, column(table, "label"))
+    theirs = time.perf_counter() - start
+    for peer, seconds, score in ((None, ours, result.score), ("hf_torch", theirs, theirs_score)):
+        report(
+            *("features.recipe", seconds, "s"),
+            peer=peer,
+            packages=PACKAGES,
+            accuracy=round(score.accuracy, 4),
+            accuracy_deviation=round(score.accuracy_deviation, 4),
+            most_frequent_share=round(score.most_frequent_share, 4),
+            sentences=score.texts,
+        )
+
+
+def our_features(run_dir: Path, sentences: list[str]) -> tuple[Callable[[], np.ndarray], Extractor]:
+    """Returns what computes the last layer's means, and the extractor it does so with."""
+    run = open_run(str(run_dir))
+    loaded = load_params(run, checkpoint="last")
+    extractor = Extractor(
+        ExtractSection(batch_size=BATCH),
+        tokenizer=run.tokenizer,
+        layers=parse_layers("last", depth=run.architecture.num_hidden_layers),
+        hidden_size=run.architecture.hidden_size,
+        graphdef=loaded.model.graphdef,
+        params=loaded.params,
+        mesh=loaded.mesh,
+    )
+    records = [Record(line, text, None, None) for line, text in enumerate(sentences, start=1)]
+    return lambda: np.concatenate([found.vectors for found in extractor(records)]), extractor
+
+
+def torch_features(
+    source: Path, sentences: list[str], *, pool: str
+) -> tuple[Callable[[], np.ndarray], Callable[[], float]]:
+    """Returns the same of Hugging Face's PyTorch model, and what its share of padding is."""
+    import torch
+    import transformers
+
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source)
+    model = transformers.BertModel.from_pretrained(source, dtype=torch.float32).eval()
+    pieces = positions = 0
+
+    def run() -> np.ndarray:
+        nonlocal pieces, positions
+        order = np.argsort([len(text) for text in sentences])
+        found = np.empty((len(sentences), model.config.hidden_size), np.float32)
+        with torch.inference_mode():
+            for start in range(0, len(order), BATCH):
+                members = order[start : start + BATCH]
+                batch = tokenizer(
+                    [sentences[at] for at in members],
+                    padding=True,
+                    truncation=True,
+                    max_length=512,
+                    return_tensors="pt",
+                )
+                mask = batch["attention_mask"]
+                pieces, positions = pieces + int(mask.sum()), positions + mask.numel()
+                hidden = model(**batch).last_hidden_state
+                if pool == "cls":
+                    found[members] = hidden[:, 0].numpy()
+                    continue
+                summed = (hidden * mask[..., None]).sum(dim=1)
+                found[members] = (summed / mask.sum(dim=1, keepdim=True)).numpy()
+        return found
+
+    return run, lambda: 1 - pieces / positions
+
+
+def cut_table(arguments: argparse.Namespace, root: Path) -> Path:
+    """Writes the table's first rows beside."""
+    lines = arguments.table.read_text(encoding="utf-8").splitlines()[: arguments.count + 1]
+    path = root / "table.tsv"
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def column(table: Path, name: str) -> list[str]:
+    """Returns a column."""
+    with table.open(encoding="utf-8", newline="") as file:
+        return [row[name] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+
+
+def python_docs(count: int) -> list[str]:
+    """Returns sentences of this Python's documentation."""
+    text = " ".join(" ".join(pydoc_data.topics.topics.values()).split())
+    return [part for part in re.split(r"(?<=[.!?]) (?=[A-Z])", text) if len(part) < 800][:count]
+
+
+def random_checkpoint(directory: Path, sentences: list[str]) -> Path:
+    """Saves an encoder of 6 layers, 384 wide, with the sentences' most frequent words."""
+    import transformers
+
+    words = Counter(re.findall(r"[a-z]+|[^\sa-z]", " ".join(sentences).lower()))
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *(w for w, _ in words.most_common(8000)),
+    ]
+    config = transformers.BertConfig(
+        vocab_size=len(pieces),
+        hidden_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        intermediate_size=1536,
+    )
+    transformers.BertModel(config).save_pretrained(directory)
+    (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    settings = {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+if __name__ == "__main__":
+    main()

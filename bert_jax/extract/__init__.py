@@ -1,0 +1,1 @@
+"""The verb `features`: texts in, vectors of pieces, words or sentences out."""
