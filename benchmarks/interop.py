@@ -101,7 +101,7 @@ def write_source(directory: Path, size: str) -> None:
     directory.mkdir()
     write_hf(
         directory,
-        architecture=architecture.model_copy(update={"hidden_act": "gelu_tanh"}),
+        architecture=architecture,
         heads=HeadsSection(),
         params=params,
         tokenizer=tokenizer(),

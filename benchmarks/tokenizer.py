@@ -18,13 +18,11 @@ from pathlib import Path
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read when the library first encodes
 os.environ["RAYON_NUM_THREADS"] = "1"
 
-import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers
-
 from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.errors import UserError
+from bert_jax.interop.hf_tokenizer import library_pipeline
 from bert_jax.text import load_tokenizer
-from bert_jax.text.wordpiece import MAX_WORD_CHARACTERS, WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 from pipelines.vocab import VocabSection, train_vocab
 
 PACKAGES = ("tokenizers",)
@@ -72,26 +70,6 @@ def open_or_train(directory: Path | None, text: str) -> WordPieceTokenizer:
     return tokenizer
 
 
-def peer_of(ours: WordPieceTokenizer) -> tokenizers.Tokenizer:
-    """Returns the library's own BERT pipeline over the same vocabulary and settings."""
-    pieces = ours.pieces(range(ours.vocab_size))
-    peer = tokenizers.Tokenizer(
-        models.WordPiece(
-            {piece: token_id for token_id, piece in enumerate(pieces)},
-            unk_token="[UNK]",
-            max_input_chars_per_word=MAX_WORD_CHARACTERS,
-        )
-    )
-    peer.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=ours.chinese,
-        strip_accents=ours.strip_accents,
-        lowercase=ours.lower_case,
-    )
-    peer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return peer
-
-
 def measure(ours: WordPieceTokenizer, lines: list[str], *, rounds: int) -> None:
     """Times the encodings by turns and prints the medians.
 
@@ -100,7 +78,7 @@ def measure(ours: WordPieceTokenizer, lines: list[str], *, rounds: int) -> None:
         lines: what to encode.
         rounds: how often.
     """
-    peer = peer_of(ours)
+    peer = library_pipeline(ours)
 
     def encode_with_peer() -> list[list[int]]:
         return [e.ids for e in peer.encode_batch_fast(lines, add_special_tokens=False)]

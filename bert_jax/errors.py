@@ -25,3 +25,8 @@ def did_you_mean(found: str, allowed: Iterable[str]) -> str:
     """Returns ``'; did you mean "mesh"?'`` for the nearest allowed name, ``''`` if none is near."""
     near = difflib.get_close_matches(found, list(allowed), n=1, cutoff=0.6)
     return f'; did you mean "{near[0]}"?' if near else ""
+
+
+def first_line(error: Exception) -> str:
+    """Returns the beginning of what a library says of an error, for a line of our own."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

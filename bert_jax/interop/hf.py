@@ -16,6 +16,7 @@ from bert_jax.interop import torch_file
 from bert_jax.interop.hf_config import (
     BARE,
     CLASSES,
+    LABELLED,
     classes_for,
     heads_of,
     read_architecture,
@@ -79,7 +80,8 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> Pretraine
     slots = expand(names(prefix, heads.task), shapes, vocab_size=architecture.vocab_size)
     params = read_params(weights, slots, shapes, ignored=IGNORED)
     _check_tied(weights, specs, prefix)
-    return Pretrained(architecture, heads, params, tokenizer, dict(_ignored(specs)))
+    files = (source_file, *weights.files)
+    return Pretrained(architecture, heads, params, tokenizer, dict(_ignored(specs)), files)
 
 
 def write_hf(
@@ -154,7 +156,7 @@ def _heads_found(
             f"class that was fine-tuned, one of "
             f"{', '.join(name for name, parts in CLASSES.items() if parts[3])}"
         )
-    labels = read_labels(config, source) if task in _LABELLED else ()
+    labels = read_labels(config, source) if task in LABELLED else ()
     problem = read_problem(config, source) if task == "sequence_classification" else None
     return HeadsSection(
         pooler=promised_pooler or f"{prefix}pooler.dense.weight" in specs,
@@ -165,9 +167,6 @@ def _heads_found(
         problem=problem,
         task_dropout=read_task_dropout(config, source) if task is not None else None,
     )
-
-
-_LABELLED: Final = ("sequence_classification", "token_classification")
 
 
 def _stray_task(specs: Mapping[str, Spec]) -> str | None:

@@ -38,6 +38,9 @@ CLASSES: Final[dict[str, tuple[bool, bool, bool, TaskName | None]]] = {
 }
 BARE: Final = "BertModel"
 
+# The tasks whose outputs have names.
+LABELLED: Final = ("sequence_classification", "token_classification")
+
 PROBLEMS: Final[dict[ProblemName, str]] = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
@@ -204,13 +207,12 @@ def heads_of(kind: str, heads: HeadsSection, *, pooler: bool) -> HeadsSection:
         pooler: whether a bare model keeps its pooler.
     """
     has_pooler, mlm, next_sentence, task = CLASSES[kind]
-    labelled = task in ("sequence_classification", "token_classification")
     return HeadsSection(
         pooler=pooler if kind == BARE else has_pooler,
         mlm=mlm,
         next_sentence=next_sentence,
         task=task,
-        labels=heads.labels if labelled else (),
+        labels=heads.labels if task in LABELLED else (),
         problem=heads.problem if task == "sequence_classification" else None,
         task_dropout=heads.task_dropout if task is not None else None,
     )

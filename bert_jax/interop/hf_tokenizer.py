@@ -14,6 +14,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from bert_jax.errors import UserError
 from bert_jax.files import read_json_object, write_whole
 from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.text.sentence_piece import MODEL_FILE
+from bert_jax.text.tokenizer import CONFIG_FILE
 from bert_jax.text.vocabulary import CLS, SEP, SPECIAL_PIECES, UNK
 from bert_jax.text.wordpiece import (
     CONTINUATION,
@@ -48,6 +50,12 @@ def read_hf_tokenizer(directory: Path) -> Tokenizer:
         if beside.hash != read.hash:
             raise UserError(f"{fast}: its vocabulary differs from {VOCAB_FILE} beside it")
     return read
+
+
+def tokenizer_files(directory: Path) -> list[Path]:
+    """Returns the files of a checkpoint that its tokenizer is read from."""
+    named = (directory / name for name in (VOCAB_FILE, CONFIG_FILE, MODEL_FILE, FAST))
+    return [path for path in named if path.exists()]
 
 
 def write_hf_tokenizer(directory: Path, tokenizer: Tokenizer, *, max_length: int) -> None:
@@ -102,10 +110,10 @@ def _flag(normalizer: Mapping[str, Any], key: str, path: Path) -> bool:
     return found
 
 
-def _fast(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
-    """Returns the same tokenizer as the library's own pipeline."""
+def library_pipeline(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
+    """Returns the library's own BERT pipeline over the same vocabulary and settings."""
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
-    fast = tokenizers.Tokenizer(
+    pipeline = tokenizers.Tokenizer(
         models.WordPiece(
             {piece: index for index, piece in enumerate(pieces)},
             unk_token=UNK,
@@ -113,13 +121,19 @@ def _fast(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
             continuing_subword_prefix=CONTINUATION,
         )
     )
-    fast.normalizer = normalizers.BertNormalizer(
+    pipeline.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=tokenizer.chinese,
         strip_accents=tokenizer.strip_accents,
         lowercase=tokenizer.lower_case,
     )
-    fast.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return pipeline
+
+
+def _fast(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
+    """Returns the pipeline with the special pieces put around and between texts."""
+    fast = library_pipeline(tokenizer)
     special = tokenizer.special
     fast.post_processor = processors.TemplateProcessing(
         single=f"{CLS}:0 $A:0 {SEP}:0",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
@@ -50,6 +51,11 @@ class TensorSource(Protocol):
     """A file of named tensors, read one at a time."""
 
     path: str
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Every file that the tensors are in."""
+        ...
 
     def specs(self) -> Mapping[str, Spec]:
         """Returns what is in the file, without reading the numbers."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from flax import nnx
-
-from bert_jax.model.bert import Bert
+from bert_jax.model.bert import bert_builder
 from bert_jax.model.config import Architecture, Execution, HeadsSection
 from bert_jax.text import Tokenizer
+from bert_jax.train.state import define_model
 
 
 class Pretrained(NamedTuple):
@@ -19,14 +19,9 @@ class Pretrained(NamedTuple):
     params: dict[str, Any]  # nested dict of float32 arrays, stacked and padded
     tokenizer: Tokenizer
     ignored: dict[str, str]  # tensors left out → why
+    files: tuple[Path, ...]  # what it was read from
 
 
 def model_shapes(architecture: Architecture, heads: HeadsSection) -> dict[str, Any]:
     """Returns the parameters' shapes and dtypes as a nested dict, allocating nothing."""
-    execution = Execution(dtype="float32")
-    model = nnx.eval_shape(
-        lambda: Bert(
-            architecture=architecture, execution=execution, heads=heads, rngs=nnx.Rngs(params=0)
-        )
-    )
-    return nnx.to_pure_dict(nnx.split(model)[1])
+    return define_model(bert_builder(architecture, Execution(), heads)).params

@@ -61,9 +61,10 @@ class SafetensorsSource:
             UserError: damaged, incomplete, a git-lfs pointer, or a type that is not known.
         """
         self.path = str(path)
-        files = _parts_of(path) if path.name.endswith(".json") else [path]
+        parts = _parts_of(path) if path.name.endswith(".json") else []
+        self.files = [path, *parts]
         self._found = {
-            rename(name): place for file in files for name, place in _places(file).items()
+            rename(name): place for file in parts or [path] for name, place in _places(file).items()
         }
 
     def specs(self) -> Mapping[str, Spec]:

@@ -17,8 +17,9 @@ from jax import export
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.interop.mapping import Spec, flatten, unflatten
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
-from bert_jax.model.bert import Bert
+from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.train.state import define_model
 
 PROGRAM: Final = "model.stablehlo"
 SIGNATURE: Final = "signature.json"
@@ -187,24 +188,19 @@ def _define(
 ) -> _Definition:
     portable = execution.model_copy(update={"attention": "xla", "remat": "none"})
 
-    def build() -> Bert:
-        return Bert(
-            architecture=architecture, execution=portable, heads=heads, rngs=nnx.Rngs(params=0)
-        )
-
-    graphdef, state = nnx.split(nnx.eval_shape(build))
+    model = define_model(bert_builder(architecture, portable, heads))
+    axes = flatten(model.axes)
     params, weights = {}, {}
     # Sorted, as JAX flattens the dict that the program takes.
-    named = {"/".join(map(str, path)): param for path, param in nnx.to_flat_state(state)}
-    for path, param in sorted(named.items()):
+    for path, param in sorted(flatten(model.params).items()):
         params[path] = Spec(tuple(param.shape), np.dtype(param.dtype))
         # What pads the vocabulary is a matter of our own: outside, a row is a piece.
         shape = tuple(
             architecture.vocab_size if axis == "vocab" else size
-            for axis, size in zip(param.logical, param.shape, strict=True)
+            for axis, size in zip(axes[path], param.shape, strict=True)
         )
         weights[path] = params[path]._replace(shape=shape)
-    return _Definition(graphdef, params, weights)
+    return _Definition(model.graphdef, params, weights)
 
 
 def _lower(definition: _Definition, outputs: Sequence[str], *, longest: int) -> export.Exported:

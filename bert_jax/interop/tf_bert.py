@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -41,6 +42,7 @@ class TfCheckpoint(NamedTuple):
     params: dict[str, Any]  # nested dict of float32 arrays, stacked and padded
     moments: MomentsState | None  # Adam's slots, laid out like the parameters
     global_step: int | None
+    files: tuple[Path, ...]  # what it was read from, without the tokenizer's
 
 
 def is_tf(path: epath.PathLike) -> bool:
@@ -89,6 +91,7 @@ def read_tf(
         params=params,
         moments=_read_moments(source, slots, shapes, heads),
         global_step=_read_global_step(source),
+        files=(Path(config), *source.files),
     )
 
 

@@ -10,12 +10,13 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from etils import epath
 
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, did_you_mean, first_line
 from bert_jax.interop.mapping import Spec
 
 INDEX: Final = ".index"
@@ -72,6 +73,13 @@ def find_prefix(path: epath.PathLike) -> epath.Path:
     return given / found[0]
 
 
+def data_files(prefix: epath.PathLike) -> list[Path]:
+    """Returns the files of one checkpoint, whatever others lie beside it."""
+    at = epath.Path(prefix)
+    found = [*at.parent.glob(f"{at.name}.data-*"), _with_suffix(at, INDEX)]
+    return sorted(Path(file) for file in found)
+
+
 class TfSource:
     """A TensorFlow checkpoint; satisfies `mapping.TensorSource`."""
 
@@ -86,13 +94,14 @@ class TfSource:
         """
         tf = tensorflow()
         self.path = str(find_prefix(path))
+        self.files = data_files(self.path)
         self._damage = _damage(tf)
         try:
             self._reader = tf.train.load_checkpoint(self.path)
         except self._damage as error:
             raise UserError(
                 f"{self.path}{INDEX}: no index of a TensorFlow checkpoint "
-                f"({_first_line(error)}); was the download cut off?"
+                f"({first_line(error)}); was the download cut off?"
             ) from error
         dtypes = self._reader.get_variable_to_dtype_map()
         self._specs = {
@@ -114,7 +123,7 @@ class TfSource:
             return np.asarray(self._reader.get_tensor(name))
         except self._damage as error:
             raise UserError(
-                f"{self.path}: tensor {name} cannot be read ({_first_line(error)}); is a "
+                f"{self.path}: tensor {name} cannot be read ({first_line(error)}); is a "
                 f".data-* file missing, or was its download cut off?"
             ) from error
 
@@ -143,7 +152,7 @@ def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) 
                 tensors=[_lend(tf, array) for array in lent.values()],
             )
     except _damage(tf) as error:
-        raise UserError(f"{prefix}: cannot be written ({_first_line(error)})") from error
+        raise UserError(f"{prefix}: cannot be written ({first_line(error)})") from error
 
 
 def _lend(tf: Any, array: np.ndarray) -> Any:
@@ -161,10 +170,6 @@ def _lend(tf: Any, array: np.ndarray) -> Any:
 def _damage(tf: Any) -> tuple[type[Exception], ...]:
     """Its C++ errors come as its own class or, by their code, as one of Python's."""
     return (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _with_suffix(prefix: epath.Path, suffix: str) -> epath.Path:

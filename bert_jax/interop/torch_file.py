@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.interop.mapping import Spec
 from bert_jax.interop.safetensors_file import refuse_pointer
 
@@ -32,6 +32,7 @@ class TorchSource:
                 anything but tensors.
         """
         self.path = str(path)
+        self.files = [path]
         refuse_pointer(path)
         self._torch = torch = _torch(path)
         try:
@@ -42,7 +43,7 @@ class TorchSource:
                 f"allowed: tensors alone, or a .safetensors file"
             ) from error
         except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-            raise UserError(f"{path}: no whole PyTorch file ({_first_line(error)})") from error
+            raise UserError(f"{path}: no whole PyTorch file ({first_line(error)})") from error
         if not isinstance(found, Mapping) or not all(map(torch.is_tensor, found.values())):
             raise UserError(f"{path}: found no dict of tensors")
         self._found = {rename(name): tensor for name, tensor in found.items()}
@@ -79,7 +80,3 @@ def _load(torch: Any, path: Path) -> Any:
         except RuntimeError:
             # Files of PyTorch before 1.6 cannot be mapped.
             return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

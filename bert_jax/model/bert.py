@@ -14,6 +14,17 @@ from bert_jax.model.heads import MlmHead, NextSentenceHead, Pooler, TaskHead, ga
 from bert_jax.model.layers import subkey
 
 
+def bert_builder(
+    architecture: Architecture, execution: Execution, heads: HeadsSection
+) -> Callable[[nnx.Rngs], Bert]:
+    """Returns what makes the model, as `define_model` takes it."""
+
+    def build(rngs: nnx.Rngs) -> Bert:
+        return Bert(architecture=architecture, execution=execution, heads=heads, rngs=rngs)
+
+    return build
+
+
 class Bert(nnx.Module):
     """An encoder and the heads that a section names; the same head has the same parameters.
 

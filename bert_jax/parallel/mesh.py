@@ -14,7 +14,7 @@ import pydantic
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.parallel.rules import DATA, FSDP, MESH_AXES, TENSOR
 from bert_jax.section import Section
 
@@ -70,8 +70,7 @@ def initialise(section: MeshSection) -> None:
         found = jax.default_backend()
     except RuntimeError as error:
         raise UserError(
-            f'mesh.platform: found no usable device for "{section.platform}" '
-            f"({str(error).splitlines()[0]})"
+            f'mesh.platform: found no usable device for "{section.platform}" ({first_line(error)})'
         ) from error
     if section.platform not in ("auto", found):
         raise UserError(
@@ -134,7 +133,7 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
         except (ValueError, AttributeError) as error:
             raise UserError(
                 f"mesh.slices: found {section.slices}, but the devices here are not that many "
-                f"slices ({str(error).splitlines()[0]})"
+                f"slices ({first_line(error)})"
             ) from error
     elif devices[0].platform == "cpu":
         grid = np.asarray(devices).reshape(data, fsdp, tensor)
@@ -214,5 +213,5 @@ def _join(section: DistributedSection) -> None:
         raise UserError(
             f"mesh.distributed: {expected} processes expected at {address or 'the coordinator'}, "
             f"not all seen within {section.timeout_seconds} s "
-            f"({str(error).splitlines()[0]}); is the same command running on every host?"
+            f"({first_line(error)}); is the same command running on every host?"
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +17,7 @@ from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
 from bert_jax.files import new_directory
 from bert_jax.interop.hf import is_hf, read_hf
+from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.tf_bert import is_tf, read_tf
 from bert_jax.model.config import ModelSection
@@ -87,7 +89,10 @@ def import_checkpoint(
             run_dir=run_dir,
             architecture=model.architecture,
             tokenizer=model.tokenizer,
-            origin={"imported_from": _origin(directory), "tensors_ignored": model.ignored},
+            origin={
+                "imported_from": _origin(directory, [*model.files, *tokenizer_files(directory)]),
+                "tensors_ignored": model.ignored,
+            },
         )
         _save(aside / CHECKPOINTS, found)
     if console is not None:
@@ -112,7 +117,7 @@ def _read(at: Path, tokenizer: Tokenizer | None) -> _Found:
     if is_tf(at):
         tokenizer = tokenizer or load_tokenizer(at if at.is_dir() else at.parent)
         read = read_tf(at, vocab_size=tokenizer.vocab_size)
-        model = Pretrained(read.architecture, read.heads, read.params, tokenizer, {})
+        model = Pretrained(read.architecture, read.heads, read.params, tokenizer, {}, read.files)
         return _Found(model, read.moments, read.global_step or 0)
     if is_hf(at):
         return _Found(read_hf(at, tokenizer=tokenizer))
@@ -169,15 +174,11 @@ def _config(found: Pretrained) -> RunConfig:
     return RunConfig(model=ModelSection(**sizes, dtype="float32", heads=found.heads))
 
 
-def _origin(directory: Path) -> dict[str, Any]:
+def _origin(directory: Path, files: Sequence[Path]) -> dict[str, Any]:
     """Returns where the numbers came from, so that they can be told from others' later."""
     return {
         "directory": str(directory),
-        "sha256": {
-            path.name: _sha256(path)
-            for path in sorted(directory.iterdir())
-            if path.is_file() and not path.name.startswith(".")
-        },
+        "sha256": {path.name: _sha256(path) for path in sorted(files)},
     }
 
 

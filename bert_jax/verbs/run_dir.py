@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import platform
 from collections.abc import Callable
@@ -16,10 +15,9 @@ from bert_jax import __version__
 from bert_jax.config import RunConfig, dump_config, load_config, need
 from bert_jax.errors import UserError
 from bert_jax.files import write_whole
-from bert_jax.model.bert import Bert
+from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import (
     Architecture,
-    Execution,
     HeadsSection,
     ModelSection,
     resolve_architecture,
@@ -87,16 +85,8 @@ def open_run(directory: epath.PathLike) -> Run:
     tokenizer = load_tokenizer(root / TOKENIZER)
     section = need(config.model, "model", "pretrain")
     architecture = resolve_architecture(section, vocab_size=tokenizer.vocab_size)
-    build = functools.partial(
-        _build, architecture=architecture, execution=section.execution, heads=section.heads
-    )
+    build = bert_builder(architecture, section.execution, section.heads)
     return Run(root, config, tokenizer, architecture, section.heads, build)
-
-
-def _build(
-    rngs: nnx.Rngs, *, architecture: Architecture, execution: Execution, heads: HeadsSection
-) -> Bert:
-    return Bert(architecture=architecture, execution=execution, heads=heads, rngs=rngs)
 
 
 def make_task(config: RunConfig, architecture: Architecture, tokenizer: Tokenizer) -> Task:

@@ -29,14 +29,21 @@ from tests.interop.reference_modeling import (
     forward,
     pretraining_shapes,
 )
-from tests.interop.tf1_writer import LABELLED, SMALL, SQUAD, read_tf1, saved, with_slots, wordpiece
+from tests.interop.tf1_writer import (
+    LABELLED,
+    SMALL,
+    SQUAD,
+    read_tf1,
+    saved,
+    with_slots,
+    writable,
+)
 
 
 def written(directory: Path, found: TfCheckpoint, **changes: Any) -> Path:
     """Writes what was read, and returns the prefix."""
     directory.mkdir()
-    values = {**found._asdict(), "tokenizer": wordpiece(), **changes}
-    write_tf(directory, **values)
+    write_tf(directory, **(writable(found) | changes))
     return directory / "bert_model.ckpt"
 
 

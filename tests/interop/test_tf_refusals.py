@@ -24,6 +24,7 @@ from tests.interop.tf1_writer import (
     saved,
     with_slots,
     wordpiece,
+    writable,
     write_config,
 )
 
@@ -190,7 +191,7 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     found = read_tf(saved(tmp_path, draw(encoder_shapes(SMALL), seed=14)), vocab_size=261)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match=r"bert_model\.ckpt: cannot be written"):
-        write_tf(tmp_path / "file", **{**found._asdict(), "tokenizer": wordpiece()})
+        write_tf(tmp_path / "file", **writable(found))
 
 
 def test_without_tensorflow_one_line_names_the_extra(

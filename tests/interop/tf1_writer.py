@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from bert_jax.interop.tf_bert import TfCheckpoint
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.interop.reference_modeling import Config
@@ -68,6 +69,13 @@ SMALL = Config(
 )
 LABELLED = {"output_weights": (3, SMALL.hidden_size), "output_bias": (3,)}
 SQUAD = {"cls/squad/output_weights": (2, SMALL.hidden_size), "cls/squad/output_bias": (2,)}
+
+
+def writable(found: TfCheckpoint) -> dict[str, Any]:
+    """Returns what was read as the arguments of the writer, which knows no files."""
+    values = {**found._asdict(), "tokenizer": wordpiece()}
+    del values["files"]
+    return values
 
 
 def with_slots(variables: dict[str, np.ndarray], *, without: str = "-") -> dict[str, np.ndarray]:
