@@ -25,7 +25,7 @@ CONSTRAINTS = constraints/py$$($(BIN)/python -c 'import sys; print("%d%d" % sys.
 INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) $(PIP) install -qq
 SETTINGS := setup.cfg pyproject.toml $(wildcard constraints/py*.txt)
 # Those that need nothing but this machine.
-BENCHMARKS := tokenizer loader train_step interop
+BENCHMARKS := tokenizer loader train_step finetune interop
 SOURCES := bert_jax pipelines benchmarks tests
 # What libtpu, which the tests compile with, would otherwise do first: look for a TPU.
 NO_TPU := JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1

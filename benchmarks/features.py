@@ -31,9 +31,9 @@ from bert_jax.extract.extractor import Extractor, ExtractSection
 from bert_jax.extract.layers import parse_layers
 from bert_jax.extract.probe import probe
 from bert_jax.extract.source import Record
-from bert_jax.verbs.evaluate import load_params
 from bert_jax.verbs.features import features
 from bert_jax.verbs.import_checkpoint import import_checkpoint
+from bert_jax.verbs.loading import load_params
 from bert_jax.verbs.run_dir import open_run
 
 BATCH = 32

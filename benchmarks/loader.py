@@ -2,6 +2,7 @@
 
 Makes a dataset of random words in a temporary directory, through the same pipeline as a real one,
 and reads an epoch of it through the loader: in a thread of this process, then in worker processes.
+With ``--packing`` there are short examples too, read with one and then with several to a row.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from benchmarks.report import report
 from bert_jax.data.batches import count_tokens
 from bert_jax.data.loader import Loader, LoaderSection
 from bert_jax.data.masking import MaskedRow, MaskingSection
+from bert_jax.data.packed_row import PackedRow, packed
+from bert_jax.data.packing import PackingSection
 from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.text import load_tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -30,6 +33,8 @@ BATCH_SIZE = 256
 EXAMPLES = 20_000
 TOKENS_PER_EXAMPLE = 480
 DUPE_FACTOR = 10
+SHORT_SEQ_PROB = 0.5  # with --packing: full examples share a row with nothing
+UNITS = ("token", "whole_word", "ngram", "span")
 MIB = 2**20
 PACKAGES = ("array_record", "grain", "numpy")
 
@@ -40,27 +45,35 @@ def main() -> None:
     parser.add_argument("--dataset", help="read this dataset's train split instead of a made one")
     parser.add_argument("--tokenizer", help="tokenizer directory of --dataset")
     parser.add_argument("--workers", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--units", nargs="+", choices=UNITS, default=UNITS)
+    parser.add_argument(
+        "--packing", action="store_true", help="with packing too, and on short text"
+    )
     arguments = parser.parse_args()
     if (arguments.dataset is None) != (arguments.tokenizer is None):
         parser.error("--dataset and --tokenizer go together")
     with tempfile.TemporaryDirectory(prefix="bert_jax_loader_") as made:
         if arguments.dataset is None:
-            make_dataset(pathlib.Path(made))
+            make_dataset(
+                pathlib.Path(made), short_seq_prob=SHORT_SEQ_PROB if arguments.packing else 0.0
+            )
         tokenizer = load_tokenizer(arguments.tokenizer or f"{made}/tokenizer")
         dataset = open_dataset(arguments.dataset or f"{made}/dataset", "train")
-        for unit in ("token", "whole_word"):
-            masking = MaskingSection(unit=unit)
-            features = MaskedRow.from_tokenizer(tokenizer, seq_length=SEQ_LENGTH, masking=masking)
-            for workers in arguments.workers:
-                measure_epoch(dataset, features, workers=workers)
+        for unit, workers in itertools.product(arguments.units, arguments.workers):
+            features = MaskedRow.from_tokenizer(
+                tokenizer, seq_length=SEQ_LENGTH, masking=MaskingSection(unit=unit)
+            )
+            measure_epoch(dataset, features, workers=workers)
+            if arguments.packing:
+                measure_epoch(dataset, packed(features, PackingSection()), workers=workers)
 
 
-def make_dataset(directory: pathlib.Path) -> None:
+def make_dataset(directory: pathlib.Path, *, short_seq_prob: float) -> None:
     """Writes a vocabulary of 30,522 pieces, a text of random words, and the dataset of the two.
 
     Words are three letters of the 26, a third of them with a continuation of three more, so that
     there are words to mask whole; sentences of 5 to 40 words, documents of 100 to 200
-    sentences, which fill their examples.
+    sentences, which fill their examples but for the share that ``short_seq_prob`` makes shorter.
     """
     triples = ["".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=3)]
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -88,14 +101,14 @@ def make_dataset(directory: pathlib.Path) -> None:
             tokenizer=str(directory / "tokenizer"),
             output=str(directory / "dataset"),
             max_seq_length=SEQ_LENGTH,
-            short_seq_prob=0.0,
+            short_seq_prob=short_seq_prob,
             dupe_factor=DUPE_FACTOR,
             validation_fraction=0.0,
         )
     )
 
 
-def measure_epoch(dataset: Dataset, features: MaskedRow, *, workers: int) -> None:
+def measure_epoch(dataset: Dataset, features: MaskedRow | PackedRow, *, workers: int) -> None:
     """Reads one epoch and reports its speed and what it did to memory.
 
     The clock starts when the first batch is there, so that starting worker processes does not
@@ -106,28 +119,34 @@ def measure_epoch(dataset: Dataset, features: MaskedRow, *, workers: int) -> Non
     loader = Loader(
         dataset=dataset, features=features, batch_size=BATCH_SIZE, seed=0, section=section
     )
-    steps = len(dataset) // BATCH_SIZE
+    steps = loader.rows_per_epoch // BATCH_SIZE
+    single = features.single if isinstance(features, PackedRow) else features
     with loader.batches(first_step=0) as batches:
         next(batches)
         processes = [psutil.Process(), *psutil.Process().children()]
         cpu, wall = _cpu_seconds(processes), time.perf_counter()
-        memory, tokens = [_resident(processes)], 0
+        memory, tokens, examples = [_resident(processes)], 0, 0
         for batch in itertools.islice(batches, steps - 1):
             tokens += count_tokens(batch)
+            examples += int(batch["segment_ids"].max(axis=1).sum())
             memory.append(_resident(processes))
         wall = time.perf_counter() - wall
         cpu = _cpu_seconds(processes) - cpu
     rows = (steps - 1) * BATCH_SIZE
     facts = {
         "workers": workers,
-        "masking_unit": features.masking.unit,
+        "masking_unit": single.masking.unit,
+        "packing": isinstance(features, PackedRow),
         "seq_length": features.seq_length,
         "tokens_per_row": round(tokens / rows, 1),
+        "examples_per_row": round(examples / rows, 3),
+        "padding_share": round(1 - tokens / (rows * SEQ_LENGTH), 4),
         "epoch_rows": rows,
         "packages": PACKAGES,
     }
     report("loader.rows_per_core_second", rows / cpu, "rows/s", **facts)
     report("loader.rows_per_second", rows / wall, "rows/s", **facts)
+    report("loader.tokens_per_core_second", tokens / cpu, "tokens/s", **facts)
     # Buffers fill over the first batches: what is flat is flat from there on.
     settled = memory[len(memory) // 10 :]
     report(

@@ -61,7 +61,7 @@ def open_or_train(directory: Path | None, text: str) -> WordPieceTokenizer:
             corpus.write_text(text, encoding="utf-8")
             output = Path(scratch) / "tokenizer"
             tokenizer = train_vocab(
-                VocabSection(input=[str(corpus)], output=str(output), size=8192)
+                VocabSection(input=(str(corpus),), output=str(output), size=8192)
             )
     if not isinstance(tokenizer, WordPieceTokenizer):
         raise UserError(

@@ -20,13 +20,13 @@ import os
 import re
 import statistics
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from benchmarks import glibc
 from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.data.masking import MaskingSection
 from bert_jax.model.config import Architecture, Execution
@@ -40,7 +40,6 @@ from bert_jax.train.state import abstract_state, define_model, initialise
 
 ROWS, LENGTH, PREDICTIONS, VOCAB = 16, 128, 20, 30_522
 RATE = 1e-4
-LARGE_PAGES = "glibc.malloc.hugetlb=1"
 FLAX_PEER = Path(__file__).with_name("hf_flax_step.py")
 
 Run = Callable[[], object]
@@ -58,7 +57,7 @@ def main() -> None:
     parser.add_argument("--unroll", type=int, default=None, help="`model.unroll` of ours")
     parser.add_argument("--flax-python", help="a Python with transformers 4 and flax")
     arguments = parser.parse_args()
-    with_large_pages()
+    glibc.with_large_pages("benchmarks.train_step")
     for size in arguments.size:
         measure(
             size,
@@ -68,13 +67,6 @@ def main() -> None:
             rounds=arguments.rounds,
             flax_python=arguments.flax_python,
         )
-
-
-def with_large_pages() -> None:
-    """Starts this process again with malloc's large pages: glibc reads the setting at the start."""
-    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
-        os.environ["GLIBC_TUNABLES"] = LARGE_PAGES
-        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.train_step", *sys.argv[1:]])
 
 
 def architecture(name: str) -> Architecture:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from bert_jax.verbs.export import export
     from bert_jax.verbs.features import features
     from bert_jax.verbs.fill_mask import fill_mask
+    from bert_jax.verbs.finetune import finetune
     from bert_jax.verbs.import_checkpoint import import_checkpoint
+    from bert_jax.verbs.predict import predict
     from bert_jax.verbs.pretrain import pretrain
     from bert_jax.verbs.vocab import vocab
 
@@ -37,7 +39,9 @@ __all__ = [
     "export",
     "features",
     "fill_mask",
+    "finetune",
     "import_checkpoint",
+    "predict",
     "pretrain",
     "vocab",
 ]

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import pydantic
 import yaml
@@ -14,6 +14,7 @@ from etils import epath
 
 from bert_jax.data.loader import LoaderSection
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.finetune.section import FinetuneSection
 from bert_jax.model.config import ModelSection
 from bert_jax.objectives.registry import ObjectiveSection
 from bert_jax.optim.optimizer import OptimizerSection
@@ -24,6 +25,9 @@ from pipelines.examples import ExamplesSection
 from pipelines.vocab import VocabSection
 
 T = TypeVar("T")
+
+# The key that tells sections of several kinds apart.
+KIND: Final = "kind"
 
 
 class RunConfig(Section):
@@ -40,6 +44,7 @@ class RunConfig(Section):
     optimizer: OptimizerSection = OptimizerSection()
     loader: LoaderSection = LoaderSection()
     train: TrainSection | None = None
+    finetune: FinetuneSection | None = None
 
 
 def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfig:
@@ -180,35 +185,60 @@ def _index(node: list[Any], part: str, override: str) -> int:
 def _first_error(error: pydantic.ValidationError, values: Mapping[str, Any]) -> str:
     """Says the first error in one line: key, found, allowed, nearest name."""
     first = error.errors()[0]
-    location = first["loc"]
+    location, sections = _walk(RunConfig, first["loc"])
     key = ".".join(map(str, location))
+    context = first.get("ctx", {})
     if first["type"] == "extra_forbidden":
-        names = _names_at(RunConfig, location[:-1])
+        names = list(dict.fromkeys(name for each in sections for name in each.model_fields))
         near = did_you_mean(str(location[-1]), names)
         return f"{key}: unknown key{near}; allowed: {', '.join(names)}"
     if first["type"] == "missing":
         return f"{key}: missing ({first['msg'].lower()})"
+    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        kinds = [each.model_fields[KIND].default for each in sections]
+        found = context.get("tag")
+        shown = "nothing" if found is None else f'"{found}"'
+        return f"{key}.{KIND}: found {shown}, allowed: {', '.join(kinds)}" + (
+            "" if found is None else did_you_mean(found, kinds)
+        )
     found = first["input"]
     shown = json.dumps(found) if isinstance(found, str | int | float | bool) else repr(found)
-    context = first.get("ctx", {})
     message = str(context["error"]) if "error" in context else first["msg"]
-    near = ""
     if first["type"] == "literal_error" and isinstance(found, str):
         allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
         return f"{key}: found {shown}, allowed: {', '.join(allowed)}{did_you_mean(found, allowed)}"
-    return f"{key}: found {shown}, {message[:1].lower()}{message[1:]}{near}"
+    return f"{key}: found {shown}, {message[:1].lower()}{message[1:]}"
 
 
-def _names_at(model: type[pydantic.BaseModel], location: Sequence[str | int]) -> list[str]:
-    """Returns the keys allowed at a place of the configuration."""
-    for part in location:
-        if isinstance(part, int):
+def _walk(
+    root: type[pydantic.BaseModel], location: Sequence[str | int]
+) -> tuple[list[str | int], list[type[pydantic.BaseModel]]]:
+    """Returns a place as its owner wrote it, and the sections that its last key may belong to.
+
+    pydantic puts the kind of a section that is one of several between its key and what is below.
+    For a place that is such a section itself, the sections are those it may be.
+    """
+    key: list[str | int] = []
+    sections: list[type[pydantic.BaseModel]] = [root]
+    for at, part in enumerate(location):
+        kinds = [each for each in sections if _is_kind(each, part)]
+        if kinds:
+            sections = kinds
             continue
-        model = _section_of(model.model_fields[part].annotation) or model
-    return list(model.model_fields)
+        key.append(part)
+        owners = [each for each in sections if isinstance(part, str) and part in each.model_fields]
+        if owners:
+            below = _sections_of(owners[0].model_fields[str(part)].annotation)
+            if at + 1 < len(location) or len(below) > 1:
+                sections = below
+    return key, sections
 
 
-def _section_of(annotation: Any) -> type[pydantic.BaseModel] | None:
+def _is_kind(section: type[pydantic.BaseModel], part: str | int) -> bool:
+    return KIND in section.model_fields and section.model_fields[KIND].default == part
+
+
+def _sections_of(annotation: Any) -> list[type[pydantic.BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-        return annotation
-    return next(filter(None, map(_section_of, get_args(annotation))), None)
+        return [annotation]
+    return [section for part in get_args(annotation) for section in _sections_of(part)]

@@ -44,23 +44,6 @@ class Features(Protocol):
 class Task(Protocol):
     """An objective or a fine-tuning task, as the loop sees it."""
 
-    @property
-    def best_metric(self) -> str:
-        """The key of `score` by which checkpoints are ranked; smaller is better."""
-        ...
-
-    def features(
-        self, *, seq_length: int, max_predictions: int | None, evaluation: bool
-    ) -> Features:
-        """Returns the function from a stored record and a random generator to one row.
-
-        Args:
-            seq_length: positions of a row.
-            max_predictions: slots for masked pieces; None for the objective's own rule.
-            evaluation: draw as evaluation does (BERT: always 15%).
-        """
-        ...
-
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         """Returns the model with freshly drawn parameters."""
         ...
@@ -91,10 +74,31 @@ class Task(Protocol):
         """
         ...
 
-    def flops_per_row(self, *, seq_length: int, max_predictions: int | None) -> float:
-        """Returns the model FLOPs of one row, forward and backward, for the progress line's MFU."""
-        ...
-
     def score(self, sums: Sums) -> dict[str, float]:
         """Returns named figures from summed metrics."""
+        ...
+
+
+class Objective(Task, Protocol):
+    """A pretraining objective: a task over a dataset of examples."""
+
+    @property
+    def best_metric(self) -> str:
+        """The key of `score` by which checkpoints are ranked; smaller is better."""
+        ...
+
+    def features(
+        self, *, seq_length: int, max_predictions: int | None, evaluation: bool
+    ) -> Features:
+        """Returns the function from a stored record and a random generator to one row.
+
+        Args:
+            seq_length: positions of a row.
+            max_predictions: slots for masked pieces; None for the objective's own rule.
+            evaluation: draw as evaluation does (BERT: always 15%).
+        """
+        ...
+
+    def flops_per_row(self, *, seq_length: int, max_predictions: int | None) -> float:
+        """Returns the model FLOPs of one row, forward and backward, for the progress line's MFU."""
         ...

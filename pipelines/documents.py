@@ -21,6 +21,10 @@ class Document(NamedTuple):
     :func:`document_id`."""
     lines: list[str]
     """Its lines without the white space around them; none is blank, there is at least one."""
+    id: str | None = None
+    """The id that the file gives it, once in the file; ``None``: the offset is its id."""
+    source: str | None = None
+    """What its file says of where it is from: a title or an address."""
 
 
 class DocumentFormat(NamedTuple):
@@ -87,13 +91,24 @@ LAYOUTS: Final[dict[str, Callable[..., list[str]]]] = {
 """``layout:`` what a line of a document is."""
 
 
-def document_id(name: str, offset: int) -> str:
+def document_id(name: str, offset: int, given: str | None = None) -> str:
     """Returns ``"books/emma.txt:20480"``: file name below the input root, byte of the first line.
 
-    It stays the same however the files are cut into parts, on any machine and wherever the input
-    root lies; it changes when the file is renamed or text before the document changes.
+    Or ``"wiki.jsonl#Q42"``, where the file gives the document an id of its own. It stays the same
+    however the files are cut into parts, on any machine and wherever the input root lies; it
+    changes when the file is renamed or, without an id of its own, text before the document changes.
+
+    Args:
+        name: the file's name below the input root.
+        offset: byte offset of the first line; in formats of records, the record's number.
+        given: the id in the file.
     """
-    return f"{name}:{offset}"
+    return f"{name}:{offset}" if given is None else f"{name}#{given}"
+
+
+def text_lines(text: str) -> list[str]:
+    r"""Returns the lines of a text that are not blank: ``" a\r\n\nb " -> ["a", "b"]``."""
+    return [line for raw in text.replace("\r", "\n").split("\n") if (line := raw.strip())]
 
 
 def is_validation(identity: str, *, fraction: float) -> bool:

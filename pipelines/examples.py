@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pydantic
-from etils import epath
 
 from bert_jax.data.pairing import PairingSection
 from bert_jax.data.provenance import (
@@ -23,11 +22,19 @@ from bert_jax.data.schema import token_dtype
 from bert_jax.errors import UserError
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.sentences import check_language
+from pipelines.cleaning.tally import Tally, sum_tallies
+from pipelines.inputs import Source, find_sources
 from pipelines.metadata import write_metadata
 from pipelines.pool import WorkerPool
-from pipelines.runs import describe_corpus, tokenise_corpus
+from pipelines.preparation import (
+    PreparationRecipe,
+    preparation_recipe,
+    read_preparation,
+    write_preparation,
+)
+from pipelines.problems import Problems
+from pipelines.runs import OVERLAP_INDEX, describe_corpus, tokenise_corpus
 from pipelines.settings import ExamplesSection
-from pipelines.sources import find_files, relative_names
 from pipelines.splits import write_splits
 from pipelines.workspace import Workspace, shorten
 
@@ -60,25 +67,42 @@ def make_examples(
     check_language(section.language)
     output = _local(section.output)
     tokenizer = load_tokenizer(section.tokenizer)
-    paths = find_files(section.input)
-    names = relative_names(paths, root=section.input_root)
-    recipe = _recipe(section, tokenizer, paths, names)
-    if (made := _already_made(output, recipe)) is not None:
+    problems = Problems(section.on_error)
+    sources = find_sources(section, root=section.input_root, problems=problems)
+    recipe = _recipe(section, tokenizer, sources)
+    preparation = preparation_recipe(section, sources)
+    if (made := _already_made(output, recipe, preparation)) is not None:
         say(f"{output} is already made")
         return made
     with Workspace(output) as workspace, WorkerPool(section.workers) as pool:
         # With the version of the format, since another release may cut and pair otherwise.
         settings = {"format_version": FORMAT_VERSION, **recipe.model_dump(mode="json")}
-        settings["the input files' age"] = [epath.Path(path).stat().mtime for path in paths]
+        settings["the input files' age"] = [source.modified for source in sources]
+        # Without on_error: a run that a damaged file has ended goes on with on_error: skip.
+        settings |= preparation.model_dump(mode="json", exclude={"on_error"})
         workspace.check_settings(settings)
-        runs = tokenise_corpus(
-            section, paths=paths, names=names, directory=workspace.work, pool=pool, say=say
+        corpus = tokenise_corpus(
+            section,
+            sources=sources,
+            problems=problems,
+            directory=workspace.work,
+            pool=pool,
+            say=say,
         )
-        corpus = describe_corpus(runs, unknown=tokenizer.special.unk)
+        tally = Tally()
+        tally.take(problems)
+        tally.add(sum_tallies([*corpus.spills, *corpus.runs]))
+        if tally.problems and section.on_error == "fail":  # skipped by the run that this goes on
+            raise UserError(tally.listed_problems[0])
+        for line in tally.listed_problems:
+            say(f"skipped: {line}")
+        figures = describe_corpus(corpus.runs, unknown=tokenizer.special.unk)
         splits = write_splits(
-            section, workspace, special=tokenizer.special, runs=runs, pool=pool, say=say
+            section, workspace, special=tokenizer.special, runs=corpus.runs, pool=pool, say=say
         )
-        provenance = Provenance(**dict(recipe), corpus=corpus, splits=splits)
+        provenance = Provenance(**dict(recipe), corpus=figures, splits=splits)
+        index = workspace.work / OVERLAP_INDEX
+        write_preparation(workspace.partial, preparation, tally, overlap_index=index)
         write_metadata(workspace.partial, provenance)
         workspace.publish()
     say(f"{output}: {provenance.splits['train'].examples:,} training examples")
@@ -93,11 +117,8 @@ def _local(output: str) -> pathlib.Path:
     return pathlib.Path(output).expanduser().absolute()
 
 
-def _recipe(
-    section: ExamplesSection, tokenizer: Tokenizer, paths: Sequence[str], names: Sequence[str]
-) -> Recipe:
-    sizes = [epath.Path(path).stat().length for path in paths]
-    files = [SourceRecord(name=n, bytes=size) for n, size in zip(names, sizes, strict=True)]
+def _recipe(section: ExamplesSection, tokenizer: Tokenizer, sources: Sequence[Source]) -> Recipe:
+    files = [SourceRecord(name=source.name, bytes=source.bytes) for source in sources]
     return Recipe(
         tokenizer_hash=tokenizer.hash,
         vocab_size=tokenizer.vocab_size,
@@ -116,7 +137,9 @@ def _recipe(
     )
 
 
-def _already_made(output: pathlib.Path, recipe: Recipe) -> Provenance | None:
+def _already_made(
+    output: pathlib.Path, recipe: Recipe, preparation: PreparationRecipe
+) -> Provenance | None:
     """Returns the provenance of a finished output, ``None`` if there is none.
 
     Raises:
@@ -133,14 +156,22 @@ def _already_made(output: pathlib.Path, recipe: Recipe) -> Provenance | None:
             )
         return None
     made = read_provenance(output)
-    for key in Recipe.model_fields:
-        held, wanted = getattr(made, key), getattr(recipe, key)
+    _check_same(output, made, recipe, Recipe.model_fields)
+    held = read_preparation(output)
+    if held is not None or not preparation.is_plain:
+        _check_same(output, held, preparation, PreparationRecipe.model_fields)
+    return made
+
+
+def _check_same(output: pathlib.Path, made: Any, asked: Any, keys: Iterable[str]) -> None:
+    """Raises a ``UserError`` that names the first setting of a finished dataset that differs."""
+    for key in keys:
+        held, wanted = getattr(made, key, None), getattr(asked, key)
         if held != wanted:
             raise UserError(
                 f"output: {output} is a dataset in which {key} is {shorten(_plain(held))}, now "
                 f"{shorten(_plain(wanted))}; choose another directory or delete it"
             )
-    return made
 
 
 def _plain(value: Any) -> Any:

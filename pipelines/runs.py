@@ -4,68 +4,91 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
-from etils import epath
 
 from bert_jax.data.provenance import CorpusRecord
+from bert_jax.data.tokenised import TokenisedDocuments
 from bert_jax.errors import UserError
-from pipelines.documents import FORMATS
+from pipelines.cleaning.contamination import build_index
+from pipelines.cleaning.tally import Tally
+from pipelines.corpus import CorpusJob, corpus_documents
+from pipelines.documents import document_key
+from pipelines.duplicates import SpillJob, find_duplicates, spill_part
+from pipelines.inputs import Source, cut_sources
 from pipelines.pool import WorkerPool
-from pipelines.settings import ExamplesSection
-from pipelines.sources import Part, cut_file
-from pipelines.tokenise import TokeniseJob, read_summary, tokenise_part
+from pipelines.problems import Problems
+from pipelines.settings import ExamplesSection, SourcesSection
+from pipelines.sources import Part
+from pipelines.tokenise import SPLITS, TokeniseJob, read_summary, tokenise_part
+
+OVERLAP_INDEX: Final = "evaluation"
+"""Directory of the evaluation sets' n-grams, below that of the runs."""
 
 _MIN_PART_BYTES: Final = 2 << 20
 _MAX_PART_BYTES: Final = 64 << 20
 _MOST_PARTS: Final = 2048
 
 
+class Corpus(NamedTuple):
+    """A corpus on disk, in the order of its sources."""
+
+    runs: list[pathlib.Path]
+    """Directories of its tokenised documents. Which documents share one changes nothing."""
+    spills: list[pathlib.Path]
+    """Directories in which its documents were set aside, if a rule looks across documents."""
+
+
 def tokenise_corpus(
     section: ExamplesSection,
     *,
-    paths: Sequence[str],
-    names: Sequence[str],
+    sources: Sequence[Source],
+    problems: Problems,
     directory: pathlib.Path,
     pool: WorkerPool,
     say: Callable[[str], None],
-) -> list[pathlib.Path]:
+) -> Corpus:
     """Makes the runs that are not in ``directory`` yet.
 
     Args:
         section: the settings.
-        paths: the input files.
-        names: their names below the input root.
+        sources: the input.
+        problems: gets the sources that cannot be read at all.
         directory: where the runs go.
         pool: who does it.
         say: called with a line of text when a run is finished.
 
-    Returns:
-        The directories of all runs. Which documents share a run changes nothing in the dataset.
+    Raises:
+        UserError: bad input, two documents with one id, a full disk.
     """
-    groups = _group(_cut(section, paths, names))
+    groups = _group(_cut(section, sources, problems))
+    jobs = _corpus_jobs(section, groups, directory)
+    spills = list[pathlib.Path]()
+    if section.cleaning.looks_across_documents:
+        spills = _spill(jobs, directory=directory, pool=pool, say=say)
     runs = [directory / f"run-{number:05d}" for number in range(len(groups))]
-    jobs = [
+    to_do = [
         TokeniseJob(
-            parts=group,
+            corpus=job,
+            spill=str(spills[number]) if spills else None,
             directory=str(run),
             tokenizer=section.tokenizer,
             layout=section.layout,
-            documents=section.documents,
             language=section.language,
-            max_line_length=section.max_line_length,
             validation_fraction=section.validation_fraction,
             seed=section.seed,
         )
-        for group, run in zip(groups, runs, strict=True)
+        for number, (job, run) in enumerate(zip(jobs, runs, strict=True))
         if not run.exists()
     ]
-    done = len(runs) - len(jobs)
-    for summary in pool.run(tokenise_part, jobs):
+    done = len(runs) - len(to_do)
+    for summary in pool.run(tokenise_part, to_do):
         done += 1
         say(f"tokenised part {done} of {len(runs)}: {sum(summary.tokens.values()):,} tokens")
-    return runs
+    if section.id_field is not None or any(s.format.startswith("wiki") for s in sources):
+        _check_ids(runs, jobs, seed=section.seed)
+    return Corpus(runs, spills)
 
 
 def describe_corpus(runs: Sequence[pathlib.Path], *, unknown: int) -> CorpusRecord:
@@ -80,7 +103,7 @@ def describe_corpus(runs: Sequence[pathlib.Path], *, unknown: int) -> CorpusReco
     """
     summaries = [read_summary(run) for run in runs]
     counts = np.sum([np.load(run / "counts.npy") for run in runs], axis=0)
-    total = int(counts.sum())
+    total = int(counts.sum()) if runs else 0
     if not total:
         raise UserError("input: no document in any of its files; allowed: at least 2 documents")
     return CorpusRecord(
@@ -104,16 +127,82 @@ def split_sizes(runs: Sequence[pathlib.Path], *, split: str) -> tuple[int, int]:
     return sum(s.documents[split] for s in summaries), sum(s.tokens[split] for s in summaries)
 
 
-def _cut(section: ExamplesSection, paths: Sequence[str], names: Sequence[str]) -> list[Part]:
+def _cut(section: ExamplesSection, sources: Sequence[Source], problems: Problems) -> list[Part]:
     # A function of the corpus, so that a run that goes on finds the same parts on any machine.
-    total = sum(epath.Path(path).stat().length for path in paths)
+    total = sum(source.bytes for source in sources)
     part_bytes = min(max(_MIN_PART_BYTES, total // _MOST_PARTS), _MAX_PART_BYTES)
-    is_gap = FORMATS[section.documents].is_gap
+    return cut_sources(
+        sources, section, documents=section.documents, part_bytes=part_bytes, problems=problems
+    )
+
+
+def _corpus_jobs(
+    section: ExamplesSection, groups: Sequence[tuple[Part, ...]], directory: pathlib.Path
+) -> list[CorpusJob]:
+    index = None
+    if section.cleaning.contamination is not None:
+        index = directory / OVERLAP_INDEX
+        build_index(section.cleaning.contamination, index)
+    own = {name: getattr(section, name) for name in SourcesSection.model_fields}
     return [
-        part
-        for path, name in zip(paths, names, strict=True)
-        for part in cut_file(path, name, part_bytes=part_bytes, is_gap=is_gap)
+        CorpusJob(
+            parts=group,
+            sources=SourcesSection(**own),
+            documents=section.documents,
+            cleaning=section.cleaning,
+            overlap_index=None if index is None else str(index),
+        )
+        for group in groups
     ]
+
+
+def _spill(
+    jobs: Sequence[CorpusJob],
+    *,
+    directory: pathlib.Path,
+    pool: WorkerPool,
+    say: Callable[[str], None],
+) -> list[pathlib.Path]:
+    """Sets all documents aside and decides which go, unless an earlier run has done so."""
+    spills = [directory / f"spill-{number:05d}" for number in range(len(jobs))]
+    to_do = [
+        SpillJob(corpus=job, directory=str(spill))
+        for job, spill in zip(jobs, spills, strict=True)
+        if not spill.exists()
+    ]
+    done = len(spills) - len(to_do)
+    for tally in pool.run(spill_part, to_do):
+        done += 1
+        say(f"cleaned part {done} of {len(spills)}: {tally.documents['read']:,} documents")
+    decided = directory / "duplicates.done"
+    if not decided.exists():
+        if jobs:
+            find_duplicates(spills, jobs[0].cleaning)
+        decided.touch()
+    return spills
+
+
+def _check_ids(runs: Sequence[pathlib.Path], jobs: Sequence[CorpusJob], *, seed: int) -> None:
+    """Makes sure that no two documents have one id, where the files give the ids."""
+    keys = np.concatenate(
+        [
+            np.empty((0, 2), np.uint64),
+            *(TokenisedDocuments.load(run / split).keys for run in runs for split in SPLITS),
+        ]
+    )
+    keys = keys[np.lexsort((keys[:, 1], keys[:, 0]))]
+    twice = np.flatnonzero((keys[1:] == keys[:-1]).all(axis=1))
+    if not len(twice):
+        return
+    # Ids are not kept, so the files are read again for the one to name.
+    key = (int(keys[twice[0], 0]) << 64) | int(keys[twice[0], 1])
+    for job in jobs:
+        for identity, _ in corpus_documents(job, Tally()):
+            if document_key(identity, seed=seed) == key:
+                raise UserError(
+                    f"input: found {len(twice)} documents with the id of another, such as "
+                    f"{identity}, allowed: each id once in a file"
+                )
 
 
 def _group(parts: Sequence[Part]) -> list[tuple[Part, ...]]:

@@ -1,29 +1,61 @@
-"""Settings of ``bert-jax examples``."""
+"""Settings of ``bert-jax examples``, and those of sources that ``bert-jax vocab`` shares."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import pydantic
 
 from bert_jax.data.pairing import PairingSection
+from bert_jax.section import Section
+from pipelines.cleaning.settings import CleaningSection
 from pipelines.sources import MAX_LINE_LENGTH
 
+MAX_DOCUMENT_LENGTH: Final = 16_000_000
+"""A record of this many characters is refused: larger than any book, so not one document."""
 
-def _as_tuple(value: Any) -> Any:
+Format: TypeAlias = Literal[
+    "auto", "text", "jsonl", "parquet", "wikiextractor", "wikipedia_xml", "tfds"
+]
+
+
+def as_tuple(value: Any) -> Any:
+    """Returns a list or a single string, as YAML has them, as a tuple."""
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
 
 
-class ExamplesSection(PairingSection):
+class SourcesSection(Section):
+    """Where text is and how its files hold it. ``docs/data.md`` describes every format."""
+
+    input: Annotated[tuple[str, ...], pydantic.BeforeValidator(as_tuple)]
+    """Files and globs, local or ``gs://``, also packed (``.gz``, ``.bz2``, ``.xz``, ``.zst``); of
+    TFDS datasets, directories or names."""
+    format: Format = "auto"
+    """How files hold documents; ``auto``: each as its suffix and its first bytes say."""
+    text_field: str = "text"
+    """The field, column or feature with the text of a JSONL, Parquet or TFDS record."""
+    id_field: str | None = None
+    """The one with the record's id, which must occur once in its file; by default the id is the
+    record's place in the file. Wikipedia's formats always use the page id."""
+    tfds_split: str = "train"
+    """Split of TFDS datasets."""
+    max_line_length: Annotated[int, pydantic.Field(ge=1)] = MAX_LINE_LENGTH
+    """A line of so many characters is an error."""
+    max_document_length: Annotated[int, pydantic.Field(ge=1)] = MAX_DOCUMENT_LENGTH
+    """A record of so many characters (of a JSONL file, its whole line) is an error."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What is done about a damaged file or record: stop with a message, or leave out that record or
+    the rest of that file's part, count it and list it in ``preparation.json``."""
+
+
+class ExamplesSection(SourcesSection, PairingSection):
     """Where the text is, what it looks like, and how examples are made of it.
 
     The pairing settings come from :class:`PairingSection`, with the release's names and defaults.
     """
 
-    input: Annotated[tuple[str, ...], pydantic.BeforeValidator(_as_tuple)]
-    """Files and globs of UTF-8 text, also packed (``.gz``)."""
     tokenizer: str
     """Directory of the tokenizer."""
     output: str
@@ -32,14 +64,14 @@ class ExamplesSection(PairingSection):
     """``sentences``: each line is a sentence (the release's layout). ``prose``: each line is a
     paragraph."""
     documents: Literal["blank_line", "file"] = "blank_line"
-    """What separates documents: blank lines, or each file is one."""
+    """What separates documents in files of plain text: blank lines, or each file is one."""
     language: str = "en"
     """ISO 639 code, for splitting prose into sentences."""
     input_root: str | None = None
     """File names below this directory go into document ids; by default the deepest that holds all
     files."""
-    max_line_length: Annotated[int, pydantic.Field(ge=1)] = MAX_LINE_LENGTH
-    """A line of so many characters is an error."""
+    cleaning: CleaningSection = CleaningSection()
+    """What is left out of the text; by default nothing."""
     validation_fraction: Annotated[float, pydantic.Field(ge=0.0, le=0.5)] = 0.01
     """Share of the documents held out as the split ``validation``; 0: no such split."""
     num_shards: Annotated[int, pydantic.Field(ge=1, le=99_999)] | None = None

@@ -11,13 +11,15 @@ from typing import Final, NamedTuple
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from bert_jax.data.pairing import PairingSection, pair_documents
-from bert_jax.data.provenance import ShardRecord
+from bert_jax.data.pairing import Pair, PairingSection, pair_documents
+from bert_jax.data.provenance import PairsRecord, ShardRecord
 from bert_jax.data.records import sha256_of
 from bert_jax.data.schema import encode
 from bert_jax.data.tokenised import TokenisedDocuments, concatenate, key_order, save_array
+from bert_jax.section import Section
 from bert_jax.text import SpecialIds
 from pipelines.disk import disk_errors, write_aside
+from pipelines.figures import PairTally, sentence_hashes, sketch
 
 # One record per group, so that a random read unpacks one record; zstd at its fastest level takes an
 # eighth off and costs random reads nothing that could be measured.
@@ -51,6 +53,8 @@ class ShardSummary(NamedTuple):
     record: ShardRecord
     documents: int
     tokens: int
+    sentences: int
+    pairs: PairsRecord | None
 
 
 def default_shards(*, documents: int, tokens: int) -> int:
@@ -95,11 +99,13 @@ def write_shard(job: ShardJob) -> ShardSummary:
     if (finished := _read_finished(done, target)) is not None:
         return finished
     documents = load_bucket(job.runs, job.split, first_key=job.first_key, last_key=job.last_key)
+    tally = PairTally(documents) if job.pairing.has_pairs else None
     aside = pathlib.Path(job.work) / f"{job.name}.tmp"
     with disk_errors(target):
         try:
-            lengths = _write_examples(aside, _examples(documents, job))
+            lengths = _write_examples(aside, _examples(documents, job, tally))
             save_array(lengths_path(job.work, job.name), lengths)
+            save_array(sketch_path(job.work, job.name), sketch(sentence_hashes(documents)))
             record = ShardRecord(
                 name=job.name,
                 bytes=aside.stat().st_size,
@@ -107,7 +113,13 @@ def write_shard(job: ShardJob) -> ShardSummary:
                 sha256=sha256_of(aside),
             )
             aside.rename(target)
-            summary = ShardSummary(record, len(documents), int(lengths.sum(dtype=np.int64)))
+            summary = ShardSummary(
+                record,
+                documents=len(documents),
+                tokens=int(lengths.sum(dtype=np.int64)),
+                sentences=len(documents.sentence_starts) - 1,
+                pairs=None if tally is None else tally.record(),
+            )
             write_aside(done, _spell(summary))
         finally:
             aside.unlink(missing_ok=True)
@@ -135,20 +147,28 @@ def lengths_path(work: str, name: str) -> pathlib.Path:
     return pathlib.Path(work) / f"{name}.lengths.npy"
 
 
-def _examples(documents: TokenisedDocuments, job: ShardJob) -> Iterator[tuple[bytes, int]]:
-    """Yields every example as its record, and its number of tokens."""
+def sketch_path(work: str, name: str) -> pathlib.Path:
+    """Returns where the sketch of a shard's sentences lies until the dataset is finished."""
+    return pathlib.Path(work) / f"{name}.sentences.npy"
+
+
+def _examples(
+    documents: TokenisedDocuments, job: ShardJob, tally: PairTally | None
+) -> Iterator[tuple[bytes, int]]:
+    """Yields every example as its record, and its number of tokens; counts pairs."""
     dtype = documents.tokens.dtype
     tokens, width = documents.tokens.tobytes(), dtype.itemsize
     cls, sep = (np.array(i, dtype).tobytes() for i in (job.special.cls, job.special.sep))
-    for pair in pair_documents(documents, job.pairing, seed=job.seed):
-        first = tokens[pair.first_start * width : pair.first_stop * width]
-        second = tokens[pair.second_start * width : pair.second_stop * width]
+    for example in pair_documents(documents, job.pairing, seed=job.seed):
+        spans = [tokens[start * width : stop * width] for start, stop in example.stretches]
         record = encode(
-            b"".join((cls, first, sep, second, sep)),
-            first_length=pair.first_length,
-            next_sentence_label=pair.next_sentence_label,
+            cls + sep.join(spans) + sep,
+            first_length=example.first_length,
+            next_sentence_label=example.next_sentence_label,
         )
-        yield record, pair.length
+        if tally is not None and isinstance(example, Pair):
+            tally.add(example)
+        yield record, example.length
 
 
 def _write_examples(path: pathlib.Path, examples: Iterator[tuple[bytes, int]]) -> np.ndarray:
@@ -171,8 +191,17 @@ def _read_finished(done: pathlib.Path, target: pathlib.Path) -> ShardSummary | N
     record = ShardRecord(**content.pop("record"))
     if target.stat().st_size != record.bytes or sha256_of(target) != record.sha256:
         return None
-    return ShardSummary(record, **content)
+    if "pairs" not in content:  # a release that did not count them; the shard is made again
+        return None
+    pairs = content.pop("pairs")
+    if pairs is not None:
+        pairs = PairsRecord.model_validate_json(json.dumps(pairs))
+    return ShardSummary(record, **content, pairs=pairs)
 
 
 def _spell(summary: ShardSummary) -> str:
-    return json.dumps({**summary._asdict(), "record": summary.record.model_dump()})
+    spelled = {
+        name: value.model_dump() if isinstance(value, Section) else value
+        for name, value in summary._asdict().items()
+    }
+    return json.dumps(spelled)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
-import gzip
 import itertools
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO, Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
+from pipelines.unpack import is_packed, open_text
 
 MAX_LINE_LENGTH: Final = 1_000_000
 """A line of this many characters is refused: it is not prose, and splitting or encoding it would
@@ -21,7 +19,8 @@ take memory and time out of all proportion."""
 _GLOB_CHARACTERS = frozenset("*?[")
 _MAX_UTF8_BYTES = 4
 _PIECE_BYTES = 1 << 20
-_PACKED = ".gz"
+# More than any line that a reader takes: the rest stays one part, in which the reader will say so.
+_MAX_UNENDED_BYTES = 128 << 20
 
 
 class Line(NamedTuple):
@@ -39,12 +38,17 @@ class Part(NamedTuple):
     """The file's name below the input root."""
     start: int
     stop: int
-    """Byte offset of its end; of a packed file, which is never cut, the packed size."""
+    """Byte offset of its end; of a packed file, which is never cut, the packed size. Formats that
+    are not cut by bytes count row groups or records here."""
+    format: str = "text"
+    """Its reader: see ``pipelines.readers.registry``."""
+    bytes: int | None = None
+    """Bytes on disk, where ``start`` and ``stop`` do not count bytes."""
 
     @property
     def size(self) -> int:
         """Bytes on disk."""
-        return self.stop - self.start
+        return self.stop - self.start if self.bytes is None else self.bytes
 
 
 def find_files(patterns: Sequence[str]) -> list[str]:
@@ -62,7 +66,7 @@ def find_files(patterns: Sequence[str]) -> list[str]:
             all.
     """
     if not patterns:
-        raise UserError("input: no file given; allowed: files and globs of plain text, also .gz")
+        raise UserError("input: no file given; allowed: files and globs, also packed")
     found: set[str] = set()
     for pattern in patterns:
         found.update(_expand(pattern))
@@ -99,41 +103,30 @@ def _nearest_name(path: epath.Path) -> str:
     return did_you_mean(path.name, (p.name for p in path.parent.iterdir()))
 
 
-@contextlib.contextmanager
-def open_text(path: str) -> Iterator[BinaryIO]:
-    """Opens a file's bytes, unpacked if its name ends in ``.gz``.
-
-    Raises:
-        UserError: on reading, when a ``.gz`` file is damaged or cut short.
-    """
-    with epath.Path(path).open("rb") as raw:
-        if not path.endswith(_PACKED):
-            yield cast(BinaryIO, raw)
-            return
-        try:
-            with gzip.open(raw, "rb") as unpacked:
-                yield cast(BinaryIO, unpacked)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise UserError(f"{path}: damaged gzip file ({error})") from error
-
-
 def read_lines(
-    path: str, *, start: int = 0, stop: int | None = None, max_line_length: int = MAX_LINE_LENGTH
+    path: str,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    max_line_length: int = MAX_LINE_LENGTH,
+    setting: str = "max_line_length",
 ) -> Iterator[Line]:
     """Yields the lines of a file that start in the byte range ``[start, stop)``.
 
     Args:
-        path: a UTF-8 text file, packed if the name ends in ``.gz``.
+        path: a UTF-8 text file, packed if its name says so.
         start: byte offset of the first line's start.
         stop: lines from this offset on are left out; ``None``: read to the end.
         max_line_length: lines of so many characters are refused, before they are read whole.
+        setting: the name of that limit in messages.
 
     Raises:
         UserError: bytes that are not UTF-8 (file and byte offset), or a line too long (file and
             number).
     """
     with open_text(path) as file:
-        file.seek(start)
+        if start:
+            file.seek(start)
         offset = start
         # One byte more than the longest lawful line, its line end included, can have.
         limit = max_line_length * _MAX_UTF8_BYTES + 2
@@ -142,49 +135,48 @@ def read_lines(
                 text = raw.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 if len(raw) == limit:  # cut in the middle of a character
-                    raise _too_long(path, offset, max_line_length) from error
+                    raise _too_long(path, offset, max_line_length, setting) from error
                 raise UserError(
                     f"{path}: byte {offset + error.start} is not UTF-8 "
                     f"(0x{raw[error.start]:02x}: {error.reason}); convert the file to UTF-8"
                 ) from error
             if len(text) >= max_line_length:
-                raise _too_long(path, offset, max_line_length)
+                raise _too_long(path, offset, max_line_length, setting)
             yield Line(offset, text)
             offset += len(raw)
 
 
-def read_part(part: Part, *, max_line_length: int = MAX_LINE_LENGTH) -> Iterator[Line]:
+def read_part(
+    part: Part, *, max_line_length: int = MAX_LINE_LENGTH, setting: str = "max_line_length"
+) -> Iterator[Line]:
     """Yields the lines of a part: see :func:`read_lines`."""
-    stop = None if part.path.endswith(_PACKED) else part.stop  # ``stop`` is in unpacked bytes
-    return read_lines(part.path, start=part.start, stop=stop, max_line_length=max_line_length)
+    return read_lines(
+        part.path,
+        start=part.start,
+        stop=None if is_packed(part.path) else part.stop,  # ``stop`` is in unpacked bytes
+        max_line_length=max_line_length,
+        setting=setting,
+    )
 
 
-def iter_lines(patterns: Sequence[str], *, max_line_length: int = MAX_LINE_LENGTH) -> Iterator[str]:
-    """Yields every line of the files that patterns name, with one line in memory at a time.
+def line_number(path: str, offset: int) -> int:
+    """Returns the number, from 1, of the line that starts at a byte offset (in the unpacked file).
 
-    Args:
-        patterns: see :func:`find_files`.
-        max_line_length: see :func:`read_lines`.
-
-    Raises:
-        UserError: see :func:`find_files` (at the call's first line) and :func:`read_lines`.
+    Counted when it is asked for: a part in the middle of a file does not know its line numbers.
     """
-    for path in find_files(patterns):
-        for line in read_lines(path, max_line_length=max_line_length):
-            yield line.text
-
-
-def _too_long(path: str, offset: int, limit: int) -> UserError:
-    # Counted only now: a part in the middle of a file does not know its line numbers.
     with open_text(path) as file:
         number = 1
         left = offset
         while left and (block := file.read(min(left, _PIECE_BYTES))):
             number += block.count(b"\n")
             left -= len(block)
+    return number
+
+
+def _too_long(path: str, offset: int, limit: int, setting: str) -> UserError:
     return UserError(
-        f"{path}: line {number} has {limit:,} characters or more (max_line_length); "
-        "is it text with a sentence or paragraph per line?"
+        f"{path}: line {line_number(path, offset)} has {limit:,} characters or more "
+        f"({setting}); is it text with a sentence or paragraph per line?"
     )
 
 
@@ -226,18 +218,20 @@ def cut_file(
         is_gap: True for a line after which a cut may be made; ``None``: the file stays whole.
     """
     size = epath.Path(path).stat().length
-    if is_gap is None or path.endswith(_PACKED) or size <= part_bytes:
+    if is_gap is None or is_packed(path) or size <= part_bytes:
         return [Part(path, name, 0, size)]
     cuts = [0]
     with open_text(path) as file:
         while cuts[-1] + part_bytes < size:
             file.seek(cuts[-1] + part_bytes)
             whole = False  # the first line read may have begun before
-            while raw := file.readline(_PIECE_BYTES):
+            unended = 0
+            while (raw := file.readline(_PIECE_BYTES)) and unended < _MAX_UNENDED_BYTES:
                 if whole and raw.endswith(b"\n") and is_gap(raw):
                     break
                 whole = raw.endswith(b"\n")
-            if file.tell() >= size:
+                unended = 0 if whole else unended + len(raw)
+            if file.tell() >= size or unended >= _MAX_UNENDED_BYTES:
                 break
             cuts.append(file.tell())
     stops = [*cuts[1:], size]

@@ -16,6 +16,7 @@ from bert_jax.data.tokenised import TokenisedDocuments
 from bert_jax.errors import UserError
 from bert_jax.text import SpecialIds
 from pipelines.disk import disk_errors
+from pipelines.figures import add_pairs, count_distinct, sketch
 from pipelines.pool import WorkerPool
 from pipelines.runs import split_sizes
 from pipelines.settings import ExamplesSection
@@ -25,6 +26,7 @@ from pipelines.shards import (
     bucket_ranges,
     default_shards,
     lengths_path,
+    sketch_path,
     write_shard,
 )
 from pipelines.tokenise import SPLITS
@@ -39,30 +41,31 @@ def count_shards(section: ExamplesSection, runs: Sequence[pathlib.Path]) -> dict
         runs: directories of all runs.
 
     Raises:
-        UserError: a split would have fewer than two documents, or a shard would.
+        UserError: a split or a shard would have fewer documents than its pairing needs.
     """
     sizes = {split: split_sizes(runs, split=split) for split in SPLITS}
     total = sum(documents for documents, _ in sizes.values())
-    if total < 2:
+    least = section.min_documents
+    if total < least:
         raise UserError(
-            f"input: {total} document, a random next needs at least 2; separate documents as "
-            f'documents: "{section.documents}" says, or choose another of its values'
+            f"input: {total} document, kind: {section.kind} needs at least {least}; separate "
+            f'documents as documents: "{section.documents}" says, or choose another of its values'
         )
     if not section.validation_fraction:
         del sizes["validation"]
     for split, (documents, _) in sizes.items():
-        if documents < 2:
+        if documents < least:
             raise UserError(
                 f"validation_fraction: {section.validation_fraction} of {total} documents leaves "
-                f"{documents} for {split}; allowed: at least 2, or validation_fraction: 0"
+                f"{documents} for {split}; allowed: at least {least}, or validation_fraction: 0"
             )
     shards = {split: default_shards(documents=d, tokens=t) for split, (d, t) in sizes.items()}
     if section.num_shards is not None:
-        most = sizes["train"][0] // 2
+        most = sizes["train"][0] // least
         if section.num_shards > most:
             raise UserError(
                 f"num_shards: {section.num_shards}, allowed: at most {most}, "
-                f"2 of the {sizes['train'][0]} training documents in each"
+                f"{least} of the {sizes['train'][0]} training documents in each"
             )
         shards["train"] = section.num_shards
     return shards
@@ -152,10 +155,19 @@ def _finish_split(workspace: Workspace, split: str, shards: Sequence[ShardSummar
     path = workspace.partial / lengths_name(split)
     with disk_errors(path):
         path.write_bytes(spelled.getbuffer())
+    smallest = np.zeros(0, np.uint64)
+    for record in records:
+        added = np.load(sketch_path(str(workspace.work), record.name))
+        smallest = sketch(np.concatenate([smallest, added]))
+    sentences = sum(shard.sentences for shard in shards)
+    pairs = [shard.pairs for shard in shards if shard.pairs is not None]
     return SplitRecord(
         shards=records,
         documents=sum(shard.documents for shard in shards),
         examples=len(lengths),
         tokens=sum(shard.tokens for shard in shards),
         lengths_sha256=hashlib.sha256(spelled.getbuffer()).hexdigest(),
+        pairs=add_pairs(pairs) if pairs else None,
+        sentences=sentences,
+        repeated_sentences=max(0.0, 1.0 - count_distinct(smallest) / sentences),
     )

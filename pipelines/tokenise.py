@@ -16,9 +16,11 @@ from bert_jax.data.schema import token_dtype
 from bert_jax.data.tokenised import TokenisedDocuments, key_order, save_array, split_keys
 from bert_jax.errors import UserError
 from bert_jax.text import Tokenizer, load_tokenizer
+from pipelines.cleaning.tally import Tally
+from pipelines.corpus import CorpusJob, corpus_documents
 from pipelines.disk import disk_errors
-from pipelines.documents import FORMATS, LAYOUTS, document_id, document_key, is_validation
-from pipelines.sources import Part, read_part
+from pipelines.documents import LAYOUTS, document_key, is_validation
+from pipelines.duplicates import unique_documents
 
 SPLITS: Final = ("train", "validation")
 
@@ -30,14 +32,14 @@ _BATCH_CHARACTERS = 1 << 18
 class TokeniseJob(NamedTuple):
     """What a worker needs to make one run."""
 
-    parts: tuple[Part, ...]
+    corpus: CorpusJob
+    spill: str | None
+    """Directory in which the documents are set aside; ``None``: they are read from the parts."""
     directory: str
     """Where the run goes; must not exist yet."""
     tokenizer: str
     layout: str
-    documents: str
     language: str
-    max_line_length: int
     validation_fraction: float
     seed: int
 
@@ -59,11 +61,12 @@ def tokenise_part(job: TokeniseJob) -> RunSummary:
     ``counts.npy``, how often each id occurs. It appears whole, by renaming.
 
     Raises:
-        UserError: bad input (see :func:`pipelines.sources.read_lines`), an id beyond the
+        UserError: bad input (see :func:`pipelines.inputs.read_documents`), an id beyond the
             vocabulary, or a full disk.
     """
     tokenizer = _tokenizer(job.tokenizer)
-    runs, counts = _encode_documents(job, tokenizer)
+    tally = Tally()
+    runs, counts = _encode_documents(job, tokenizer, tally)
     summary = RunSummary(
         documents={split: len(run) for split, run in runs.items()},
         tokens={split: len(run.tokens) for split, run in runs.items()},
@@ -79,6 +82,7 @@ def tokenise_part(job: TokeniseJob) -> RunSummary:
                 run.save(aside / split)
             save_array(aside / "counts.npy", counts)
             (aside / "summary.json").write_text(json.dumps(summary._asdict()))
+            tally.save(aside)
             aside.rename(target)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -96,7 +100,7 @@ def _tokenizer(directory: str) -> Tokenizer:
 
 
 def _encode_documents(
-    job: TokeniseJob, tokenizer: Tokenizer
+    job: TokeniseJob, tokenizer: Tokenizer, tally: Tally
 ) -> tuple[dict[str, TokenisedDocuments], np.ndarray]:
     """Returns each split's documents, sorted by key, and how often each id occurs."""
     counts = np.zeros(tokenizer.vocab_size, np.int64)
@@ -105,7 +109,7 @@ def _encode_documents(
     sentence_counts: list[int] = []  # per document
     lengths: list[int] = []  # per sentence
     tokens: list[np.ndarray] = []
-    for batch in _batches(_documents(job)):
+    for batch in _batches(_documents(job, tally)):
         encoded = iter(tokenizer.encode_batch([s for _, sentences in batch for s in sentences]))
         kept: list[list[int]] = []
         for identity, sentences in batch:
@@ -134,13 +138,17 @@ def _encode_documents(
     return {split: everything.select(chosen[split]) for split in SPLITS}, counts
 
 
-def _documents(job: TokeniseJob) -> Iterator[tuple[str, list[str]]]:
+def _documents(job: TokeniseJob, tally: Tally) -> Iterator[tuple[str, list[str]]]:
     """Yields each document's id and sentences."""
-    read, layout = FORMATS[job.documents].read, LAYOUTS[job.layout]
-    for part in job.parts:
-        lines = read_part(part, max_line_length=job.max_line_length)
-        for document in read(lines):
-            yield document_id(part.name, document.offset), layout(document, language=job.language)
+    layout = LAYOUTS[job.layout]
+    if job.spill is None:
+        documents = corpus_documents(job.corpus, tally)
+    else:
+        documents = unique_documents(pathlib.Path(job.spill), tally)
+    for identity, document in documents:
+        tally.documents["kept"] += 1
+        tally.lines["kept"] += len(document.lines)
+        yield identity, layout(document, language=job.language)
 
 
 def _batches(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from bert_jax.errors import UserError
-from bert_jax.section import Section
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.sentence_piece import SentencePieceTokenizer, prepare
 from bert_jax.text.tokenizer import Tokenizer
@@ -27,17 +25,17 @@ from bert_jax.text.train_wordpiece import (
 from bert_jax.text.vocabulary import SPECIAL_PIECES, reserved_pieces
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.text.words import WordSplitter
+from pipelines.inputs import iter_text
 from pipelines.sample import MAX_PART_BYTES, sample_lines
-from pipelines.sources import iter_lines
+from pipelines.settings import SourcesSection
 
 _LANE = 128  # the width to which the device pads a vocabulary
 
 
-class VocabSection(Section):
-    """How to train a tokenizer.
+class VocabSection(SourcesSection):
+    """How to train a tokenizer. Where the text is, and in which format: see `SourcesSection`.
 
     Attributes:
-        input: files and globs of UTF-8 text, one sentence or paragraph per line.
         output: the tokenizer directory to write.
         algorithm: WordPiece, or a SentencePiece model of one of two kinds.
         trainer: which library learns WordPiece merges (SentencePiece's are converted).
@@ -56,7 +54,6 @@ class VocabSection(Section):
         seed: of the sample.
     """
 
-    input: Sequence[str] = Field(min_length=1)
     output: str = Field(min_length=1)
     algorithm: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
     trainer: WordPieceTrainer = "sentencepiece"
@@ -89,7 +86,7 @@ def train_vocab(section: VocabSection) -> Tokenizer:
             its characters do not fit into ``size``; the output cannot be written.
     """
     lines = sample_lines(
-        iter_lines(section.input),
+        iter_text(section),
         max_lines=section.max_sentences,
         max_bytes=section.max_bytes,
         seed=section.seed,

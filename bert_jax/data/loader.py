@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import multiprocessing
-import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
@@ -19,14 +14,20 @@ import pydantic
 from absl import flags
 
 from bert_jax.data import rng
-from bert_jax.data.batches import stack_rows
+from bert_jax.data.exchange import Exchange
+from bert_jax.data.length_index import LengthIndex
+from bert_jax.data.order import Order, PackedOrder, SingleOrder
+from bert_jax.data.packed_row import PackedRow
+from bert_jax.data.packing import PackingPlan
 from bert_jax.data.position import Position
+from bert_jax.data.steps import EvaluationBatch, HostShare, TrainingBatch
+from bert_jax.data.worker import prepare_worker
 from bert_jax.errors import UserError
 from bert_jax.section import Section
 from bert_jax.task import Features
 
 if TYPE_CHECKING:
-    from bert_jax.data.records import Dataset
+    from bert_jax.data.sequence import ExampleSequence
 
 _STEPS = 2**40  # steps of an endless run: more than can be walked, and Grain still slices it
 
@@ -71,7 +72,7 @@ class Batches(Iterator[dict[str, np.ndarray]]):
                 grain.MultiprocessingOptions(
                     num_workers=section.workers, per_worker_buffer_size=section.prefetch
                 ),
-                worker_init_fn=_prepare_worker,
+                worker_init_fn=prepare_worker,
             )
         else:
             stream = batches.to_iter_dataset(here)
@@ -113,8 +114,9 @@ class Batches(Iterator[dict[str, np.ndarray]]):
 class Loader:
     """The batches of one phase: every example once an epoch, each epoch shuffled and masked anew.
 
-    Row p of the phase (p = 0, 1, ... over all hosts and steps) is in epoch ``p // len(dataset)``;
-    which example it is, and what its masks are, follows from the seed, the phase, the epoch and p.
+    Row p of the phase (p = 0, 1, ... over all hosts and steps) is in epoch ``p // rows_per_epoch``;
+    which examples it holds, and what their masks are, follows from the seed, the phase, the epoch
+    and p. Without packing there is a row for each example; with it, as many in every epoch.
     Batch s is the rows ``s * batch_size .. (s + 1) * batch_size - 1``, of which host h gets the
     h-th contiguous share. So the global batch depends neither on the number of hosts nor on that
     of workers, and seeking to any step takes no time.
@@ -123,26 +125,28 @@ class Loader:
     def __init__(
         self,
         *,
-        dataset: Dataset,
-        features: Features,
+        dataset: ExampleSequence,
+        features: Features | PackedRow,
         batch_size: int,
         seed: int,
         phase: int = 0,
         process_index: int = 0,
         process_count: int = 1,
+        static_copies: int | None = None,
         section: LoaderSection,
     ) -> None:
-        """Checks that dataset, rows and hosts fit together; reads and starts nothing.
+        """Checks that dataset, rows and hosts fit together and plans the rows; starts nothing.
 
         Args:
             dataset: the examples.
-            features: makes a row of an example.
+            features: makes a row of an example, or of several.
             batch_size: rows in the global batch, over all hosts.
             seed: of order and masks.
             phase: which of the run's phases this is: a second phase over the same dataset must not
                 walk it in the order, and with the masks, of the first.
             process_index: which host this is, from 0.
             process_count: number of hosts.
+            static_copies: epochs after which masks come again; None: never.
             section: workers and prefetch.
 
         Raises:
@@ -155,21 +159,29 @@ class Loader:
         self._batch_size = batch_size
         self._seed = seed
         self._phase = phase
-        self._share = _Share(batch_size, process_index, process_count)
+        self._share = HostShare(batch_size, process_index, process_count)
+        self._static_copies = static_copies
         self._section = section
+        self._order = _order(dataset, features, seed=seed, phase=phase)
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """Rows after which every example has been seen once more, over all hosts."""
+        return self._order.rows
 
     def batches(self, *, first_step: int) -> Batches:
         """Returns this host's rows of batch ``first_step``, ``first_step + 1``, ... without end.
 
         Each batch is a dict of arrays ``[batch_size / process_count, ...]``.
         """
-        make = _TrainingBatch(
+        make = TrainingBatch(
             self._dataset,
             self._features,
             self._seed,
             self._phase,
             self._share,
-            _shuffled(len(self._dataset), self._seed, self._phase),
+            self._order,
+            self._static_copies,
         )
         steps = grain.MapDataset.range(first_step, first_step + _STEPS)
         return Batches(steps.map(make), self._section)
@@ -198,7 +210,7 @@ class Loader:
 
 
 def evaluation_batches(
-    dataset: Dataset,
+    dataset: ExampleSequence,
     features: Features,
     *,
     batch_size: int,
@@ -229,91 +241,57 @@ def evaluation_batches(
     """
     _check_fit(dataset, features, batch_size=batch_size, process_count=process_count)
     total = len(dataset) if limit is None else min(limit, len(dataset))
-    share = _Share(batch_size, process_index, process_count)
+    share = HostShare(batch_size, process_index, process_count)
     steps = grain.MapDataset.range(math.ceil(total / batch_size))
-    make = _EvaluationBatch(dataset, features, seed, share, total)
+    make = EvaluationBatch(dataset, features, seed, share, total)
     return Batches(steps.map(make), LoaderSection())
 
 
-@dataclasses.dataclass(frozen=True)
-class _Share:
-    """The rows of each global batch that one host makes."""
+def made_ahead(make: Callable[[int], dict[str, np.ndarray]], *, first_step: int) -> Batches:
+    """Returns ``make(first_step)``, ``make(first_step + 1)``, … without end, made in a thread.
 
-    batch_size: int
-    process_index: int
-    process_count: int
-
-    @property
-    def size(self) -> int:
-        return self.batch_size // self.process_count
-
-    def rows(self, step: int) -> range:
-        """Returns the rows of batch ``step``, counted from the start of the phase."""
-        first = step * self.batch_size + self.process_index * self.size
-        return range(first, first + self.size)
+    Args:
+        make: called by one thread at a time, in order.
+        first_step: where to begin.
+    """
+    steps = grain.MapDataset.range(first_step, first_step + _STEPS)
+    return Batches(steps.map(make), LoaderSection())
 
 
-@dataclasses.dataclass(frozen=True)
-class _TrainingBatch:
-    """Makes the batch of one step; travels to the workers."""
-
-    dataset: Dataset
-    features: Features
-    seed: int
-    phase: int
-    share: _Share
-    order: Sequence[int]
-
-    def __call__(self, step: int) -> dict[str, np.ndarray]:
-        places = self.share.rows(step)
-        indices = [self.order[place] for place in places]
-        examples = self.dataset.__getitems__(indices)
-        rows = [
-            self.features(example, self._stream(place, index))
-            for place, index, example in zip(places, indices, examples, strict=True)
-        ]
-        return stack_rows(rows, batch_size=self.share.size)
-
-    def _stream(self, place: int, index: int) -> np.random.Generator:
-        return rng.stream(self.seed, "mask", self.phase, place // len(self.dataset), index)
+def _order(
+    dataset: ExampleSequence, features: Features | PackedRow, *, seed: int, phase: int
+) -> Order:
+    if not isinstance(features, PackedRow):
+        return SingleOrder(len(dataset), _shuffled(len(dataset), seed, "shuffle", phase))
+    index = LengthIndex(dataset.lengths)
+    plan = PackingPlan(
+        index.counts, capacity=features.seq_length, max_examples=features.max_examples
+    )
+    return PackedOrder(
+        plan=plan,
+        index=index,
+        shuffled=_shuffled(plan.rows, seed, "shuffle", phase),
+        exchanges={
+            length: Exchange(count, seed, "exchange", phase, length)
+            for length, count in enumerate(index.counts.tolist())
+            if count
+        },
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class _EvaluationBatch:
-    """Makes one batch of an evaluation, padded to its full size."""
-
-    dataset: Dataset
-    features: Features
-    seed: int
-    share: _Share
-    total: int
-
-    def __call__(self, step: int) -> dict[str, np.ndarray]:
-        indices = [row for row in self.share.rows(step) if row < self.total]
-        # A host whose share lies beyond the end still takes part: a row that shows it the shapes.
-        examples = self.dataset.__getitems__(indices or [0])
-        rows = [
-            self.features(example, rng.stream(self.seed, "evaluate", index))
-            for index, example in zip(indices or [0], examples, strict=True)
-        ]
-        if not indices:
-            rows = [{name: np.zeros_like(value) for name, value in rows[0].items()}]
-        return stack_rows(rows, batch_size=self.share.size)
-
-
-def _shuffled(length: int, seed: int, phase: int) -> Sequence[int]:
+def _shuffled(length: int, seed: int, *key: int | str) -> Sequence[int]:
     """Returns Grain's global shuffle of ``0 .. length - 1``, another one each epoch, without end.
 
     Grain seeds epoch e with ``seed + e``; hashing ours first keeps the runs of neighbouring seeds
     from walking through the same orders.
     """
-    shuffle_seed = int(rng.stream(seed, "shuffle", phase).integers(2**32))
+    shuffle_seed = int(rng.stream(seed, *key).integers(2**32))
     order = grain.MapDataset.range(length).shuffle(seed=shuffle_seed).repeat()
     return cast(Sequence[int], order)  # Grain's type says None may be in it; not without a filter
 
 
 def _check_fit(
-    dataset: Dataset, features: Features, *, batch_size: int, process_count: int
+    dataset: ExampleSequence, features: Features | PackedRow, *, batch_size: int, process_count: int
 ) -> None:
     if batch_size < 1 or batch_size % process_count:
         raise UserError(
@@ -329,21 +307,3 @@ def _check_fit(
             f"{longest} tokens; allowed: {longest} or more, or a dataset made for "
             f"{features.seq_length}"
         )
-
-
-def _prepare_worker(index: int, count: int) -> None:
-    """Sets up a worker process: it ends with its parent, and it can never take an accelerator."""
-    del index, count
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes its workers
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    if "jax" in sys.modules:  # Grain has imported it, and with it read the environment, by now
-        sys.modules["jax"].config.update("jax_platforms", "cpu")
-    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Waits for the parent's end: a killed one tells no worker, and they would wait forever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

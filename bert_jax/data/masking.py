@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 import pydantic
 
+from bert_jax.data.layout import empty_rows, lay_out
+from bert_jax.data.masks import (
+    choose_spans,
+    choose_tokens,
+    choose_words,
+    draw_sizes,
+    find_words,
+    geometric_chances,
+    ngram_chances,
+    tokens_of_spans,
+)
+from bert_jax.data.segmentation import Segmenter
 from bert_jax.errors import UserError
 from bert_jax.section import Section
 from bert_jax.task import Row
@@ -16,6 +28,18 @@ from bert_jax.task import Row
 if TYPE_CHECKING:
     from bert_jax.data.records import Example
     from bert_jax.text.tokenizer import SpecialIds, Tokenizer
+
+
+MAX_NGRAM: Final = 3
+MAX_SPAN: Final = 10
+SPAN_STOP: Final = 0.2
+
+# A setting that its unit does not read would be set in vain.
+_SETTINGS_OF_UNITS: Final = (
+    ("max_words", None, ("ngram", "span")),
+    ("span_stop", SPAN_STOP, ("span",)),
+    ("segmenter", None, ("whole_word", "ngram", "span")),
+)
 
 
 class MaskingSection(Section):
@@ -26,20 +50,33 @@ class MaskingSection(Section):
     Attributes:
         rate: share of an example's tokens to predict, special tokens counted in, as in
             google-research/bert ``create_pretraining_data.py`` (``masked_lm_prob``).
-        unit: what is chosen as a whole: ``token``, or ``whole_word`` (a word's first piece and the
-            continuations that follow it; the release's ``do_whole_word_mask``).
-        replace_with_mask: share of the chosen tokens that become [MASK].
+        unit: what is chosen as a whole: ``token``; ``whole_word`` (a word's first piece and the
+            continuations that follow it; the release's ``do_whole_word_mask``); ``ngram`` (up to 3
+            words, p(n) ∝ 1/n: ALBERT, arXiv 1909.11942); ``span`` (up to 10 words, geometrically
+            distributed; all of a span is replaced in the same way: SpanBERT, arXiv 1907.10529).
+        max_words: longest ``ngram`` or ``span``; without it, 3 and 10.
+        span_stop: chance of a ``span`` to end after each of its words (SpanBERT's p).
+        segmenter: ``module:function`` that cuts Chinese text into words, such as ``jieba:lcut``,
+            for the units that are made of words; without it each character is one. See
+            `bert_jax.data.segmentation`.
+        replace_with_mask: share of the chosen tokens (spans) that become [MASK].
         replace_with_random: share that become a token drawn uniformly from the whole vocabulary.
             The rest stay as they are and are predicted all the same.
         max_predictions: most predictions in a row (``max_predictions_per_seq``); without it, the
             number that ``rate`` asks of a full row, rounded up.
+        static_copies: draw masks for so many epochs of a phase and repeat them, as the 2018 release
+            does with its ``dupe_factor`` copies on disk; without it, every epoch has its own.
     """
 
     rate: float = pydantic.Field(default=0.15, gt=0.0, lt=1.0)
-    unit: Literal["token", "whole_word"] = "token"
+    unit: Literal["token", "whole_word", "ngram", "span"] = "token"
+    max_words: int | None = pydantic.Field(default=None, ge=1)
+    span_stop: float = pydantic.Field(default=SPAN_STOP, gt=0.0, lt=1.0)
+    segmenter: str | None = None
     replace_with_mask: float = pydantic.Field(default=0.8, ge=0.0, le=1.0)
     replace_with_random: float = pydantic.Field(default=0.1, ge=0.0, le=1.0)
     max_predictions: int | None = pydantic.Field(default=None, ge=1)
+    static_copies: int | None = pydantic.Field(default=None, ge=1)
 
     @pydantic.model_validator(mode="after")
     def _shares_fit(self) -> MaskingSection:
@@ -50,6 +87,24 @@ class MaskingSection(Section):
                 "(the rest of the chosen tokens stays as it is)"
             )
         return self
+
+    @pydantic.model_validator(mode="after")
+    def _settings_fit_unit(self) -> MaskingSection:
+        for name, default, units in _SETTINGS_OF_UNITS:
+            found = getattr(self, name)
+            if found != default and self.unit not in units:
+                raise ValueError(
+                    f"{name}: found {found}, allowed: only with unit {' or '.join(units)}, not "
+                    f"with {self.unit}"
+                )
+        return self
+
+    @property
+    def span_chances(self) -> np.ndarray:
+        """Chances [max_words] of a span of 1, 2, … words, for ``ngram`` and ``span``."""
+        if self.unit == "ngram":
+            return ngram_chances(self.max_words or MAX_NGRAM)
+        return geometric_chances(self.span_stop, self.max_words or MAX_SPAN)
 
     def predictions(self, seq_length: int) -> int:
         """Returns the slots for predictions in a row: 512 -> 77, 128 -> 20 at 15%."""
@@ -75,13 +130,14 @@ def mask_tokens(
     special: SpecialIds,
     vocab_size: int,
     is_continuation: np.ndarray,
+    segmenter: Segmenter | None = None,
 ) -> Masked:
     """Chooses the tokens to predict in one example and replaces them.
 
     ``[CLS] the dog bark ##ed [SEP]`` -> ``[CLS] the [MASK] bark ##ed [SEP]``, positions ``[2]``,
     ids ``[dog]``. The number chosen is the release's: ``min(max_predictions, max(1, round(n *
-    rate)))``, [CLS] and [SEP] counted in n but never chosen. Whole words may fall short of it: a
-    word that would go beyond it is passed over for a shorter one.
+    rate)))``, [CLS] and [SEP] counted in n but never chosen. Whole words and spans may fall short
+    of it: a word that would go beyond it is passed over for a shorter one.
 
     Args:
         input_ids: [n] ids of an unmasked example, of any integer type.
@@ -91,8 +147,9 @@ def mask_tokens(
         special: ids of the special tokens; ``cls`` and ``sep`` are never chosen.
         vocab_size: random replacements are drawn from ``0 .. vocab_size - 1``, [UNK], [CLS] and
             their like included, as in the release.
-        is_continuation: bool [vocab_size], true for pieces that continue a word; read for whole
-            words.
+        is_continuation: bool [vocab_size], true for pieces that continue a word; read for the units
+            that are made of words.
+        segmenter: finds the words of Chinese text for the same units.
 
     Returns:
         The masked sequence; ``input_ids`` itself is not changed.
@@ -109,20 +166,38 @@ def mask_tokens(
     candidates = np.flatnonzero((input_ids != special.cls) & (input_ids != special.sep))
     total = len(candidates)
     budget = min(budget, total)
+    sized = total if masking.unit in ("ngram", "span") else 0
     # Uniform doubles only: NumPy keeps `random` stable between versions, `choice` and `permutation`
     # less so.
-    draws = rng.random(total + 2 * budget)
-    if masking.unit == "whole_word":
-        positions = _choose_words(input_ids, candidates, draws[:total], budget, is_continuation)
+    draws = rng.random(total + 2 * budget + sized)
+    keys, actions = draws[:total], draws[total : total + budget]
+    randoms, sizes = draws[total + budget :][:budget], draws[total + 2 * budget :]
+    if not budget:
+        positions = candidates
+    elif masking.unit == "token":
+        positions = candidates[choose_tokens(keys, budget)]
     else:
-        positions = _choose_tokens(candidates, draws[:total], budget)
+        continues = is_continuation[input_ids]
+        if segmenter is not None:
+            continues = segmenter.join(input_ids, continues)
+        words = find_words(candidates, continues[candidates])
+        keys, sizes = keys[: len(words.starts)], sizes[: len(words.starts)]
+        if masking.unit == "whole_word":
+            positions = candidates[choose_words(words, keys, budget)]
+        else:
+            sizes = draw_sizes(sizes, masking.span_chances)
+            spans = choose_spans(words, keys=keys, sizes=sizes, budget=budget)
+            tokens, span_of = tokens_of_spans(words, spans)
+            positions = candidates[tokens]
+            if masking.unit == "span":  # SpanBERT, section 3.1: replaced "at the span level"
+                actions = actions[span_of]
     count = len(positions)
     masked = input_ids.astype(np.int32)
     ids = masked[positions]
     masked[positions] = _replace(
         ids,
-        actions=draws[total : total + count],
-        random_ids=(draws[total + budget :][:count] * vocab_size).astype(np.int32),
+        actions=actions[:count],
+        random_ids=(randoms[:count] * vocab_size).astype(np.int32),
         mask=special.mask,
         masking=masking,
     )
@@ -143,59 +218,11 @@ def _replace(
     return np.where(changed, seen, ids)
 
 
-def _choose_tokens(candidates: np.ndarray, keys: np.ndarray, budget: int) -> np.ndarray:
-    """Returns ``budget`` of the candidates, each as likely as any other, in ascending order."""
-    if not budget:
-        return candidates[:0]
-    chosen = np.zeros(len(candidates), bool)
-    chosen[keys.argpartition(budget - 1)[:budget]] = True
-    return candidates[chosen]
-
-
-def _choose_words(
-    input_ids: np.ndarray,
-    candidates: np.ndarray,
-    keys: np.ndarray,
-    budget: int,
-    is_continuation: np.ndarray,
-) -> np.ndarray:
-    """Returns the positions of words drawn at random, as many as fit into ``budget``, ascending.
-
-    A word ends where a special token stands. The release lets a continuation that opens the second
-    span join the last word of the first across [SEP]; here it is a word of its own.
-    """
-    if not budget:
-        return candidates[:0]
-    opens = ~is_continuation[input_ids[candidates]]
-    opens[0] = True
-    opens[1:] |= candidates[1:] != candidates[:-1] + 1
-    starts = np.flatnonzero(opens)
-    lengths = np.empty_like(starts)
-    np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
-    lengths[-1] = len(candidates) - starts[-1]
-    order = keys[: len(starts)].argsort()
-    ordered = lengths[order]
-    ends = ordered.cumsum()
-    fitting = int(ends.searchsorted(budget, side="right"))
-    left = budget - (int(ends[fitting - 1]) if fitting else 0)
-    chosen = np.zeros(len(starts), bool)
-    chosen[order[:fitting]] = True
-    # The next word is too long, or there is none: of those after it, take the ones that still fit.
-    for at in (fitting + np.flatnonzero(ordered[fitting:] <= left)).tolist() if left else ():
-        if ordered[at] <= left:
-            chosen[order[at]] = True
-            left -= int(ordered[at])
-            if not left:
-                break
-    return candidates[chosen.repeat(lengths)]
-
-
 @dataclasses.dataclass(frozen=True)
 class MaskedRow:
     """Makes rows of one example each, masked: what an objective hands to the loader.
 
-    The layout leaves room for several examples in a row: ``segment_ids`` say which example a token
-    belongs to, and what there is once per example has a trailing axis E, which is 1 here.
+    `bert_jax.data.packed_row.PackedRow` makes rows of several out of it.
 
     Attributes:
         seq_length: L, tokens in a row.
@@ -204,6 +231,7 @@ class MaskedRow:
         special: ids of the special tokens.
         vocab_size: random replacements are drawn from all of the vocabulary.
         is_continuation: bool [vocab_size], true for pieces that continue a word.
+        segmenter: finds the words of Chinese text.
     """
 
     seq_length: int
@@ -212,12 +240,21 @@ class MaskedRow:
     special: SpecialIds
     vocab_size: int
     is_continuation: np.ndarray = dataclasses.field(repr=False, compare=False)
+    segmenter: Segmenter | None = None
 
     @classmethod
     def from_tokenizer(
         cls, tokenizer: Tokenizer, *, seq_length: int, masking: MaskingSection
     ) -> MaskedRow:
-        """Returns the row maker for a tokenizer, with ``masking.predictions(seq_length)`` slots."""
+        """Returns the row maker for a tokenizer, with ``masking.predictions(seq_length)`` slots.
+
+        Raises:
+            UserError: there is no such segmenter.
+        """
+        segmenter = None
+        if masking.segmenter is not None:
+            pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+            segmenter = Segmenter.create(masking.segmenter, pieces)
         return cls(
             seq_length=seq_length,
             max_predictions=masking.predictions(seq_length),
@@ -225,64 +262,54 @@ class MaskedRow:
             special=tokenizer.special,
             vocab_size=tokenizer.vocab_size,
             is_continuation=np.asarray(tokenizer.is_continuation, bool),
+            segmenter=segmenter,
         )
 
-    def __call__(self, record: Example, rng: np.random.Generator) -> Row:
-        """Returns one row of an example of at most ``seq_length`` tokens.
-
-        Args:
-            record: ``[CLS] A [SEP] B [SEP]``, unmasked, of n tokens.
-            rng: the stream of this example in this epoch.
-
-        Returns:
-            int32 ``input_ids``, ``token_type_ids`` (0 for ``[CLS] A [SEP]``, 1 for ``B [SEP]``) and
-            ``segment_ids`` (1 for the example, 0 for padding), each [L]; int32
-            ``masked_lm_positions`` and ``masked_lm_ids`` and float32 ``masked_lm_weights`` (1 real,
-            0 padding), each [P]; int32 ``next_sentence_labels`` and ``cls_positions`` and float32
-            ``next_sentence_weights``, each [E=1].
-        """
-        masked = mask_tokens(
-            record.input_ids,
+    def mask(self, input_ids: np.ndarray, rng: np.random.Generator) -> Masked:
+        """Masks one example of n tokens as the row maker is set up: see :func:`mask_tokens`."""
+        return mask_tokens(
+            input_ids,
             rng,
             masking=self.masking,
             max_predictions=self.max_predictions,
             special=self.special,
             vocab_size=self.vocab_size,
             is_continuation=self.is_continuation,
+            segmenter=self.segmenter,
         )
-        length, count = len(masked.input_ids), len(masked.positions)
-        input_ids = np.full(self.seq_length, self.special.pad, np.int32)
-        input_ids[:length] = masked.input_ids
-        token_type_ids = np.zeros(self.seq_length, np.int32)
-        token_type_ids[record.first_length : length] = 1
-        segment_ids = np.zeros(self.seq_length, np.int32)
-        segment_ids[:length] = 1
-        positions = np.zeros(self.max_predictions, np.int32)
-        positions[:count] = masked.positions
-        ids = np.zeros(self.max_predictions, np.int32)
-        ids[:count] = masked.ids
-        weights = np.zeros(self.max_predictions, np.float32)
-        weights[:count] = 1.0
-        return {
-            "input_ids": input_ids,
-            "token_type_ids": token_type_ids,
-            "segment_ids": segment_ids,
-            "masked_lm_positions": positions,
-            "masked_lm_ids": ids,
-            "masked_lm_weights": weights,
-            "next_sentence_labels": np.array([record.next_sentence_label], np.int32),
-            "cls_positions": np.zeros(1, np.int32),
-            "next_sentence_weights": np.ones(1, np.float32),
-        }
+
+    def __call__(self, record: Example, rng: np.random.Generator) -> Row:
+        """Returns one row of an example of at most ``seq_length`` tokens.
+
+        Args:
+            record: ``[CLS] A [SEP] B [SEP]`` or ``[CLS] A [SEP]``, unmasked, of n tokens.
+            rng: the stream of this example in this epoch.
+
+        Returns:
+            The arrays of `empty_rows` with E = 1, filled as `lay_out` does.
+        """
+        row = empty_rows(
+            seq_length=self.seq_length,
+            predictions=self.max_predictions,
+            max_examples=1,
+            pad=self.special.pad,
+        )
+        lay_out(row, [record], [self.mask(record.input_ids, rng)])
+        return row
 
     def fingerprint(self) -> dict[str, str | int | float]:
         """Returns what rows depend on beside the dataset and the seed, for the data position."""
+        masking = self.masking
+        optional = {name: getattr(masking, name) for name in ("segmenter", "static_copies")}
+        if masking.unit in ("ngram", "span"):
+            optional["chances"] = ",".join(f"{chance:.6g}" for chance in masking.span_chances)
         return {
             "seq_length": self.seq_length,
             "packing": "none",
             "masking.max_predictions": self.max_predictions,
-            "masking.rate": self.masking.rate,
-            "masking.unit": self.masking.unit,
-            "masking.replace_with_mask": self.masking.replace_with_mask,
-            "masking.replace_with_random": self.masking.replace_with_random,
+            "masking.rate": masking.rate,
+            "masking.unit": masking.unit,
+            "masking.replace_with_mask": masking.replace_with_mask,
+            "masking.replace_with_random": masking.replace_with_random,
+            **{f"masking.{name}": value for name, value in optional.items() if value is not None},
         }

@@ -28,6 +28,16 @@ class ShardRecord(Section):
     sha256: str
 
 
+class PairsRecord(Section):
+    """Pairs by the document of their spans, for label 0 and for label 1.
+
+    With kind ``nsp`` a pair of label 1 (random) has spans of two documents, any other of one.
+    """
+
+    same_document: tuple[int, int]
+    other_document: tuple[int, int]
+
+
 class SplitRecord(Section):
     """One split: its shards in order, and the sums that say how large it is."""
 
@@ -38,6 +48,13 @@ class SplitRecord(Section):
     """Tokens of all examples, special tokens included, padding not (there is none on disk)."""
     lengths_sha256: str
     """SHA-256 of the lengths index, the file ``<split>.lengths.npy``."""
+    pairs: PairsRecord | None = None
+    """``None``: there is no pair task, or the release that made the dataset did not count."""
+    sentences: int | None = None
+    """Of the documents, each once."""
+    repeated_sentences: float | None = None
+    """Share of the sentences that another has all tokens of; of more than 16,384 different ones an
+    estimate, off by 1% of what is left to 1."""
 
 
 class SourceRecord(Section):

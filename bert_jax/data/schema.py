@@ -17,14 +17,20 @@ DATASET_NAME: Final = "bert_examples"
 
 
 class Example(NamedTuple):
-    """``[CLS] A [SEP] B [SEP]``, unmasked and unpadded."""
+    """``[CLS] A [SEP] B [SEP]``, or ``[CLS] A [SEP]`` without a pair task: unmasked, unpadded."""
 
     input_ids: np.ndarray
     """``[n]`` uint16 or uint32, read-only."""
     first_length: int
-    """Tokens of type 0: those of ``[CLS] A [SEP]``."""
+    """Tokens of type 0: those of ``[CLS] A [SEP]``; n where there is no second span."""
     next_sentence_label: int
-    """0 if B really follows A, 1 if B is random: the 2018 release's numbers."""
+    """0 if B really follows A, 1 if B is random: the 2018 release's numbers. Where the dataset is
+    of pairing kind ``sop``, 1 if A really follows B. 0 where there is no second span."""
+
+    @property
+    def has_pair(self) -> bool:
+        """Whether there is a second span, so that the label stands for something."""
+        return self.first_length < len(self.input_ids)
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

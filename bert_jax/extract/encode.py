@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.data.assemble import assemble
 from bert_jax.extract.source import Record
 from bert_jax.text import Tokenizer
 
@@ -37,25 +38,17 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, *, max_length: int) 
     firsts = tokenizer.encode_batch([record.text for record in records])
     seconds = tokenizer.encode_batch([record.pair or "" for record in records])
     return [
-        _row(record, first, second, tokenizer, max_length)
+        Row(
+            record,
+            *assemble(
+                first,
+                None if record.pair is None else second,
+                tokenizer.special,
+                max_length=max_length,
+            ),
+        )
         for record, first, second in zip(records, firsts, seconds, strict=True)
     ]
-
-
-def _row(
-    record: Record, first: list[int], second: list[int], tokenizer: Tokenizer, max_length: int
-) -> Row:
-    special = tokenizer.special
-    room = max_length - (2 if record.pair is None else 3)
-    keep_first = max(room - len(second), min(len(first), -(-room // 2)))
-    keep_first = min(keep_first, len(first), room)
-    keep_second = min(len(second), room - keep_first)
-    cut = keep_first < len(first) or keep_second < len(second)
-    ids = [special.cls, *first[:keep_first], special.sep]
-    start = len(ids)
-    if record.pair is not None:
-        ids += [*second[:keep_second], special.sep]
-    return Row(record, ids, start, cut)
 
 
 def word_starts(row: Row, is_continuation: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 import pydantic
 from flax import nnx
 
+from bert_jax.data.buckets import bucket_of, buckets_up_to
 from bert_jax.errors import UserError
 from bert_jax.extract.encode import Row, encode, pad, word_starts
 from bert_jax.extract.layers import Layers, combine
@@ -23,8 +24,6 @@ from bert_jax.text import Tokenizer
 Level = Literal["token", "word", "sentence"]
 Pool = Literal["cls", "mean"]
 
-# A program is compiled for each that occurs.
-BUCKETS: Final = (8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512)
 # Texts are sorted by length within a window, and a window's results lie in memory together.
 WINDOW_BATCHES: Final = 64
 WINDOW_VALUES: Final = 1 << 26  # float32 numbers: 256 MiB
@@ -105,8 +104,7 @@ class Extractor:
         self._sharding = batch_sharding(mesh)
         shards = mesh.size // self._sharding.shard_shape((mesh.size,))[0]
         self._rows = -(-section.batch_size // shards) * shards
-        self._buckets = [size for size in BUCKETS if size < section.max_length]
-        self._buckets.append(section.max_length)
+        self._buckets = buckets_up_to(section.max_length)
         level, pool = section.level, section.pool
 
         def compute(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
@@ -175,8 +173,7 @@ class Extractor:
         """Yields lengths and which rows of the window go together."""
         by_bucket: dict[int, list[int]] = {}
         for at, row in enumerate(window):
-            bucket = next(size for size in self._buckets if size >= len(row.ids))
-            by_bucket.setdefault(bucket, []).append(at)
+            by_bucket.setdefault(bucket_of(len(row.ids), self._buckets), []).append(at)
         for bucket, members in sorted(by_bucket.items()):
             for start in range(0, len(members), self._rows):
                 yield bucket, members[start : start + self._rows]

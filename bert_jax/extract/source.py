@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from bert_jax.data.table_file import SUFFIXES as TABLES
+from bert_jax.data.table_file import TableRow, read_lines, read_table
 from bert_jax.errors import UserError, did_you_mean
 
-SUFFIXES: Final = (".txt", ".jsonl", ".csv", ".tsv")
+SUFFIXES: Final = (".txt", *TABLES)
 
 
 class Columns(NamedTuple):
@@ -39,10 +39,8 @@ class Record(NamedTuple):
 def read_records(path: Path, columns: Columns) -> Iterator[Record]:
     """Yields the records of a file in its order.
 
-    A .tsv knows no quotes, as the tables of GLUE; a .csv is as RFC 4180 has it.
-
     Args:
-        path: .txt (a text per line), .jsonl, .csv or .tsv, in UTF-8.
+        path: .txt (a text per line) or a table that `read_table` reads, in UTF-8.
         columns: fields to read; without `text`, the only one that there is.
 
     Raises:
@@ -53,109 +51,51 @@ def read_records(path: Path, columns: Columns) -> Iterator[Record]:
         raise UserError(
             f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}"
         )
-    if path.suffix == ".txt" and columns.asked:
+    if path.suffix != ".txt":
+        for row in read_table(path):
+            yield _record(row, _resolve(row, columns))
+        return
+    if columns.asked:
         option, name = next(iter(columns.asked.items()))
         raise UserError(
-            f'{option}: found "{name}" with a .txt, which has no columns; allowed: with .jsonl, '
-            f".csv, .tsv"
+            f'{option}: found "{name}" with a .txt, which has no columns; allowed: with '
+            f"{', '.join(TABLES)}"
         )
-    readers = {".txt": _read_text, ".jsonl": _read_jsonl}
-    line = 0
-    try:
-        for record in readers.get(path.suffix, _read_table)(path, columns):
-            line = record.line
-            yield record
-    except UnicodeDecodeError as error:
-        found = error.object[error.start]
-        raise UserError(
-            f"{path}: found byte 0x{found:02x} after line {line}, allowed: UTF-8"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    for number, line in read_lines(path):
+        yield Record(number, line, None, None)
 
 
-def _read_text(path: Path, columns: Columns) -> Iterator[Record]:
-    del columns
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
-            yield Record(number, line.rstrip("\n"), None, None)
-
-
-def _read_table(path: Path, columns: Columns) -> Iterator[Record]:
-    layout: dict[str, Any] = {"strict": True}
-    if path.suffix == ".tsv":
-        layout = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, **layout)
-        try:
-            header = next(reader, None)
-            if not header:
-                raise UserError(f"{path}: found no header, allowed: names of columns in line 1")
-            columns = _resolve(path, columns, header)
-            for fields in reader:
-                # An empty line is an empty text where there is but one column.
-                fields = fields or [""]
-                if len(fields) != len(header):
-                    raise UserError(
-                        f"{path}: line {reader.line_num}: found {len(fields)} fields, allowed: "
-                        f"{len(header)}, as in the header"
-                    )
-                values = dict(zip(header, fields, strict=True))
-                yield _record(path, reader.line_num, values, columns)
-        except csv.Error as error:
-            raise UserError(f"{path}: line {reader.line_num}: found no CSV ({error})") from None
-
-
-def _read_jsonl(path: Path, columns: Columns) -> Iterator[Record]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                values = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{path}: line {number}: found no JSON ({error.msg}), allowed: an object"
-                ) from None
-            if not isinstance(values, dict):
-                raise UserError(
-                    f"{path}: line {number}: found a JSON {type(values).__name__}, "
-                    f"allowed: an object"
-                )
-            yield _record(path, number, values, _resolve(path, columns, list(values), line=number))
-
-
-def _resolve(path: Path, columns: Columns, names: list[str], *, line: int = 1) -> Columns:
+def _resolve(row: TableRow, columns: Columns) -> Columns:
     """Returns the columns with `text` filled in, all of them there."""
+    names = list(row.values)
     for option, name in columns.asked.items():
         if name not in names:
             raise UserError(
-                f'{option}: found "{name}", allowed: {", ".join(names)} (line {line} of {path})'
+                f'{option}: found "{name}", allowed: {", ".join(names)} ({row.names_place})'
                 f"{did_you_mean(name, names)}"
             )
     if columns.text is not None:
         return columns
     rest = [name for name in names if name not in columns.asked.values()]
     if len(rest) != 1:
-        raise UserError(
-            f"--column: found none, allowed: {', '.join(names)} (line {line} of {path})"
-        )
+        raise UserError(f"--column: found none, allowed: {', '.join(names)} ({row.names_place})")
     return columns._replace(text=rest[0])
 
 
-def _record(path: Path, line: int, values: dict[str, Any], columns: Columns) -> Record:
+def _record(row: TableRow, columns: Columns) -> Record:
     def text_of(name: str) -> str:
-        if not isinstance(values[name], str):
-            kind = type(values[name]).__name__
-            raise UserError(f'{path}: line {line}: "{name}" found {kind}, allowed: text')
-        return values[name]
+        found = row.values[name]
+        if not isinstance(found, str):
+            kind = type(found).__name__
+            raise UserError(f'{row.place}: "{name}" found {kind}, allowed: text')
+        return found
 
     label = None
     if columns.label is not None:
-        found = values[columns.label]
+        found = row.values[columns.label]
         if found is None or found == "" or isinstance(found, dict | list):
-            raise UserError(
-                f'{path}: line {line}: "{columns.label}" found {found!r}, allowed: a label'
-            )
+            raise UserError(f'{row.place}: "{columns.label}" found {found!r}, allowed: a label')
         label = str(found)
     assert columns.text is not None
     pair = None if columns.pair is None else text_of(columns.pair)
-    return Record(line, text_of(columns.text), pair, label)
+    return Record(row.line, text_of(columns.text), pair, label)

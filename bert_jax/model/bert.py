@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from bert_jax.model.config import Architecture, Execution, HeadsSection
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import MlmHead, NextSentenceHead, Pooler, TaskHead, gather_positions
-from bert_jax.model.layers import subkey
+from bert_jax.model.layers import dropout, subkey
 
 
 def bert_builder(
@@ -50,6 +50,8 @@ class Bert(nnx.Module):
             self.next_sentence = NextSentenceHead(**parts)
         if heads.task is not None:
             self.task = TaskHead(outputs=heads.outputs, **parts)
+            own = heads.task_dropout
+            self.task_dropout = architecture.hidden_dropout_prob if own is None else own
         self.heads = heads
 
     def hidden(
@@ -100,14 +102,20 @@ class Bert(nnx.Module):
         return self.mlm(masked_BPD, self.encoder.embeddings.word[...])
 
     def task_logits(
-        self, hidden_BLD: Float[Array, "batch length hidden"]
+        self, hidden_BLD: Float[Array, "batch length hidden"], *, dropout_key: Array | None = None
     ) -> Float[Array, "batch ..."]:
         """Returns the task head's float32 logits.
 
         [B, labels] for sequence classification, [B, 1] for a choice, [B, L, labels] for token
         classification, [B, L, 2] (start, end) for question answering.
+
+        Args:
+            hidden_BLD: of `hidden`.
+            dropout_key: of the head's own dropout, which question answering has none of; None in
+                evaluation.
         """
-        if self.heads.reads_pooled:
-            cls_B1D = hidden_BLD[:, :1]
-            return self.task(self.pooler(cls_B1D))[:, 0].astype(jnp.float32)
-        return self.task(hidden_BLD).astype(jnp.float32)
+        read = self.pooler(hidden_BLD[:, :1]) if self.heads.reads_pooled else hidden_BLD
+        if self.heads.task != "question_answering":
+            read = dropout(read, self.task_dropout, dropout_key)
+        logits = self.task(read).astype(jnp.float32)
+        return logits[:, 0] if self.heads.reads_pooled else logits

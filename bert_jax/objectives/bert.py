@@ -1,10 +1,14 @@
-"""BERT's own objective: masked language model plus next sentence (arXiv 1810.04805, 3.1)."""
+"""Masked language model, with or without a pair task on [CLS]: BERT, ALBERT's and RoBERTa's.
+
+BERT adds next sentence prediction (arXiv 1810.04805, section 3.1), ALBERT sentence order prediction
+(arXiv 1909.11942), RoBERTa nothing (arXiv 1907.11692). What is masked is the masking's affair.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +17,7 @@ from flax import nnx
 from bert_jax.data.masking import MaskedRow, MaskingSection
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.model.flops import train_flops
-from bert_jax.model.heads import cross_entropy
+from bert_jax.model.heads import Scored, cross_entropy
 from bert_jax.model.pretraining import BertForPretraining
 from bert_jax.task import Batch, Features, Metrics, Sums
 from bert_jax.text.tokenizer import Tokenizer
@@ -21,18 +25,35 @@ from bert_jax.text.tokenizer import Tokenizer
 # The release adds it to the number of masked pieces before dividing (run_pretraining.py).
 MLM_EPSILON: Final = 1e-5
 
+PairTask = Literal["nsp", "sop"]
+
 # Evaluation masks as the paper does, whatever training does, so that runs can be compared.
 EVALUATION_MASKING: Final = MaskingSection()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertObjective:
-    """Loss = Σ(w·nll)/(Σw + 1e-5) over masked pieces + mean next-sentence nll, global batch."""
+    """Loss = Σ(w·nll)/(Σw + 1e-5) over masked pieces + mean nll of the pair task, global batch.
+
+    Without a pair task its term and its metrics are left out. The model is the same, so that a
+    checkpoint fits whichever objective goes on from it: pooler and next-sentence head then get no
+    gradient, and only weight decay moves them.
+
+    Attributes:
+        architecture: of the model.
+        execution: how it is computed.
+        masking: of training rows; evaluation always masks 15% of the tokens.
+        tokenizer: whose vocabulary the rows are in.
+        pair: what the label of two spans means, which names its metrics (``sop_accuracy``); None:
+            there is but one span.
+        best_metric: by which checkpoints are ranked.
+    """
 
     architecture: Architecture
     execution: Execution
     masking: MaskingSection
     tokenizer: Tokenizer
+    pair: PairTask | None = "nsp"
     best_metric: str = "loss"
 
     @classmethod
@@ -43,18 +64,29 @@ class BertObjective:
         architecture: Architecture,
         execution: Execution,
         tokenizer: Tokenizer,
+        pair: PairTask | None,
     ) -> BertObjective:
-        """Returns the objective for a model, a tokenizer and a way of masking."""
+        """Returns the objective for a model, a tokenizer, a way of masking and a pair task."""
         return cls(
-            architecture=architecture, execution=execution, masking=masking, tokenizer=tokenizer
+            architecture=architecture,
+            execution=execution,
+            masking=masking,
+            tokenizer=tokenizer,
+            pair=pair,
         )
 
     def features(
         self, *, seq_length: int, max_predictions: int | None, evaluation: bool
     ) -> Features:
-        """Returns the row maker (see `bert_jax.data.masking.MaskedRow`)."""
+        """Returns the row maker (see `bert_jax.data.masking.MaskedRow`).
+
+        Args:
+            seq_length: positions of a row.
+            max_predictions: most predictions of a training row; None for the masking's own rule.
+            evaluation: mask 15% of the tokens, whatever training does.
+        """
         masking = EVALUATION_MASKING if evaluation else self.masking
-        if max_predictions is not None:
+        if max_predictions is not None and not evaluation:
             masking = masking.model_copy(update={"max_predictions": max_predictions})
         return MaskedRow.from_tokenizer(self.tokenizer, seq_length=seq_length, masking=masking)
 
@@ -65,11 +97,11 @@ class BertObjective:
         )
 
     def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
-        """Returns the divisors of the two terms over the batch handed in."""
-        return {
-            "mlm": batch["masked_lm_weights"].sum() + MLM_EPSILON,
-            "nsp": jnp.maximum(batch["next_sentence_weights"].sum(), 1.0),
-        }
+        """Returns the divisor of each term over the batch handed in."""
+        divisors = {"mlm": batch["masked_lm_weights"].sum() + MLM_EPSILON}
+        if self.pair is not None:
+            divisors[self.pair] = jnp.maximum(batch["next_sentence_weights"].sum(), 1.0)
+        return divisors
 
     def loss(
         self,
@@ -81,18 +113,14 @@ class BertObjective:
     ) -> tuple[jax.Array, Metrics]:
         """Returns the batch's share of the loss and its (sum, count) metrics."""
         logits = model(batch, dropout_key=dropout_key)
-        mlm_weights, nsp_weights = batch["masked_lm_weights"], batch["next_sentence_weights"]
         mlm = cross_entropy(logits.mlm, batch["masked_lm_ids"])
-        nsp = cross_entropy(logits.next_sentence, batch["next_sentence_labels"])
-        mlm_loss, nsp_loss = (mlm.loss * mlm_weights).sum(), (nsp.loss * nsp_weights).sum()
-        mlm_count, nsp_count = mlm_weights.sum(), nsp_weights.sum()
-        metrics = {
-            "mlm_loss": (mlm_loss, mlm_count),
-            "mlm_accuracy": ((mlm.right * mlm_weights).sum(), mlm_count),
-            "nsp_loss": (nsp_loss, nsp_count),
-            "nsp_accuracy": ((nsp.right * nsp_weights).sum(), nsp_count),
-        }
-        return mlm_loss / weights["mlm"] + nsp_loss / weights["nsp"], metrics
+        metrics = _summed("mlm", mlm, batch["masked_lm_weights"])
+        loss = metrics["mlm_loss"][0] / weights["mlm"]
+        if self.pair is not None:
+            pair = cross_entropy(logits.next_sentence, batch["next_sentence_labels"])
+            metrics |= _summed(self.pair, pair, batch["next_sentence_weights"])
+            loss += metrics[f"{self.pair}_loss"][0] / weights[self.pair]
+        return loss, metrics
 
     def flops_per_row(self, *, seq_length: int, max_predictions: int | None) -> float:
         """Returns the model FLOPs of one row, forward and backward."""
@@ -100,13 +128,24 @@ class BertObjective:
         return train_flops(self.architecture, seq_length=seq_length, predictions=predictions)
 
     def score(self, sums: Sums) -> dict[str, float]:
-        """Returns loss, MLM and NSP loss (nats) and accuracy over everything summed."""
+        """Returns loss, and each term's loss (nats) and accuracy, over everything summed."""
         mlm_loss, mlm_count = sums["mlm_loss"]
-        nsp_loss, nsp_count = sums["nsp_loss"]
+        loss = mlm_loss / (mlm_count + MLM_EPSILON)
         scores = {
-            "mlm_loss": mlm_loss / (mlm_count + MLM_EPSILON),
+            "mlm_loss": loss,
             "mlm_accuracy": sums["mlm_accuracy"][0] / max(mlm_count, 1.0),
-            "nsp_loss": nsp_loss / max(nsp_count, 1.0),
-            "nsp_accuracy": sums["nsp_accuracy"][0] / max(nsp_count, 1.0),
         }
-        return {"loss": scores["mlm_loss"] + scores["nsp_loss"], **scores}
+        if self.pair is not None:
+            for name in (f"{self.pair}_loss", f"{self.pair}_accuracy"):
+                total, count = sums[name]
+                scores[name] = total / max(count, 1.0)
+            loss += scores[f"{self.pair}_loss"]
+        return {"loss": loss, **scores}
+
+
+def _summed(term: str, scored: Scored, weights: jax.Array) -> Metrics:
+    count = weights.sum()
+    return {
+        f"{term}_loss": ((scored.loss * weights).sum(), count),
+        f"{term}_accuracy": ((scored.right * weights).sum(), count),
+    }

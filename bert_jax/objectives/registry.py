@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal
+from functools import partial
+from typing import Final, Literal, NamedTuple
 
 from bert_jax.data.masking import MaskingSection
+from bert_jax.data.pairing import PairingKind
+from bert_jax.data.records import Dataset
+from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.section import Section
-from bert_jax.task import Task
+from bert_jax.task import Objective
 from bert_jax.text.tokenizer import Tokenizer
 
-ObjectiveName = Literal["bert"]
+ObjectiveName = Literal["bert", "sop", "roberta"]
 
 
 class ObjectiveSection(Section):
-    """Which objective, and how it masks."""
+    """Which loss, and how it masks; the two combine freely.
+
+    ``objective: {name: sop, masking: {unit: ngram}}`` is ALBERT's.
+
+    Attributes:
+        name: ``bert``: masked language model and next sentence prediction. ``sop``: masked language
+            model and sentence order prediction. ``roberta``: masked language model alone.
+        masking: of training rows.
+    """
 
     name: ObjectiveName = "bert"
     masking: MaskingSection = MaskingSection()
 
 
-OBJECTIVES: Final[dict[ObjectiveName, Callable[..., Task]]] = {"bert": BertObjective.create}
+class _Entry(NamedTuple):
+    make: Callable[..., Objective]
+    pairings: tuple[PairingKind, ...]  # of the datasets that it learns from
+
+
+OBJECTIVES: Final[dict[ObjectiveName, _Entry]] = {
+    "bert": _Entry(partial(BertObjective.create, pair="nsp"), ("nsp",)),
+    "sop": _Entry(partial(BertObjective.create, pair="sop"), ("sop",)),
+    "roberta": _Entry(
+        partial(BertObjective.create, pair=None), ("full_sentences", "doc_sentences")
+    ),
+}
 
 
 def make_objective(
@@ -31,11 +54,33 @@ def make_objective(
     architecture: Architecture,
     execution: Execution,
     tokenizer: Tokenizer,
-) -> Task:
+) -> Objective:
     """Returns the objective a section names, for a model and a tokenizer."""
-    return OBJECTIVES[section.name](
+    return OBJECTIVES[section.name].make(
         masking=section.masking,
         architecture=architecture,
         execution=execution,
         tokenizer=tokenizer,
     )
+
+
+def check_pairing(section: ObjectiveSection, dataset: Dataset, *, key: str) -> None:
+    """Checks that a dataset's examples are made for the objective: its labels mean what it learns.
+
+    Args:
+        section: the objective.
+        dataset: of examples.
+        key: what named the dataset, for the message.
+
+    Raises:
+        UserError: they are not, naming both.
+    """
+    kind = dataset.provenance.pairing.kind
+    allowed = OBJECTIVES[section.name].pairings
+    if kind not in allowed:
+        fitting = next(name for name, entry in OBJECTIVES.items() if kind in entry.pairings)
+        raise UserError(
+            f"{key}: {dataset.directory} was made with pairing kind {kind}, but objective.name "
+            f"{section.name} learns from {' or '.join(allowed)}; allowed: such a dataset, or "
+            f"objective.name: {fitting}"
+        )

@@ -19,6 +19,7 @@ from bert_jax.train.state import TrainState
 PARAMS: Final = "params"
 OPTIMIZER: Final = "optimizer"
 PROGRESS: Final = "progress"
+RANK: Final = "rank"
 
 
 class Restored(NamedTuple):
@@ -40,7 +41,7 @@ class Checkpointer:
         directory: epath.PathLike,
         section: CheckpointSection,
         *,
-        best_metric: str | None = "loss",
+        ranked: bool = True,
         save_bytes: int | None = None,
     ) -> None:
         """Opens the directory, which appears with the first save.
@@ -48,19 +49,18 @@ class Checkpointer:
         Args:
             directory: local or gs://.
             section: how many of the last and of the best to keep.
-            best_metric: the score by which checkpoints are ranked, smaller is better; None for
-                checkpoints that are never evaluated.
+            ranked: whether checkpoints are evaluated, so that the best can be kept.
             save_bytes: how much may be on its way to the disk at a time, at least the largest
                 array; None for Orbax's own limit.
         """
         keep: list[Any] = [preservation_policy.LatestN(section.keep_last)]
         ranking: dict[str, Any] = {}
-        if best_metric is not None:
-            ranking = {"best_fn": lambda scores: scores[best_metric], "best_mode": "min"}
-        if best_metric is not None and section.keep_best:
+        if ranked:
+            ranking = {"best_fn": lambda scores: scores[RANK], "best_mode": "min"}
+        if ranked and section.keep_best:
             keep.append(
                 preservation_policy.BestN(
-                    get_metric_fn=lambda scores: scores[best_metric],
+                    get_metric_fn=lambda scores: scores[RANK],
                     reverse=True,
                     n=section.keep_best,
                     keep_checkpoints_without_metrics=False,
@@ -92,7 +92,12 @@ class Checkpointer:
         return self._manager.best_step()
 
     def save(
-        self, state: TrainState, *, step: int, progress: Mapping[str, Any], scores: Any = None
+        self,
+        state: TrainState,
+        *,
+        step: int,
+        progress: Mapping[str, Any],
+        rank: float | None = None,
     ) -> None:
         """Starts saving the state as `step`; the next save or leaving the context waits for it.
 
@@ -100,7 +105,7 @@ class Checkpointer:
             state: of a run that is healthy.
             step: optimizer steps done, the same number as in the state.
             progress: plain JSON: data position, phase, metrics not yet reported.
-            scores: of an evaluation at this step, for keeping the best.
+            rank: of an evaluation at this step, for keeping the best; smaller is better.
 
         Raises:
             RuntimeError: Orbax declined to save, which it otherwise does without a word.
@@ -116,7 +121,7 @@ class Checkpointer:
                     PROGRESS: ocp.args.JsonSave(dict(progress)),
                 }
             ),
-            metrics=scores,
+            metrics=None if rank is None else {RANK: rank},
         )
         if not saved:
             raise RuntimeError(
@@ -124,14 +129,19 @@ class Checkpointer:
                 f"{self.latest_step()}"
             )
 
-    def save_params(self, params: Any, *, step: int) -> None:
-        """Saves parameters alone: all there is of an imported model.
+    def save_params(self, params: Any, *, step: int, rank: float | None = None) -> None:
+        """Saves parameters alone: all there is of an imported model, or of a sweep's best.
 
         Args:
             params: nested dict of arrays.
             step: under which it is found.
+            rank: as for `save`; any number makes the only checkpoint the best.
         """
-        self._manager.save(step, args=ocp.args.Composite(**{PARAMS: ocp.args.StandardSave(params)}))
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(**{PARAMS: ocp.args.StandardSave(params)}),
+            metrics=None if rank is None else {RANK: rank},
+        )
 
     def restore(self, abstract: TrainState, *, step: int) -> Restored:
         """Reads a whole checkpoint into the layout of `abstract`, on whatever mesh that is.

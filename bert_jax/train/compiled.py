@@ -50,6 +50,38 @@ def lower_train_step(
     return jitted.lower(state, batch)
 
 
+class StepPrograms:
+    """The train step, compiled once for each shape that a phase's batches may have, and no more."""
+
+    def __init__(self, lower: Callable[[TrainState, Batch], jax.stages.Lowered], *, shapes: int):
+        """Compiles nothing yet.
+
+        Args:
+            lower: `lower_train_step` but for its state and batch.
+            shapes: how many different ones there are; one more is a mistake in whoever makes them.
+        """
+        self._lower, self._shapes = lower, shapes
+        self._programs: dict[Any, jax.stages.Compiled] = {}
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """Runs the step, compiled for the shapes of `batch`.
+
+        Raises:
+            RuntimeError: it would have to be compiled for a shape too many.
+        """
+        shape = tuple((name, batch[name].shape) for name in sorted(batch))
+        if shape not in self._programs:
+            if len(self._programs) == self._shapes:
+                raise RuntimeError(f"a batch of a shape that was not announced: {dict(shape)}")
+            self._programs[shape] = self._lower(state, batch).compile()
+        return self._programs[shape](state, batch)
+
+    @property
+    def compiled(self) -> int:
+        """How many programs there are by now."""
+        return len(self._programs)
+
+
 def compile_evaluation(
     task: Task, model: ModelDefinition, mesh: Mesh
 ) -> Callable[[Any, Batch], Metrics]:

@@ -23,6 +23,8 @@ class Cursor:
     phase_step: int = 0
     position: Position | None = None
     window: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    best_rank: float | None = None  # of all evaluations so far, smaller is better
+    without_better: int = 0  # evaluations since
 
     @classmethod
     def at(cls, step: int, phases: Sequence[int]) -> Cursor:
@@ -37,6 +39,13 @@ class Cursor:
         ends = list(itertools.accumulate(phases))
         phase = bisect.bisect_right(ends, step)
         return cls(step=step, phase=phase, phase_step=step - (ends[phase] - phases[phase]))
+
+    def evaluated(self, rank: float) -> None:
+        """Takes note of an evaluation, for the run that stops when none gets better."""
+        if self.best_rank is None or rank < self.best_rank:
+            self.best_rank, self.without_better = rank, 0
+        else:
+            self.without_better += 1
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON."""
@@ -53,4 +62,6 @@ class Cursor:
             phase_step=saved["phase_step"],
             position=None if position is None else Position.model_validate(position),
             window={name: (pair[0], pair[1]) for name, pair in saved["window"].items()},
+            best_rank=saved["best_rank"],
+            without_better=saved["without_better"],
         )

@@ -3,38 +3,87 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import optax
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax.data.loader import Loader
+from bert_jax.data.position import Position
 from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import Share
 from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import Task
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.plateau import Plateau
-from bert_jax.train.sections import PhaseSection, TrainSection
+from bert_jax.train.sections import TrainSection
 from bert_jax.train.state import ModelDefinition
 from bert_jax.train.step import RngName
 
 HostBatches = AbstractContextManager[Iterator[Mapping[str, np.ndarray]]]
 
 
+class BatchSource(Protocol):
+    """A phase's batches, which can be opened at any step."""
+
+    def batches(self, *, first_step: int) -> HostBatches:
+        """Returns this host's rows of batch `first_step` and those after it, without end."""
+        ...
+
+    def position(self, step: int) -> Position:
+        """Returns where the data stands after so many batches."""
+        ...
+
+    def check(self, position: Position) -> int:
+        """Returns the batches that lie before a position.
+
+        Raises:
+            UserError: it is one of other data or settings.
+        """
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phase:
     """A phase with its data opened."""
 
-    section: PhaseSection
-    loader: Loader
+    steps: int
+    batch_size: int
+    accumulation: int
+    loader: BatchSource
+    shapes: int  # how many different lengths its batches have
     flops_per_row: float
-    evaluate: Callable[[], HostBatches] | None  # one pass over the validation split
+    evaluate: Callable[[Any], Mapping[str, float]] | None  # parameters → scores
     plateau: Plateau | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How often what is done, in steps."""
+
+    log_every: int
+    evaluate_every: int | None
+    checkpoint_every: int
+    patience: int | None = None  # evaluations without a better one before the run ends
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """What makes one evaluation better than another."""
+
+    metric: str
+    larger_is_better: bool
+
+    def rank(self, scores: Mapping[str, float]) -> float:
+        """Returns a number that is smaller for the better; of no figure, the largest there is."""
+        value = scores[self.metric]
+        if math.isnan(value):
+            return math.inf
+        return -value if self.larger_is_better else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,14 +94,15 @@ class Job:
     phases: Sequence[Phase]
     optimizer: Callable[[ModelDefinition], optax.GradientTransformation]
     schedule: optax.Schedule
-    section: TrainSection
+    pace: Pace
+    ranking: Ranking
     rng: RngName
     mesh: Mesh
     share: Share
     seed: int
     run_dir: epath.Path
     checkpointer: Checkpointer
-    initial_params: Callable[[Any], Any] | None  # abstract parameters → parameters to start from
+    initial_params: Callable[[Any], Any] | None  # fresh parameters → those to start from
     write_config: Callable[[], None]  # called once it is sure that the run can go on
 
 

@@ -8,6 +8,7 @@ the metrics of step N−1, so that the devices never wait for the host.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,9 +17,9 @@ import optax
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
-from bert_jax.task import Batch
+from bert_jax.task import Batch, Task
 from bert_jax.train import metrics as sums_of
-from bert_jax.train.compiled import compile_evaluation, lower_train_step
+from bert_jax.train.compiled import StepPrograms, compile_evaluation, lower_train_step
 from bert_jax.train.cursor import IMPORTED, Cursor
 from bert_jax.train.dump import StopSignal, dump_non_finite
 from bert_jax.train.feed import Fed, feed
@@ -40,7 +41,7 @@ class Outcome:
     """How a run ended."""
 
     step: int
-    interrupted: bool
+    interrupted: bool  # by a signal, and saved
     scores: Mapping[str, float]  # of the last evaluation
 
 
@@ -79,7 +80,7 @@ def train(
             StopSignal() as stop,
         ):
             for index, phase in enumerate(job.phases):
-                if index < cursor.phase or run.interrupted:
+                if index < cursor.phase or run.interrupted or run.ended:
                     continue
                 if index > cursor.phase:
                     cursor.phase, cursor.phase_step, cursor.position = index, 0, None
@@ -108,11 +109,18 @@ class _Run:
         self.writer, self.progress = writer, progress
         self.state, self.cursor = state, cursor
         self.interrupted = False
+        self.ended = self.out_of_patience  # before its last step
         self.scores: Mapping[str, float] = {}
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether so many evaluations in a row were no better that the run should end."""
+        patience = self.job.pace.patience
+        return patience is not None and self.cursor.without_better >= patience
 
     def phase(self, phase: Phase, stop: StopSignal) -> None:
         """Runs one phase from where the cursor stands to its end."""
-        job, cursor, steps = self.job, self.cursor, phase.section.steps
+        job, cursor, steps = self.job, self.cursor, phase.steps
         if cursor.phase_step >= steps:
             return
         # Batches are counted in rows: after a change of batch size the two counts differ.
@@ -121,22 +129,10 @@ class _Run:
         meter = Meter(flops_per_row=phase.flops_per_row)
         if phase.plateau:
             self.progress.say(phase.plateau.expectation(), style="dim")
-        evaluation = compile_evaluation(job.task, self.model, job.mesh)
-        step_fn = None
+        step_fn = StepPrograms(functools.partial(self._lower, phase), shapes=phase.shapes)
         running: tuple[Fed, Any] | None = None
         with phase.loader.batches(first_step=first_batch) as rows:
             for fed in feed(rows, job.mesh, shares=job.share.count):
-                if step_fn is None:
-                    step_fn = lower_train_step(
-                        job.task,
-                        self.model,
-                        self.optimizer,
-                        job.schedule,
-                        self.state,
-                        fed.batch,
-                        accumulation=phase.section.accumulation,
-                        rng=job.rng,
-                    ).compile()
                 previous, (self.state, metrics) = running, step_fn(self.state, fed.batch)
                 running = (fed, metrics)
                 if previous is not None:
@@ -146,10 +142,23 @@ class _Run:
                 if self._wants_pause(due, cursor.step + 1, steps) or stopping:
                     self._finish_step(phase, running, meter, offset)
                     running = None
-                    self._pause(phase, evaluation, last=due >= steps, stopping=stopping)
+                    self._pause(phase, last=due >= steps, stopping=stopping)
                     meter.restart()
-                    if self.interrupted or cursor.phase_step >= steps:
+                    if self.interrupted or self.ended or cursor.phase_step >= steps:
                         return
+
+    def _lower(self, phase: Phase, state: TrainState, batch: Batch) -> jax.stages.Lowered:
+        job = self.job
+        return lower_train_step(
+            job.task,
+            self.model,
+            self.optimizer,
+            job.schedule,
+            state,
+            batch,
+            accumulation=phase.accumulation,
+            rng=job.rng,
+        )
 
     def _must_stop(self, stop: StopSignal) -> bool:
         """Says whether to save and stop. Processes must agree, so several ask their coordinator."""
@@ -158,12 +167,15 @@ class _Run:
         return self.job.checkpointer.reached_preemption(self.cursor.step)
 
     def _wants_pause(self, phase_step: int, step: int, steps: int) -> bool:
-        section = self.job.section
         return (
             phase_step >= steps
-            or step % section.checkpoint.every == 0
-            or (section.evaluation is not None and step % section.evaluation.every == 0)
+            or step % self.job.pace.checkpoint_every == 0
+            or self._evaluation_due(step)
         )
+
+    def _evaluation_due(self, step: int) -> bool:
+        every = self.job.pace.evaluate_every
+        return every is not None and step % every == 0
 
     def _finish_step(
         self, phase: Phase, running: tuple[Fed, Any], meter: Meter, offset: int
@@ -178,8 +190,8 @@ class _Run:
         cursor.phase_step += 1
         cursor.position = phase.loader.position(cursor.phase_step + offset)
         cursor.window = sums_of.add(cursor.window, metrics)
-        meter.add(tokens=fed.tokens, rows=phase.section.batch_size, waited=fed.waited)
-        if cursor.step % job.section.log_every == 0:
+        meter.add(tokens=fed.tokens, rows=phase.batch_size, waited=fed.waited)
+        if cursor.step % job.pace.log_every == 0:
             self._report(phase, meter)
 
     def _report(self, phase: Phase, meter: Meter) -> None:
@@ -197,45 +209,56 @@ class _Run:
             self.progress.say(warning, style="yellow")
         cursor.window = {}
 
-    def _pause(
-        self,
-        phase: Phase,
-        evaluation: Callable[[Any, Batch], Any],
-        *,
-        last: bool,
-        stopping: bool,
-    ) -> None:
+    def _pause(self, phase: Phase, *, last: bool, stopping: bool) -> None:
         """Evaluates and saves, each when it is due; both at the end of a phase."""
-        section, step = self.job.section, self.cursor.step
-        scores = None
-        if (
-            section.evaluation is not None
-            and phase.evaluate is not None
-            and (last or step % section.evaluation.every == 0)
-        ):
-            scores = self._evaluate(phase, phase.evaluate, evaluation)
-        if last or stopping or step % section.checkpoint.every == 0:
+        step = self.cursor.step
+        rank = None
+        if phase.evaluate is not None and (last or self._evaluation_due(step)):
+            rank = self._evaluate(phase, phase.evaluate)
+        self.ended = not last and self.out_of_patience
+        if last or stopping or self.ended or step % self.job.pace.checkpoint_every == 0:
             self.job.checkpointer.save(
-                self.state, step=step, progress=self.cursor.to_json(), scores=scores
+                self.state, step=step, progress=self.cursor.to_json(), rank=rank
             )
-        if stopping and not last:
+        if self.ended:
+            self.progress.say(
+                f"ended at step {step}: {self.cursor.without_better} evaluations without a better "
+                f"{self.job.ranking.metric}"
+            )
+        elif stopping and not last:
             self.interrupted = True
             self.progress.say(f"stopped at step {step}, saved; the same command goes on from here")
 
     def _evaluate(
-        self,
-        phase: Phase,
-        open_batches: Callable[[], HostBatches],
-        evaluation: Callable[[Any, Batch], Any],
-    ) -> dict[str, float]:
-        totals = evaluate(
-            evaluation, self.state.params, open_batches, self.job.mesh, shares=self.job.share.count
-        )
-        self.scores = scores = self.job.task.score(totals)
+        self, phase: Phase, evaluate_params: Callable[[Any], Mapping[str, float]]
+    ) -> float:
+        """Evaluates, reports, and returns the rank."""
+        self.scores = scores = evaluate_params(self.state.params)
         self.writer.write("validation", self.cursor.step, scores)
         place = phase.plateau.place(scores["mlm_loss"]) if phase.plateau else None
         self.progress.evaluated(self.cursor.step, scores, place)
-        return scores
+        rank = self.job.ranking.rank(scores)
+        self.cursor.evaluated(rank)
+        return rank
+
+
+def make_evaluation(
+    task: Task, open_batches: Callable[[], HostBatches], mesh: Mesh, *, shares: int
+) -> Callable[[Any], dict[str, float]]:
+    """Returns what evaluates parameters on a split; it compiles at the first call.
+
+    Args:
+        task: gives the metrics.
+        open_batches: opens one pass over the split.
+        mesh: of all processes.
+        shares: number of different shares of a batch that processes hold.
+    """
+    evaluation = compile_evaluation(task, define_model(task.build), mesh)
+
+    def scores(params: Any) -> dict[str, float]:
+        return task.score(evaluate(evaluation, params, open_batches, mesh, shares=shares))
+
+    return scores
 
 
 def evaluate(
@@ -274,12 +297,12 @@ def _restore_or_initialise(
     with jax.set_mesh(job.mesh):
         state = initialise(job.task, optimizer, abstract, seed=job.seed)
     if job.initial_params is not None:
-        state = state._replace(params=job.initial_params(abstract.params))
+        state = state._replace(params=job.initial_params(state.params))
     return state, Cursor()
 
 
 def _after_import(job: Job, step: int) -> Cursor:
-    steps = [phase.section.steps for phase in job.phases]
+    steps = [phase.steps for phase in job.phases]
     if step >= sum(steps):
         raise UserError(
             f"train.phases: found {sum(steps)} steps in all, but the imported checkpoint stands at "
@@ -296,10 +319,10 @@ def _check_cursor(job: Job, cursor: Cursor) -> None:
             f"{cursor.phase} (counted from 0); allowed: the phases it was made with, or more"
         )
     phase = job.phases[cursor.phase]
-    if cursor.position and cursor.phase_step < phase.section.steps:
+    if cursor.position and cursor.phase_step < phase.steps:
         phase.loader.check(cursor.position)
 
 
 def _last_step(job: Job, cursor: Cursor) -> int:
-    ahead = job.section.phases[cursor.phase :]
+    ahead = job.phases[cursor.phase :]
     return cursor.step - cursor.phase_step + sum(phase.steps for phase in ahead)

@@ -6,6 +6,7 @@ from typing import Literal
 
 import pydantic
 
+from bert_jax.data.packing import PackingSection
 from bert_jax.errors import UserError
 from bert_jax.optim.optimizer import OptimizerSection
 from bert_jax.optim.schedule import Stretch
@@ -18,6 +19,8 @@ class PhaseSection(Section):
     A phase that names its own learning rate starts a schedule of its own (warm-up and decay over
     it and the phases after it that name none); otherwise one schedule spans the run, as in the
     release's 90% at 128 tokens and 10% at 512.
+
+    With ``packing`` a row, and so the batch size, counts several examples; evaluation never packs.
     """
 
     dataset: str
@@ -26,6 +29,7 @@ class PhaseSection(Section):
     batch_size: int = pydantic.Field(default=256, ge=1)
     accumulation: int = pydantic.Field(default=1, ge=1)
     max_predictions: int | None = pydantic.Field(default=None, ge=1)
+    packing: PackingSection | None = None
     learning_rate: float | None = pydantic.Field(default=None, gt=0)
     warmup_steps: int | None = pydantic.Field(default=None, ge=0)
 

@@ -123,5 +123,10 @@ def _keys(seed: int) -> jax.Array:
     return jax.random.split(jax.random.key(seed, impl="threefry2x32"))
 
 
+def abstract_like(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    """Returns the shape, dtype and layout of an array."""
+    return _with(leaf, leaf.sharding)
+
+
 def _with(leaf: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -5,37 +5,25 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 import jax
-import optax
 from rich.console import Console
 from rich.table import Table
 
 from bert_jax.config import need
 from bert_jax.data.loader import evaluation_batches
-from bert_jax.data.records import open_dataset
-from bert_jax.errors import UserError, did_you_mean
-from bert_jax.optim.optimizer import MomentsState, find_moments, make_optimizer
-from bert_jax.parallel.mesh import MeshSection, initialise, make_mesh, process_share
-from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.errors import UserError
+from bert_jax.files import write_whole
+from bert_jax.parallel.mesh import MeshSection, process_share
 from bert_jax.train.compiled import compile_evaluation
 from bert_jax.train.loop import evaluate as run_evaluation
 from bert_jax.train.progress import format_scores
-from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.state import ModelDefinition, abstract_params, abstract_state, define_model
-from bert_jax.verbs.run_dir import CHECKPOINTS, Run, open_run
-
-EVALUATION: Final = "evaluation.json"
-
-
-class LoadedParams(NamedTuple):
-    """Parameters of one checkpoint on a mesh."""
-
-    step: int
-    model: ModelDefinition
-    params: Any
-    mesh: jax.sharding.Mesh
+from bert_jax.train.state import define_model
+from bert_jax.verbs.example_source import open_source
+from bert_jax.verbs.finetuned import EVALUATION, evaluate_task
+from bert_jax.verbs.loading import load_params
+from bert_jax.verbs.run_dir import Run, open_run
 
 
 class Evaluation(NamedTuple):
@@ -51,19 +39,22 @@ def evaluate(
     run_dir: str,
     *,
     dataset: str | None = None,
-    split: str = "validation",
-    checkpoint: str = "last",
+    split: str | None = None,
+    checkpoint: str = "auto",
     batch_size: int | None = None,
     mesh: MeshSection | None = None,
     console: Console | None = None,
 ) -> Evaluation:
-    """Evaluates a run's checkpoint, every example once, masks drawn once and for all at 15%.
+    """Evaluates a run's checkpoint, every example once.
+
+    A pretrained run's on a dataset, masks drawn once and for all at 15%; a fine-tuned run's on its
+    task.
 
     Args:
-        run_dir: of `pretrain`.
+        run_dir: of `pretrain` or `finetune`.
         dataset: a dataset directory; the run's last phase's where none is given.
-        split: of that dataset.
-        checkpoint: `last`, `best`, or a step.
+        split: of that dataset, "validation" where none is given; of a task "dev" or "test".
+        checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
         batch_size: rows at a time; it changes no figure.
         mesh: other devices than the run was configured for.
         console: where the table is shown.
@@ -76,18 +67,57 @@ def evaluate(
         UserError: no such run, checkpoint, dataset or split.
     """
     run = open_run(run_dir)
+    if run.config.finetune is None:
+        result = _evaluate_objective(
+            run,
+            dataset=dataset,
+            split=split or "validation",
+            checkpoint=checkpoint,
+            batch_size=batch_size,
+            mesh=mesh,
+        )
+    else:
+        if dataset is not None:
+            raise UserError(
+                f"--dataset: found {dataset}, but {run_dir} is fine-tuned; allowed: none "
+                f"(`bert-jax predict --input` takes other files)"
+            )
+        step, examples, scores = evaluate_task(
+            run, role=split or "dev", checkpoint=checkpoint, batch_size=batch_size, mesh=mesh
+        )
+        result = Evaluation(step, split or "dev", examples, scores)
+    if jax.process_index() == 0:
+        write_whole(run.directory / EVALUATION, json.dumps(result._asdict(), indent=2).encode())
+        _show(result, console or Console())
+    return result
+
+
+def _evaluate_objective(
+    run: Run,
+    *,
+    dataset: str | None,
+    split: str,
+    checkpoint: str,
+    batch_size: int | None,
+    mesh: MeshSection | None,
+) -> Evaluation:
     task = run.task
     loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
     section = need(run.config.train, "train", "evaluate")
     phase = section.phases[-1]
     path = dataset or phase.dataset
-    data = open_dataset(path, split)
+    source = open_source(
+        path, split, objective=run.config.objective, tokenizer=run.tokenizer, key="dataset"
+    )
     share = process_share(loaded.mesh)
     batches = functools.partial(
         evaluation_batches,
-        data,
-        task.features(
-            seq_length=phase.seq_length, max_predictions=phase.max_predictions, evaluation=True
+        source.dataset,
+        source.features(
+            task,
+            seq_length=phase.seq_length,
+            max_predictions=phase.max_predictions,
+            evaluation=True,
         ),
         batch_size=batch_size or phase.batch_size,
         seed=run.config.seed,
@@ -98,71 +128,7 @@ def evaluate(
     with jax.set_mesh(loaded.mesh):
         step_fn = compile_evaluation(task, define_model(task.build), loaded.mesh)
         totals = run_evaluation(step_fn, loaded.params, batches, loaded.mesh, shares=share.count)
-    result = Evaluation(loaded.step, path, len(data), task.score(totals))
-    if jax.process_index() == 0:
-        (run.directory / EVALUATION).write_text(json.dumps(result._asdict(), indent=2))
-        _show(result, console or Console())
-    return result
-
-
-def load_params(
-    run: Run, *, checkpoint: str, mesh: MeshSection | None = None, one_device: bool = False
-) -> LoadedParams:
-    """Reads the parameters of one of a run's checkpoints onto this machine's devices.
-
-    Args:
-        run: opened.
-        checkpoint: `last`, `best`, or a step.
-        mesh: devices to use; None for all there are, whatever the run was trained on.
-        one_device: keep one copy on the first device; on several, each could hold a whole one.
-
-    Raises:
-        UserError: no such checkpoint.
-    """
-    devices = mesh or MeshSection()
-    initialise(devices)
-    on = make_mesh(devices, jax.devices()[:1] if one_device else None)
-    with Checkpointer(run.directory / CHECKPOINTS, CheckpointSection()) as checkpointer:
-        step = _find_step(checkpointer, checkpoint, where=str(run.directory))
-        model = define_model(run.build)
-        params = checkpointer.restore_params(abstract_params(model, on), step=step)
-    return LoadedParams(step, model, params, on)
-
-
-def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
-    """Reads the moments that belong to parameters; None where they are not the release's Adam's.
-
-    Args:
-        run: opened.
-        loaded: its parameters.
-    """
-    section = run.config.optimizer
-    with Checkpointer(run.directory / CHECKPOINTS, CheckpointSection()) as checkpointer:
-        if section.name != "adamw" or not checkpointer.has_optimizer(loaded.step):
-            return None
-        # The learning rate is no part of the state.
-        optimizer = make_optimizer(section, optax.constant_schedule(0.0), loaded.model.axes)
-        abstract = abstract_state(loaded.model, optimizer, loaded.mesh)
-        restored = checkpointer.restore_optimizer(abstract, step=loaded.step)
-    return find_moments(restored.opt_state)
-
-
-def _find_step(checkpointer: Checkpointer, asked: str, *, where: str) -> int:
-    steps = checkpointer.all_steps()
-    if not steps:
-        raise UserError(f"{where}: no checkpoint in it yet")
-    if asked == "last":
-        return steps[-1]
-    if asked == "best":
-        best = checkpointer.best_step()
-        if best is None:
-            raise UserError(f"{where}: no checkpoint was evaluated, so none is the best")
-        return best
-    if asked.isdigit() and int(asked) in steps:
-        return int(asked)
-    allowed = ["last", "best", *map(str, steps)]
-    near = did_you_mean(asked, allowed)
-    raise UserError(f'--checkpoint: found "{asked}", allowed: {", ".join(allowed)}{near}')
+    return Evaluation(loaded.step, path, len(source.dataset), task.score(totals))
 
 
 def _show(result: Evaluation, console: Console) -> None:

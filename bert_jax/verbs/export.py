@@ -19,7 +19,8 @@ from bert_jax.interop.model_card import model_card
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tf_bert import write_tf
-from bert_jax.verbs.evaluate import EVALUATION, LoadedParams, load_moments, load_params
+from bert_jax.verbs.finetuned import EVALUATION
+from bert_jax.verbs.loading import LoadedParams, load_moments, load_params
 from bert_jax.verbs.run_dir import CONFIG, PROVENANCE, TOKENIZER, Run, describe, open_run
 
 Format = Literal["hf", "tf", "stablehlo"]
@@ -55,7 +56,7 @@ def export(
     to: Format = "hf",
     kind: str | None = None,
     outputs: Sequence[str] | None = None,
-    checkpoint: str = "last",
+    checkpoint: str = "auto",
     force: bool = False,
     console: Console | None = None,
 ) -> Path:
@@ -67,7 +68,7 @@ def export(
         to: the format.
         kind: the class of Hugging Face's; None for the fullest that the run's heads allow.
         outputs: of a StableHLO program; None for what `stablehlo.default_outputs` says.
-        checkpoint: `last`, `best`, or a step.
+        checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
         force: replace `output`; the old one stays until the new one is whole.
         console: where the result is shown.
 

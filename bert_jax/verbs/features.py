@@ -22,7 +22,7 @@ from bert_jax.extract.sink import Sink, check_output, open_sink
 from bert_jax.extract.source import Columns, read_records
 from bert_jax.files import write_whole
 from bert_jax.parallel.mesh import MeshSection
-from bert_jax.verbs.evaluate import load_params
+from bert_jax.verbs.loading import load_params
 from bert_jax.verbs.run_dir import Run, open_run
 
 PROBE: Final = "probe.json"
@@ -53,7 +53,7 @@ def features(
     probe_column: str | None = None,
     max_length: int | None = None,
     batch_size: int = 32,
-    checkpoint: str = "last",
+    checkpoint: str = "auto",
     mesh: MeshSection | None = None,
     force: bool = False,
     console: Console | None = None,
@@ -62,7 +62,7 @@ def features(
 
     Args:
         run_dir: of `pretrain` or `import`, with whatever heads.
-        input_path: .txt (a text per line), .jsonl, .csv or .tsv.
+        input_path: .txt (a text per line), .jsonl, .csv, .tsv or .parquet.
         output: .npz, .parquet or .jsonl.
         layers: a name of `layers.NAMES`, numbers with commas between, or "mix" for a probe.
         level: a vector per piece, word (the mean of its pieces) or text.
@@ -74,7 +74,7 @@ def features(
         max_length: pieces, special ones included; longer texts are cut. None for as many as the
             model has positions, and 512 at most.
         batch_size: rows at a time; it changes no feature.
-        checkpoint: `last`, `best`, or a step.
+        checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
         mesh: devices to use; None for all there are.
         force: replace `output`.
         console: where progress and the result are shown.

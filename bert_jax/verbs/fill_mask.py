@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bert_jax.errors import UserError
 from bert_jax.text import Tokenizer
-from bert_jax.verbs.evaluate import LoadedParams, load_params
+from bert_jax.verbs.loading import LoadedParams, load_params
 from bert_jax.verbs.run_dir import describe, open_run
 
 MASK: Final = "[MASK]"
@@ -38,7 +38,7 @@ def fill_mask(
     texts: Sequence[str],
     *,
     top_k: int = 5,
-    checkpoint: str = "last",
+    checkpoint: str = "auto",
     console: Console | None = None,
 ) -> list[Filled]:
     """Returns the most probable pieces for every [MASK] of every text.
@@ -47,7 +47,7 @@ def fill_mask(
         run_dir: of `pretrain`, or of `import` with an MLM head.
         texts: each with one [MASK] or more.
         top_k: candidates per mask.
-        checkpoint: `last`, `best`, or a step.
+        checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
         console: where the result is shown; None shows nothing.
 
     Raises:

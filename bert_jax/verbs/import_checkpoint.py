@@ -133,7 +133,7 @@ def _save(directory: Path, found: _Found) -> None:
     largest = max(leaf.nbytes for leaf in jax.tree.leaves(params))
     _to_device(params)
     with Checkpointer(
-        directory, CheckpointSection(), best_metric=None, save_bytes=largest + SLACK
+        directory, CheckpointSection(), ranked=False, save_bytes=largest + SLACK
     ) as checkpointer:
         if found.moments is None:
             checkpointer.save_params(params, step=found.step)

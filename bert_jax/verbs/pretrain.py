@@ -7,28 +7,28 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig, need, under
 from bert_jax.data.loader import Loader, evaluation_batches
-from bert_jax.data.records import Dataset, open_dataset
+from bert_jax.data.packed_row import packed
+from bert_jax.data.static_rows import StaticRow
 from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, resolve_architecture
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import join
 from bert_jax.parallel.mesh import Share, initialise, make_mesh, process_share
 from bert_jax.parallel.rules import check_divides
-from bert_jax.task import Task
+from bert_jax.task import Objective
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.job import Job, Phase, check_batches
-from bert_jax.train.loop import Outcome, train
+from bert_jax.train.job import Job, Pace, Phase, Ranking, check_batches
+from bert_jax.train.loop import Outcome, make_evaluation, train
 from bert_jax.train.plateau import PATIENCE_STEPS, Plateau
-from bert_jax.train.progress import Progress
 from bert_jax.train.sections import CheckpointSection, PhaseSection, stretches
-from bert_jax.train.step import RngName
-from bert_jax.train.writer import NoWriter, RunWriter, Writer
+from bert_jax.train.state import abstract_like
+from bert_jax.verbs.example_source import ExampleSource, open_source
+from bert_jax.verbs.loop_parts import choose_rng, make_progress, make_writer
 from bert_jax.verbs.run_dir import CHECKPOINTS, claim_run, make_task, open_run, write_run
 
 TRAIN = "train"
@@ -69,12 +69,12 @@ def pretrain(
     phases, fingerprints = [], {}
     for index, phase in enumerate(section.phases):
         key = f"train.phases.{index}"
-        data = _open(phase, tokenizer, architecture, key=key)
-        fingerprints[phase.dataset] = data.fingerprint
+        source = _open(config, phase, tokenizer, architecture, key=key)
+        fingerprints[phase.dataset] = source.dataset.fingerprint
         with under(key, PhaseSection):
             phases.append(
                 _phase(
-                    config, phase, data, index=index, task=task, share=share, tokenizer=tokenizer
+                    config, phase, source, index=index, task=task, mesh=mesh, tokenizer=tokenizer
                 )
             )
     root = claim_run(config, architecture=architecture, tokenizer=tokenizer)
@@ -90,15 +90,18 @@ def pretrain(
     for phase, opened in zip(section.phases, phases, strict=True):
         if section.evaluation is not None and opened.evaluate is None:
             console.print(f"{phase.dataset} has no validation split: no evaluation", markup=False)
-    with Checkpointer(
-        root / CHECKPOINTS, section.checkpoint, best_metric=task.best_metric
-    ) as checkpointer:
+    with Checkpointer(root / CHECKPOINTS, section.checkpoint) as checkpointer:
         job = Job(
             task=task,
             phases=phases,
             optimizer=lambda model: make_optimizer(config.optimizer, schedule, model.axes),
             schedule=schedule,
-            section=section,
+            pace=Pace(
+                log_every=section.log_every,
+                evaluate_every=section.evaluation.every if section.evaluation else None,
+                checkpoint_every=section.checkpoint.every,
+            ),
+            ranking=Ranking(metric=task.best_metric, larger_is_better=False),
             rng=choose_rng(section.rng),
             mesh=mesh,
             share=share,
@@ -110,72 +113,82 @@ def pretrain(
         )
         return train(
             job,
-            make_writer=functools.partial(_make_writer, root),
-            make_progress=functools.partial(_make_progress, console),
+            make_writer=functools.partial(make_writer, root),
+            make_progress=functools.partial(make_progress, console),
         )
-
-
-def choose_rng(name: str) -> RngName:
-    """Returns the generator of dropout bits.
-
-    On a TPU the hardware's, since threefry costs more there than the matrix products around it;
-    elsewhere threefry, which gives the same bits on every mesh.
-    """
-    if name == "auto":
-        return "unsafe_rbg" if jax.default_backend() == "tpu" else "threefry2x32"
-    return name  # pyright: ignore[reportReturnType]
 
 
 def _open(
-    phase: PhaseSection, tokenizer: Tokenizer, architecture: Architecture, *, key: str
-) -> Dataset:
-    dataset = open_dataset(phase.dataset, TRAIN)
-    if dataset.provenance.tokenizer_hash != tokenizer.hash:
-        raise UserError(
-            f"{key}.dataset: {phase.dataset} was made with another tokenizer "
-            f"({dataset.provenance.tokenizer_hash[:12]}) than the one given ({tokenizer.hash[:12]})"
-        )
+    config: RunConfig,
+    phase: PhaseSection,
+    tokenizer: Tokenizer,
+    architecture: Architecture,
+    *,
+    key: str,
+) -> ExampleSource:
+    source = open_source(
+        phase.dataset,
+        TRAIN,
+        objective=config.objective,
+        tokenizer=tokenizer,
+        key=f"{key}.dataset",
+    )
     if phase.seq_length > architecture.max_position_embeddings:
         raise UserError(
             f"{key}.seq_length: found {phase.seq_length}, allowed: up to the model's "
             f"{architecture.max_position_embeddings} positions (model.max_position_embeddings)"
         )
-    return dataset
+    return source
 
 
 def _phase(
     config: RunConfig,
     section: PhaseSection,
-    dataset: Dataset,
+    source: ExampleSource,
     *,
     index: int,
-    task: Task,
-    share: Share,
+    task: Objective,
+    mesh: jax.sharding.Mesh,
     tokenizer: Tokenizer,
 ) -> Phase:
-    make_features = functools.partial(
-        task.features, seq_length=section.seq_length, max_predictions=section.max_predictions
+    share = process_share(mesh)
+    features = source.features(
+        task,
+        seq_length=section.seq_length,
+        max_predictions=section.max_predictions,
+        evaluation=False,
     )
     total_steps = need(config.train, "train", "pretrain").total_steps
+    predictions = section.max_predictions
+    if section.packing is not None:
+        features = packed(features, section.packing)
+        predictions = features.max_predictions
+    elif isinstance(features, StaticRow):
+        predictions = features.max_predictions
     loader = Loader(
-        dataset=dataset,
-        features=make_features(evaluation=False),
+        dataset=source.dataset,
+        features=features,
         batch_size=section.batch_size,
         seed=config.seed,
         phase=index,
         process_index=share.index,
         process_count=share.count,
+        static_copies=config.objective.masking.static_copies,
         section=config.loader,
     )
+    open_batches = _validation(config, section, source, task, tokenizer, share=share)
     return Phase(
-        section=section,
+        steps=section.steps,
+        batch_size=section.batch_size,
+        accumulation=section.accumulation,
         loader=loader,
+        shapes=1,
         flops_per_row=task.flops_per_row(
-            seq_length=section.seq_length, max_predictions=section.max_predictions
+            seq_length=section.seq_length, max_predictions=predictions
         ),
-        evaluate=_validation(config, section, make_features(evaluation=True), dataset, share=share),
+        evaluate=open_batches and make_evaluation(task, open_batches, mesh, shares=share.count),
         plateau=Plateau(
-            unigram_entropy=dataset.provenance.corpus.unigram_entropy,
+            unigram_entropy=source.unigram_entropy,
             vocab_size=tokenizer.vocab_size,
             patience=min(PATIENCE_STEPS, total_steps // 4),
         ),
@@ -183,15 +196,33 @@ def _phase(
 
 
 def _validation(
-    config: RunConfig, section: PhaseSection, features: Any, dataset: Dataset, *, share: Share
+    config: RunConfig,
+    section: PhaseSection,
+    source: ExampleSource,
+    task: Objective,
+    tokenizer: Tokenizer,
+    *,
+    share: Share,
 ) -> Callable[[], Any] | None:
     evaluation = need(config.train, "train", "pretrain").evaluation
-    if evaluation is None or VALIDATION not in dataset.provenance.splits:
+    if evaluation is None or VALIDATION not in source.splits:
         return None
+    held_out = open_source(
+        section.dataset,
+        VALIDATION,
+        objective=config.objective,
+        tokenizer=tokenizer,
+        key="dataset",
+    )
     return functools.partial(
         evaluation_batches,
-        open_dataset(section.dataset, VALIDATION),
-        features,
+        held_out.dataset,
+        held_out.features(
+            task,
+            seq_length=section.seq_length,
+            max_predictions=section.max_predictions,
+            evaluation=True,
+        ),
         batch_size=evaluation.batch_size or section.batch_size,
         seed=config.seed,
         limit=evaluation.examples,
@@ -200,20 +231,10 @@ def _validation(
     )
 
 
-def _params_of(directory: str, abstract_params: Any) -> Any:
+def _params_of(directory: str, fresh: Any) -> Any:
     run = open_run(directory)
     with Checkpointer(run.directory / CHECKPOINTS, CheckpointSection()) as source:
         step = source.latest_step()
         if step is None:
             raise UserError(f"--init-from: {directory} has no checkpoint")
-        return source.restore_params(abstract_params, step=step)
-
-
-def _make_writer(root: epath.Path, step: int) -> Writer:
-    return RunWriter(root, resume_step=step) if jax.process_index() == 0 else NoWriter()
-
-
-def _make_progress(console: Console, first_step: int, total_steps: int) -> Progress:
-    if jax.process_index() != 0:
-        console = Console(quiet=True)
-    return Progress(console, first_step=first_step, total_steps=total_steps)
+        return source.restore_params(jax.tree.map(abstract_like, fresh), step=step)

@@ -23,7 +23,7 @@ from bert_jax.model.config import (
     resolve_architecture,
 )
 from bert_jax.objectives import make_objective
-from bert_jax.task import Task
+from bert_jax.task import Objective
 from bert_jax.text import Tokenizer, load_tokenizer
 
 CONFIG: Final = "config.yaml"
@@ -43,7 +43,7 @@ class Run(NamedTuple):
     build: Callable[[nnx.Rngs], Bert]
 
     @property
-    def task(self) -> Task:
+    def task(self) -> Objective:
         """The objective it is trained on.
 
         Raises:
@@ -89,7 +89,7 @@ def open_run(directory: epath.PathLike) -> Run:
     return Run(root, config, tokenizer, architecture, section.heads, build)
 
 
-def make_task(config: RunConfig, architecture: Architecture, tokenizer: Tokenizer) -> Task:
+def make_task(config: RunConfig, architecture: Architecture, tokenizer: Tokenizer) -> Objective:
     """Returns the run's objective."""
     section = need(config.model, "model", "pretrain")
     return make_objective(

@@ -208,6 +208,15 @@ def test_a_row_holds_the_example_and_its_masks(example, seed, unit):
     assert row["input_ids"][row["cls_positions"][0]] == SPECIAL.cls
 
 
+def test_an_example_without_a_second_span_is_of_one_type_and_has_no_pair_to_tell():
+    ids = np.array([SPECIAL.cls, 10, 11, SPECIAL.sep, 12, 13, SPECIAL.sep], np.uint16)
+    row = row_maker(16)(Example(ids, len(ids), 0), stream(0))
+    assert row["next_sentence_weights"].tolist() == [0.0]
+    assert not row["token_type_ids"].any()
+    assert row["segment_ids"].sum() == len(ids)
+    assert row_maker(16)(Example(ids, 4, 1), stream(0))["next_sentence_weights"].tolist() == [1.0]
+
+
 def test_a_row_is_a_function_of_its_stream_also_after_pickling():
     make = row_maker(128, unit="whole_word")
     example = make_example(list(range(10, 60)), list(range(690, 740)))

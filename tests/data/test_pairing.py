@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pydantic
@@ -11,31 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bert_jax.data.pairing import Pair, PairingSection, pair_document, pair_documents, truncate
+from bert_jax.data.pairing import Pair, PairingSection, pair_documents
+from bert_jax.data.pairing_nsp import pair_document
 from bert_jax.data.rng import stream
-from bert_jax.data.tokenised import TokenisedDocuments, from_lists
+from bert_jax.data.spans import truncate
+from bert_jax.data.tokenised import TokenisedDocuments
+from tests.data.numbered import LENGTHS, numbered, pairs_of, token_owner
 from tests.data.reference_pairing import reference_pass, reference_truncate
-
-# Documents as the lengths of their sentences.
-LENGTHS = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_size=2, max_size=6)
-
-
-def numbered(lengths: Iterable[Sequence[int]]) -> TokenisedDocuments:
-    """Documents whose every token is its own place, so that a token tells where it came from."""
-    documents, place = [], 0
-    for document in lengths:
-        sentences = []
-        for length in document:
-            sentences.append(list(range(place, place + length)))
-            place += length
-        documents.append(sentences)
-    return from_lists(range(len(documents)), documents, np.dtype(np.uint32))
-
-
-def token_owner(documents: TokenisedDocuments) -> np.ndarray:
-    """The document of every token."""
-    starts = documents.sentence_starts[documents.document_starts]
-    return np.repeat(np.arange(len(documents)), np.diff(starts))
 
 
 def passes(
@@ -46,7 +28,14 @@ def passes(
     starts = documents.document_starts.tolist()
     return [
         list(
-            pair_document(bounds, starts, document, section, stream(seed, "test", number, document))
+            pair_document(
+                bounds,
+                starts,
+                document,
+                max_seq_length=section.max_seq_length,
+                short_seq_prob=section.short_seq_prob,
+                rng=stream(seed, "test", number, document),
+            )
         )
         for number in range(count)
         for document in range(len(documents))
@@ -59,7 +48,7 @@ def test_examples_fit_and_both_spans_hold_tokens(
     lengths: list[list[int]], max_seq_length: int, short: float, seed: int
 ) -> None:
     section = PairingSection(max_seq_length=max_seq_length, dupe_factor=2, short_seq_prob=short)
-    for pair in pair_documents(numbered(lengths), section, seed=seed):
+    for pair in pairs_of(numbered(lengths), section, seed=seed):
         assert pair.first_stop > pair.first_start
         assert pair.second_stop > pair.second_start
         assert pair.length <= max_seq_length
@@ -74,7 +63,7 @@ def test_the_label_tells_the_truth(
     documents = numbered(lengths)
     owner = token_owner(documents)
     section = PairingSection(max_seq_length=max_seq_length, dupe_factor=3)
-    for pair in pair_documents(documents, section, seed=seed):
+    for pair in pairs_of(documents, section, seed=seed):
         first = set(owner[pair.first_start : pair.first_stop].tolist())
         second = set(owner[pair.second_start : pair.second_stop].tolist())
         assert len(first) == len(second) == 1
@@ -111,20 +100,20 @@ def test_every_sentence_is_used_and_displaced_ones_come_back(
 def test_the_same_seed_gives_the_same_pairs_and_another_seed_others() -> None:
     documents = numbered([[5, 9, 3, 12, 7, 4]] * 6)
     section = PairingSection(max_seq_length=24, dupe_factor=4)
-    once = list(pair_documents(documents, section, seed=1))
-    assert once == list(pair_documents(documents, section, seed=1))
-    assert once != list(pair_documents(documents, section, seed=2))
+    once = pairs_of(documents, section, seed=1)
+    assert once == pairs_of(documents, section, seed=1)
+    assert once != pairs_of(documents, section, seed=2)
 
 
 def test_each_pass_over_a_document_draws_anew() -> None:
     documents = numbered([[5, 9, 3, 12, 7, 4]] * 3)
     section = PairingSection(max_seq_length=24, dupe_factor=20)
-    pairs = list(pair_documents(documents, section, seed=1))
+    pairs = pairs_of(documents, section, seed=1)
     assert len(set(pairs)) > len(pairs) / 2
 
 
-def test_one_document_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 2"):
+def test_one_document_is_refused_since_a_random_next_has_nowhere_to_come_from() -> None:
+    with pytest.raises(ValueError, match="kind nsp needs at least 2"):
         list(pair_documents(numbered([[3, 4]]), PairingSection(), seed=0))
 
 
@@ -135,11 +124,12 @@ def test_one_document_is_refused() -> None:
         ("max_seq_length", 1 << 16),
         ("dupe_factor", 0),
         ("short_seq_prob", 1.1),
+        ("kind", "nps"),
     ],
 )
-def test_settings_out_of_range_are_refused(key: str, value: float) -> None:
+def test_settings_out_of_range_are_refused(key: str, value: float | str) -> None:
     with pytest.raises(pydantic.ValidationError, match=key):
-        PairingSection(**{key: value})
+        PairingSection.model_validate({key: value})
 
 
 def test_truncation_keeps_the_lengths_that_the_release_keeps() -> None:

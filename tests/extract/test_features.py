@@ -14,7 +14,7 @@ from transformers import BertModel
 from bert_jax.extract.extractor import Extractor, ExtractSection
 from bert_jax.extract.layers import parse_layers
 from bert_jax.extract.source import Record
-from bert_jax.verbs.evaluate import load_params
+from bert_jax.verbs.loading import load_params
 from bert_jax.verbs.run_dir import open_run
 from tests.extract.runs import (
     features,

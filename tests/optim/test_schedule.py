@@ -1,13 +1,24 @@
-"""The learning rate at every step, against the formula of the release."""
+"""The learning rate at every step, against the release's, the paper's and Hugging Face's."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.optim.schedule import Stretch, join, linear_schedule
+from bert_jax.optim.schedule import (
+    Stretch,
+    join,
+    linear_schedule,
+    slanted_triangular,
+    warmup_constant,
+    warmup_linear,
+)
+
+LONGEST = 400  # steps of any schedule drawn here: one shape, compiled once
 
 
 def released_rate(step: int, *, peak: float, steps: int, warmup: int) -> float:
@@ -61,3 +72,95 @@ def test_one_stretch_joined_is_that_stretch() -> None:
     stretch = Stretch(7, 1e-3, 3)
     one, joined = linear_schedule(stretch), join([stretch])
     assert [float(one(step)) for step in range(9)] == [float(joined(step)) for step in range(9)]
+
+
+def hugging_face_rates(name: str, *, peak: float, count: int, **constants: int) -> list[float]:
+    """The rates that a scheduler of the transformers library gives an optimizer."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+    scheduler = getattr(transformers, name)(optimizer, **constants)
+    rates = []
+    for _ in range(count):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(20, 2), (20, 0), (7, 7), (1, 0), (1, 1), (100, 33)])
+def test_the_linear_schedule_of_fine_tuning_is_hugging_faces(steps: int, warmup: int) -> None:
+    expected = hugging_face_rates(
+        "get_linear_schedule_with_warmup",
+        peak=1.0,
+        count=steps + 3,
+        num_warmup_steps=warmup,
+        num_training_steps=steps,
+    )
+    found = warmup_linear(steps=steps, warmup_steps=warmup)(np.arange(steps + 3))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 5])
+def test_the_constant_schedule_is_hugging_faces(warmup: int) -> None:
+    expected = hugging_face_rates(
+        "get_constant_schedule_with_warmup", peak=1.0, count=12, num_warmup_steps=warmup
+    )
+    found = warmup_constant(warmup_steps=warmup)(np.arange(12))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_the_linear_schedule_of_fine_tuning_lies_above_the_releases_after_warm_up() -> None:
+    """By warmup/steps of the peak where the warm-up ends; both are the same during it."""
+    ours = warmup_linear(steps=100, warmup_steps=10)
+    released = linear_schedule(Stretch(100, 1.0, 10))
+    gaps = [float(ours(step) - released(step)) for step in (0, 9, 10, 55, 100)]
+    assert gaps == pytest.approx([0.0, 0.0, 0.1, 0.05, 0.0], abs=1e-6)
+
+
+@given(steps=st.integers(1, LONGEST), warmup_share=st.floats(0, 1))
+@settings(deadline=None, max_examples=20)
+def test_the_linear_schedule_reaches_its_peak_and_its_end(steps: int, warmup_share: float) -> None:
+    warmup = int(warmup_share * (steps - 1))
+    rates = np.asarray(warmup_linear(steps=steps, warmup_steps=warmup)(np.arange(LONGEST + 5)))
+    assert rates.min() >= 0.0
+    assert rates.max() == rates[warmup] == pytest.approx(1.0, rel=1e-6)
+    assert (rates[steps:] == 0.0).all()
+    assert (np.diff(rates[: warmup + 1]) > 0).all()
+    assert (np.diff(rates[warmup : steps + 1]) < 0).all()
+
+
+def paper_slanted_rate(step: int, *, steps: int, cut_fraction: float, ratio: float) -> float:
+    """Equation 3 of arXiv 1801.06146."""
+    cut = int(np.floor(steps * cut_fraction))
+    p = step / cut if step < cut else 1 - (step - cut) / (cut * (1 / cut_fraction - 1))
+    return (1 + p * (ratio - 1)) / ratio
+
+
+@pytest.mark.parametrize(
+    ("steps", "cut_fraction", "ratio"), [(10, 0.2, 32.0), (400, 0.1, 32.0), (48, 0.25, 5.0)]
+)
+def test_the_slanted_triangle_is_the_papers(steps: int, cut_fraction: float, ratio: float) -> None:
+    expected = [
+        paper_slanted_rate(step, steps=steps, cut_fraction=cut_fraction, ratio=ratio)
+        for step in range(steps + 1)
+    ]
+    schedule = slanted_triangular(steps=steps, cut_fraction=cut_fraction, ratio=ratio)
+    np.testing.assert_allclose(schedule(np.arange(steps + 1)), expected, rtol=1e-5)
+
+
+def test_where_the_papers_triangle_falls_below_zero_ours_ends_at_its_lowest_rate() -> None:
+    constants = {"steps": 19, "cut_fraction": 0.1, "ratio": 32.0}
+    assert paper_slanted_rate(19, **constants) == pytest.approx(-30 / 32)
+    assert float(slanted_triangular(**constants)(19)) == pytest.approx(1 / 32)
+
+
+@given(steps=st.integers(1, LONGEST), cut_fraction=st.floats(0, 0.99), ratio=st.floats(1, 100))
+@settings(deadline=None, max_examples=20)
+def test_the_slanted_triangle_keeps_between_its_lowest_rate_and_its_peak(
+    steps: int, cut_fraction: float, ratio: float
+) -> None:
+    schedule = slanted_triangular(steps=steps, cut_fraction=cut_fraction, ratio=ratio)
+    rates = np.asarray(schedule(np.arange(LONGEST + 5)))
+    assert rates.max() == pytest.approx(1.0, rel=1e-5)
+    assert rates.argmax() == int(steps * cut_fraction) or ratio < 1.001
+    assert rates.min() >= (1 - 1e-5) / ratio
+    np.testing.assert_allclose(rates[steps:], 1 / ratio, rtol=1e-4)

@@ -304,7 +304,7 @@ def test_an_empty_corpus_is_refused(corpus: Path, text: str) -> None:
 
 def test_one_document_is_refused(corpus: Path) -> None:
     write_corpus(corpus / "text.txt", documents=range(1))
-    with pytest.raises(UserError, match="input: 1 document, a random next needs at least 2"):
+    with pytest.raises(UserError, match="input: 1 document, kind: nsp needs at least 2"):
         make_examples(section(corpus))
 
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 import gzip
 import tracemalloc
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,16 +13,21 @@ from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
 from pipelines.documents import FORMATS, Document, document_id, document_key, is_validation
+from pipelines.inputs import iter_text
+from pipelines.settings import SourcesSection
 from pipelines.sources import (
     Line,
     Part,
     cut_file,
     find_files,
-    iter_lines,
     read_lines,
     read_part,
     relative_names,
 )
+
+
+def iter_lines(patterns: list[str], **settings: Any) -> Iterator[str]:
+    return iter_text(SourcesSection(input=tuple(patterns), **settings))
 
 
 def test_lines_come_file_by_file_without_their_ends(tmp_path: Path) -> None:
@@ -109,6 +116,20 @@ def test_an_endless_line_is_refused_before_it_fills_memory(tmp_path: Path) -> No
         assert tracemalloc.get_traced_memory()[1] < 30 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_an_endless_line_is_refused_without_being_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "endless.txt"
+    with path.open("wb") as file:
+        file.truncate(2 << 40)  # no machine reads so much in a test's time
+    monkeypatch.setattr("pipelines.sources._MAX_UNENDED_BYTES", 8 << 20)
+    is_gap = FORMATS["blank_line"].is_gap
+    parts = cut_file(str(path), "endless.txt", part_bytes=1 << 20, is_gap=is_gap)
+    assert [(part.start, part.stop) for part in parts] == [(0, 2 << 40)]
+    with pytest.raises(UserError, match="line 1 has 1,000,000 characters"):
+        list(read_part(parts[0]))
 
 
 def test_reading_holds_one_line_at_a_time(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(corpus: Path, output: Path, **settings: Any) -> Tokenizer:
     defaults = {"size": 1200, "character_coverage": 1.0, "max_bytes": 300_000}
-    section = VocabSection(input=[str(corpus)], output=str(output), **(defaults | settings))
+    section = VocabSection(input=(str(corpus),), output=str(output), **(defaults | settings))
     return train_vocab(section)
 
 

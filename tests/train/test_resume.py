@@ -102,9 +102,7 @@ def final_state(run_dir: Path) -> tuple[Any, dict[str, Any]]:
     model = define_model(run.task.build)
     schedule = join(stretches(config.train, config.optimizer))
     abstract = abstract_state(model, make_optimizer(config.optimizer, schedule, model.axes), mesh)
-    with Checkpointer(
-        run_dir / CHECKPOINTS, config.train.checkpoint, best_metric=run.task.best_metric
-    ) as checkpointer:
+    with Checkpointer(run_dir / CHECKPOINTS, config.train.checkpoint) as checkpointer:
         assert checkpointer.latest_step() == TOTAL_STEPS
         restored = checkpointer.restore(abstract, step=TOTAL_STEPS)
     return jax.device_get(restored.state), restored.progress

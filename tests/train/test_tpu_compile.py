@@ -46,8 +46,8 @@ def compile_for(topology: str, *, tensor: int) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("tensor", [1, 2], ids=["data", "data×tensor"])
-@pytest.mark.parametrize("topology", HBM)
+# Each topology and each layout once: a compilation takes half a minute.
+@pytest.mark.parametrize(("topology", "tensor"), [("v3:4x4", 1), ("v5e:4x4", 2)])
 def test_the_step_of_base_fits_and_sums_gradients_over_the_pod(topology: str, tensor: int) -> None:
     """Global batch 256 × 512, 77 predictions, bf16, dropout 0.1, the hardware's random bits."""
     found = compile_for(topology, tensor=tensor)

@@ -1,0 +1,219 @@
+"""Times fine-tuning: training examples per second, beside Hugging Face's PyTorch model.
+
+    python -m benchmarks.finetune [--checkpoint DIR --task mrpc --data glue/MRPC]
+
+Without arguments an encoder of random weights is fine-tuned on sentences of this Python's own
+documentation. Both sides train on the same examples with the same batch size, length and
+optimizer, a stretch of steps each by turns; ours pads to the bucket of a batch of rows of like
+length, theirs to the longest of a batch as drawn, as transformers' own example does. Compiling is
+a figure of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks import glibc
+from benchmarks.features import python_docs, random_checkpoint
+from benchmarks.hf_finetune import TABLES, Peer, Settings, read
+from benchmarks.report import interleaved, median_ratio, report
+from bert_jax.config import parse_config
+from bert_jax.finetune.batches import TrainBatches
+from bert_jax.optim.finetune import make_finetune_optimizer
+from bert_jax.parallel.rules import batch_sharding
+from bert_jax.train.compiled import StepPrograms, lower_train_step
+from bert_jax.train.feed import to_devices
+from bert_jax.train.state import abstract_state, define_model, initialise
+from bert_jax.verbs.finetune_setup import origin_params, prepare
+from bert_jax.verbs.import_checkpoint import import_checkpoint
+
+PACKAGES = ("jax", "flax", "optax", "torch", "transformers")
+
+
+def main() -> None:
+    """Measures and prints a line of JSON per figure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--checkpoint", type=Path, help="a Hugging Face BERT with its tokenizer")
+    parser.add_argument("--task", choices=TABLES, default="cola")
+    parser.add_argument("--data", type=Path, help="the task's directory")
+    parser.add_argument("--steps", type=int, default=12, help="of a stretch")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        data = arguments.data or made_data(root / "cola")
+        task = arguments.task if arguments.data else "cola"
+        texts = [text for row in read(data / "train.tsv", task) for text in row[:2] if text]
+        checkpoint = arguments.checkpoint or random_checkpoint(root / "hf", texts)
+        run_dir = import_checkpoint(str(checkpoint), str(root / "run"))
+        measure(task, data, checkpoint, run_dir, steps=arguments.steps, rounds=arguments.rounds)
+
+
+def measure(
+    task: str, data: Path, checkpoint: Path, run_dir: Path, *, steps: int, rounds: int
+) -> None:
+    """Times both by turns."""
+    settings = Settings(epochs=1000)
+    ours = Ours(task, data, run_dir, settings)
+    train = read(data / "train.tsv", task)
+    peer = Peer(checkpoint, task, train, read(data / "dev.tsv", task), seed=1)
+    theirs = peer.steps(settings)
+    examples: dict[str, list[int]] = {"bert_jax": [], "hf_torch": []}
+
+    def stretch(name: str, taken: Callable[[], int]) -> None:
+        examples[name].append(sum(taken() for _ in range(steps)))
+
+    facts = {"task": task, "batch_size": settings.batch_size, "max_length": settings.max_length}
+    report(
+        *("finetune.compile", ours.compile_seconds, "s"),
+        packages=PACKAGES,
+        programs=ours.programs,
+        **facts,
+    )
+    seconds = interleaved(
+        {
+            "bert_jax": functools.partial(stretch, "bert_jax", ours.step),
+            "hf_torch": functools.partial(stretch, "hf_torch", functools.partial(next, theirs)),
+        },
+        rounds=rounds,
+    )
+    per_example = {
+        name: [
+            taken / count for taken, count in zip(seconds[name], examples[name][1:], strict=True)
+        ]
+        for name in seconds
+    }
+    padding = {"bert_jax": ours.padding, "hf_torch": 1 - peer.pieces / peer.positions}
+    for name, taken in per_example.items():
+        report(
+            *("finetune.rate", 1 / statistics.median(taken), "examples/s"),
+            peer=None if name == "bert_jax" else name,
+            packages=PACKAGES,
+            padding=round(padding[name], 4),
+            rounds=rounds,
+            **facts,
+        )
+    ratio = median_ratio(per_example["hf_torch"], per_example["bert_jax"])
+    report("finetune.ratio", ratio, "x", peer="hf_torch", packages=PACKAGES, **facts)
+
+
+class Ours:
+    """The train step of `bert-jax finetune`, over the batches that it would see."""
+
+    def __init__(self, task: str, data: Path, run_dir: Path, settings: Settings) -> None:
+        values = {
+            "seed": 1,
+            "run_dir": str(run_dir.parent / "tuned"),
+            "finetune": {
+                "init_from": str(run_dir),
+                "task": {"kind": "glue", "name": task, "data": str(data)},
+                "epochs": settings.epochs,
+                "batch_size": settings.batch_size,
+                "max_length": settings.max_length,
+                "optimizer": {"learning_rate": settings.learning_rate},
+            },
+        }
+        prepared = prepare(parse_config(values, source="benchmark"))
+        self.mesh = prepared.mesh
+        self.batches = TrainBatches(
+            prepared.family.splits["train"],
+            batch_size=settings.batch_size,
+            max_length=settings.max_length,
+            seed=1,
+            pad_id=prepared.origin.tokenizer.special.pad,
+        )
+        steps = self.batches.plan.steps
+        model = define_model(prepared.task.build)
+        optimizer, schedule = make_finetune_optimizer(
+            prepared.section.optimizer,
+            model.axes,
+            depth=prepared.architecture.num_hidden_layers,
+            total_steps=steps * settings.epochs,
+            steps_per_epoch=steps,
+        )
+        with jax.set_mesh(self.mesh):
+            state = initialise(
+                prepared.task, optimizer, abstract_state(model, optimizer, self.mesh), seed=1
+            )
+        self.state = state._replace(params=origin_params(prepared, state.params))
+        lower = functools.partial(
+            lower_train_step,
+            prepared.task,
+            model,
+            optimizer,
+            schedule,
+            accumulation=1,
+            rng="threefry2x32",
+        )
+        self.run = StepPrograms(lower, shapes=self.batches.plan.shapes)
+        self.stream = self.batches.batches(first_step=0)
+        self.pieces = self.positions = 0
+        self.compile_seconds = self._compile()
+
+    @property
+    def programs(self) -> int:
+        """How many lengths there are."""
+        return self.run.compiled
+
+    @property
+    def padding(self) -> float:
+        """Share of the positions that held no piece."""
+        return 1 - self.pieces / self.positions
+
+    def step(self) -> int:
+        """Takes a step and returns the examples in it."""
+        return self._take(next(self.stream))
+
+    def _take(self, batch: Any) -> int:
+        self.pieces += int((batch["segment_ids"] > 0).sum())
+        self.positions += batch["segment_ids"].size
+        on_devices = to_devices(batch, batch_sharding(self.mesh), shares=1)
+        with jax.set_mesh(self.mesh):
+            self.state, metrics = self.run(self.state, on_devices)
+        jax.block_until_ready(metrics)
+        return int(batch["row_weights"].sum())
+
+    def _compile(self) -> float:
+        """Takes a step of every length, and returns what the first steps took beyond others."""
+        seconds = 0.0
+        for at in itertools.count():
+            if self.programs == self.batches.plan.shapes or at == self.batches.plan.steps:
+                break
+            batch = self.batches.make(at)
+            known = self.programs
+            started = time.perf_counter()
+            self._take(batch)
+            if self.programs > known:
+                first = time.perf_counter() - started
+                started = time.perf_counter()
+                self._take(batch)
+                seconds += first - (time.perf_counter() - started)
+        self.pieces = self.positions = 0
+        return seconds
+
+
+def made_data(directory: Path) -> Path:
+    """Writes sentences of the documentation as CoLA's files; a long sentence is "acceptable"."""
+    directory.mkdir()
+    sentences = python_docs(2000)
+    for name, part in (("train", sentences[:-100]), ("dev", sentences[-100:])):
+        rows = (f"docs\t{int(len(text) > 80)}\t\t{text}\n" for text in part)
+        (directory / f"{name}.tsv").write_text("".join(rows), encoding="utf-8")
+    return directory
+
+
+if __name__ == "__main__":
+    glibc.with_large_pages("benchmarks.finetune")
+    main()

@@ -1,0 +1,13 @@
+"""The verbs: ``bert-jax VERB CONFIG.yaml [key=value …]``.
+
+Every verb imports what it needs when it runs, so that ``--help`` and a user's typing mistake
+answer at once.
+"""
+
+from __future__ import annotations
+
+# Importing a file of verbs is what makes them known.
+from bert_jax.cli import checkpoints, finetuning, pretraining
+from bert_jax.cli.parts import INTERRUPTED, cli, main
+
+__all__ = ["INTERRUPTED", "checkpoints", "cli", "finetuning", "main", "pretraining"]

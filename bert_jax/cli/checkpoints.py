@@ -1,0 +1,104 @@
+"""Checkpoints in and out, and the machine itself."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from bert_jax.cli.parts import (
+    checkpoint_option,
+    cli,
+    force_option,
+    overrides_argument,
+    verb,
+)
+
+
+@cli.command("import")
+@click.argument("source")
+@click.argument("run_dir")
+@click.option("--tokenizer", metavar="DIR", help="For a checkpoint that brings none.")
+@click.option(
+    "--uncased/--cased", "lower_case", default=None, help="Of a bare vocab.txt, as in 2018."
+)
+@force_option
+@verb
+def import_checkpoint(
+    source: str, run_dir: str, tokenizer: str | None, lower_case: bool | None, force: bool
+) -> None:
+    """Read a Hugging Face or 2018 TensorFlow checkpoint: SOURCE → RUN_DIR."""
+    from rich.console import Console
+
+    from bert_jax.verbs.import_checkpoint import import_checkpoint as run
+
+    run(
+        source,
+        run_dir,
+        tokenizer=tokenizer,
+        lower_case=lower_case,
+        force=force,
+        console=Console(),
+    )
+
+
+@cli.command()
+@click.argument("run_dir")
+@click.argument("output")
+@click.option(
+    "--to",
+    type=click.Choice(["hf", "tf", "stablehlo"]),
+    default="hf",
+    show_default=True,
+    help="The format.",
+)
+@click.option(
+    "--as", "kind", metavar="CLASS", help="Hugging Face's class; else what the heads allow."
+)
+@click.option("--outputs", metavar="NAMES", help="Of a StableHLO program, with commas between.")
+@checkpoint_option
+@force_option
+@verb
+def export(
+    run_dir: str,
+    output: str,
+    to: Any,
+    kind: str | None,
+    outputs: str | None,
+    checkpoint: str,
+    force: bool,
+) -> None:
+    """Write a checkpoint for others: RUN_DIR → OUTPUT."""
+    from rich.console import Console
+
+    from bert_jax.verbs.export import export as run
+
+    run(
+        run_dir,
+        output,
+        to=to,
+        kind=kind,
+        outputs=None if outputs is None else outputs.split(","),
+        checkpoint=checkpoint,
+        force=force,
+        console=Console(),
+    )
+
+
+@cli.command()
+@click.argument("config", required=False)
+@overrides_argument
+@verb
+def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
+    """Say what is installed, which devices there are, and what will go wrong."""
+    from rich.console import Console
+
+    from bert_jax.config import RunConfig, load_config
+    from bert_jax.verbs.doctor import doctor as run
+    from bert_jax.verbs.doctor import render
+
+    loaded = load_config(config, overrides) if config else RunConfig()
+    report = run(config=loaded.mesh, run_dir=loaded.run_dir)
+    render(report, Console())
+    sys.exit(0 if report.ok else 1)

@@ -1,0 +1,150 @@
+"""What a pretrained run is for."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from bert_jax.cli.parts import (
+    INTERRUPTED,
+    batch_size_option,
+    checkpoint_option,
+    cli,
+    config_argument,
+    force_option,
+    overrides_argument,
+    platform_option,
+    verb,
+)
+
+
+@cli.command()
+@config_argument
+@overrides_argument
+@click.option("--seeds", type=click.IntRange(1), help="Run this many seeds, and compare them.")
+@verb
+def finetune(config: str, overrides: tuple[str, ...], seeds: int | None) -> None:
+    """Fine-tune: GLUE, SQuAD, NER, multiple choice, your own table. The same command again resumes.
+
+    Exit codes: 0 done, 1 the loss was not finite, 2 a mistake in the configuration or the data,
+    3 stopped by a signal and saved.
+    """
+    from rich.console import Console
+
+    from bert_jax.config import load_config
+    from bert_jax.verbs.finetune import finetune as run
+
+    outcome = run(load_config(config, overrides), seeds=seeds, console=Console())
+    if outcome.interrupted:
+        sys.exit(INTERRUPTED)
+
+
+@cli.command()
+@click.argument("run_dir")
+@click.argument("output")
+@click.option("--input", "input_path", metavar="FILE", help="Instead of the task's test files.")
+@click.option("--submission", is_flag=True, help="Write the benchmark's own files to OUTPUT.")
+@checkpoint_option
+@batch_size_option
+@platform_option
+@force_option
+@verb
+def predict(
+    run_dir: str,
+    output: str,
+    input_path: str | None,
+    submission: bool,
+    checkpoint: str,
+    batch_size: int | None,
+    platform: str,
+    force: bool,
+) -> None:
+    """Predict with a fine-tuned run: OUTPUT is a .jsonl, a .csv, or a directory (--submission)."""
+    from rich.console import Console
+
+    from bert_jax.parallel.mesh import MeshSection
+    from bert_jax.verbs.predict import predict as run
+
+    run(
+        run_dir,
+        output,
+        input_path=input_path,
+        submission=submission,
+        checkpoint=checkpoint,
+        batch_size=batch_size,
+        mesh=MeshSection.model_validate({"platform": platform}),
+        force=force,
+        console=Console(),
+    )
+
+
+@cli.command()
+@click.argument("run_dir")
+@click.argument("input_path", metavar="INPUT")
+@click.argument("output")
+@click.option(
+    "--layers",
+    default="concat-last-four",
+    show_default=True,
+    metavar="NAME",
+    help="embeddings, second-to-last, last, sum-last-four, concat-last-four, sum-all; numbers like "
+    "3,5 (0: embeddings); or mix, which --probe learns.",
+)
+@click.option(
+    "--level",
+    type=click.Choice(["token", "word", "sentence"]),
+    default="sentence",
+    show_default=True,
+    help="What a vector stands for.",
+)
+@click.option("--pool", type=click.Choice(["cls", "mean"]), help="Of a sentence; mean if not said.")
+@click.option("--column", metavar="NAME", help="Where the texts of a table are.")
+@click.option("--pair-column", metavar="NAME", help="Where their second texts are.")
+@click.option("--probe", metavar="NAME", help="Also predict this column by logistic regression.")
+@click.option("--max-length", type=int, help="Pieces; longer texts are cut.")
+@click.option("--batch-size", default=32, show_default=True, help="Rows; changes no feature.")
+@checkpoint_option
+@platform_option
+@force_option
+@verb
+def features(
+    run_dir: str,
+    input_path: str,
+    output: str,
+    layers: str,
+    level: Any,
+    pool: Any,
+    column: str | None,
+    pair_column: str | None,
+    probe: str | None,
+    max_length: int | None,
+    batch_size: int,
+    checkpoint: str,
+    platform: str,
+    force: bool,
+) -> None:
+    """Write contextual embeddings of every text: INPUT → OUTPUT."""
+    from rich.console import Console
+
+    from bert_jax.parallel.mesh import MeshSection
+    from bert_jax.verbs.features import features as run
+
+    run(
+        run_dir,
+        input_path,
+        output,
+        layers=layers,
+        level=level,
+        pool=pool,
+        column=column,
+        pair_column=pair_column,
+        probe_column=probe,
+        max_length=max_length,
+        batch_size=batch_size,
+        checkpoint=checkpoint,
+        mesh=MeshSection.model_validate({"platform": platform}),
+        force=force,
+        console=Console(),
+    )

@@ -1,0 +1,152 @@
+"""From text to a pretrained run."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from bert_jax.cli.parts import (
+    INTERRUPTED,
+    batch_size_option,
+    checkpoint_option,
+    cli,
+    config_argument,
+    overrides_argument,
+    platform_option,
+    verb,
+)
+
+
+@cli.command()
+@config_argument
+@overrides_argument
+@verb
+def vocab(config: str, overrides: tuple[str, ...]) -> None:
+    """Train a tokenizer: text → tokenizer directory."""
+    from bert_jax.config import load_config
+    from bert_jax.verbs.vocab import vocab as run
+
+    loaded = load_config(config, overrides)
+    tokenizer = run(loaded)
+    assert loaded.vocab is not None
+    click.echo(f"{tokenizer.vocab_size} pieces in {loaded.vocab.output}")
+
+
+@cli.command()
+@config_argument
+@overrides_argument
+@click.option("--report", is_flag=True, help="Write OUTPUT.report.html: what is in the dataset.")
+@click.option(
+    "--inspect", type=click.IntRange(1), default=None, metavar="N", help="Print N examples."
+)
+@click.option(
+    "--tfrecords", metavar="DIR", help="Also write TFRecords as google-research/bert does."
+)
+@click.option(
+    "--copies",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Of each training example in the TFRecords, masked anew in each.",
+)
+@verb
+def examples(
+    config: str,
+    overrides: tuple[str, ...],
+    report: bool,
+    inspect: int | None,
+    tfrecords: str | None,
+    copies: int,
+) -> None:
+    """Make a dataset: text + tokenizer → two-span examples. With options: look at one, export it.
+
+    A dataset that is there already is not made again, and its text is then not needed.
+    """
+    from bert_jax.config import load_config
+    from bert_jax.verbs.examples import Look
+    from bert_jax.verbs.examples import examples as run
+
+    look = Look(report=report, inspect=inspect or 0, tfrecords=tfrecords, copies=copies)
+    run(load_config(config, overrides), look=look)
+
+
+@cli.command()
+@config_argument
+@overrides_argument
+@click.option(
+    "--init-from", metavar="RUN_DIR", help="Start from this run's parameters, all else fresh."
+)
+@verb
+def pretrain(config: str, overrides: tuple[str, ...], init_from: str | None) -> None:
+    """Pretrain: dataset → checkpoints. The same command again resumes.
+
+    Exit codes: 0 done, 1 the loss was not finite, 2 a mistake in the configuration, 3 stopped by a
+    signal and saved.
+    """
+    from bert_jax.config import load_config
+    from bert_jax.verbs.pretrain import pretrain as run
+
+    outcome = run(load_config(config, overrides), init_from=init_from)
+    if outcome.interrupted:
+        sys.exit(INTERRUPTED)
+
+
+@cli.command()
+@click.argument("run_dir")
+@click.option("--dataset", metavar="DIR", help="Instead of the one the run was pretrained on.")
+@click.option(
+    "--split", help="Of that dataset. [default: validation; dev of a fine-tuned run, or test]"
+)
+@checkpoint_option
+@batch_size_option
+@platform_option
+@verb
+def evaluate(
+    run_dir: str,
+    dataset: str | None,
+    split: str | None,
+    checkpoint: str,
+    batch_size: int | None,
+    platform: str,
+) -> None:
+    """Evaluate a run's checkpoint on held-out examples: of pretraining, or of its task."""
+    from bert_jax.parallel.mesh import MeshSection
+    from bert_jax.verbs.evaluate import evaluate as run
+
+    run(
+        run_dir,
+        dataset=dataset,
+        split=split,
+        checkpoint=checkpoint,
+        batch_size=batch_size,
+        mesh=MeshSection.model_validate({"platform": platform}),
+    )
+
+
+@cli.command("fill-mask")
+@click.argument("run_dir")
+@click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
+@click.option("--top-k", default=5, show_default=True, help="Candidates per [MASK].")
+@checkpoint_option
+@verb
+def fill_mask(run_dir: str, texts: tuple[str, ...], top_k: int, checkpoint: str) -> None:
+    """Show the most probable words for each [MASK]."""
+    from rich.console import Console
+
+    from bert_jax.verbs.fill_mask import fill_mask as run
+
+    run(run_dir, texts, top_k=top_k, checkpoint=checkpoint, console=Console())
+
+
+@cli.command()
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option(
+    "--dir", "directory", default="runs/demo", show_default=True, help="Where it all goes."
+)
+@verb
+def demo(overrides: tuple[str, ...], directory: str) -> None:
+    """Everything above in minutes on a laptop, on this Python's own documentation."""
+    from bert_jax.verbs.demo import demo as run
+
+    run(directory, overrides=overrides)

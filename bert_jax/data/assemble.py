@@ -1,0 +1,44 @@
+"""One or two token sequences put together to BERT's input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bert_jax.text.tokenizer import SpecialIds
+
+
+class Assembled(NamedTuple):
+    """``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, unpadded."""
+
+    ids: list[int]
+    second: int  # where B begins; the length without one
+    cut: bool  # whether pieces were left out
+
+
+def assemble(
+    first: Sequence[int], second: Sequence[int] | None, special: SpecialIds, *, max_length: int
+) -> Assembled:
+    """Joins token sequences; the longer of two loses its last piece until both fit.
+
+    ``assemble([7, 8], [9], special, max_length=8)`` → ``[CLS] 7 8 [SEP] 9 [SEP]``, second = 4
+
+    Source: `_truncate_seq_pair` in google-research/bert `run_classifier.py`.
+
+    Args:
+        first: ids of the first text.
+        second: ids of the second text; None where there is but one.
+        special: of the tokenizer.
+        max_length: pieces in all, special ones included.
+    """
+    others = [] if second is None else list(second)
+    room = max_length - (2 if second is None else 3)
+    keep_first = max(room - len(others), min(len(first), -(-room // 2)))
+    keep_first = min(keep_first, len(first), room)
+    keep_second = min(len(others), room - keep_first)
+    cut = keep_first < len(first) or keep_second < len(others)
+    ids = [special.cls, *first[:keep_first], special.sep]
+    start = len(ids)
+    if second is not None:
+        ids += [*others[:keep_second], special.sep]
+    return Assembled(ids, start, cut)

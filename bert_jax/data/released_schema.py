@@ -1,0 +1,125 @@
+"""A row as google-research/bert's ``create_pretraining_data.py`` spells it: seven features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
+
+from bert_jax.data.static_rows import StaticExample
+from bert_jax.task import Row
+
+# The generated modules make their classes at import, out of a type checker's sight.
+_example_pb2: Any = tf_example_pb2
+_feature_pb2: Any = tf_feature_pb2
+
+WEIGHTS: Final = "masked_lm_weights"
+LABEL: Final = "next_sentence_labels"
+PER_TOKEN: Final = ("input_ids", "input_mask", "segment_ids")
+PER_PREDICTION: Final = ("masked_lm_positions", "masked_lm_ids", WEIGHTS)
+_MOST: Final = 2**31 - 1
+FEATURES: Final = (*PER_TOKEN, *PER_PREDICTION, LABEL)
+
+
+def encode_row(row: Row) -> bytes:
+    """Returns a row of one example as a serialized ``tf.train.Example``.
+
+    The release's ``segment_ids`` are our ``token_type_ids``, its ``input_mask`` our
+    ``segment_ids``, which are 1 where there is a token.
+
+    Args:
+        row: what `bert_jax.data.masking.MaskedRow` makes.
+
+    Returns:
+        The message in protobuf's deterministic order, so that equal rows are equal bytes.
+    """
+    renamed = {
+        "input_ids": row["input_ids"],
+        "input_mask": row["segment_ids"],
+        "segment_ids": row["token_type_ids"],
+        **{name: row[name] for name in (*PER_PREDICTION, LABEL)},
+    }
+    feature = {}
+    for name, values in renamed.items():
+        if name == WEIGHTS:
+            listed = _feature_pb2.FloatList(value=values.tolist())
+            feature[name] = _feature_pb2.Feature(float_list=listed)
+        else:
+            listed = _feature_pb2.Int64List(value=values.tolist())
+            feature[name] = _feature_pb2.Feature(int64_list=listed)
+    features = _feature_pb2.Features(feature=feature)
+    return _example_pb2.Example(features=features).SerializeToString(deterministic=True)
+
+
+def decode_row(record: bytes) -> tuple[StaticExample, int]:
+    """Returns the example of a row, without its padding, and the row's slots for predictions.
+
+    Raises:
+        ValueError: the bytes are no such row; says what was found and what is allowed.
+    """
+    try:
+        feature = _example_pb2.Example.FromString(record).features.feature
+    except DecodeError:
+        raise ValueError("found no tf.train.Example, allowed: one in each record") from None
+    values = {name: _values(feature, name) for name in FEATURES}
+    for names in (PER_TOKEN, PER_PREDICTION):
+        sizes = {name: len(values[name]) for name in names}
+        if len(set(sizes.values())) > 1:
+            spelled = ", ".join(f"{size} {name}" for name, size in sizes.items())
+            raise ValueError(f"found {spelled}, allowed: as many of each")
+    label = values[LABEL].tolist()
+    if label not in ([0], [1]):
+        raise ValueError(f"found {LABEL} {label}, allowed: one, 0 or 1")
+    length = _length(values["input_mask"])
+    weights = values[WEIGHTS]
+    count = _leading(weights > 0)
+    highest = {"input_ids": _MOST, "segment_ids": 1}
+    highest |= {"masked_lm_positions": length - 1, "masked_lm_ids": _MOST}
+    kept = {}
+    for name, most in highest.items():
+        held = values[name][: length if name in PER_TOKEN else count]
+        # As unsigned, what is below 0 is above all else: one look for both.
+        if held.size and held.view(np.uint64).max() > most:
+            wrong = held[(held < 0) | (held > most)][0]
+            raise ValueError(f"found {name} {wrong}, allowed: 0 to {most}")
+        kept[name] = held.astype(np.int32)
+    example = StaticExample(
+        input_ids=kept["input_ids"],
+        token_type_ids=kept["segment_ids"],
+        positions=kept["masked_lm_positions"],
+        ids=kept["masked_lm_ids"],
+        weights=weights[:count],
+        next_sentence_label=label[0],
+    )
+    return example, len(weights)
+
+
+def _values(feature: Mapping[str, Any], name: str) -> np.ndarray:
+    if name not in feature:
+        found = ", ".join(sorted(feature)) or "no feature at all"
+        raise ValueError(f"found no feature {name} (but {found}), allowed: {', '.join(FEATURES)}")
+    wanted = "float_list" if name == WEIGHTS else "int64_list"
+    held = feature[name]
+    if not held.HasField(wanted):
+        found = held.WhichOneof("kind") or "an empty feature"
+        raise ValueError(f"found {name} as {found}, allowed: {wanted}")
+    return np.array(getattr(held, wanted).value, np.float32 if name == WEIGHTS else np.int64)
+
+
+def _length(mask: np.ndarray) -> int:
+    """Returns the number of tokens: ones, then zeros to the row's end."""
+    length = int(mask.sum())
+    if not 0 < length <= len(mask) or not (mask[:length] == 1).all() or mask[length:].any():
+        raise ValueError("found an input_mask with gaps or without tokens, allowed: 1s, then 0s")
+    return length
+
+
+def _leading(real: np.ndarray) -> int:
+    """Returns how many predictions there are: weights above 0, then zeros."""
+    count = int(np.count_nonzero(real))
+    if not real[:count].all():
+        raise ValueError(f"found {WEIGHTS} with gaps, allowed: above 0, then 0")
+    return count

@@ -1,0 +1,28 @@
+"""What the loader reads: examples by their index, of whatever kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class ExampleSequence(Protocol):
+    """Examples on disk. Picklable: a worker process opens the files for itself."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the content: equal where each index means the same example."""
+        ...
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each example, an integer type ``[len(self)]``."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitems__(self, indices: Sequence[int], /) -> list[Any]:
+        """Returns examples in the order of ``indices``, as the row maker takes them."""
+        ...

@@ -1,0 +1,188 @@
+"""Tables in files, one row at a time: CSV, TSV, JSON lines and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from bert_jax.errors import UserError, first_line
+
+SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet")
+# Characters in a field of a .csv; the csv module stops at 131,072 of its own accord, which is less
+# than a long document.
+FIELD_LIMIT: Final = 1 << 28
+BATCH_ROWS: Final = 1024  # of a .parquet, in memory at once
+
+
+T = TypeVar("T")
+
+
+class TableRow(NamedTuple):
+    """One row, with where it stands."""
+
+    path: Path
+    line: int  # that it ends in, from 1; of a .parquet the row, from 1
+    values: Mapping[str, Any]  # by column; texts, but what JSON and Parquet have
+
+    @property
+    def place(self) -> str:
+        """Where an error of this row is: ``t.csv: line 7``."""
+        unit = "row" if self.path.suffix == ".parquet" else "line"
+        return f"{self.path}: {unit} {self.line}"
+
+    @property
+    def names_place(self) -> str:
+        """Where the names of its columns stand: ``line 1 of t.csv``."""
+        if self.path.suffix == ".parquet":
+            return f"the schema of {self.path}"
+        return f"line {self.line if self.path.suffix == '.jsonl' else 1} of {self.path}"
+
+
+def read_table(path: Path) -> Iterator[TableRow]:
+    """Yields the rows of a table in its order.
+
+    Below a line ``text,label``, ``good,1`` -> ``TableRow(path, 2, {"text": "good", "label": "1"})``
+
+    A .tsv knows no quotes, as the tables of GLUE; a .csv is as RFC 4180 has it. Both have names of
+    columns in line 1. A line of a .jsonl has names of its own.
+
+    Args:
+        path: .jsonl, .csv, .tsv or .parquet; texts in UTF-8, with or without a byte order mark.
+
+    Raises:
+        UserError: no such file or suffix; a line with too few or too many fields; a column twice;
+            no CSV, JSON, Parquet or UTF-8.
+    """
+    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".tsv": _read_tsv}
+    readers[".parquet"] = _read_parquet
+    if path.suffix not in readers:
+        raise UserError(
+            f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}"
+        )
+    return _named_errors(path, readers[path.suffix](path))
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields each line with its number, from 1, without its end (LF or CR LF).
+
+    Args:
+        path: in UTF-8, with or without a byte order mark.
+
+    Raises:
+        UserError: no such file, or not UTF-8.
+    """
+    return _named_errors(path, _lines(path))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            yield number, line.removesuffix("\n").removesuffix("\r")
+
+
+def _named_errors(path: Path, found: Iterator[T]) -> Iterator[T]:
+    """Yields what it is given; errors of the file's become the user's."""
+    try:
+        yield from found
+    except UnicodeDecodeError as error:
+        raise _no_utf8(path, error) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _no_utf8(path: Path, error: UnicodeDecodeError) -> UserError:
+    """Looks for the line: the decoder reads ahead of it."""
+    line, found = 0, error.object[error.start]
+    with path.open("rb") as file:
+        for line, content in enumerate(file, start=1):  # noqa: B007 (the last one counts)
+            try:
+                content.decode("utf-8")
+            except UnicodeDecodeError as exact:
+                found = content[exact.start]
+                break
+    return UserError(f"{path}: line {line}: found byte 0x{found:02x}, allowed: UTF-8")
+
+
+def _read_tsv(path: Path) -> Iterator[TableRow]:
+    header: list[str] = []
+    for number, line in _lines(path):
+        fields = line.split("\t")
+        if number == 1:
+            header = _header(path, fields)
+        else:
+            yield _row(path, number, header, fields)
+    if not header:
+        raise _no_header(path)
+
+
+def _read_csv(path: Path) -> Iterator[TableRow]:
+    csv.field_size_limit(FIELD_LIMIT)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = _header(path, next(reader, []))
+            for fields in reader:
+                # An empty line is an empty text where there is but one column.
+                yield _row(path, reader.line_num, header, fields or [""])
+        except csv.Error as error:
+            raise UserError(f"{path}: line {reader.line_num}: found no CSV ({error})") from None
+
+
+def _header(path: Path, names: list[str]) -> list[str]:
+    if not any(names):
+        raise _no_header(path)
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f'{path}: line 1: found the column "{name}" twice, allowed: once')
+    return names
+
+
+def _no_header(path: Path) -> UserError:
+    return UserError(f"{path}: found no header, allowed: names of columns in line 1")
+
+
+def _row(path: Path, line: int, header: list[str], fields: list[str]) -> TableRow:
+    if len(fields) != len(header):
+        raise ragged(path, line, found=len(fields), allowed=len(header))
+    return TableRow(path, line, dict(zip(header, fields, strict=True)))
+
+
+def ragged(path: Path, line: int, *, found: int, allowed: int) -> UserError:
+    """Returns the error of a line with other than the header's number of fields."""
+    return UserError(
+        f"{path}: line {line}: found {found} fields, allowed: {allowed}, as in the header"
+    )
+
+
+def _read_jsonl(path: Path) -> Iterator[TableRow]:
+    for number, line in _lines(path):
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{path}: line {number}: found no JSON ({error.msg}), allowed: an object"
+            ) from None
+        if not isinstance(values, dict):
+            raise UserError(
+                f"{path}: line {number}: found a JSON {type(values).__name__}, allowed: an object"
+            )
+        yield TableRow(path, number, values)
+
+
+def _read_parquet(path: Path) -> Iterator[TableRow]:
+    # It takes a while to import, and few ask for it.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with path.open("rb") as file:
+        try:
+            table = pq.ParquetFile(file)
+            batches = (batch.to_pylist() for batch in table.iter_batches(BATCH_ROWS))
+            for number, values in enumerate(itertools.chain.from_iterable(batches), start=1):
+                yield TableRow(path, number, values)
+        except pa.ArrowException as error:
+            raise UserError(f"{path}: found no Parquet ({first_line(error)})") from None

@@ -1,0 +1,1 @@
+"""Fine-tuning: one small file per task family; what they share is named in `family`."""

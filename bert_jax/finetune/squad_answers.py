@@ -1,0 +1,206 @@
+"""From the logits of windows to answers: candidates, the n best texts, the score of no answer.
+
+The rules are those of google-research/bert `run_squad.py`, `write_predictions`, but for one: where
+none of the best starts and ends make a span, the release answers "empty"; here it is the best span
+there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Candidates(NamedTuple):
+    """The spans that one window proposes, the order of equals as in the release."""
+
+    starts: np.ndarray  # int32 [spans], pieces of the context
+    ends: np.ndarray  # int32 [spans], the last piece of each
+    logits: np.ndarray  # float32 [spans, 2], of start and end
+    spare: bool  # the window's one best span, as none came from its best starts and ends
+    null: np.ndarray  # float32 [2], start and end logit of [CLS]
+
+
+class Entry(NamedTuple):
+    """One of the n best answers."""
+
+    text: str  # "" for none
+    start: int | None  # its first character in the context; None for none
+    logits: tuple[float, float]
+
+    @property
+    def score(self) -> float:
+        """By which answers are ranked."""
+        return sum(self.logits)
+
+
+class Answers(NamedTuple):
+    """What was found for one question."""
+
+    nbest: list[Entry]
+    null_score_difference: float | None  # None in version 1.1
+
+
+def find_candidates(
+    logits: np.ndarray,
+    most_context: np.ndarray,
+    *,
+    first: int,
+    offset: int,
+    n_best: int,
+    max_answer_length: int,
+) -> Candidates:
+    """Reduces a window's logits to the spans made by its best starts and best ends.
+
+    Args:
+        logits: of start and end, float32 [pieces of the row, 2].
+        most_context: whether the window is the one to score each of its context pieces in as a
+          start, bool [context pieces in the window].
+        first: where in the row the context begins.
+        offset: which piece of the whole context comes first.
+        n_best: how many starts and ends to combine.
+        max_answer_length: pieces of the longest answer.
+
+    Returns:
+        The spans that lie in the context, start with most context and are not too long.
+    """
+    pieces = len(logits)
+    may_end = np.zeros(pieces, np.bool_)
+    may_end[first : first + len(most_context)] = True
+    may_start = np.zeros(pieces, np.bool_)
+    may_start[first : first + len(most_context)] = most_context
+    starts, ends = (_best(logits[:, column], n_best) for column in (0, 1))
+    length = ends[None] - starts[:, None]
+    allowed = (length >= 0) & (length < max_answer_length)
+    rows, columns = np.nonzero(allowed & may_start[starts][:, None] & may_end[ends][None])
+    starts, ends, spare = starts[rows], ends[columns], False
+    if not len(starts):
+        starts, ends = _best_span(logits, may_start, may_end, max_answer_length)
+        spare = True
+    chosen = np.stack([logits[starts, 0], logits[ends, 1]], axis=1).astype(np.float32)
+    shift = offset - first
+    return Candidates(
+        (starts + shift).astype(np.int32),
+        (ends + shift).astype(np.int32),
+        chosen,
+        spare,
+        logits[0].astype(np.float32),
+    )
+
+
+def find_answers(
+    windows: Sequence[Candidates],
+    text_of: Callable[[int, int], tuple[str, int]],
+    *,
+    n_best: int,
+    with_null: bool,
+) -> Answers:
+    """Merges the candidates of a question's windows to its n best answers, each text once.
+
+    Args:
+        windows: of the question, in their order.
+        text_of: first and last piece of a span → its text and where it starts.
+        n_best: how many answers to keep.
+        with_null: whether "no answer" is one of them (version 2.0). It is always kept, and so is
+          the best answer that is a text.
+
+    Returns:
+        The answers, best first; where there is no span at all only "no answer", and the null score
+        difference is then the null score.
+    """
+    spans = _spans(windows)
+    null = min((_entry("", None, window.null) for window in windows), key=lambda e: e.score)
+    best: Entry | None = None
+    nbest: list[Entry] = []
+    seen: set[str] = set()
+    null_waits = with_null
+    for start, end, logits in spans:
+        # Equals keep their order in the release, and it puts the null answer last.
+        if null_waits and null.score > sum(logits) and len(nbest) < n_best:
+            nbest.append(null)
+            null_waits = False
+        if len(nbest) >= n_best and best is not None:
+            break
+        text, place = text_of(start, end)
+        key = " ".join(text.split())
+        if key in seen:
+            continue
+        seen.add(key)
+        nbest.append(Entry(text, place, logits))
+        best = best or nbest[-1]
+    if null_waits or not nbest:
+        nbest.append(null)
+    if not with_null:
+        return Answers(nbest, None)
+    return Answers(nbest, null.score - (best.score if best else 0.0))
+
+
+def to_record(answers: Answers, *, threshold: float) -> dict[str, Any]:
+    """Returns "prediction", "start", "score", "nbest" and, in 2.0, "null_score_difference".
+
+    Args:
+        answers: to one question.
+        threshold: no answer is given where the null score difference is larger.
+    """
+    nbest, difference = answers
+    chosen = nbest[0]
+    if difference is not None:
+        text = next((entry for entry in nbest if entry.text), None)
+        none = next(entry for entry in nbest if not entry.text)
+        chosen = none if text is None or difference > threshold else text
+    record: dict[str, Any] = {
+        "prediction": chosen.text,
+        "start": chosen.start,
+        "score": chosen.score,
+    }
+    if difference is not None:
+        record["null_score_difference"] = difference
+    scores = np.array([entry.score for entry in nbest])
+    shares = np.exp(scores - scores.max())
+    record["nbest"] = [
+        {
+            "text": entry.text,
+            "probability": share,
+            "start_logit": entry.logits[0],
+            "end_logit": entry.logits[1],
+        }
+        for entry, share in zip(nbest, (shares / shares.sum()).tolist(), strict=True)
+    ]
+    return record
+
+
+def _best(logits: np.ndarray, count: int) -> np.ndarray:
+    """The places of the largest, of equals the first."""
+    return np.argsort(-logits, kind="stable")[:count]
+
+
+def _best_span(
+    logits: np.ndarray, may_start: np.ndarray, may_end: np.ndarray, max_answer_length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The one best of all spans; none where nothing may start."""
+    ends = np.where(may_end, logits[:, 1], -np.inf)
+    padded = np.concatenate([ends, np.full(max_answer_length - 1, -np.inf)])
+    reached = np.lib.stride_tricks.sliding_window_view(padded, max_answer_length)
+    score = np.where(may_start, logits[:, 0], -np.inf)[:, None] + reached
+    start, length = np.unravel_index(np.argmax(score), score.shape)
+    if not np.isfinite(score[start, length]):
+        return np.zeros(0, np.int32), np.zeros(0, np.int32)
+    return np.array([start]), np.array([start + length])
+
+
+def _spans(windows: Sequence[Candidates]) -> Iterator[tuple[int, int, tuple[float, float]]]:
+    """First and last piece and logits of the candidates of all windows, best first."""
+    kept = [window for window in windows if not window.spare]
+    kept = kept or list(windows)
+    logits = np.concatenate([window.logits for window in kept]).astype(np.float64)
+    starts = np.concatenate([window.starts for window in kept])
+    ends = np.concatenate([window.ends for window in kept])
+    for index in np.argsort(-logits.sum(axis=1), kind="stable").tolist():
+        yield int(starts[index]), int(ends[index]), tuple(logits[index].tolist())
+
+
+def _entry(text: str, start: int | None, logits: np.ndarray) -> Entry:
+    first, last = logits.tolist()
+    return Entry(text, start, (first, last))

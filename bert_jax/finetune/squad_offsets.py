@@ -1,0 +1,182 @@
+"""Where in a text each piece of it stands, found for any tokenizer from its spelling."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from bert_jax.text.sentence_piece import WORD_START
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.wordpiece import CONTINUATION
+
+# White space as google-research/bert `run_squad.py` has it; what else is white is up to the
+# tokenizer, within a word.
+_WORD: Final = re.compile("[^ \t\r\n\u202f]+")
+_REMEMBERED_WORDS: Final = 1 << 16
+_LONGEST_REMEMBERED: Final = 64  # characters; a text without spaces is one long word
+
+_Spans = list[tuple[int, int]]
+
+
+class Pieces(NamedTuple):
+    """The pieces of a text and where they stand in it."""
+
+    ids: list[int]
+    starts: np.ndarray  # int32 [pieces], the first character; never falls
+    ends: np.ndarray  # int32 [pieces], one behind the last; never falls
+
+
+class OffsetEncoder:
+    """Encodes texts word by word and keeps the place of each piece.
+
+    `OffsetEncoder(tokenizer).encode("an Élan")` → pieces `an`, `el`, `##an`, which start at
+    characters 0, 3 and 5 and end before 2, 5 and 7.
+
+    A tokenizer changes what it reads (case, accents, characters dropped), so pieces and text are
+    compared by characters stripped of all that; where they do not match, a piece is given the
+    whole of its word.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Takes a tokenizer.
+
+        Args:
+            tokenizer: of any kind.
+        """
+        self._tokenizer = tokenizer
+        later = np.flatnonzero(tokenizer.is_continuation).tolist()
+        wordpiece = all(piece.startswith(CONTINUATION) for piece in tokenizer.pieces(later))
+        self._mark = CONTINUATION if wordpiece else WORD_START
+        self._known: dict[str, tuple[list[int], _Spans]] = {}
+
+    def encode(self, text: str) -> Pieces:
+        """Returns the pieces of a text, without special ones.
+
+        Args:
+            text: any string.
+        """
+        ids: list[int] = []
+        spans: _Spans = []
+        words: list[int] = []
+        counts: list[int] = []
+        for match in _WORD.finditer(text):
+            word_ids, word_spans = self._word(match.group())
+            ids += word_ids
+            spans += word_spans
+            words.append(match.start())
+            counts.append(len(word_ids))
+        places = np.array(spans, np.int32).reshape(-1, 2)
+        places += np.repeat(np.array(words, np.int32), np.array(counts, np.int32))[:, None]
+        return Pieces(ids, places[:, 0].copy(), places[:, 1].copy())
+
+    def _word(self, word: str) -> tuple[list[int], _Spans]:
+        known = self._known.get(word)
+        if known is not None:
+            return known
+        ids = self._tokenizer.encode(word)
+        unknown = self._tokenizer.special.unk
+        spelled = [
+            None if piece_id == unknown else piece.removeprefix(self._mark)
+            for piece_id, piece in zip(ids, self._tokenizer.pieces(ids), strict=True)
+        ]
+        found = ids, align(word, spelled)
+        if len(word) <= _LONGEST_REMEMBERED:
+            if len(self._known) >= _REMEMBERED_WORDS:
+                self._known.clear()
+            self._known[word] = found
+        return found
+
+
+def align(word: str, pieces: Sequence[str | None]) -> _Spans:
+    """Returns where in a word its pieces stand.
+
+    `align("(Élan)", ["(", "el", "an", ")"])` → `[(0, 1), (1, 3), (3, 5), (5, 6)]`
+
+    Args:
+        word: without white space around it.
+        pieces: what they spell, in order; None for an unknown one, which takes what its
+          neighbours leave. Unknown ones in a row share it.
+
+    Returns:
+        First character and one behind the last of each piece; the whole word where they do not
+        match.
+    """
+    if len(pieces) == 1:
+        return [(0, len(word))]
+    if None not in pieces:
+        known = [piece for piece in pieces if piece is not None]
+        joined = "".join(known)
+        if joined == word or (len(joined) == len(word) and joined == word.lower()):
+            return _cumulative(known)
+    plain, places = _plain_with_places(word)
+    spans = _match(plain, [None if piece is None else _plain(piece) for piece in pieces])
+    if spans is None or not places:
+        return [(0, len(word))] * len(pieces)
+    return [_in_word(word, places, start, end) for start, end in spans]
+
+
+def _cumulative(pieces: Sequence[str]) -> _Spans:
+    ends = np.cumsum([len(piece) for piece in pieces]).tolist()
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _match(plain: str, pieces: Sequence[str | None]) -> _Spans | None:
+    """Where the plain pieces stand in the plain word; None if they do not cover it."""
+    spans: _Spans = []
+    at = 0
+    for index, piece in enumerate(pieces):
+        if piece is None:
+            if index and pieces[index - 1] is None:
+                spans.append(spans[-1])  # shares what the first unknown one found
+                continue
+            following = next((text for text in pieces[index:] if text), None)
+            end = len(plain) if following is None else plain.find(following, at + 1)
+            if end <= at:
+                return None
+        else:
+            end = at + len(piece)
+            if plain[at:end] != piece:
+                return None
+        spans.append((at, end))
+        at = end
+    return spans if at == len(plain) else None
+
+
+def _in_word(word: str, places: Sequence[int], start: int, end: int) -> tuple[int, int]:
+    if start == end:  # a piece of nothing but accents: it belongs to the letter before
+        start, end = max(start - 1, 0), max(end, 1)
+    last = places[end - 1] + 1
+    while last < len(word) and unicodedata.category(word[last]) == "Mn":
+        last += 1
+    return places[start], last
+
+
+def _plain_with_places(word: str) -> tuple[str, list[int]]:
+    plain = [_PLAIN[ord(character)] for character in word]
+    places = [index for index, text in enumerate(plain) for _ in text]
+    return "".join(plain), places
+
+
+def _plain(text: str) -> str:
+    return text.translate(_PLAIN)
+
+
+class _Plain(dict[int, str]):
+    """Characters to what is left of them whatever a tokenizer's settings: no case, no accents."""
+
+    def __missing__(self, code: int) -> str:
+        text = unicodedata.normalize("NFKD", chr(code).lower()).lower().replace("ς", "σ")
+        kept = [c for c in text if c != "\ufffd" and not c.isspace() and not _is_dropped(c)]
+        self[code] = result = "".join(kept)
+        return result
+
+
+def _is_dropped(character: str) -> bool:
+    return unicodedata.category(character) in ("Mn", "Cc", "Cf")
+
+
+_PLAIN: Final = _Plain()

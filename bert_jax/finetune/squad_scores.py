@@ -1,0 +1,190 @@
+"""EM and F1 as SQuAD's own scripts compute them, to the last digit.
+
+Source: evaluate-v1.1.py and evaluate-v2.0.py (rajpurkar.github.io/SQuAD-explorer). The two differ
+where nothing is left of an answer after normalisation, and in how they add up.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+import string
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+_ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
+
+
+class Tuned(NamedTuple):
+    """The best that a threshold on the null score difference can do."""
+
+    best: float  # percent
+    threshold: float  # no answer is given where the difference is larger
+
+
+def normalize_answer(text: str) -> str:
+    """Returns what answers are compared by: `"The  U.S. Army"` → `"us army"`.
+
+    Lower-cased, without ASCII punctuation, without the articles, with single spaces; in this order.
+
+    Args:
+        text: any string.
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def overlap_f1(answer: str, prediction: str) -> float:
+    """Returns the F1 of the words two texts share: `"the blue car", "car"` → 2/3.
+
+    Args:
+        answer: the right one.
+        prediction: the one found.
+
+    Returns:
+        0 to 1; 0 where either has no word.
+    """
+    words, found = normalize_answer(answer).split(), normalize_answer(prediction).split()
+    same = sum((collections.Counter(words) & collections.Counter(found)).values())
+    if not same:
+        return 0.0
+    precision, recall = same / len(found), same / len(words)
+    return 2 * precision * recall / (precision + recall)
+
+
+def score_1_1(answers: Sequence[str], prediction: str) -> tuple[float, float]:
+    """Returns EM and F1, 0 to 1, of the answer that the prediction comes nearest to.
+
+    Args:
+        answers: the right ones, at least one.
+        prediction: the one found.
+    """
+    found = normalize_answer(prediction)
+    exact = max(float(normalize_answer(answer) == found) for answer in answers)
+    return exact, max(overlap_f1(answer, prediction) for answer in answers)
+
+
+def score_2_0(answers: Sequence[str], prediction: str) -> tuple[float, float]:
+    """Returns EM and F1, 0 to 1, of the answer that the prediction comes nearest to.
+
+    Answers of which normalisation leaves nothing do not count; without any other, right is a
+    prediction of which it leaves nothing too.
+
+    Args:
+        answers: the right ones; none where the question has no answer.
+        prediction: the one found, "" for none.
+    """
+    answers = [answer for answer in answers if normalize_answer(answer)]
+    if not answers:
+        right = int(not normalize_answer(prediction))  # not a float: `sum` adds those otherwise
+        return right, right
+    return score_1_1(answers, prediction)
+
+
+def best_threshold(
+    scores: Sequence[float],
+    differences: Sequence[float],
+    *,
+    answerable: Sequence[bool],
+    answered: Sequence[bool],
+) -> Tuned:
+    """Finds the threshold on the null score difference with the best mean score.
+
+    Starts from giving no answer at all and lets the answers come in by rising difference
+    (`find_best_thresh`). If no answer at all is best, the script, made for probabilities, says 0;
+    log-odds lie on both sides of 0, so here it is a number below all of them.
+
+    Args:
+        scores: EM or F1 of each question's best answer that is not empty, 0 to 1.
+        differences: null score less the score of that answer.
+        answerable: whether the question has an answer.
+        answered: whether there is such an answer, that is, the text is not empty.
+
+    Returns:
+        The best mean score in percent, and the threshold.
+    """
+    order = np.argsort(np.asarray(differences, np.float64), kind="stable").tolist()
+    current: float = sum(not has for has in answerable)
+    best, threshold = current, float(np.nextafter(differences[order[0]], -np.inf))
+    for index in order:
+        current += scores[index] if answerable[index] else -float(answered[index])
+        if current > best:
+            best, threshold = current, differences[index]
+    return Tuned(100.0 * best / len(scores), threshold)
+
+
+def figures_1_1(records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Returns EM and F1 in percent, as evaluate-v1.1.py computes them.
+
+    Args:
+        records: with "label" and "prediction".
+    """
+    exact = f1 = 0.0
+    for record in records:  # `sum` adds more exactly from Python 3.12 on; the script does this
+        one_exact, one_f1 = score_1_1(_texts(record), record["prediction"])
+        exact += one_exact
+        f1 += one_f1
+    return {"exact_match": 100.0 * exact / len(records), "f1": 100.0 * f1 / len(records)}
+
+
+def figures_2_0(records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Returns the figures of evaluate-v2.0.py, in percent, and the threshold it would choose.
+
+    "exact_match" and "f1" are those of the predictions as they stand; "best_exact" and "best_f1"
+    those of the best thresholds on the null score difference, of which "null_threshold" is the one
+    for F1.
+
+    Args:
+        records: with "label", "prediction", "nbest" and "null_score_difference".
+    """
+    scores = [score_2_0(_texts(record), record["prediction"]) for record in records]
+    answerable = [bool(record["label"]) for record in records]
+    figures = _means(scores, "exact_match", "f1")
+    for name, wanted in (("has_ans", True), ("no_ans", False)):
+        part = [s for s, has in zip(scores, answerable, strict=True) if has is wanted]
+        if part:
+            figures |= _means(part, f"{name}_exact", f"{name}_f1")
+    exact, f1 = tune(records)
+    return figures | {
+        "best_exact": exact.best,
+        "best_f1": f1.best,
+        "null_threshold": f1.threshold,
+    }
+
+
+def tune(records: Sequence[dict[str, Any]]) -> tuple[Tuned, Tuned]:
+    """Returns the best thresholds for EM and for F1.
+
+    Args:
+        records: with "label", "nbest" and "null_score_difference"; their predictions do not count.
+    """
+    texts = [best_answer(record["nbest"]) for record in records]
+    pairs = [score_2_0(_texts(record), text) for record, text in zip(records, texts, strict=True)]
+    differences = [record["null_score_difference"] for record in records]
+    answerable = [bool(record["label"]) for record in records]
+    answered = [bool(text) for text in texts]
+    exact, f1 = (
+        best_threshold(scores, differences, answerable=answerable, answered=answered)
+        for scores in zip(*pairs, strict=True)
+    )
+    return exact, f1
+
+
+def best_answer(nbest: Sequence[dict[str, Any]]) -> str:
+    """Returns the text of the first entry that has one, "" if none has.
+
+    Args:
+        nbest: entries with "text", best first.
+    """
+    return next((entry["text"] for entry in nbest if entry["text"]), "")
+
+
+def _texts(record: dict[str, Any]) -> list[str]:
+    return [answer["text"] for answer in record["label"]]
+
+
+def _means(scores: Sequence[tuple[float, float]], *names: str) -> dict[str, float]:
+    columns = zip(names, zip(*scores, strict=True), strict=True)
+    return {name: 100.0 * sum(column) / len(scores) for name, column in columns}

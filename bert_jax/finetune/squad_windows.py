@@ -1,0 +1,69 @@
+"""A context cut into windows that overlap, and which of them sees most around each piece.
+
+The rules are those of google-research/bert `run_squad.py`: `convert_examples_to_features` and
+`_check_is_max_context`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def count_windows(pieces: np.ndarray, room: np.ndarray, *, stride: int) -> np.ndarray:
+    """Returns how many windows contexts are cut into: 500 pieces, room 300, stride 128 → 3.
+
+    An empty context has one window, so that each question is asked (the release drops it).
+
+    Args:
+        pieces: of each context, int [n].
+        room: how many of them fit in a window, int [n], at least 1.
+        stride: pieces from the start of a window to that of the next.
+
+    Returns:
+        int32 [n].
+    """
+    over = np.maximum(pieces - room, 0)
+    return (1 + -(-over // np.minimum(room, stride))).astype(np.int32)
+
+
+def window_bounds(window: int, *, pieces: int, room: int, stride: int) -> tuple[int, int]:
+    """Returns the first piece of a context's window and one behind its last.
+
+    Args:
+        window: which, from 0.
+        pieces: of the context.
+        room: pieces that fit in a window.
+        stride: as for `count_windows`.
+    """
+    start = window * min(room, stride)
+    return start, min(start + room, pieces)
+
+
+def has_most_context(window: int, *, pieces: int, room: int, stride: int) -> np.ndarray:
+    """Returns for each piece of a window whether no other window sees more around it.
+
+    What a window sees around a piece is the lesser of the pieces before and behind it, plus a
+    hundredth of the window's length; of equals the first counts. Each piece of a context has just
+    one such window.
+
+    Args:
+        window: which, from 0.
+        pieces: of the context.
+        room: pieces that fit in a window.
+        stride: as for `count_windows`.
+
+    Returns:
+        bool [pieces in the window].
+    """
+    start, end = window_bounds(window, pieces=pieces, room=room, stride=stride)
+    step = min(room, stride)
+    last = int(count_windows(np.array(pieces), np.array(room), stride=stride)) - 1
+    reach = (room - 1) // step  # windows further off share no piece with this one
+    others = np.arange(max(window - reach, 0), min(window + reach, last) + 1)
+    starts = (others * step)[:, None]
+    ends = np.minimum(starts + room, pieces)
+    position = np.arange(start, end)[None]
+    seen = np.minimum(position - starts, ends - 1 - position) + 0.01 * (ends - starts)
+    inside = (position >= starts) & (position < ends)
+    best = others[np.argmax(np.where(inside, seen, -np.inf), axis=0)]
+    return best == window

@@ -1,0 +1,57 @@
+"""What every head looks at, read off a model as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from bert_jax.model.attention import MASKED, SelfAttention
+from bert_jax.model.bert import Bert
+from bert_jax.model.layers import project_together
+
+
+def attention_maps(
+    model: Bert, batch: Mapping[str, Array]
+) -> Float[Array, "layers batch heads length length"]:
+    """Returns the attention probabilities of every layer and head: float32, no dropout.
+
+    ``maps[layer, row, head, query, key]``: how much of `key`'s value goes into `query`. A row of a
+    token sums to 1 over the tokens of its own segment; what is padding has 0, as query and as key.
+
+    The queries and keys are computed as in training, in the execution's dtype, from the hidden
+    states that enter each layer. All maps lie in memory together, layers · B · heads · L² numbers:
+    for a few sentences, not for a data set.
+
+    Args:
+        model: with its parameters.
+        batch: `input_ids`, `token_type_ids`, `segment_ids` int32 [B, L]; `position_ids` int32
+            [B, L] where several examples share a row.
+    """
+    entering_NBLD = model.every_layer(batch)[:-1]
+    attention_def, stacked = nnx.split(model.encoder.layers.attention)
+
+    def layer(_: None, state_and_params: tuple[Array, nnx.State]) -> tuple[None, Array]:
+        x_BLD, params = state_and_params
+        return None, _weights(nnx.merge(attention_def, params), x_BLD, batch["segment_ids"])
+
+    _, maps_NBHLM = jax.lax.scan(layer, None, (entering_NBLD, stacked))
+    return maps_NBHLM
+
+
+def _weights(
+    attention: SelfAttention,
+    x_BLD: Float[Array, "batch length hidden"],
+    segment_ids: Int[Array, "batch length"],
+) -> Float[Array, "batch heads length length"]:
+    """The probabilities within `xla_attention`, which keeps them to itself."""
+    q_BLHK, k_BLHK = project_together(x_BLD, (attention.query, attention.key))
+    scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BLHK, preferred_element_type=jnp.float32)
+    same_segment = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+    visible = same_segment & (segment_ids > 0)[:, None, None, :]
+    scores_BHLM = jnp.where(visible, scores_BHLM * q_BLHK.shape[-1] ** -0.5, MASKED)
+    # A padding query sees no key at all: its uniform average is taken away.
+    return jnp.where(visible, jax.nn.softmax(scores_BHLM, axis=-1), 0.0)

@@ -1,0 +1,232 @@
+"""The optimizer of fine-tuning: corrected Adam, rates by layer, freezing and gradual unfreezing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import optax
+import pydantic
+from jax.typing import ArrayLike
+
+from bert_jax.errors import UserError
+from bert_jax.optim.layerwise import (
+    keep_thawed,
+    scale_by_thawed_adam,
+    scale_by_unit,
+    thaws_later,
+)
+from bert_jax.optim.optimizer import decay_mask, scale_by_bert_adam
+from bert_jax.optim.schedule import slanted_triangular, warmup_constant, warmup_linear
+from bert_jax.optim.units import (
+    NEVER,
+    frozen_units,
+    thaw_steps,
+    unit_heights,
+    unit_names,
+    unit_of_parameters,
+)
+from bert_jax.section import Section
+
+Axes = Any  # a nested dict of LogicalAxes
+
+
+class FinetuneOptimizerSection(Section):
+    """How a pretrained model is changed. The constants are BERT's but for bias correction.
+
+    The release fine-tunes without bias correction, which makes some seeds fail on small data
+    (arXiv 2006.05987); `bias_correction=False` is its way.
+    """
+
+    learning_rate: float = pydantic.Field(default=5e-5, gt=0)  # the peak, of the heads
+    schedule: Literal["linear", "slanted_triangular", "constant"] = "linear"
+    # Of all steps, with "linear" and "constant"; rounded up to whole steps.
+    warmup_fraction: float = pydantic.Field(default=0.1, ge=0, le=1)
+    # With "slanted_triangular": the rise's part of all steps, and peak over lowest rate.
+    cut_fraction: float = pydantic.Field(default=0.1, ge=0, lt=1)
+    ratio: float = pydantic.Field(default=32.0, ge=1)
+    beta1: float = pydantic.Field(default=0.9, ge=0, lt=1)
+    beta2: float = pydantic.Field(default=0.999, ge=0, lt=1)
+    eps: float = pydantic.Field(default=1e-6, gt=0)
+    weight_decay: float = pydantic.Field(default=0.01, ge=0)
+    bias_correction: bool = True
+    clip_norm: float | None = pydantic.Field(default=1.0, gt=0)
+    # The rate of a layer over that of the layer above; the heads and the pooler have the full
+    # rate, the topmost layer the first factor (after arXiv 1905.05583).
+    layer_decay: float = pydantic.Field(default=1.0, gt=0, le=1)
+    # "embeddings", "encoder", "pooler", "layers.N", "layers.N-M" (from 0, both included).
+    freeze: tuple[str, ...] = ()
+    # Epochs from one thawed unit to the next, from the top (arXiv 1801.06146, section 3.3).
+    unfreeze_every: int | None = pydantic.Field(default=None, ge=1)
+
+    @pydantic.model_validator(mode="after")
+    def _something_to_thaw(self) -> FinetuneOptimizerSection:
+        if self.unfreeze_every is not None and "encoder" in self.freeze:
+            raise ValueError(
+                f"unfreeze_every: found {self.unfreeze_every}, allowed: null, since freeze has "
+                '"encoder" and nothing is left to thaw'
+            )
+        return self
+
+
+def make_schedule(section: FinetuneOptimizerSection, *, total_steps: int) -> optax.Schedule:
+    """Returns the learning rate by step for a peak of 1.
+
+    A product with the peak is all that a learning rate is, so a sweep over peaks shares this.
+
+    Args:
+        section: the schedule's name and constants.
+        total_steps: of the whole run, at least 1.
+    """
+    if section.schedule == "slanted_triangular":
+        return slanted_triangular(
+            steps=total_steps, cut_fraction=section.cut_fraction, ratio=section.ratio
+        )
+    warmup = math.ceil(total_steps * section.warmup_fraction)
+    if section.schedule == "constant":
+        return warmup_constant(warmup_steps=warmup)
+    return warmup_linear(steps=total_steps, warmup_steps=warmup)
+
+
+def make_direction(
+    section: FinetuneOptimizerSection, axes: Axes, *, depth: int, steps_per_epoch: int
+) -> optax.GradientTransformation:
+    """Returns all of the optimizer but the learning rate: an update is −rate · direction.
+
+    Frozen gradients to zero → clip (by the norm of what trains) → Adam → decay → factor of the
+    layer → frozen updates to zero. A frozen parameter keeps its bits and moments of zero.
+
+    Args:
+        section: the optimizer's constants.
+        axes: the logical axes of every parameter.
+        depth: layers of the encoder.
+        steps_per_epoch: optimizer steps, with accumulation counted as one.
+
+    Raises:
+        UserError: `freeze` names what the model does not have.
+    """
+    return optax.chain(*_direction(section, axes, depth=depth, steps_per_epoch=steps_per_epoch))
+
+
+def make_finetune_optimizer(
+    section: FinetuneOptimizerSection,
+    axes: Axes,
+    *,
+    depth: int,
+    total_steps: int,
+    steps_per_epoch: int,
+    peak: ArrayLike | None = None,
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """Returns the optimizer, and the learning rate by step that it follows.
+
+    Args:
+        section: the optimizer's constants.
+        axes: the logical axes of every parameter.
+        depth: layers of the encoder.
+        total_steps: optimizer steps of the whole run.
+        steps_per_epoch: optimizer steps of an epoch.
+        peak: the learning rate in place of the section's: [], also a traced one, so that the
+            optimizer can be made inside a function that is mapped over learning rates.
+
+    Raises:
+        UserError: `freeze` names what the model does not have.
+    """
+    shape = make_schedule(section, total_steps=total_steps)
+    top = section.learning_rate if peak is None else peak
+
+    def schedule(count: ArrayLike) -> ArrayLike:
+        return top * shape(count)
+
+    # One flat chain, as `make_optimizer` makes it, so that `find_moments` reads either.
+    parts = _direction(section, axes, depth=depth, steps_per_epoch=steps_per_epoch)
+    return optax.chain(*parts, optax.scale_by_learning_rate(schedule)), schedule
+
+
+def first_steps(
+    section: FinetuneOptimizerSection, *, depth: int, steps_per_epoch: int
+) -> dict[str, int | None]:
+    """Returns the step from which each unit trains, None for never.
+
+    Two layers, ``freeze=("embeddings",)``, ``unfreeze_every=1``, 10 steps an epoch →
+    ``{"embeddings": None, "layers.0": 20, "layers.1": 10, "pooler": 0, "heads": 0}``. A run that
+    ends before the largest of them never trains that unit.
+
+    Args:
+        section: what is frozen, and when it thaws.
+        depth: layers of the encoder.
+        steps_per_epoch: optimizer steps of an epoch.
+
+    Raises:
+        UserError: `freeze` names what no encoder of this depth has.
+    """
+    thaw = _thaw_steps(section, depth=depth, steps_per_epoch=steps_per_epoch)
+    return {
+        name: None if step == NEVER else int(step)
+        for name, step in zip(unit_names(depth), thaw, strict=True)
+    }
+
+
+def frozen_parameters(section: FinetuneOptimizerSection, axes: Axes, *, depth: int) -> Any:
+    """Returns the nested dicts of parameters with True for those that never change at all.
+
+    A loss whose parameters pass through `jax.lax.stop_gradient` where this is True has no backward
+    pass below what trains. A parameter that holds all layers is True only if all are frozen.
+
+    Args:
+        section: what is frozen.
+        axes: the logical axes of every parameter.
+        depth: layers of the encoder.
+
+    Raises:
+        UserError: `freeze` names what no encoder of this depth has.
+    """
+    frozen = frozen_units(section.freeze, depth=depth)
+    units = unit_of_parameters(axes, depth=depth)
+    return jax.tree.map(lambda unit: bool(frozen[unit].all()), units)
+
+
+def _thaw_steps(
+    section: FinetuneOptimizerSection, *, depth: int, steps_per_epoch: int
+) -> np.ndarray:
+    epochs = section.unfreeze_every
+    return thaw_steps(
+        frozen_units(section.freeze, depth=depth),
+        depth=depth,
+        unfreeze_steps=None if epochs is None else epochs * steps_per_epoch,
+    )
+
+
+def _direction(
+    section: FinetuneOptimizerSection, axes: Axes, *, depth: int, steps_per_epoch: int
+) -> list[optax.GradientTransformation]:
+    """Returns the parts of `make_direction`; those without effect are left out."""
+    thaw = _thaw_steps(section, depth=depth, steps_per_epoch=steps_per_epoch)
+    if "pooler" in section.freeze and "pooler" not in axes:
+        raise UserError(
+            'optimizer.freeze: found "pooler", which this task\'s model does not have, allowed: '
+            "embeddings, encoder, layers.N, layers.N-M"
+        )
+    units = unit_of_parameters(axes, depth=depth)
+    keep = [keep_thawed(thaw, units)] if thaw.any() else []
+    parts = [*keep]
+    if section.clip_norm is not None:
+        parts.append(optax.clip_by_global_norm(section.clip_norm))
+    parts.append(_adam(section, thaw, units))
+    parts.append(optax.add_decayed_weights(section.weight_decay, mask=decay_mask))
+    if section.layer_decay != 1.0:
+        parts.append(scale_by_unit(section.layer_decay ** unit_heights(depth), units))
+    return [*parts, *keep]
+
+
+def _adam(
+    section: FinetuneOptimizerSection, thaw: np.ndarray, units: Any
+) -> optax.GradientTransformation:
+    if not section.bias_correction:
+        return scale_by_bert_adam(section.beta1, section.beta2, section.eps)
+    if thaws_later(thaw):
+        return scale_by_thawed_adam(
+            thaw, units, beta1=section.beta1, beta2=section.beta2, eps=section.eps
+        )
+    return optax.scale_by_adam(section.beta1, section.beta2, section.eps)

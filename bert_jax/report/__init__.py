@@ -1,0 +1,1 @@
+"""The report that fine-tuning ends with: one HTML file that needs nothing else."""

@@ -1,0 +1,138 @@
+"""One fine-tuning run, from what is prepared to its report."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from etils import epath
+from rich.console import Console
+
+from bert_jax.finetune.batches import TrainBatches
+from bert_jax.finetune.predictor import Predictor, predict_splits, score_splits
+from bert_jax.model.flops import train_flops
+from bert_jax.optim.finetune import make_finetune_optimizer
+from bert_jax.parallel.mesh import process_share
+from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.job import Job, Pace, Phase, Ranking
+from bert_jax.train.loop import Outcome, train
+from bert_jax.train.sections import CheckpointSection
+from bert_jax.train.state import define_model
+from bert_jax.verbs.finetune_setup import Prepared, origin_params
+from bert_jax.verbs.finetuned import conclude
+from bert_jax.verbs.loop_parts import choose_rng, make_progress, make_writer
+from bert_jax.verbs.run_dir import CHECKPOINTS, open_run, write_run
+
+
+def fine_run(
+    prepared: Prepared, root: epath.Path, predictor: Predictor, *, console: Console
+) -> Outcome:
+    """Trains what is prepared to its end, and writes what comes of it.
+
+    Args:
+        prepared: a run.
+        root: its directory, from `claim`.
+        predictor: of its model.
+        console: where progress is shown.
+
+    Raises:
+        RunStopped: the loss was not finite.
+    """
+    with Checkpointer(root / CHECKPOINTS, CheckpointSection(keep_last=1)) as checkpointer:
+        job = _job(prepared, root, checkpointer, predictor)
+        outcome = train(
+            job,
+            make_writer=functools.partial(make_writer, root),
+            make_progress=functools.partial(make_progress, console),
+        )
+    if outcome.interrupted:
+        return outcome
+    scores = conclude(
+        open_run(root), prepared.family, predictor, mesh=prepared.mesh, console=console
+    )
+    return Outcome(outcome.step, False, scores)
+
+
+def dev_evaluation(
+    prepared: Prepared, predictor: Predictor
+) -> Callable[[Any], dict[str, float]] | None:
+    """Returns what computes the dev figures of parameters; None without a dev split."""
+    if not prepared.dev:
+        return None
+
+    def scores(params: Any) -> dict[str, float]:
+        found = predict_splits(predictor, params, prepared.family, prepared.dev)
+        return score_splits(prepared.family, found)
+
+    return scores
+
+
+def _job(
+    prepared: Prepared, root: epath.Path, checkpointer: Checkpointer, predictor: Predictor
+) -> Job:
+    config, section = prepared.config, prepared.section
+    share = process_share(prepared.mesh)
+    batches = TrainBatches(
+        prepared.family.splits["train"],
+        batch_size=section.batch_size,
+        max_length=section.max_length,
+        seed=config.seed,
+        pad_id=prepared.origin.tokenizer.special.pad,
+        process=(share.index, share.count),
+    )
+    steps = batches.plan.steps
+    make_optimizer = functools.partial(
+        make_finetune_optimizer,
+        section.optimizer,
+        depth=prepared.architecture.num_hidden_layers,
+        total_steps=steps * section.epochs,
+        steps_per_epoch=steps,
+    )
+    model = define_model(prepared.task.build)
+    # Here, so that what cannot be frozen is said before anything is written.
+    optimizer, schedule = make_optimizer(model.axes)
+    every = section.evaluate_every(steps)
+    phase = Phase(
+        steps=steps * section.epochs,
+        batch_size=section.batch_size,
+        accumulation=section.accumulation,
+        loader=batches,
+        shapes=batches.plan.shapes,
+        flops_per_row=train_flops(
+            prepared.architecture, seq_length=round(batches.plan.mean_length), predictions=0
+        ),
+        evaluate=dev_evaluation(prepared, predictor),
+        plateau=None,
+    )
+    write_config = functools.partial(
+        write_run,
+        root,
+        config,
+        run_dir=str(root),
+        architecture=prepared.architecture,
+        tokenizer=prepared.origin.tokenizer,
+        origin={"init_from": str(prepared.origin.directory)},
+    )
+    return Job(
+        task=prepared.task,
+        phases=[phase],
+        optimizer=lambda _: optimizer,
+        schedule=schedule,
+        pace=Pace(
+            log_every=section.log_every,
+            evaluate_every=every,
+            checkpoint_every=every,
+            patience=section.patience,
+        ),
+        ranking=Ranking(metric=prepared.family.best_metric, larger_is_better=True),
+        rng=choose_rng(section.rng),
+        mesh=prepared.mesh,
+        share=share,
+        seed=config.seed,
+        run_dir=root,
+        checkpointer=checkpointer,
+        initial_params=functools.partial(origin_params, prepared),
+        write_config=write_config if jax.process_index() == 0 else lambda: None,
+    )

@@ -1,0 +1,213 @@
+"""What a fine-tuning run is made of: origin, data, model, devices, checked against each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from etils import epath
+from rich.console import Console
+
+from bert_jax.config import RunConfig, need, under
+from bert_jax.errors import UserError
+from bert_jax.finetune.family import Family, Opening
+from bert_jax.finetune.graft import check_length, describe_graft, graft
+from bert_jax.finetune.predictor import Predictor
+from bert_jax.finetune.registry import open_family
+from bert_jax.finetune.section import FinetuneSection
+from bert_jax.finetune.task import FinetuneTask, class_weights_of
+from bert_jax.model.config import Architecture
+from bert_jax.optim.finetune import first_steps, frozen_parameters
+from bert_jax.parallel.mesh import initialise, make_mesh
+from bert_jax.parallel.rules import batch_parts, check_divides
+from bert_jax.train.state import define_model
+from bert_jax.verbs.loading import load_params
+from bert_jax.verbs.run_dir import Run, claim_run, open_run
+
+
+class Prepared(NamedTuple):
+    """Everything a fine-tuning run is made of, nothing of it begun."""
+
+    config: RunConfig  # with the model that the run will have
+    section: FinetuneSection
+    origin: Run
+    family: Family
+    architecture: Architecture
+    task: FinetuneTask
+    mesh: jax.sharding.Mesh
+
+    @property
+    def dev(self) -> list[str]:
+        """The names of the dev splits; the first decides which checkpoint is the best."""
+        return [name for name in self.family.splits if name.startswith("dev")]
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Opens the origin and the data, and checks that they and the devices fit together.
+
+    Args:
+        config: needs `finetune`.
+
+    Raises:
+        UserError: they do not.
+    """
+    section = need(config.finetune, "finetune", "finetune")
+    need(config.run_dir, "run_dir", "finetune")
+    _no_model(config)
+    origin = open_run(section.init_from)
+    check_length(section.max_length, positions=origin.architecture.max_position_embeddings)
+    with under("finetune", FinetuneSection):
+        family = open_family(
+            section.task,
+            Opening(
+                tokenizer=origin.tokenizer, max_length=section.max_length, seed=section.split_seed
+            ),
+        )
+    if not len(family.splits["train"].lengths):
+        raise UserError("finetune.task: found no training example, allowed: one or more")
+    changed: dict[str, Any] = {"heads": family.heads}
+    if section.dropout is not None:
+        changed |= {
+            "hidden_dropout_prob": section.dropout,
+            "attention_probs_dropout_prob": section.dropout,
+        }
+    if section.dtype is not None:
+        changed["dtype"] = section.dtype
+    model = need(origin.config.model, "model", "finetune").model_copy(update=changed)
+    architecture = origin.architecture.model_copy(
+        update={name: value for name, value in changed.items() if name in Architecture.model_fields}
+    )
+    initialise(config.mesh)
+    mesh = make_mesh(config.mesh)
+    check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
+    _check_batch(section, mesh)
+    task = FinetuneTask(
+        architecture=architecture,
+        execution=model.execution,
+        heads=family.heads,
+        class_weights=class_weights_of(family.class_weights),
+    )
+    if section.optimizer.freeze:
+        axes = define_model(task.build).axes
+        depth = architecture.num_hidden_layers
+        with under("finetune", FinetuneSection):
+            frozen = frozen_parameters(section.optimizer, axes, depth=depth)
+        task = dataclasses.replace(task, frozen=frozen)
+    resolved = config.model_copy(update={"model": model})
+    prepared = Prepared(resolved, section, origin, family, architecture, task, mesh)
+    # Now, before anything is written.
+    _check_thaw(prepared)
+    return prepared
+
+
+def claim(prepared: Prepared) -> epath.Path:
+    """Returns the run directory, made if it is not there.
+
+    Raises:
+        UserError: it holds a run of other settings, or another model.
+    """
+    config = prepared.config
+    root = claim_run(
+        config, architecture=prepared.architecture, tokenizer=prepared.origin.tokenizer
+    )
+    if (root / "config.yaml").exists():
+        _same_settings(root, config)
+    return root
+
+
+def tell_data(prepared: Prepared, console: Console) -> None:
+    """Says what was found: splits, notes, and what of the model starts fresh."""
+    if jax.process_index() != 0:
+        return
+    sizes = ", ".join(
+        f"{name} {split.examples:,}" for name, split in prepared.family.splits.items()
+    )
+    fresh = describe_graft(ours=prepared.family.heads, theirs=prepared.origin.heads)
+    console.print(f"examples: {sizes}", markup=False, soft_wrap=True)
+    for note in prepared.family.notes:
+        console.print(note, markup=False, soft_wrap=True)
+    if fresh:
+        console.print(f"{fresh} starts fresh", markup=False, soft_wrap=True)
+
+
+def origin_params(prepared: Prepared, fresh: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fresh parameters with the origin's in their place, on the run's mesh."""
+    origin = prepared.origin
+    loaded = load_params(origin, checkpoint="auto", on=prepared.mesh)
+    return graft(fresh, loaded.params, ours=prepared.family.heads, theirs=origin.heads)
+
+
+def make_predictor(prepared: Prepared) -> Predictor:
+    """Returns what predicts a split with the run's model."""
+    return Predictor(
+        define_model(prepared.task.build),
+        prepared.mesh,
+        batch_size=prepared.section.batch_size,
+        max_length=prepared.section.max_length,
+        pad_id=prepared.origin.tokenizer.special.pad,
+    )
+
+
+def _no_model(config: RunConfig) -> None:
+    if config.model is not None:
+        raise UserError(
+            "model: found settings, allowed: none beside finetune, whose model is the one of "
+            "finetune.init_from (finetune.dropout and finetune.dtype change it)"
+        )
+
+
+def _check_batch(section: FinetuneSection, mesh: jax.sharding.Mesh) -> None:
+    unit = batch_parts(mesh) * section.accumulation
+    if section.batch_size % unit:
+        raise UserError(
+            f"finetune.batch_size: found {section.batch_size}, allowed: a multiple of {unit} "
+            f"(data × fsdp = {batch_parts(mesh)}, accumulation {section.accumulation})"
+        )
+
+
+def _check_thaw(prepared: Prepared) -> None:
+    """Refuses a run that ends before gradual unfreezing has reached every unit.
+
+    Raises:
+        UserError: naming how many epochs it takes.
+    """
+    section = prepared.section
+    rows = len(prepared.family.splits["train"].lengths)
+    steps_per_epoch = -(-rows // section.batch_size)
+    found = first_steps(
+        section.optimizer,
+        depth=prepared.architecture.num_hidden_layers,
+        steps_per_epoch=steps_per_epoch,
+    )
+    last = max(step for step in found.values() if step is not None)
+    if last >= steps_per_epoch * section.epochs:
+        raise UserError(
+            f"finetune.optimizer.unfreeze_every: found {section.optimizer.unfreeze_every}, which "
+            f"takes {last // steps_per_epoch} epochs to reach every layer, allowed: fewer than the "
+            f"run's {section.epochs} (finetune.epochs), or freeze what need not train"
+        )
+
+
+def _same_settings(root: epath.Path, config: RunConfig) -> None:
+    """Refuses to go on with a run under other settings, which would be neither of the two."""
+    held = open_run(root).config
+    was = _flat({"seed": held.seed, "finetune": held.model_dump(mode="json")["finetune"]})
+    now = _flat({"seed": config.seed, "finetune": config.model_dump(mode="json")["finetune"]})
+    for key in sorted(was.keys() | now.keys()):
+        if was.get(key) != now.get(key) and key != "finetune.log_every":
+            raise UserError(
+                f"{key}: found {now.get(key)}, but {root} holds a run with {was.get(key)}; "
+                f"allowed: the same, or a new run_dir"
+            )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found

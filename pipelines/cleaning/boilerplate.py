@@ -1,0 +1,72 @@
+"""Lines and documents that are no prose, by the rules that C4 has published."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from pipelines.cleaning.settings import BoilerplateSection
+from pipelines.cleaning.tally import Tally
+from pipelines.cleaning.words import words
+
+_END: Final = re.compile("[.!?。！？．｡…؟।\"”’'»」』]$")
+_ENDS: Final = re.compile("[.!?؟।]+[\"”’'»)\\]]*(?=\\s|$)|[。！？．｡]+")
+
+
+def prose_lines(
+    lines: Sequence[str], section: BoilerplateSection, *, tally: Tally
+) -> list[str] | None:
+    """Returns the lines that no rule drops; ``None`` if a rule drops the whole document.
+
+    Args:
+        lines: its lines; none is blank.
+        section: the rules.
+        tally: what is dropped is counted here, by the first rule that says so.
+    """
+    kept = []
+    for line in lines:
+        rule = _line_rule(line, section)
+        if rule is None:
+            kept.append(line)
+        else:
+            tally.lines[f"boilerplate.{rule}"] += 1
+    if not kept:
+        return kept
+    lowered = "\n".join(lines).lower()
+    if any(phrase.lower() in lowered for phrase in section.document_phrases):
+        rule = "document_phrases"
+    elif sentence_ends(kept) < section.min_sentence_ends:
+        rule = "min_sentence_ends"
+    else:
+        return kept
+    tally.documents[f"boilerplate.{rule}"] += 1
+    return None
+
+
+def sentence_ends(lines: Sequence[str]) -> int:
+    """Returns how often a sentence seems to end: ``["One. Two!", "三。"] -> 3``.
+
+    A full stop, exclamation or question mark before white space or the end of the line; those of
+    Chinese and Japanese anywhere.
+    """
+    return sum(len(_ENDS.findall(line)) for line in lines)
+
+
+def _line_rule(line: str, section: BoilerplateSection) -> str | None:
+    """Returns the rule that drops a line."""
+    if section.letters and not any(map(str.isalpha, line)):
+        return "letters"
+    if section.sentence_end and not _END.search(line):
+        return "sentence_end"
+    if section.min_line_words and _fewer_words(line, section.min_line_words):
+        return "min_line_words"
+    lowered = line.lower()
+    if any(phrase.lower() in lowered for phrase in section.line_phrases):
+        return "line_phrases"
+    return None
+
+
+def _fewer_words(line: str, least: int) -> bool:
+    # Almost every line of prose is settled by its spaces, without a look at what stands between.
+    return len(line.split(maxsplit=2 * least)) <= 2 * least and len(words(line)) < least

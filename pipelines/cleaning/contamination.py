@@ -1,0 +1,142 @@
+"""Which evaluation examples share a run of words with the corpus, and which documents have it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import shutil
+from collections.abc import Sequence
+
+import numpy as np
+
+from bert_jax.data.tokenised import save_array
+from bert_jax.section import Section
+from pipelines.cleaning.evaluation import evaluation_texts
+from pipelines.cleaning.settings import ContaminationSection
+from pipelines.cleaning.tally import Tally
+from pipelines.cleaning.words import ngram_hashes, word_hashes
+from pipelines.disk import disk_errors
+from pipelines.problems import MOST_LISTED
+from pipelines.sources import find_files, relative_names
+
+
+class OverlapRecord(Section):
+    """What of one evaluation file stands in the corpus."""
+
+    name: str
+    examples: int
+    too_short: int
+    """Examples with fewer words than an n-gram: they cannot be found."""
+    found: int
+    """Examples with an n-gram that stands in a document."""
+    documents: int
+    """Documents with an n-gram of the file; those that are dropped for it are counted too."""
+
+
+def build_index(section: ContaminationSection, directory: pathlib.Path) -> None:
+    """Writes the n-grams of all evaluation files as an index that workers map into memory.
+
+    The directory appears whole. One that is there is left as it is.
+
+    Args:
+        section: the settings.
+        directory: where it goes.
+
+    Raises:
+        UserError: a file is missing or cannot be read, or the disk is full.
+    """
+    if directory.exists():
+        return
+    paths = find_files(section.files)
+    hashes: list[np.ndarray] = [np.empty(0, np.uint64)]
+    owners: list[np.ndarray] = [np.empty(0, np.int64)]
+    ends, too_short, total = [], [], 0
+    for path in paths:
+        short = 0
+        for texts in evaluation_texts(path):
+            grams = [ngram_hashes(word_hashes(text), section.ngram) for text in texts]
+            unique = np.unique(np.concatenate(grams)) if grams else np.empty(0, np.uint64)
+            short += not len(unique)
+            hashes.append(unique)
+            owners.append(np.full(len(unique), total))
+            total += 1
+        ends.append(total)
+        too_short.append(short)
+    flat = np.concatenate(hashes)
+    order = np.argsort(flat, kind="stable")
+    aside = directory.with_name(directory.name + ".tmp")
+    with disk_errors(directory):
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        save_array(aside / "hashes.npy", flat[order])
+        save_array(aside / "owners.npy", np.concatenate(owners)[order])
+        names = relative_names(paths, root=None)
+        content = {"names": names, "ends": ends, "too_short": too_short, "ngram": section.ngram}
+        (aside / "files.json").write_text(json.dumps(content), encoding="utf-8")
+        aside.rename(directory)
+
+
+class OverlapIndex:
+    """The n-grams of evaluation files, looked up."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        content = json.loads((directory / "files.json").read_text(encoding="utf-8"))
+        self._names: list[str] = content["names"]
+        self._ends = np.array(content["ends"], np.int64)
+        self._too_short: list[int] = content["too_short"]
+        self._ngram: int = content["ngram"]
+        self._hashes = np.load(directory / "hashes.npy", mmap_mode="r")
+        self._owners = np.load(directory / "owners.npy", mmap_mode="r")
+
+    def check(self, text: str, *, identity: str, tally: Tally) -> bool:
+        """Whether a document has an n-gram of an evaluation file; counted if so."""
+        found = np.unique(ngram_hashes(word_hashes(text), self._ngram))
+        places = np.searchsorted(self._hashes, found)
+        inside = places < len(self._hashes)
+        hit = found[inside][self._hashes[places[inside]] == found[inside]]
+        if not len(hit):
+            return False
+        tally.overlaps.update(hit.tolist())
+        tally.overlapping.update(
+            self._names[file] for file in np.unique(self._file(self._owners_of(hit))).tolist()
+        )
+        if len(tally.contaminated) < MOST_LISTED:
+            tally.contaminated.append(identity)
+        return True
+
+    def report(self, tally: Tally) -> tuple[OverlapRecord, ...]:
+        """Returns the figures of every file, from the sum of all tallies."""
+        hit = np.array(sorted(tally.overlaps), np.uint64)
+        found = np.bincount(self._file(np.unique(self._owners_of(hit))), minlength=len(self._names))
+        starts = np.concatenate([[0], self._ends[:-1]])
+        return tuple(
+            OverlapRecord(
+                name=name,
+                examples=int(end - start),
+                too_short=short,
+                found=int(count),
+                documents=tally.overlapping[name],
+            )
+            for name, start, end, short, count in zip(
+                self._names, starts, self._ends, self._too_short, found, strict=True
+            )
+        )
+
+    def _owners_of(self, hashes: np.ndarray) -> np.ndarray:
+        """Returns the examples that have one of the n-grams."""
+        first = np.searchsorted(self._hashes, hashes, side="left")
+        last = np.searchsorted(self._hashes, hashes, side="right")
+        pieces: Sequence[np.ndarray] = [
+            np.asarray(self._owners[a:b]) for a, b in zip(first, last, strict=True)
+        ]
+        return np.concatenate([np.empty(0, np.int64), *pieces])
+
+    def _file(self, examples: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._ends, examples, side="right")
+
+
+@functools.lru_cache(maxsize=1)
+def load_index(directory: str) -> OverlapIndex:
+    """Opens an index, once in each process."""
+    return OverlapIndex(pathlib.Path(directory))

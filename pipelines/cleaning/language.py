@@ -1,0 +1,66 @@
+"""A function of the user's that says which documents to keep."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bert_jax.errors import UserError, did_you_mean
+
+
+def load_filter(dotted: str) -> Callable[[str], Any]:
+    """Imports a function: ``"my_package.languages:detect"``.
+
+    Raises:
+        UserError: there is no such module or function.
+    """
+    where = f'cleaning.language_filter: "{dotted}"'
+    module_name, colon, name = dotted.partition(":")
+    if not (colon and module_name and name):
+        raise UserError(f"{where}, allowed: package.module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"{where} cannot be imported ({error})") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [n for n, value in vars(module).items() if callable(value)]
+        raise UserError(f"{where}: {module_name} has no function {name}{did_you_mean(name, names)}")
+    return function
+
+
+def keeps(
+    function: Callable[[str], Any], text: str, *, languages: Sequence[str], identity: str
+) -> bool:
+    """Whether a document's language is one to keep.
+
+    Args:
+        function: returns True, False or a language code.
+        text: of the document.
+        languages: codes to keep.
+        identity: the document's id, for messages.
+
+    Raises:
+        UserError: the function raises, or returns something else, or a code while there are no
+            codes to keep.
+    """
+    try:
+        answer = function(text)
+    except Exception as error:
+        raise UserError(
+            f"cleaning.language_filter: {type(error).__name__} on {identity}: {error}"
+        ) from error
+    if isinstance(answer, bool):
+        return answer
+    if not isinstance(answer, str):
+        raise UserError(
+            f"cleaning.language_filter: found {answer!r:.60} for {identity}, allowed: True, False "
+            "or a language code"
+        )
+    if not languages:
+        raise UserError(
+            f'cleaning.languages: empty, but the filter returns codes, "{answer}" for {identity}; '
+            "name those to keep"
+        )
+    return answer in languages

@@ -1,0 +1,104 @@
+"""Documents that nearly equal an earlier one: MinHash by ``rensa``, banded."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import rensa
+
+from bert_jax.data.tokenised import save_array
+from pipelines.cleaning.repeats import hash_ranges
+from pipelines.cleaning.settings import NearDuplicatesSection
+from pipelines.cleaning.spill import save_hashes
+from pipelines.cleaning.words import combine, ngram_hashes, text_hash, word_hashes
+
+_Minhash: Final[Any] = rensa.RMinHash  # pyright: ignore[reportAttributeAccessIssue]
+ALGORITHM_VERSION: Final[int] = _Minhash.ALGORITHM_VERSION
+"""Signatures of different versions do not compare."""
+
+_SIGNATURES: Final = "signatures.npy"
+_SEED: Final = 1
+_HASHES_AT_A_TIME: Final = 1 << 16
+
+
+class Signatures:
+    """The signatures of documents, gathered one by one."""
+
+    def __init__(self, section: NearDuplicatesSection) -> None:
+        self._section = section
+        self._rows: list[np.ndarray] = []
+        self._held: list[np.ndarray] = []
+        self._held_hashes = 0
+
+    def add(self, text: str) -> None:
+        """Adds a document; one with fewer words than an n-gram is compared as a whole."""
+        hashes = word_hashes(text)
+        grams = ngram_hashes(hashes, min(self._section.ngram, max(1, len(hashes))))
+        # One without a word at all has something that no other is likely to have.
+        self._held.append(grams if len(grams) else np.array([text_hash(text)], np.uint64))
+        self._held_hashes += len(self._held[-1])
+        if self._held_hashes >= _HASHES_AT_A_TIME:
+            self._flush()
+
+    def save(self, directory: pathlib.Path) -> None:
+        """Writes the signatures, and for each band the hashes of it."""
+        self._flush()
+        bands, rows = self._section.bands, self._section.rows
+        signatures = np.concatenate([np.empty((0, bands * rows), np.uint32), *self._rows])
+        save_array(directory / _SIGNATURES, signatures)
+        (directory / _band(0)).parent.mkdir(exist_ok=True)
+        for band in range(bands):
+            columns = signatures[:, band * rows : (band + 1) * rows].astype(np.uint64)
+            save_hashes(directory, _band(band), combine(list(columns.T)))
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        matrix = _Minhash.digest_matrix_from_flat_token_hashes(
+            np.concatenate(self._held),
+            np.cumsum([0, *map(len, self._held)], dtype=np.uint64),
+            num_perm=self._section.bands * self._section.rows,
+            seed=_SEED,
+        )
+        self._rows.append(np.array(matrix.to_rows(), np.uint32))
+        self._held, self._held_hashes = [], 0
+
+
+def find_near_duplicates(
+    spills: Sequence[pathlib.Path],
+    section: NearDuplicatesSection,
+    *,
+    sizes: Sequence[int],
+    dropped: Sequence[np.ndarray],
+) -> list[np.ndarray]:
+    """Returns for each spill ``[d]`` bool: documents that nearly equal an earlier one.
+
+    Of all documents with the same hashes in a band, each is compared with the first.
+
+    Args:
+        spills: directories, in the order of the corpus.
+        section: the settings.
+        sizes: how many documents each spill has.
+        dropped: for each spill ``[d]`` bool, documents that are dropped already.
+    """
+    near = [np.zeros(size, bool) for size in sizes]
+    signatures = [np.load(spill / _SIGNATURES, mmap_mode="r") for spill in spills]
+    for band in range(section.bands):
+        for part in hash_ranges(spills, _band(band), dropped=dropped):
+            firsts = part.firsts()
+            for later in np.flatnonzero(firsts != np.arange(len(firsts))).tolist():
+                spill, place = int(part.spills[later]), int(part.places[later])
+                if near[spill][place]:
+                    continue
+                first = firsts[later]
+                other = signatures[part.spills[first]][part.places[first]]
+                if np.mean(signatures[spill][place] == other) >= section.threshold:
+                    near[spill][place] = True
+    return near
+
+
+def _band(band: int) -> str:
+    return f"bands/{band:03d}"

@@ -1,0 +1,105 @@
+"""Settings of the cleaning rules: each is off until it is asked for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from bert_jax.section import Section
+
+
+def _as_tuple(value: Any) -> Any:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+Strings = Annotated[tuple[str, ...], pydantic.BeforeValidator(_as_tuple)]
+
+
+class BoilerplateSection(Section):
+    """Lines and documents of web pages that are no prose.
+
+    The defaults are the rules of C4 (arXiv:1910.10683, section 2.2), but for its list of bad words
+    and its three-sentence duplicates. Text is compared in lower case.
+    """
+
+    min_line_words: Annotated[int, pydantic.Field(ge=0)] = 5
+    """Lines of fewer words go. In scripts without spaces an ideograph or kana counts as one."""
+    letters: bool = True
+    """Lines without a letter go."""
+    sentence_end: bool = True
+    """Lines that end neither in a full stop, exclamation or question mark nor in a closing
+    quotation mark go."""
+    line_phrases: Strings = (
+        *("javascript", "terms of use", "privacy policy", "cookie policy", "uses cookies"),
+        *("use of cookies", "use cookies"),
+    )
+    """Lines with one of these go."""
+    document_phrases: Strings = ("lorem ipsum", "{")
+    """Documents with one of these go."""
+    min_sentence_ends: Annotated[int, pydantic.Field(ge=0)] = 3
+    """Documents with fewer sentence ends in the lines that are left go."""
+
+
+class NearDuplicatesSection(Section):
+    """Documents that share most of their word n-grams with an earlier one.
+
+    MinHash with locality-sensitive hashing; the defaults are FineWeb's (arXiv:2406.17557, section
+    3.4): 5-grams, 14 bands of 8 hashes, for a similarity of 0.75.
+    """
+
+    ngram: Annotated[int, pydantic.Field(ge=1, le=50)] = 5
+    """Words per n-gram."""
+    bands: Annotated[int, pydantic.Field(ge=1, le=256)] = 14
+    """Two documents are compared if all hashes of one band are equal."""
+    rows: Annotated[int, pydantic.Field(ge=1, le=64)] = 8
+    """Hashes per band."""
+    threshold: Annotated[float, pydantic.Field(gt=0, le=1)] = 0.75
+    """A document goes if the share of equal hashes, an estimate of the Jaccard similarity of the
+    n-gram sets, is this or more."""
+
+
+class ContaminationSection(Section):
+    """Documents that hold text of evaluation sets."""
+
+    files: Annotated[Strings, pydantic.Field(min_length=1)]
+    """Files and globs: GLUE's ``.tsv`` (every field), SQuAD's ``.json`` (questions and contexts),
+    anything else as plain lines."""
+    ngram: Annotated[int, pydantic.Field(ge=1, le=50)] = 13
+    """A shared run of so many words is an overlap; 13 as in GPT-3 (arXiv:2005.14165, appendix C).
+    Evaluation texts with fewer words are counted, but cannot be found."""
+    on_contaminated: Literal["report", "drop"] = "report"
+    """Whether documents with an overlap go, or are only counted."""
+
+
+class CleaningSection(Section):
+    """What is left out, in this order; every rule is off by default."""
+
+    unicode: Literal["nfc", "nfkc"] | None = None
+    """Unicode normalisation form to bring lines into."""
+    boilerplate: BoilerplateSection | None = None
+    """``{}``: the rules of C4."""
+    duplicate_lines: Literal["keep", "document", "corpus"] = "keep"
+    """Which lines to drop: those that stand earlier in their document, or earlier anywhere."""
+    language_filter: str | None = None
+    """``package.module:function`` of yours: text of a document in, True or False or a language code
+    out. It must be deterministic."""
+    languages: Strings = ()
+    """Codes to keep, when the function returns codes."""
+    contamination: ContaminationSection | None = None
+    """Overlap with evaluation sets."""
+    duplicate_documents: bool = False
+    """Drop documents whose text equals an earlier one's."""
+    near_duplicates: NearDuplicatesSection | None = None
+    """``{}``: drop documents that nearly equal an earlier one."""
+
+    @property
+    def looks_across_documents(self) -> bool:
+        """Whether a rule needs all documents, so that they are read before any is tokenised."""
+        return (
+            self.duplicate_documents
+            or self.near_duplicates is not None
+            or self.duplicate_lines == "corpus"
+        )

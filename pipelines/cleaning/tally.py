@@ -1,0 +1,66 @@
+"""What a stage has read, left out and found, as numbers that add up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections import Counter
+from collections.abc import Iterable
+
+from pipelines.problems import MOST_LISTED, Problems
+
+
+@dataclasses.dataclass
+class Tally:
+    """Counts of one stage for some parts of the corpus."""
+
+    documents: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Documents ``read``, ``kept``, and left out by each rule, by the rule's setting."""
+    lines: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Lines, likewise; those of documents that are left out count as neither kept nor left out."""
+    problems: int = 0
+    """Bad files, parts and records that were skipped."""
+    listed_problems: list[str] = dataclasses.field(default_factory=list)
+    overlaps: set[int] = dataclasses.field(default_factory=set)
+    """Hashes of the evaluation sets' n-grams that occur."""
+    overlapping: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Documents with such an n-gram, per evaluation file."""
+    contaminated: list[str] = dataclasses.field(default_factory=list)
+    """Ids of the first of these documents."""
+
+    def take(self, problems: Problems) -> None:
+        """Adds what was wrong with the input."""
+        self.problems += problems.count
+        self.listed_problems = [*self.listed_problems, *problems.listed][:MOST_LISTED]
+
+    def add(self, other: Tally) -> None:
+        """Adds another stage's or another part's counts."""
+        self.documents += other.documents
+        self.lines += other.lines
+        self.problems += other.problems
+        self.listed_problems = [*self.listed_problems, *other.listed_problems][:MOST_LISTED]
+        self.overlaps |= other.overlaps
+        self.overlapping += other.overlapping
+        self.contaminated = [*self.contaminated, *other.contaminated][:MOST_LISTED]
+
+    def save(self, directory: pathlib.Path) -> None:
+        """Writes ``tally.json``."""
+        content = vars(self) | {"overlaps": sorted(self.overlaps)}
+        (directory / "tally.json").write_text(json.dumps(content), encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: pathlib.Path) -> Tally:
+        """Reads what :meth:`save` has written."""
+        content = json.loads((directory / "tally.json").read_text(encoding="utf-8"))
+        for name in ("documents", "lines", "overlapping"):
+            content[name] = Counter(content[name])
+        return cls(**content | {"overlaps": set(content["overlaps"])})
+
+
+def sum_tallies(directories: Iterable[pathlib.Path]) -> Tally:
+    """Adds up the tallies of several directories, in their order."""
+    total = Tally()
+    for directory in directories:
+        total.add(Tally.load(directory))
+    return total

@@ -1,0 +1,71 @@
+"""Words and runs of words as 64-bit hashes, the same in every process."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+# An ideograph or kana is a word, since those scripts have no spaces; elsewhere letters and digits.
+_WORD: Final = re.compile(
+    "[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
+    "|[^\\W_\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]+"
+)
+_ASCII_WORD: Final = re.compile("[a-z0-9]+")
+_WORDS_REMEMBERED: Final = 1 << 16
+
+# Odd, so that the polynomial below loses no bits; the digits of the golden ratio. The other two are
+# those of the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable PRNGs, 2014).
+_BASE: Final = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2: Final = np.uint64(0x94D049BB133111EB)
+
+
+def words(text: str) -> list[str]:
+    """Returns lower-case words, no punctuation: ``"Don't, 世界" -> ["don", "t", "世", "界"]``."""
+    lowered = text.lower()
+    return (_ASCII_WORD if lowered.isascii() else _WORD).findall(lowered)
+
+
+def text_hash(text: str) -> int:
+    """Returns a 64-bit hash of a text (BLAKE2b)."""
+    spelled = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(spelled, digest_size=8).digest(), "little")
+
+
+_word_hash = functools.lru_cache(_WORDS_REMEMBERED)(text_hash)
+
+
+def word_hashes(text: str) -> np.ndarray:
+    """Returns ``[w]`` uint64, the hash of each word of a text in order."""
+    found = words(text)
+    return np.fromiter(map(_word_hash, found), np.uint64, count=len(found))
+
+
+def ngram_hashes(hashes: np.ndarray, n: int) -> np.ndarray:
+    """Returns the hashes of all runs of ``n`` words.
+
+    Args:
+        hashes: ``[w]`` uint64, of the words.
+        n: at least 1.
+
+    Returns:
+        ``[max(0, w - n + 1)]`` uint64. Equal runs have equal hashes; those of two different runs
+        are equal with a probability of about 2⁻⁶⁴.
+    """
+    count = max(0, len(hashes) - n + 1)
+    return combine([hashes[start : start + count] for start in range(n)])
+
+
+def combine(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns ``[k]`` uint64, a hash of each row of some columns ``[k]`` uint64."""
+    total = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        total = total * _BASE + column
+    total = (total ^ (total >> np.uint64(30))) * _MIX_1
+    total = (total ^ (total >> np.uint64(27))) * _MIX_2
+    return total ^ (total >> np.uint64(31))

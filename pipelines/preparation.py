@@ -1,0 +1,164 @@
+"""``preparation.json``: how the text of a dataset was read, what was left out of it, and why."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+from collections.abc import Sequence
+from typing import Final
+
+import pydantic
+
+from bert_jax.errors import UserError
+from bert_jax.section import Section
+from pipelines.cleaning.contamination import OverlapRecord, load_index
+from pipelines.cleaning.language import load_filter
+from pipelines.cleaning.near import ALGORITHM_VERSION
+from pipelines.cleaning.settings import CleaningSection
+from pipelines.cleaning.tally import Tally
+from pipelines.disk import disk_errors, write_aside
+from pipelines.inputs import Source
+from pipelines.settings import ExamplesSection
+from pipelines.sources import find_files
+from pipelines.unpack import open_text
+
+PREPARATION_NAME: Final = "preparation.json"
+
+_READ_BYTES: Final = 1 << 20
+
+
+class PreparationRecipe(Section):
+    """The settings that decide which text a dataset has, beside those of ``provenance.json``."""
+
+    formats: tuple[str, ...]
+    """Of the sources, each once."""
+    text_field: str
+    id_field: str | None
+    on_error: str
+    max_line_length: int
+    max_document_length: int
+    cleaning: CleaningSection
+    evaluation_sha256: tuple[str, ...]
+    """Of each evaluation file."""
+    minhash_version: int | None
+    """Of the library's signatures, where near duplicates are dropped."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the text is all of some plain files, so that there is nothing to tell."""
+        return (
+            set(self.formats) <= {"text"}
+            and self.on_error == "fail"
+            and self.cleaning == CleaningSection()
+        )
+
+
+class Preparation(PreparationRecipe):
+    """What ``preparation.json`` holds."""
+
+    documents: dict[str, int]
+    """Documents ``read`` and ``kept``; the others by the setting that dropped them, or ``emptied``:
+    all their lines were dropped."""
+    lines: dict[str, int]
+    """Lines likewise. The lines of a dropped document count as neither kept nor dropped."""
+    skipped: int
+    """Files, parts of files and records that could not be read."""
+    skipped_listed: tuple[str, ...]
+    """The first of these, a line each."""
+    contamination: tuple[OverlapRecord, ...]
+    contaminated_listed: tuple[str, ...]
+    """Ids of the first documents with text of an evaluation file."""
+
+
+def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> PreparationRecipe:
+    """Returns the settings that decide which text a dataset has.
+
+    Args:
+        section: the settings.
+        sources: the input.
+
+    Raises:
+        UserError: an evaluation file is missing, or the language filter cannot be imported.
+    """
+    cleaning = section.cleaning
+    if cleaning.language_filter is not None:
+        load_filter(cleaning.language_filter)  # before hours of reading
+    hashes: list[str] = []
+    if cleaning.contamination is not None:
+        try:
+            hashes = [_sha256(path) for path in find_files(cleaning.contamination.files)]
+        except UserError as error:
+            raise UserError(f"cleaning.contamination.files: {error}") from error
+    return PreparationRecipe(
+        formats=tuple(sorted({source.format for source in sources})),
+        text_field=section.text_field,
+        id_field=section.id_field,
+        on_error=section.on_error,
+        max_line_length=section.max_line_length,
+        max_document_length=section.max_document_length,
+        cleaning=cleaning,
+        evaluation_sha256=tuple(hashes),
+        minhash_version=ALGORITHM_VERSION if cleaning.near_duplicates is not None else None,
+    )
+
+
+def write_preparation(
+    directory: pathlib.Path,
+    recipe: PreparationRecipe,
+    tally: Tally,
+    *,
+    overlap_index: pathlib.Path,
+) -> None:
+    """Writes ``preparation.json``; nothing, where the text is all of some plain files.
+
+    Args:
+        directory: of the dataset.
+        recipe: the settings.
+        tally: the counts of all stages.
+        overlap_index: the evaluation sets' n-grams, where they were looked for.
+
+    Raises:
+        UserError: the disk is full.
+    """
+    if recipe.is_plain:
+        return
+    overlaps: tuple[OverlapRecord, ...] = ()
+    if recipe.cleaning.contamination is not None:
+        overlaps = load_index(str(overlap_index)).report(tally)
+    preparation = Preparation(
+        **dict(recipe),
+        documents=dict(sorted(tally.documents.items())),
+        lines=dict(sorted(tally.lines.items())),
+        skipped=tally.problems,
+        skipped_listed=tuple(tally.listed_problems),
+        contamination=overlaps,
+        contaminated_listed=tuple(tally.contaminated),
+    )
+    path = directory / PREPARATION_NAME
+    with disk_errors(path):
+        write_aside(path, preparation.model_dump_json(indent=1) + "\n")
+
+
+def read_preparation(directory: pathlib.Path) -> Preparation | None:
+    """Reads ``preparation.json`` of a dataset; ``None`` if it has none.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = directory / PREPARATION_NAME
+    if not path.exists():
+        return None
+    try:
+        return Preparation.model_validate_json(path.read_bytes())
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: {key}: {first['msg']}; make the dataset again") from error
+
+
+def _sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    with open_text(path) as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,77 @@
+"""Wikitext to its paragraphs, by ``mwparserfromhell``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Any, Final
+
+import mwparserfromhell
+from mwparserfromhell import nodes
+
+_LIST_MARKS: Final = frozenset("*#:;")
+_DROPPED_TAGS: Final = frozenset(
+    (
+        *("ref", "table", "gallery", "math", "chem", "timeline", "imagemap", "score", "source"),
+        *("syntaxhighlight", "references", "pre", "hiero", "graph", "templatestyles"),
+    )
+)
+_EMPTY_BRACKETS: Final = re.compile(r"\s*[(（][\s,;:，；]*[)）]")
+_SPACES: Final = re.compile(r"[ \t\xa0]+")
+_MAGIC_WORD: Final = re.compile(r"__[A-Z]+__")
+
+
+def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -> list[str]:
+    r"""Returns the paragraphs of a page: ``"'''A''' is [[b|B]].\n== C ==\n* d" -> ["A is B."]``.
+
+    Left out: templates, tables, lists, headings, references, pictures with their captions, and
+    categories, so that only text passages stay (BERT paper, section 3.1).
+
+    Args:
+        wikitext: the source of one page.
+        dropped_namespaces: lower-case names of the namespaces of files and categories, in the
+            wiki's language and in English; links to them go with all that they hold.
+    """
+    code = mwparserfromhell.parse(wikitext, skip_style_tags=False)
+    text = "".join(_visible(code, dropped_namespaces))
+    text = _MAGIC_WORD.sub("", _EMPTY_BRACKETS.sub("", text))
+    lines = (_SPACES.sub(" ", line).strip() for line in text.split("\n"))
+    return [line for line in lines if any(map(str.isalnum, line))]
+
+
+def _visible(code: Any, dropped: Collection[str]) -> Iterator[str]:
+    """Yields what a reader of the page sees of the nodes in it, line ends as they stand."""
+    in_list = False  # until the end of its line
+    for node in code.nodes:
+        if isinstance(node, nodes.Tag) and str(node.wiki_markup or "") in _LIST_MARKS:
+            in_list = True
+            continue
+        for text in _node_text(node, dropped):
+            if in_list:
+                _, end, rest = text.partition("\n")
+                if not end:
+                    continue
+                in_list = False
+                yield end + rest
+            else:
+                yield text
+
+
+def _node_text(node: Any, dropped: Collection[str]) -> Iterator[str]:
+    if isinstance(node, nodes.Text):
+        yield str(node)
+    elif isinstance(node, nodes.HTMLEntity):
+        yield node.normalize()
+    elif isinstance(node, nodes.Wikilink):
+        space, colon, _ = str(node.title).partition(":")
+        if not (colon and space.strip().lower() in dropped):
+            yield from _visible(node.text if node.text is not None else node.title, dropped)
+    elif isinstance(node, nodes.ExternalLink):
+        if node.title is not None:
+            yield from _visible(node.title, dropped)
+    elif isinstance(node, nodes.Tag):
+        name = str(node.tag).strip().lower()
+        if name == "br":
+            yield "\n"
+        elif name not in _DROPPED_TAGS and node.contents is not None:
+            yield from _visible(node.contents, dropped)

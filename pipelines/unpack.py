@@ -1,0 +1,87 @@
+"""Files as bytes, unpacked on the way: gzip, bzip2, xz and Zstandard by their suffixes."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import os
+import pathlib
+import zlib
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Final, NamedTuple, cast
+
+import pyarrow as pa
+from etils import epath
+
+from bert_jax.errors import UserError
+
+
+class _Packing(NamedTuple):
+    name: str
+    unpack: Callable[[BinaryIO], BinaryIO]
+
+
+def _unpack_xz(raw: BinaryIO) -> BinaryIO:
+    return cast(BinaryIO, lzma.LZMAFile(raw))  # open_text closes it
+
+
+def _unpack_zstd(raw: BinaryIO) -> BinaryIO:
+    # Arrow's, since Python has none of its own before 3.14 and Arrow is here for Parquet anyway.
+    stream = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
+    return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, stream), buffer_size=1 << 16))
+
+
+_PACKINGS: Final[dict[str, _Packing]] = {
+    ".gz": _Packing("gzip", lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw))),
+    ".bz2": _Packing("bzip2", lambda raw: cast(BinaryIO, bz2.BZ2File(raw))),
+    ".xz": _Packing("xz", _unpack_xz),
+    ".zst": _Packing("Zstandard", _unpack_zstd),
+}
+
+
+def is_packed(path: str) -> bool:
+    """Whether a file's name says that it is packed: ``"a.txt.gz" -> True``."""
+    return pathlib.PurePath(path).suffix in _PACKINGS
+
+
+def bare_suffix(path: str) -> str:
+    """Returns the suffix below the packing, in lower case: ``"dump.XML.bz2" -> ".xml"``."""
+    pure = pathlib.PurePath(path)
+    return (pure.with_suffix("") if is_packed(path) else pure).suffix.lower()
+
+
+@contextlib.contextmanager
+def open_text(path: str) -> Iterator[BinaryIO]:
+    """Opens a file's bytes, unpacked as its name says (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
+
+    Args:
+        path: local or ``gs://``.
+
+    Raises:
+        UserError: the file cannot be read or, on reading, is damaged or cut short.
+    """
+    packing = _PACKINGS.get(pathlib.PurePath(path).suffix)
+    try:
+        with epath.Path(path).open("rb") as raw:
+            if packing is None:
+                yield cast(BinaryIO, raw)
+            else:
+                with packing.unpack(cast(BinaryIO, raw)) as unpacked:
+                    yield unpacked
+    except OSError as error:
+        # The libraries' own complaints about content have no number of the system's.
+        if packing is not None and error.errno is None:
+            raise _damaged(path, packing, error) from error
+        reason = os.strerror(error.errno).lower() if error.errno else error
+        raise UserError(f"{path}: cannot be read ({reason})") from error
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        if packing is None:
+            raise
+        raise _damaged(path, packing, error) from error
+
+
+def _damaged(path: str, packing: _Packing, error: Exception) -> UserError:
+    return UserError(f"{path}: damaged {packing.name} file ({error})")

@@ -1,0 +1,20 @@
+"""A segmenter for tests, found by its name as a user's would be."""
+
+from __future__ import annotations
+
+LEXICON = ("北京", "大学", "学生")
+
+
+def cut(text: str) -> list[str]:
+    """Longest match from the left: ``我在北京大学 -> 我 在 北京 大学``."""
+    words = []
+    while text:
+        word = next((word for word in LEXICON if text.startswith(word)), text[0])
+        words.append(word)
+        text = text[len(word) :]
+    return words
+
+
+def lose(text: str) -> list[str]:
+    """Forgets the last character."""
+    return [text[:-1]]

@@ -1,0 +1,48 @@
+"""Documents whose tokens tell where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+
+from bert_jax.data.pairing import Pair, PairingSection, Single, pair_documents
+from bert_jax.data.tokenised import TokenisedDocuments, from_lists
+
+# Documents as the lengths of their sentences.
+LENGTHS = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_size=2, max_size=6)
+
+
+def numbered(lengths: Iterable[Sequence[int]]) -> TokenisedDocuments:
+    """Documents whose every token is its own place."""
+    documents, place = [], 0
+    for document in lengths:
+        sentences = []
+        for length in document:
+            sentences.append(list(range(place, place + length)))
+            place += length
+        documents.append(sentences)
+    return from_lists(range(len(documents)), documents, np.dtype(np.uint32))
+
+
+def token_owner(documents: TokenisedDocuments) -> np.ndarray:
+    """The document of every token."""
+    starts = documents.sentence_starts[documents.document_starts]
+    return np.repeat(np.arange(len(documents)), np.diff(starts))
+
+
+def pairs_of(documents: TokenisedDocuments, section: PairingSection, *, seed: int) -> list[Pair]:
+    """The examples of a kind with a second span."""
+    pairs = list(pair_documents(documents, section, seed=seed))
+    assert all(isinstance(pair, Pair) for pair in pairs)
+    return pairs  # pyright: ignore[reportReturnType]
+
+
+def singles_of(
+    documents: TokenisedDocuments, section: PairingSection, *, seed: int = 0
+) -> list[Single]:
+    """The examples of a kind without one."""
+    singles = list(pair_documents(documents, section, seed=seed))
+    assert all(isinstance(single, Single) for single in singles)
+    return singles  # pyright: ignore[reportReturnType]

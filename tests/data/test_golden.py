@@ -1,0 +1,68 @@
+"""The 2018 pairing and masks, frozen: what one version began goes on with the next.
+
+The hashes were made by this file when next sentence pairs and token and whole-word masks were all
+there was. They may change only together with ``FORMAT_VERSION`` and a note in the changelog.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from bert_jax.data.masking import MaskingSection, mask_tokens
+from bert_jax.data.pairing import PairingSection
+from bert_jax.data.rng import stream
+from bert_jax.data.tokenised import TokenisedDocuments, from_lists
+from tests.data.numbered import pairs_of
+from tests.data.test_masking import IS_CONTINUATION, SPECIAL, VOCAB_SIZE
+
+
+def documents() -> TokenisedDocuments:
+    rng = stream(11, "golden documents")
+
+    def sentence() -> list[int]:
+        return (5 + (rng.random(1 + int(rng.random() * 40)) * 900).astype(int)).tolist()
+
+    held = [[sentence() for _ in range(1 + int(rng.random() * 20))] for _ in range(12)]
+    return from_lists(range(100, 112), held, np.dtype(np.uint16))
+
+
+def test_next_sentence_pairs_are_those_of_the_first_version() -> None:
+    section = PairingSection(max_seq_length=64, dupe_factor=5)
+    pairs = pairs_of(documents(), section, seed=12345)
+    spelled = "".join(repr(tuple(map(int, pair))) for pair in pairs)
+    assert len(pairs) == 306
+    assert (
+        hashlib.sha256(spelled.encode()).hexdigest()
+        == "41c1c803bb95ff542883d7feec3c5ce571b840268938bbf1fe924eff6551fac3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        ("token", "b94c43be870a1b0dc2ecf38ecaa3bd5d0ef414db4e82400d727b01daea69def0"),
+        ("whole_word", "da31bc5e2b6405641ad2ff71843a10c73c7e2fe00cb13227bd3b46f63c685bd9"),
+    ],
+)
+def test_masks_are_those_of_the_first_version(unit: str, expected: str) -> None:
+    found = hashlib.sha256()
+    for index in range(200):
+        rng = stream(5, "golden example", index)
+        length = 6 + int(rng.random() * 500)
+        ids = 5 + (rng.random(length) * 995).astype(np.uint16)
+        ids[[0, length // 2, length - 1]] = SPECIAL.cls, SPECIAL.sep, SPECIAL.sep
+        masked = mask_tokens(
+            ids,
+            stream(5, "mask", 0, 0, index),
+            masking=MaskingSection.model_validate({"unit": unit}),
+            max_predictions=60,
+            special=SPECIAL,
+            vocab_size=VOCAB_SIZE,
+            is_continuation=IS_CONTINUATION,
+        )
+        for array in masked:
+            found.update(np.asarray(array, np.int32).tobytes())
+    assert found.hexdigest() == expected

@@ -1,0 +1,162 @@
+"""The loader of packed rows: every example once an epoch, found at once, on any machines."""
+
+from __future__ import annotations
+
+import time
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from bert_jax.data.loader import Loader, LoaderSection
+from bert_jax.data.packed_row import PackedRow
+from bert_jax.data.rng import stream
+from bert_jax.errors import UserError
+from tests.data.memory_dataset import (
+    SPECIAL,
+    Batch,
+    MemoryDataset,
+    assert_equal,
+    join,
+    make_loader,
+    row_maker,
+    take,
+)
+
+settings = hypothesis.settings(deadline=None, max_examples=12)
+MAX_EXAMPLES = 4
+
+
+def packed_loader(dataset: MemoryDataset, *, batch_size: int, **kwargs) -> Loader:
+    features = PackedRow(row_maker(), MAX_EXAMPLES)
+    return make_loader(dataset, batch_size=batch_size, **{"features": features, **kwargs})
+
+
+def rows_of(batch: Batch) -> list[tuple[int, ...]]:
+    """The dataset's indices of the examples in each row, masks undone."""
+    ids = batch["input_ids"].copy()
+    at_row, at_slot = np.nonzero(batch["masked_lm_weights"])
+    ids[at_row, batch["masked_lm_positions"][at_row, at_slot]] = batch["masked_lm_ids"][
+        at_row, at_slot
+    ]
+    examples = batch["segment_ids"].max(axis=1)
+    return [
+        tuple((ids[row, batch["cls_positions"][row, :count] + 1] - 100).tolist())
+        for row, count in enumerate(examples)
+    ]
+
+
+def epochs_of(dataset: MemoryDataset, count: int, **kwargs) -> list[list[tuple[int, ...]]]:
+    rows = packed_loader(dataset, batch_size=1, **kwargs).rows_per_epoch
+    return [
+        rows_of(batch) for batch in take(packed_loader(dataset, batch_size=rows, **kwargs), count)
+    ]
+
+
+@settings
+@hypothesis.given(st.integers(1, 120), st.integers(0, 2**70))
+def test_every_epoch_is_every_example_once(count, seed):
+    for rows in epochs_of(MemoryDataset(count), 3, seed=seed):
+        assert sorted(index for row in rows for index in row) == list(range(count))
+
+
+def test_rows_come_in_another_order_and_company_each_epoch_phase_and_seed():
+    dataset = MemoryDataset(400)
+    epochs = [
+        *epochs_of(dataset, 3),
+        *epochs_of(dataset, 1, phase=1),
+        *epochs_of(dataset, 1, seed=8),
+    ]
+    for at, epoch in enumerate(epochs):
+        shared = [row for row in epoch if len(row) > 1]
+        assert len(shared) > 100
+        for other in epochs[:at]:
+            assert len({*shared} & {*other}) < len(shared) / 4
+            assert [len(row) for row in epoch] != [len(row) for row in other]
+
+
+def test_an_example_is_masked_as_it_is_without_packing():
+    dataset, single, found = MemoryDataset(50), row_maker(), 0
+    rows = packed_loader(dataset, batch_size=1).rows_per_epoch
+    for epoch, batch in enumerate(take(packed_loader(dataset, batch_size=rows), 2)):
+        for at, indices in enumerate(rows_of(batch)):
+            for k, index in enumerate(indices):
+                alone = single(dataset[index], stream(7, "mask", 0, epoch, index))
+                places = batch["segment_ids"][at] == k + 1
+                seen = alone["input_ids"][alone["segment_ids"] == 1]
+                np.testing.assert_array_equal(batch["input_ids"][at][places], seen)
+                found += int((seen == SPECIAL.mask).sum())
+    assert found > 100
+
+
+def test_static_masks_come_again_after_so_many_epochs():
+    dataset = MemoryDataset(40)
+    rows = packed_loader(dataset, batch_size=1).rows_per_epoch
+    loader = packed_loader(dataset, batch_size=rows, static_copies=2)
+    masks = []
+    for batch in take(loader, 3):
+        masks.append({})
+        for at, indices in enumerate(rows_of(batch)):
+            for k, index in enumerate(indices):
+                places = batch["segment_ids"][at] == k + 1
+                masks[-1][index] = batch["input_ids"][at][places].tolist()
+    assert masks[0] == masks[2] != masks[1]
+
+
+@settings
+@hypothesis.given(
+    st.integers(1, 50), st.integers(0, 12), st.sampled_from([1, 2, 3]), st.integers(1, 4)
+)
+def test_hosts_share_the_batch_that_one_host_would_have(count, step, hosts, share):
+    dataset, size = MemoryDataset(count), hosts * share
+    shares = [
+        take(
+            packed_loader(dataset, batch_size=size, process_index=host, process_count=hosts),
+            2,
+            first_step=step,
+        )
+        for host in range(hosts)
+    ]
+    whole = take(packed_loader(dataset, batch_size=size), 2, first_step=step)
+    for at, batch in enumerate(whole):
+        assert_equal(batch, join([of_host[at] for of_host in shares]))
+
+
+@settings
+@hypothesis.given(st.integers(1, 50), st.integers(1, 6), st.integers(1, 6))
+def test_rows_do_not_depend_on_the_batch_size(count, one, other):
+    dataset = MemoryDataset(count)
+    left = join(take(packed_loader(dataset, batch_size=one), 2 * other))
+    right = join(take(packed_loader(dataset, batch_size=other), 2 * one))
+    assert_equal(left, right)
+
+
+def test_seeking_equals_walking_and_takes_no_time():
+    loader = packed_loader(MemoryDataset(100), batch_size=8)
+    walked = take(loader, 20)
+    for step in (19, 4, 5, 1):
+        assert_equal(walked[step], take(loader, 1, first_step=step)[0])
+    started = time.monotonic()
+    take(loader, 1, first_step=10**9)
+    assert time.monotonic() - started < 5
+
+
+def test_workers_change_nothing():
+    dataset = MemoryDataset(60)
+    expected = take(packed_loader(dataset, batch_size=8), 4, first_step=3)
+    section = LoaderSection(workers=1, prefetch=1)
+    loader = packed_loader(dataset, batch_size=8, section=section)
+    for batch, reference in zip(take(loader, 4, first_step=3), expected, strict=True):
+        assert_equal(batch, reference)
+
+
+def test_a_position_is_good_for_the_same_packing_only():
+    dataset = MemoryDataset(37)
+    position = packed_loader(dataset, batch_size=8).position(6)
+    assert packed_loader(dataset, batch_size=12).check(position) == 4
+    with pytest.raises(UserError, match=r'^packing: found "none", but .* "first_fit_decreasing"'):
+        make_loader(dataset, batch_size=8).check(position)
+    other = PackedRow(row_maker(), MAX_EXAMPLES + 1)
+    with pytest.raises(UserError, match=r"^packing.max_examples: found 5, but .* 4; allowed"):
+        packed_loader(dataset, batch_size=8, features=other).check(position)

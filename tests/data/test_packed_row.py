@@ -1,0 +1,133 @@
+"""Rows of several examples hold what rows of one hold."""
+
+from __future__ import annotations
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from bert_jax.data.packed_row import PackedRow, packed
+from bert_jax.data.packing import PackingSection
+from bert_jax.data.records import Example
+from bert_jax.data.rng import stream
+from bert_jax.errors import UserError
+from tests.data.memory_dataset import SEQ_LENGTH, SPECIAL, Batch, row_maker
+
+settings = hypothesis.settings(deadline=None, max_examples=100)
+PER_TOKEN = ("input_ids", "token_type_ids")
+
+
+def make_example(length: int, *, label: int = 0, pair: bool = True) -> Example:
+    ids = np.arange(100, 100 + length, dtype=np.uint16)
+    ids[0], ids[-1] = SPECIAL.cls, SPECIAL.sep
+    return Example(ids, length // 2 if pair else length, label)
+
+
+def one_row(make: PackedRow, examples: list[Example], *, seed: int = 0) -> Batch:
+    batch = make.batch([examples], [[stream(seed, k) for k in range(len(examples))]])
+    return {name: array[0] for name, array in batch.items()}
+
+
+@st.composite
+def rows_of_examples(draw: st.DrawFn) -> list[Example]:
+    examples, room = [], SEQ_LENGTH
+    while room >= 3 and len(examples) < 6 and (not examples or draw(st.booleans())):
+        length = draw(st.integers(3, room))
+        examples.append(
+            make_example(length, label=draw(st.integers(0, 1)), pair=draw(st.booleans()))
+        )
+        room -= length
+    return examples
+
+
+def unpack(row: Batch) -> list[dict[str, list]]:
+    """What a row says of each of its examples, in numbers that do not depend on the row."""
+    found = []
+    for k in range(int(row["segment_ids"].max())):
+        places = np.flatnonzero(row["segment_ids"] == k + 1)
+        start, end = int(places[0]), int(places[-1]) + 1
+        at = row["masked_lm_positions"]
+        mine = (row["masked_lm_weights"] > 0) & (at >= start) & (at < end)
+        found.append(
+            {
+                "contiguous": places.tolist() == list(range(start, end)),
+                **{name: row[name][start:end].tolist() for name in PER_TOKEN},
+                "positions": (at[mine] - start).tolist(),
+                "ids": row["masked_lm_ids"][mine].tolist(),
+                "cls": int(row["cls_positions"][k]) - start,
+                "label": int(row["next_sentence_labels"][k]),
+                "weight": float(row["next_sentence_weights"][k]),
+                "places": row.get("position_ids", np.arange(SEQ_LENGTH) - start)[
+                    start:end
+                ].tolist(),
+            }
+        )
+    return found
+
+
+@settings
+@hypothesis.given(
+    rows_of_examples(), st.integers(0, 2**32), st.sampled_from(["token", "whole_word", "span"])
+)
+def test_each_example_is_as_it_is_in_a_row_of_its_own(examples, seed, unit):
+    single = row_maker(unit=unit)
+    row = one_row(PackedRow(single, 6), examples, seed=seed)
+    alone = [single(example, stream(seed, k)) for k, example in enumerate(examples)]
+    expected = [unpack(one)[0] for one in alone]
+    assert unpack(row) == expected
+    assert all(one["contiguous"] and one["cls"] == 0 for one in expected)
+    assert [one["places"] for one in expected] == [
+        list(range(len(example.input_ids))) for example in examples
+    ]
+    assert row["masked_lm_weights"].sum() == sum(one["masked_lm_weights"].sum() for one in alone)
+    used = sum(len(example.input_ids) for example in examples)
+    for name in (*PER_TOKEN, "segment_ids", "position_ids"):
+        assert not row[name][used:].any()
+    for name in ("cls_positions", "next_sentence_labels", "next_sentence_weights"):
+        assert row[name].shape == (6,)
+        assert not row[name][len(examples) :].any()
+
+
+@settings
+@hypothesis.given(
+    st.integers(2, 10), st.floats(0.001, 0.9), st.none() | st.integers(1, 8), st.data()
+)
+def test_a_full_row_of_any_examples_has_room_for_every_prediction(
+    max_examples, rate, max_predictions, data
+):
+    make = PackedRow(row_maker(rate=rate, max_predictions=max_predictions), max_examples)
+    cuts = data.draw(st.lists(st.integers(3, SEQ_LENGTH), min_size=1, max_size=max_examples))
+    lengths = [n for n, end in zip(cuts, np.cumsum(cuts), strict=True) if end <= SEQ_LENGTH]
+    examples = [make_example(length) for length in lengths]
+    row = one_row(make, examples)
+    alone = [make.single(example, stream(0, k)) for k, example in enumerate(examples)]
+    assert row["masked_lm_weights"].sum() == sum(one["masked_lm_weights"].sum() for one in alone)
+
+
+def test_slots_for_predictions_in_a_packed_row():
+    assert PackedRow(row_maker(), 8).max_predictions == 5 + 7
+    assert PackedRow(row_maker(max_predictions=1), 8).max_predictions == 8
+    assert PackedRow(row_maker(), 1).max_predictions == row_maker().max_predictions
+
+
+@pytest.mark.parametrize("lengths", [[20, 13], [4] * 5])
+def test_examples_that_do_not_fit_are_an_error_and_not_cut(lengths):
+    examples = [make_example(length) for length in lengths]
+    with pytest.raises(ValueError, match=r"found \[\d+, \d+, \d\], .* room for \[32, 8, 4\]"):
+        one_row(PackedRow(row_maker(), 4), examples)
+
+
+def test_rows_that_hold_one_example_by_nature_are_not_packed():
+    class OtherRow:
+        seq_length = SEQ_LENGTH
+
+        def __call__(self, record: Example, rng: np.random.Generator) -> Batch:
+            raise NotImplementedError
+
+        def fingerprint(self) -> dict[str, str | int | float]:
+            raise NotImplementedError
+
+    with pytest.raises(UserError, match=r"^packing: found max_examples 4, but rows of OtherRow"):
+        packed(OtherRow(), PackingSection(max_examples=4))
+    assert packed(row_maker(), PackingSection(max_examples=4)) == PackedRow(row_maker(), 4)

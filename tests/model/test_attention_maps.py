@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from transformers import BertModel
+
+from bert_jax.model.attention import xla_attention
+from bert_jax.model.attention_maps import attention_maps
+from bert_jax.model.bert import Bert, bert_builder
+from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.layers import project_together
+from bert_jax.train.state import define_model
+from tests.interop.hf_checkpoints import (
+    Imported,
+    bind,
+    hf_config,
+    hf_model,
+    import_run,
+    mixed_batch,
+    save,
+    torch_inputs,
+)
+
+LAYERS, HEADS = 5, 4  # deeper than what is unrolled whole
+NONE = HeadsSection(pooler=False, mlm=False, next_sentence=False)
+
+
+@pytest.fixture(scope="module")
+def theirs() -> BertModel:
+    return hf_model(BertModel, hf_config(num_hidden_layers=LAYERS, num_attention_heads=HEADS))
+
+
+@pytest.fixture(scope="module")
+def imported(theirs: BertModel, tmp_path_factory: pytest.TempPathFactory) -> Imported:
+    directory = tmp_path_factory.mktemp("attention")
+    return import_run(save(theirs, directory / "hf"), directory / "run")
+
+
+def maps(model: Bert, batch: dict[str, Any]) -> np.ndarray:
+    """The maps by one compiled program, as they will be used."""
+    graphdef, params = nnx.split(model)
+    compute = jax.jit(lambda params, batch: attention_maps(nnx.merge(graphdef, params), batch))
+    return np.asarray(compute(params, batch))
+
+
+def in_float32(imported: Imported) -> Bert:
+    run = imported.run
+    build = bert_builder(run.architecture, Execution(dtype="float32"), run.heads)
+    return bind(build, imported.params)
+
+
+def test_the_maps_are_those_of_hugging_face(theirs: BertModel, imported: Imported) -> None:
+    batch = mixed_batch(theirs.config)
+    found = maps(in_float32(imported), batch)
+    with torch.no_grad():
+        reference = theirs(**torch_inputs(batch), output_attentions=True).attentions
+    expected = np.stack([layer.numpy() for layer in reference])
+    rows, length = batch["input_ids"].shape
+    assert found.shape == (LAYERS, rows, HEADS, length, length)
+    assert found.dtype == np.float32
+    # Padding queries are averages over the sentence there, and nothing here.
+    tokens = batch["segment_ids"][None, :, None, :, None] > 0
+    np.testing.assert_allclose(found, np.where(tokens, expected, 0), atol=2e-6)
+    assert expected.std() > 0.02  # the heads do look somewhere
+
+
+def test_what_is_padding_is_neither_looked_at_nor_looks(imported: Imported) -> None:
+    batch = mixed_batch(hf_config())
+    found = maps(in_float32(imported), batch)
+    inside = batch["segment_ids"] > 0
+    sums = found.sum(-1)
+    np.testing.assert_allclose(sums, np.broadcast_to(inside[None, :, None], sums.shape), atol=1e-6)
+    keys_of_padding = np.where(inside[None, :, None, None, :], 0.0, found)
+    assert not keys_of_padding.any()
+
+
+def test_a_packed_example_sees_itself_alone_and_as_if_it_stood_alone(imported: Imported) -> None:
+    model = in_float32(imported)
+    ids = np.arange(5, 15, dtype=np.int32)[None]
+    segments = np.array([[1] * 4 + [2] * 6], np.int32)
+    positions = np.array([[*range(4), *range(6)]], np.int32)
+    types = np.zeros_like(ids)
+    batch = {"input_ids": ids, "token_type_ids": types, "segment_ids": segments}
+    packed = maps(model, {**batch, "position_ids": positions})
+    assert not packed[..., :4, 4:].any()
+    assert not packed[..., 4:, :4].any()
+    ones = np.ones((1, 6), np.int32)
+    alone = maps(
+        model, {"input_ids": ids[:, 4:], "token_type_ids": types[:, 4:], "segment_ids": ones}
+    )
+    np.testing.assert_allclose(packed[..., 4:, 4:], alone, atol=1e-6)
+
+
+def test_the_maps_times_the_values_are_what_the_core_computes(imported: Imported) -> None:
+    model = in_float32(imported)
+    batch = mixed_batch(hf_config())
+    segments = jnp.asarray(batch["segment_ids"])
+    found = maps(model, batch)
+    states = model.every_layer(jax.tree.map(jnp.asarray, batch))
+    definition, stacked = nnx.split(model.encoder.layers.attention)
+    for layer in range(LAYERS):
+        attention = nnx.merge(definition, jax.tree.map(lambda array, at=layer: array[at], stacked))
+        q, k, v = project_together(states[layer], (attention.query, attention.key, attention.value))
+        expected = xla_attention(q, k, v, segments, dropout_rate=0.0, dropout_key=None)
+        ours = np.einsum("bhlm,bmhk->blhk", found[layer], np.asarray(v))
+        inside = batch["segment_ids"][..., None, None] > 0
+        np.testing.assert_allclose(
+            np.where(inside, ours, 0), np.where(inside, np.asarray(expected), 0), atol=2e-6
+        )
+
+
+def test_a_model_in_bfloat16_gives_float32_maps_that_still_sum_to_one() -> None:
+    architecture = Architecture(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+    )
+    build = bert_builder(architecture, Execution(dtype="bfloat16"), NONE)
+    assert define_model(build).params.keys() == {"encoder"}
+    model = build(nnx.Rngs(params=0))
+    found = maps(
+        model,
+        {
+            "input_ids": np.arange(8, dtype=np.int32)[None],
+            "token_type_ids": np.zeros((1, 8), np.int32),
+            "segment_ids": np.ones((1, 8), np.int32),
+        },
+    )
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)

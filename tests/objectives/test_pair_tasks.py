@@ -1,0 +1,147 @@
+"""The objectives' losses: which terms they have, what they are called, what they learn from."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.data.masking import MaskingSection
+from bert_jax.data.pairing import PairingKind, PairingSection
+from bert_jax.errors import UserError
+from bert_jax.model.config import Execution
+from bert_jax.objectives import ObjectiveSection, check_pairing, make_objective
+from bert_jax.objectives.bert import MLM_EPSILON, BertObjective
+from bert_jax.text.wordpiece import WordPieceTokenizer
+from tests.model.parts import fresh_params, model_of
+from tests.support import small_architecture, small_batch
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(245))]
+
+
+def objective(name: str, **masking: Any) -> BertObjective:
+    section = ObjectiveSection.model_validate({"name": name, "masking": masking})
+    made = make_objective(
+        section,
+        architecture=small_architecture(
+            num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        ),
+        execution=Execution(dtype="float32"),
+        tokenizer=WordPieceTokenizer(PIECES, lower_case=True),
+    )
+    assert isinstance(made, BertObjective)
+    return made
+
+
+@functools.cache
+def first_params() -> Any:
+    """Fresh parameters: the model is the same for every objective."""
+    return fresh_params(objective("bert"))
+
+
+def loss_and_gradient(task: BertObjective, batch: dict[str, np.ndarray]) -> Any:
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def loss(params: Any, batch: Any) -> Any:
+        return task.loss(
+            model_of(task, params), batch, weights=task.weights(batch), dropout_key=None
+        )
+
+    (value, metrics), gradient = jax.jit(loss)(first_params(), batch)
+    sums = {name: (float(total), float(count)) for name, (total, count) in metrics.items()}
+    return float(value), sums, gradient
+
+
+def largest(tree: Any) -> float:
+    return max(float(abs(leaf).max()) for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(("name", "pair"), [("bert", "nsp"), ("sop", "sop")])
+def test_a_pair_task_adds_its_mean_loss_under_its_own_name(name: str, pair: str) -> None:
+    task = objective(name)
+    value, sums, gradient = loss_and_gradient(task, small_batch())
+    assert set(sums) == {"mlm_loss", "mlm_accuracy", f"{pair}_loss", f"{pair}_accuracy"}
+    (mlm, masked), (nll, rows) = sums["mlm_loss"], sums[f"{pair}_loss"]
+    assert value == pytest.approx(mlm / (masked + MLM_EPSILON) + nll / rows, rel=1e-6)
+    assert set(task.score(sums)) == {"loss", *sums}
+    assert task.score(sums)["loss"] == pytest.approx(value, rel=1e-6)
+    assert largest(gradient["next_sentence"]) > 0
+    assert largest(gradient["pooler"]) > 0
+
+
+def test_without_a_pair_task_the_term_its_metrics_and_its_gradient_are_left_out() -> None:
+    task = objective("roberta")
+    batch = small_batch() | {"next_sentence_weights": np.zeros((16, 1), np.float32)}
+    value, sums, gradient = loss_and_gradient(task, batch)
+    assert set(sums) == {"mlm_loss", "mlm_accuracy"}
+    mlm, masked = sums["mlm_loss"]
+    assert value == pytest.approx(mlm / (masked + MLM_EPSILON), rel=1e-6)
+    assert task.score(sums) == {
+        "loss": pytest.approx(value, rel=1e-6),
+        "mlm_loss": pytest.approx(value, rel=1e-6),
+        "mlm_accuracy": sums["mlm_accuracy"][0] / masked,
+    }
+    assert largest(gradient["next_sentence"]) == largest(gradient["pooler"]) == 0
+    assert largest(gradient["mlm"]) > 0
+
+
+@pytest.mark.parametrize("name", ["bert", "sop", "roberta"])
+def test_evaluation_masks_15_percent_of_the_tokens_whatever_training_does(name: str) -> None:
+    task = objective(name, rate=0.4, unit="span", static_copies=2)
+    training, evaluation = (
+        task.features(seq_length=128, max_predictions=5, evaluation=evaluating)
+        for evaluating in (False, True)
+    )
+    assert training.fingerprint()["masking.unit"] == "span"
+    assert training.fingerprint()["masking.max_predictions"] == 5
+    assert evaluation.fingerprint() == {
+        "seq_length": 128,
+        "packing": "none",
+        "masking.max_predictions": 20,
+        "masking.rate": 0.15,
+        "masking.unit": "token",
+        "masking.replace_with_mask": 0.8,
+        "masking.replace_with_random": 0.1,
+    }
+
+
+def dataset_of(kind: PairingKind) -> Any:
+    provenance = types.SimpleNamespace(pairing=PairingSection.model_validate({"kind": kind}))
+    return types.SimpleNamespace(provenance=provenance, directory="data/corpus")
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("bert", {"nsp"}), ("sop", {"sop"}), ("roberta", {"full_sentences", "doc_sentences"})],
+)
+def test_a_dataset_made_for_another_objective_is_an_error_that_names_both(
+    name: str, kinds: set[str]
+) -> None:
+    section = ObjectiveSection.model_validate({"name": name})
+    everything: tuple[PairingKind, ...] = ("nsp", "sop", "full_sentences", "doc_sentences")
+    for kind in everything:
+        if kind in kinds:
+            check_pairing(section, dataset_of(kind), key="dataset")
+            continue
+        message = f"^dataset: data/corpus was made with pairing kind {kind}, but .*name {name} "
+        with pytest.raises(UserError, match=message):
+            check_pairing(section, dataset_of(kind), key="dataset")
+
+
+def test_the_error_says_which_objective_fits() -> None:
+    with pytest.raises(UserError) as error:
+        check_pairing(
+            ObjectiveSection(), dataset_of("full_sentences"), key="train.phases.0.dataset"
+        )
+    assert str(error.value) == (
+        "train.phases.0.dataset: data/corpus was made with pairing kind full_sentences, but "
+        "objective.name bert learns from nsp; allowed: such a dataset, or objective.name: roberta"
+    )
+
+
+def test_every_objective_takes_every_way_of_masking() -> None:
+    section = ObjectiveSection.model_validate({"name": "sop", "masking": {"unit": "ngram"}})
+    assert section.masking == MaskingSection(unit="ngram")

@@ -1,0 +1,256 @@
+"""Each rule drops what it says, and counts it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.errors import UserError
+from pipelines.cleaning.boilerplate import prose_lines, sentence_ends
+from pipelines.cleaning.contamination import OverlapIndex, build_index
+from pipelines.cleaning.evaluation import evaluation_texts
+from pipelines.cleaning.rules import DocumentRules
+from pipelines.cleaning.settings import BoilerplateSection, CleaningSection, ContaminationSection
+from pipelines.cleaning.tally import Tally
+from pipelines.cleaning.words import ngram_hashes, word_hashes, words
+
+PROSE = "The quick brown fox jumps over the lazy dog."
+
+
+def apply(lines: list[str], **changes: Any) -> tuple[list[str], Tally]:
+    tally = Tally()
+    rules = DocumentRules(CleaningSection(**changes), overlap_index=None)
+    return rules.apply(lines, identity="a:0", tally=tally), tally
+
+
+def test_unicode_is_normalised() -> None:
+    lines = ["ﬁn ² e\u0301", "\u3000"]
+    assert apply(lines, unicode="nfc")[0] == ["ﬁn ² é"]
+    assert apply(lines, unicode="nfkc")[0] == ["fin 2 é"]
+    assert apply(lines)[0] == lines
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("1234 5678 90 12 34 56.", "letters"),
+        ("Read more about it here and there", "sentence_end"),
+        ("Home, sweet home.", "min_line_words"),
+        ("Please enable JavaScript to see this fine page.", "line_phrases"),
+        ("This web site uses cookies for its own ends.", "line_phrases"),
+    ],
+)
+def test_lines_that_are_no_prose_go(line: str, rule: str) -> None:
+    tally = Tally()
+    lines = [PROSE, line, PROSE, "“He said that it was true.”", "他說這是真的，沒有人不相信。"]
+    kept = prose_lines(lines, BoilerplateSection(), tally=tally)
+    assert kept == [other for other in lines if other != line]
+    assert tally.lines == {f"boilerplate.{rule}": 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "rule"),
+    [
+        ([PROSE, PROSE], "min_sentence_ends"),
+        ([PROSE, "Lorem Ipsum dolor", PROSE, PROSE], "document_phrases"),
+        ([PROSE, "if (x) {", PROSE, PROSE], "document_phrases"),
+    ],
+)
+def test_documents_that_are_no_prose_go(lines: list[str], rule: str) -> None:
+    tally = Tally()
+    assert prose_lines(lines, BoilerplateSection(), tally=tally) is None
+    assert tally.documents == {f"boilerplate.{rule}": 1}
+    off = BoilerplateSection(
+        min_line_words=0,
+        letters=False,
+        sentence_end=False,
+        line_phrases=(),
+        document_phrases=(),
+        min_sentence_ends=0,
+    )
+    assert prose_lines(lines, off, tally=Tally()) == lines
+
+
+def test_sentence_ends_are_counted_in_many_scripts() -> None:
+    assert sentence_ends(["One. Two! Is it 3.5? “Yes.” e.g. so"]) == 5
+    assert sentence_ends(["一。二！三？"]) == 3
+
+
+def test_a_line_that_stands_earlier_in_its_document_goes() -> None:
+    kept, tally = apply(["a", "b", "a", "c", "a"], duplicate_lines="document")
+    assert kept == ["a", "b", "c"]
+    assert tally.lines == {"duplicate_lines.document": 2}
+
+
+@pytest.fixture
+def filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_filters.py").write_text(
+        "def has_the(text): return 'the' in text\n"
+        "def code(text): return 'de' if 'und' in text else 'en'\n"
+        "def number(text): return 3\n"
+        "def fails(text): raise ValueError('no')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_filters", raising=False)
+    return "my_filters"
+
+
+def test_a_function_of_the_users_says_which_documents_to_keep(filters: str) -> None:
+    kept, tally = apply(["on", "the mat"], language_filter=f"{filters}:has_the")
+    assert kept == ["on", "the mat"]
+    assert not tally.documents
+    kept, tally = apply(["a mat"], language_filter=f"{filters}:has_the")
+    assert not kept
+    assert tally.documents == {"language_filter": 1}
+    codes = {"language_filter": f"{filters}:code", "languages": ("de", "fr")}
+    assert apply(["du und ich"], **codes)[0]
+    assert not apply(["you and I"], **codes)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("has_the", r'"has_the", allowed: package\.module:function'),
+        ("no_such_module:f", r'"no_such_module:f" cannot be imported'),
+        ("my_filters:has_teh", r'has no function has_teh; did you mean "has_the"'),
+        ("my_filters:code", r'languages: empty, but the filter returns codes, "en" for a:0'),
+        ("my_filters:number", r"found 3 for a:0, allowed: True, False or a language code"),
+        ("my_filters:fails", r"ValueError on a:0: no"),
+    ],
+)
+def test_a_filter_that_does_not_work_is_named(filters: str, name: str, message: str) -> None:
+    del filters
+    with pytest.raises(UserError, match=message):
+        apply(["text"], language_filter=name)
+
+
+def test_words_are_those_of_every_script() -> None:
+    assert words("Don't  STOP_it, Ärger 3.5") == ["don", "t", "stop", "it", "ärger", "3", "5"]
+    assert words("世界はテスト ok") == [*"世界はテスト", "ok"]
+    assert words("plain ascii, 12_x") == words("plain ascii, 12_x é")[:-1]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.sampled_from("abc"), max_size=12), st.integers(1, 5))
+def test_equal_runs_of_words_and_no_others_have_equal_hashes(text: list[str], n: int) -> None:
+    hashes = ngram_hashes(word_hashes(" ".join(text)), n).tolist()
+    runs = [tuple(text[i : i + n]) for i in range(len(text) - n + 1)]
+    assert len(hashes) == len(runs)
+    assert {(a == b) for a in hashes for b in hashes} == {(a == b) for a in runs for b in runs}
+    by_run = dict(zip(runs, hashes, strict=True))
+    assert hashes == [by_run[run] for run in runs]
+    assert len(set(by_run.values())) == len(by_run)
+
+
+def evaluation_files(directory: Path) -> list[str]:
+    (directory / "dev.tsv").write_text(
+        "index\tsentence1\tsentence2\tlabel\n"
+        f"0\tshort one\t{PROSE} And it sleeps.\t1\n"
+        "1\tNothing in here that anyone would have written anywhere else at all.\tx\t0\n"
+        "2\ttoo short\tthis too\t0\n"
+    )
+    squad = {
+        "data": [
+            {
+                "paragraphs": [
+                    {
+                        "context": "A context of which every word is new to all of them here.",
+                        "qas": [{"question": "Does the quick brown fox jump over the lazy dog?"}],
+                    }
+                ]
+            }
+        ]
+    }
+    (directory / "squad.json").write_text(json.dumps(squad))
+    (directory / "lines.txt").write_text("one two\n\n" + "w " * 30 + "\n")
+    return [str(directory / name) for name in ("dev.tsv", "squad.json", "lines.txt")]
+
+
+def test_texts_of_evaluation_files(tmp_path: Path) -> None:
+    tsv, squad, lines = evaluation_files(tmp_path)
+    assert [row[0] for row in evaluation_texts(tsv)] == ["0", "1", "2"]
+    assert [len(texts) for texts in evaluation_texts(squad)] == [1, 1]
+    assert [texts[0][:7] for texts in evaluation_texts(lines)] == ["one two", "w w w w"]
+    cola = tmp_path / "CoLA.tsv"
+    cola.write_text("gj04\t1\t\tOur friends won't buy this analysis.\n" * 2)
+    assert len(list(evaluation_texts(str(cola)))) == 2
+    (tmp_path / "other.json").write_text('{"rows": []}')
+    with pytest.raises(UserError, match=r"other\.json: found no 'data' in it, allowed: SQuAD"):
+        list(evaluation_texts(str(tmp_path / "other.json")))
+
+
+@pytest.mark.parametrize("on_contaminated", ["report", "drop"])
+def test_overlap_with_evaluation_files_is_found(tmp_path: Path, on_contaminated: str) -> None:
+    section = ContaminationSection(
+        files=tuple(evaluation_files(tmp_path)),
+        ngram=8,
+        on_contaminated=on_contaminated,  # pyright: ignore[reportArgumentType]
+    )
+    build_index(section, tmp_path / "index")
+    rules = DocumentRules(
+        CleaningSection(contamination=section), overlap_index=str(tmp_path / "index")
+    )
+    tally = Tally()
+    contaminated = [f"It says: {PROSE.upper()}", "And more."]
+    clean = ["The quick brown fox jumps over the dog", "that lazy one. W w w w w w w."]
+    left = [
+        rules.apply(lines, identity=f"d{i}", tally=tally)
+        for i, lines in enumerate((contaminated, clean, contaminated))
+    ]
+    drops = on_contaminated == "drop"
+    assert left == [[] if drops else contaminated, clean, [] if drops else contaminated]
+    assert tally.documents["contamination"] == (2 if drops else 0)
+    assert tally.contaminated == ["d0", "d2"]
+    tally.save(tmp_path)
+    loaded = Tally.load(tmp_path)
+    assert loaded == tally
+    records = OverlapIndex(tmp_path / "index").report(loaded)
+    assert [r.model_dump() for r in records] == [
+        {"name": "dev.tsv", "examples": 3, "too_short": 1, "found": 1, "documents": 2},
+        {"name": "lines.txt", "examples": 2, "too_short": 1, "found": 0, "documents": 0},
+        {"name": "squad.json", "examples": 2, "too_short": 0, "found": 0, "documents": 0},
+    ]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_overlaps_are_those_of_a_search_word_by_word(data: st.DataObject) -> None:
+    word_lists = st.lists(st.sampled_from("abcd"), max_size=14)
+    examples = data.draw(st.lists(word_lists.map(" ".join), min_size=1, max_size=6))
+    documents = data.draw(st.lists(word_lists.map(" ".join), max_size=6))
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "e.txt").write_text("\n".join(e or "." for e in examples))
+        section = ContaminationSection(files=(str(directory / "e.txt"),), ngram=4)
+        build_index(section, directory / "index")
+        index, tally = OverlapIndex(directory / "index"), Tally()
+
+        def runs(text: str) -> set[tuple[str, ...]]:
+            found = text.split()
+            return {tuple(found[i : i + 4]) for i in range(len(found) - 3)}
+
+        every = set().union(*map(runs, examples))
+        for document in documents:
+            hit = index.check(document, identity="x", tally=tally)
+            assert hit == bool(runs(document) & every)
+        (record,) = index.report(tally)
+        seen = set().union(*map(runs, documents)) if documents else set()
+        assert record.found == sum(bool(runs(example) & seen) for example in examples)
+        assert record.too_short == sum(not runs(example) for example in examples)
+
+
+def test_hashes_do_not_change_between_releases() -> None:
+    # They decide which of two documents stays; a change needs another version of the format.
+    assert word_hashes("the quick fox").tolist() == [
+        3331141520948189790,
+        3889497168071291402,
+        13218999603221225746,
+    ]
+    assert ngram_hashes(word_hashes("the quick fox"), 3).tolist() == [8014588871704342394]

@@ -1,0 +1,340 @@
+"""The rules across documents keep the first, whatever the workers, the parts and the stops."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from etils import epath
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.records import open_dataset
+from bert_jax.errors import UserError
+from bert_jax.text import load_tokenizer
+from pipelines.cleaning import repeats
+from pipelines.cleaning.near import Signatures, find_near_duplicates
+from pipelines.cleaning.repeats import find_repeats
+from pipelines.cleaning.settings import CleaningSection, NearDuplicatesSection
+from pipelines.cleaning.spill import save_hashes
+from pipelines.corpus import CorpusJob
+from pipelines.duplicates import SpillJob, find_duplicates, spill_part, unique_documents
+from pipelines.examples import make_examples
+from pipelines.preparation import Preparation, read_preparation
+from pipelines.settings import SourcesSection
+from pipelines.sources import Part
+from tests.corpus import marker, section, sentences, write_corpus, write_tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=12), min_size=1, max_size=5
+    ),
+    st.sampled_from([3, 1000]),
+)
+def test_repeats_are_those_of_a_search_in_order(
+    spilled: list[list[tuple[int, bool]]], most: int
+) -> None:
+    # Spread over all 64 bits, as hashes are.
+    hashes = [np.array([h * (2**64 // 7) for h, _ in s], np.uint64) for s in spilled]
+    dropped = [np.array([gone for _, gone in s], bool) for s in spilled]
+    seen: set[int] = set()
+    expected = []
+    for spill in spilled:
+        flags = []
+        for value, gone in spill:
+            flags.append(not gone and value in seen)
+            if not gone:
+                seen.add(value)
+        expected.append(flags)
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repeats, "_MOST_AT_A_TIME", most)
+        spills = [Path(name, str(number)) for number in range(len(spilled))]
+        for spill, array in zip(spills, hashes, strict=True):
+            spill.mkdir()
+            save_hashes(spill, "x", array)
+        found = find_repeats(spills, "x", sizes=[len(array) for array in hashes], dropped=dropped)
+    assert [flags.tolist() for flags in found] == expected
+
+
+def jaccard(one: list[str], other: list[str], n: int) -> float:
+    first, second = ({tuple(d[i : i + n]) for i in range(len(d) - n + 1)} for d in (one, other))
+    return len(first & second) / len(first | second)
+
+
+def test_near_duplicates_are_those_that_share_most_ngrams(tmp_path: Path) -> None:
+    near = NearDuplicatesSection()
+    rng = np.random.default_rng(3)
+    vocabulary = np.array([f"w{n}" for n in range(5000)])
+    documents: list[list[str]] = []
+    for changed in [0, 1, 3, 6, 12, 40, 120] * 20:
+        first = rng.choice(vocabulary, 300).tolist()
+        second = list(first)
+        for place in rng.choice(300, changed, replace=False):
+            second[place] = "changed"
+        documents += [first, second]
+    similar = [jaccard(documents[i - 1], documents[i], 5) if i % 2 else 0.0 for i in range(280)]
+    # In three spills, with documents of too few words for an n-gram, two of them alike.
+    texts = [" ".join(d) for d in documents] + ["a b", "", "a c", "A, b!", "!"]
+    spills, sizes = [], []
+    for number, some in enumerate((texts[:101], texts[101:180], texts[180:])):
+        spills.append(tmp_path / str(number))
+        spills[-1].mkdir()
+        signatures = Signatures(near)
+        for text in some:
+            signatures.add(text)
+        signatures.save(spills[-1])
+        sizes.append(len(some))
+    none = [np.zeros(size, bool) for size in sizes]
+    found = np.concatenate(find_near_duplicates(spills, near, sizes=sizes, dropped=none))
+    assert found[280:].tolist() == [False, False, False, True, False]
+    for flag, similarity in zip(found[:280], similar, strict=True):
+        if similarity > 0.9:
+            assert flag
+        if similarity < 0.55:
+            assert not flag
+    assert found[:280].sum() >= 60
+    firsts_gone = [flags | (np.arange(len(flags)) >= 0) for flags in none]
+    again = find_near_duplicates(spills, near, sizes=sizes, dropped=firsts_gone)
+    assert not np.concatenate(again).any()
+
+
+EVERYTHING = CleaningSection(
+    duplicate_lines="corpus",
+    duplicate_documents=True,
+    near_duplicates=NearDuplicatesSection(),
+)
+
+
+def test_the_first_of_equal_documents_and_lines_stays(tmp_path: Path) -> None:
+    long = [f"{' '.join(f'{word}{n}' for n in range(60))}" for word in ("a", "b", "c")]
+    documents = [
+        [long[0], "shared"],
+        ["own", "shared", "own"],
+        [long[0], "shared"],  # equal to the first
+        [f"{long[0]} more", "new"],  # nearly equal to the first
+        ["new", "shared", "last"],  # "new" stands only in the document dropped before
+        ["shared", "own"],  # nothing left of it
+    ]
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join("\n".join(d) for d in documents))
+    job = CorpusJob(
+        parts=(Part(str(path), "a.txt", 0, path.stat().st_size),),
+        sources=SourcesSection(input=(str(path),)),
+        documents="blank_line",
+        cleaning=EVERYTHING,
+        overlap_index=None,
+    )
+    tally = spill_part(SpillJob(job, str(tmp_path / "spill")))
+    find_duplicates([tmp_path / "spill"], EVERYTHING)
+    left = [document.lines for _, document in unique_documents(tmp_path / "spill", tally)]
+    assert left == [[long[0], "shared"], ["own"], ["new", "last"]]
+    assert tally.documents == {
+        "read": 6,
+        "duplicate_documents": 1,
+        "near_duplicates": 1,
+        "emptied": 1,
+    }
+    assert tally.lines == {
+        "read": 14,
+        "duplicate_lines.document": 1,
+        "duplicate_lines.corpus": 4,
+    }
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """40 documents in three files of two formats, of which every fifth comes twice."""
+    write_corpus(tmp_path / "text0.txt", documents=range(20))
+    records = [{"text": "\n".join(sentences(d))} for d in [*range(20, 40), *range(0, 20, 5)]]
+    (tmp_path / "text1.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))
+    write_corpus(tmp_path / "text2.txt", documents=range(20, 24))
+    write_tokenizer(tmp_path / "tokenizer")
+    return tmp_path
+
+
+def cleaned(corpus: Path, **changes: Any) -> Any:
+    values = {"input": f"{corpus}/text*", "cleaning": EVERYTHING, "num_shards": 2, **changes}
+    return section(corpus, **values)
+
+
+def files(directory: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.iterdir())
+    }
+
+
+def preparation(directory: Path) -> Preparation:
+    made = read_preparation(directory)
+    assert made is not None
+    return made
+
+
+def test_a_cleaned_dataset_has_each_document_once(corpus: Path) -> None:
+    made = make_examples(cleaned(corpus))
+    record = preparation(corpus / "dataset")
+    assert made.corpus.documents == 40
+    assert record.documents == {"read": 48, "duplicate_documents": 8, "kept": 40}
+    assert record.formats == ("jsonl", "text")
+    assert record.cleaning == EVERYTHING
+    tokenizer = load_tokenizer(corpus / "tokenizer")
+    found = Counter(
+        piece
+        for split in ("train", "validation")
+        for example in open_dataset(corpus / "dataset", split).__getitems__(
+            range(len(open_dataset(corpus / "dataset", split)))
+        )
+        for piece in set(tokenizer.pieces(example.input_ids.tolist()))
+        if piece.startswith("mark")
+    )
+    assert set(found) == {marker(d) for d in range(40)}
+    with pytest.raises(UserError, match="dataset in which cleaning is "):
+        make_examples(cleaned(corpus, cleaning=CleaningSection(duplicate_documents=True)))
+    with pytest.raises(UserError, match="dataset in which cleaning is "):
+        make_examples(cleaned(corpus, cleaning=CleaningSection()))
+
+
+def test_a_plain_dataset_has_no_record_of_its_preparation(corpus: Path) -> None:
+    make_examples(section(corpus))
+    assert read_preparation(corpus / "dataset") is None
+    with pytest.raises(UserError, match=r"dataset in which \w+ is null, now"):
+        make_examples(section(corpus, cleaning=EVERYTHING))
+
+
+def test_a_cleaned_dataset_depends_neither_on_workers_nor_on_parts(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_examples(cleaned(corpus))
+    once = files(corpus / "dataset")
+    make_examples(cleaned(corpus, output=str(corpus / "two"), workers=2))
+    assert files(corpus / "two") == once
+    monkeypatch.setattr("pipelines.runs._MIN_PART_BYTES", 700)
+    monkeypatch.setattr(repeats, "_MOST_AT_A_TIME", 10)
+    lines: list[str] = []
+    make_examples(cleaned(corpus, output=str(corpus / "parts")), progress=lines.append)
+    assert sum(line.startswith("cleaned part") for line in lines) > 5
+    assert files(corpus / "parts") == once
+
+
+@pytest.mark.parametrize("stop", ["cleaned part 2", "tokenised part 1", "shard 1"])
+def test_a_killed_cleaning_goes_on_where_it_ended(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, stop: str
+) -> None:
+    program = textwrap.dedent(
+        f"""
+        import os, signal, pathlib
+        import pipelines.runs
+        from pipelines.examples import make_examples
+        from tests.pipelines.test_duplicates import cleaned
+        pipelines.runs._MIN_PART_BYTES = 2000
+        def progress(line):
+            if line.startswith({stop!r}):
+                os.kill(os.getpid(), signal.SIGKILL)
+        make_examples(cleaned(pathlib.Path({str(corpus)!r})), progress=progress)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    monkeypatch.setattr("pipelines.runs._MIN_PART_BYTES", 2000)
+    lines: list[str] = []
+    make_examples(cleaned(corpus), progress=lines.append)
+    again = sum(line.startswith("cleaned part") for line in lines)
+    make_examples(cleaned(corpus, output=str(corpus / "whole")), progress=lines.append)
+    whole = sum(line.startswith("cleaned part") for line in lines) - again
+    assert again == (whole - 2 if stop.startswith("cleaned") else 0)
+    assert files(corpus / "dataset") == files(corpus / "whole")
+
+
+def interrupt_at_shards(line: str) -> None:
+    if line.startswith("shard"):
+        raise KeyboardInterrupt
+
+
+def test_bad_files_among_good_ones_are_skipped_counted_and_listed(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (corpus / "text3.txt.gz").write_bytes(gzip.compress(b"the old mill .\n" * 5000)[:-30])
+    (corpus / "text4.parquet").write_bytes(b"PAR1")
+    (corpus / "text5.txt").write_bytes(b"\xff\xfe")
+    (corpus / "text6.txt").write_text("x" * 3000)
+    (corpus / "text7.txt").write_text("the dog .\n")
+    with (corpus / "text1.jsonl").open("a") as file:
+        file.write('{"txt": 1}\n')
+    (corpus / "text8.txt").touch()
+
+    def unreadable(path: str) -> Any:
+        if path.endswith("text7.txt"):
+            raise PermissionError(13, "Permission denied", path)
+        return epath.Path(path)
+
+    monkeypatch.setattr("pipelines.unpack.epath", SimpleNamespace(Path=unreadable))
+    settings_ = {"max_line_length": 2000, "cleaning": CleaningSection()}
+    with pytest.raises(UserError) as caught:
+        make_examples(cleaned(corpus, **settings_))
+    assert "\n" not in str(caught.value)
+    lines: list[str] = []
+    skipping = cleaned(corpus, on_error="skip", **settings_)
+    made = make_examples(skipping, progress=lines.append)
+    record = preparation(corpus / "dataset")
+    named = [
+        r"text7\.txt: cannot be read \(permission denied\)",
+        r"text4\.parquet: cannot be read as Parquet",
+        r"text1\.jsonl: line 25: found no field",
+        r"text3\.txt\.gz: damaged gzip file",
+        r"text5\.txt: byte 0 is not UTF-8",
+        r"text6\.txt: line 1 has 2,000 characters or more",
+    ]
+    assert record.skipped == len(named) == len(record.skipped_listed)
+    for pattern in named:
+        assert sum(bool(re.search(pattern, s)) for s in record.skipped_listed) == 1
+    assert [line for line in lines if line.startswith("skipped: ")] == [
+        f"skipped: {line}" for line in record.skipped_listed
+    ]
+    assert made.corpus.documents == record.documents["kept"] == 48
+    changed = cleaned(corpus, output=str(corpus / "other"), on_error="skip", **settings_)
+    with pytest.raises(KeyboardInterrupt):
+        make_examples(changed, progress=interrupt_at_shards)
+    with pytest.raises(UserError, match=r"text7\.txt: cannot be read"):
+        make_examples(changed.model_copy(update={"on_error": "fail"}))
+
+
+def test_a_directory_of_empty_files_is_one_line(corpus: Path) -> None:
+    for name in ("a.txt", "b.jsonl", "c.txt.gz"):
+        (corpus / "empty").mkdir(exist_ok=True)
+        (corpus / "empty" / name).touch()
+    for cleaning in (CleaningSection(), EVERYTHING):
+        with pytest.raises(UserError, match=r"^input: no document in any of its files; [^\n]*$"):
+            make_examples(
+                cleaned(
+                    corpus,
+                    input=f"{corpus}/empty/*",
+                    cleaning=cleaning,
+                    output=str(corpus / f"out{cleaning.duplicate_documents}"),
+                )
+            )
+
+
+def test_ids_that_occur_twice_are_named(corpus: Path) -> None:
+    records = [{"text": "\n".join(sentences(d)), "id": d % 19} for d in range(20)]
+    (corpus / "ids.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))
+    with pytest.raises(UserError, match=r"1 documents with the id of another.* ids\.jsonl#0,"):
+        make_examples(
+            cleaned(corpus, input=f"{corpus}/ids.jsonl", id_field="id", cleaning=CleaningSection())
+        )

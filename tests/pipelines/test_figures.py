@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.pairing import Pair
+from bert_jax.data.provenance import read_provenance
+from bert_jax.data.records import open_dataset
+from bert_jax.data.tokenised import from_lists
+from bert_jax.text import load_tokenizer
+from pipelines import figures, shards
+from pipelines.examples import make_examples
+from pipelines.figures import SKETCH, PairTally, count_distinct, sentence_hashes, sketch
+from tests.corpus import make_dataset, section, sentences
+
+SENTENCES = st.lists(st.integers(0, 3), min_size=1, max_size=4)
+DOCUMENTS = st.lists(st.lists(SENTENCES, min_size=1, max_size=5), min_size=1, max_size=6)
+
+
+@given(documents=DOCUMENTS, chunk=st.integers(1, 9))
+@settings(deadline=None, max_examples=60)
+def test_sentences_have_one_hash_exactly_if_they_have_the_same_tokens(
+    documents: list[list[list[int]]], chunk: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "_CHUNK", chunk)
+        _check_hashes(documents)
+
+
+def _check_hashes(documents: list[list[list[int]]]) -> None:
+    made = from_lists(range(len(documents)), documents, np.dtype(np.uint16))
+    hashes = sentence_hashes(made).tolist()
+    spelled = [tuple(sentence) for document in documents for sentence in document]
+    assert len(hashes) == len(spelled)
+    assert len(set(hashes)) == len(set(spelled)) == len(set(zip(hashes, spelled, strict=True)))
+
+
+def test_different_sentences_are_counted_exactly_if_few_and_nearly_if_many() -> None:
+    rng = np.random.default_rng(0)
+    few = rng.integers(2**63, size=SKETCH - 1).astype(np.uint64)
+    assert count_distinct(sketch(np.repeat(few, 3))) == SKETCH - 1
+    many = figures.mix64(np.arange(500_000, dtype=np.uint64))
+    parts = np.split(rng.permutation(np.concatenate([many, many[:250_000]])), 30)
+    joined = np.zeros(0, np.uint64)
+    for part in parts:
+        joined = sketch(np.concatenate([joined, sketch(part)]))
+    assert np.array_equal(joined, sketch(many))
+    assert count_distinct(joined) == pytest.approx(500_000, rel=0.03)
+
+
+def test_pairs_are_counted_by_the_documents_of_their_spans() -> None:
+    documents = from_lists(range(3), [[[1, 2], [3]], [[4, 5, 6]], [[7], [8]]], np.dtype(np.uint16))
+    tally = PairTally(documents)
+    tally.add(Pair(0, 2, 2, 3, 0))  # both in document 0
+    tally.add(Pair(1, 2, 2, 3, 1))  # both in document 0, said to be random
+    tally.add(Pair(6, 7, 3, 4, 1))
+    tally.add(Pair(6, 7, 3, 4, 1))
+    found = tally.record()
+    assert (found.same_document, found.other_document) == ((1, 1), (0, 2))
+
+
+def test_a_dataset_says_that_no_random_next_is_of_the_same_document(tmp_path: Path) -> None:
+    made = make_dataset(tmp_path)
+    for name, split in made.splits.items():
+        dataset = open_dataset(tmp_path / "dataset", name)
+        labels = Counter(e.next_sentence_label for e in dataset.__getitems__(range(len(dataset))))
+        assert split.pairs is not None
+        assert split.pairs.same_document == (labels[0], 0)
+        assert split.pairs.other_document == (0, labels[1])
+        assert labels[1] > 0
+    assert read_provenance(tmp_path / "dataset") == made
+
+
+def test_a_random_next_of_the_same_document_would_be_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def impure(documents, section, *, seed):
+        del section, seed
+        bounds = documents.sentence_starts
+        for first in documents.document_starts[:-1].tolist():
+            yield Pair(bounds[first], bounds[first + 1], bounds[first], bounds[first + 1], 1)
+
+    monkeypatch.setattr(shards, "pair_documents", impure)
+    made = make_dataset(tmp_path)
+    pairs = made.splits["train"].pairs
+    assert pairs is not None
+    assert pairs.same_document == (0, made.splits["train"].documents)
+
+
+def test_repeated_sentences_are_counted_over_all_shards(tmp_path: Path) -> None:
+    make_dataset(tmp_path)
+    with (tmp_path / "text0.txt").open("a") as file:
+        file.write("\n" + "\n".join(["the old mill ."] * 10) + "\n")
+    made = make_examples(section(tmp_path, output=str(tmp_path / "again"), validation_fraction=0))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer")
+    texts = [line for d in range(60) for line in sentences(d)] + ["the old mill ."] * 10
+    different = {tuple(ids) for ids in tokenizer.encode_batch(texts)}
+    train = made.splits["train"]
+    assert train.sentences == len(texts)
+    assert train.repeated_sentences == pytest.approx(1 - len(different) / len(texts))
+
+
+def test_without_a_pair_task_there_are_no_pairs_to_count(tmp_path: Path) -> None:
+    made = make_dataset(tmp_path, kind="doc_sentences", dupe_factor=1, short_seq_prob=0.0)
+    assert made.splits["train"].pairs is None

@@ -1,0 +1,379 @@
+"""Every format gives the documents that stand in it, however it is cut."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
+from etils import epath
+from tensorflow_datasets.core.example_serializer import ExampleSerializer
+
+from bert_jax.errors import UserError
+from pipelines.documents import Document, document_id
+from pipelines.inputs import cut_sources, find_sources, iter_text, read_documents
+from pipelines.problems import Problems
+from pipelines.readers.wikitext import wikitext_paragraphs
+from pipelines.settings import SourcesSection
+
+TEXTS = [f"Document {n} begins.\n\nIt is «{n}»." for n in range(20)]
+IDS = [f"q{n}" for n in range(20)]
+
+
+def sources(*paths: Path | str, **settings: Any) -> SourcesSection:
+    return SourcesSection(input=tuple(map(str, paths)), **settings)
+
+
+def read(
+    section: SourcesSection, *, part_bytes: int = 1 << 20, problems: Problems | None = None
+) -> list[tuple[str, Document]]:
+    """The ids and documents of all sources, and a check that they come in parts."""
+    problems = problems or Problems(section.on_error)
+    found = find_sources(section, root=None, problems=problems)
+    parts = cut_sources(
+        found, section, documents="blank_line", part_bytes=part_bytes, problems=problems
+    )
+    return [
+        (document_id(part.name, document.offset, document.id), document)
+        for part in parts
+        for document in read_documents(part, section, documents="blank_line", problems=problems)
+    ]
+
+
+def lines_of(section: SourcesSection, **options: Any) -> list[list[str]]:
+    return [document.lines for _, document in read(section, **options)]
+
+
+EXPECTED = [[f"Document {n} begins.", f"It is «{n}»."] for n in range(20)]
+
+
+def pack_zstd(content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": pack_zstd,
+}
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_packed_text_is_the_text(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.txt.{suffix}"
+    content = "één\ntwee\n\ndrie\n".encode() * 5000
+    # Two frames one after the other, as parallel packers write them.
+    path.write_bytes(PACKERS[suffix](content) + PACKERS[suffix](content))
+    assert list(iter_text(sources(path))) == content.decode().splitlines() * 2
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_a_damaged_packed_file_is_one_line(tmp_path: Path, suffix: str, damage: str) -> None:
+    path = tmp_path / f"a.txt.{suffix}"
+    content = np.random.default_rng(0).integers(97, 123, 300_000, np.uint8)
+    content[::50] = 10
+    packed = bytearray(PACKERS[suffix](content.tobytes()))
+    if damage == "cut":
+        del packed[-2000:]
+    else:
+        # Arrow writes Zstandard without checksums, so that only its structure can be damaged.
+        place = 4 if suffix == "zst" else len(packed) // 2
+        packed[place : place + 500] = bytes(500)
+    path.write_bytes(packed)
+    with pytest.raises(UserError, match=rf"^\S*a\.txt\.{suffix}: damaged \w+ file \([^\n]*\)$"):
+        list(iter_text(sources(path)))
+
+
+@pytest.mark.parametrize("part_bytes", [1, 100, 1 << 20])
+def test_json_lines(tmp_path: Path, part_bytes: int) -> None:
+    path = tmp_path / "a.jsonl"
+    records = [{"id": i, "body": t} for i, t in zip(IDS, TEXTS, strict=True)]
+    path.write_text("".join(f"{json.dumps(r)}\n" for r in records))
+    section = sources(path, text_field="body", id_field="id")
+    found = read(section, part_bytes=part_bytes)
+    assert [document.lines for _, document in found] == EXPECTED
+    assert [identity for identity, _ in found] == [f"a.jsonl#{i}" for i in IDS]
+    assert [i for i, _ in read(sources(path, text_field="body"))][:2] == [
+        "a.jsonl:0",
+        f"a.jsonl:{len(json.dumps(records[0])) + 1}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"txt": "x"}', r'line 2: found no field "text", only txt; did you mean "txt"\?'),
+        ('{"text": 3}', r'line 2: "text": found 3, allowed: a string'),
+        ('{"text": "x"', r"line 2: found no JSON \(.*\), allowed: a JSON object per line"),
+        ("[1]", r"line 2: found a JSON list, allowed: a JSON object per line"),
+        ('{"text": "' + "x" * 60 + '"}', r"line 2: a paragraph has 60 characters, .*fewer than 50"),
+    ],
+)
+def test_a_bad_json_line_is_named_or_skipped(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "one"}}\n{line}\n\n{{"text": "three"}}\n{{"text": null}}\n')
+    with pytest.raises(UserError, match=message):
+        read(sources(path, max_line_length=50))
+    problems = Problems("skip")
+    section = sources(path, max_line_length=50, on_error="skip")
+    assert lines_of(section, problems=problems) == [["one"], ["three"]]
+    assert problems.count == len(problems.listed) == 1
+
+
+def test_parquet_is_read_by_row_group_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table(
+        {
+            "nested": [{"a": 1, "b": 2}] * 20,
+            "text": TEXTS,
+            "id": list(range(100, 120)),
+            "other": [b"x" * 1000] * 20,
+        }
+    )
+    pq.write_table(table, path, row_group_size=7)
+    section = sources(path)
+    parts = cut_sources(
+        find_sources(section, root=None, problems=Problems("fail")),
+        section,
+        documents="blank_line",
+        part_bytes=1,
+        problems=Problems("fail"),
+    )
+    assert [(p.start, p.stop) for p in parts] == [(0, 1), (1, 2), (2, 3)]
+    metadata = pq.ParquetFile(path).metadata
+    assert parts[1].size == metadata.row_group(1).column(2).total_compressed_size
+    assert lines_of(section) == EXPECTED
+    assert [i for i, _ in read(section)] == [f"a.parquet:{n}" for n in range(20)]
+    given = read(sources(path, id_field="id"))
+    assert [i for i, _ in given] == [f"a.parquet#{n}" for n in range(100, 120)]
+
+
+def test_a_wrong_column_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"content": ["x"], "number": [1]}), path)
+    with pytest.raises(
+        UserError,
+        match=r'a\.parquet: found no column "contents" \(text_field\), allowed: content, number; '
+        r'did you mean "content"\?',
+    ):
+        read(sources(path, text_field="contents"))
+    with pytest.raises(UserError, match=r'column "number" holds int64, allowed: string'):
+        read(sources(path, text_field="number"))
+    with pytest.raises(UserError, match=r'found no column "key" \(id_field\)'):
+        read(sources(path, text_field="content", id_field="key"))
+    path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(UserError, match=r"^\S*a\.parquet: cannot be read as Parquet \([^\n]*\)$"):
+        read(sources(path))
+
+
+def wikiextractor_text() -> str:
+    return "".join(
+        f'<doc id="{n}" url="https://x.org/?curid={n}" title="The "{n}" &amp; co">\n'
+        f'The "{n}" & co\n\n{text}\nA &lt;b&gt; line.\n\n</doc>\n'
+        for n, text in enumerate(TEXTS)
+    )
+
+
+@pytest.mark.parametrize("part_bytes", [1, 300, 1 << 20])
+def test_wikiextractor_output(tmp_path: Path, part_bytes: int) -> None:
+    path = tmp_path / "wiki_00"
+    path.write_text(wikiextractor_text())
+    found = read(sources(path), part_bytes=part_bytes)
+    assert [d.lines for _, d in found] == [[*lines, "A <b> line."] for lines in EXPECTED]
+    assert found[3][0] == "wiki_00#3"
+    assert found[3][1].source == 'The "3" & co'
+
+
+def test_wikiextractor_json(tmp_path: Path) -> None:
+    path = tmp_path / "wiki_00"
+    records = [
+        {"id": str(n), "revid": "1", "url": "u", "title": f"T{n}", "text": f"T{n}\n\n{text}"}
+        for n, text in enumerate(TEXTS)
+    ]
+    path.write_text("".join(f"{json.dumps(r)}\n" for r in records))
+    found = read(sources(path), part_bytes=200)
+    assert [d.lines for _, d in found] == EXPECTED
+    assert found[7][0] == "wiki_00#7"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("</doc>\n", ""), r"line \d+: found <doc …> before </doc>"),
+        (("A &lt;b&gt; line.\n\n</doc>\n", ""), r"found <doc"),
+        (("<doc id=", "<dok id="), r"line 1: found '<dok"),
+    ],
+)
+def test_wikiextractor_output_out_of_form(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    path = tmp_path / "wiki_00"
+    path.write_text(wikiextractor_text().replace(*change, 1))
+    with pytest.raises(UserError, match=message):
+        read(sources(path, format="wikiextractor"))
+    path.write_text(wikiextractor_text().rstrip()[:-3])
+    with pytest.raises(UserError, match=r"line \d+: found no </doc> for it; is the file cut short"):
+        read(sources(path))
+
+
+PAGE = """<page><title>{title}</title><ns>{ns}</ns><id>{n}</id>{redirect}
+<revision><id>9</id><text xml:space="preserve">{text}</text></revision></page>"""
+
+
+def dump(pages: list[str]) -> bytes:
+    names = '<namespace key="0" /><namespace key="6">Datei</namespace>'
+    head = (
+        '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">'
+        f"<siteinfo><namespaces>{names}</namespaces></siteinfo>"
+    )
+    return (head + "".join(pages) + "</mediawiki>").encode()
+
+
+@pytest.mark.parametrize("name", ["dump.xml", "dump.xml.bz2"])
+def test_wikipedia_dumps(tmp_path: Path, name: str) -> None:
+    pages = [
+        PAGE.format(title=f"P{n}", ns=0, n=n, redirect="", text=f"'''P{n}''' is [[a|b]].")
+        for n in range(1, 4)
+    ]
+    pages.insert(1, PAGE.format(title="R", ns=0, n=8, redirect='<redirect title="x" />', text="x"))
+    pages.insert(1, PAGE.format(title="Talk:P", ns=1, n=9, redirect="", text="chat"))
+    pages.append(PAGE.format(title="F", ns=0, n=10, redirect="", text="[[Datei:x.png|mini|B]]"))
+    path = tmp_path / name
+    content = dump(pages)
+    path.write_bytes(bz2.compress(content) if name.endswith("bz2") else content)
+    found = read(sources(path))
+    assert [(i, d.lines, d.source) for i, d in found] == [
+        (f"{name}#{n}", [f"P{n} is b."], f"P{n}") for n in (1, 2, 3)
+    ]
+    cut = content[:-60]
+    path.write_bytes(bz2.compress(cut) if name.endswith("bz2") else cut)
+    with pytest.raises(UserError, match=r"damaged or cut short XML"):
+        read(sources(path))
+    problems = Problems("skip")
+    assert len(read(sources(path, on_error="skip"), problems=problems)) == 3
+    assert problems.count == 1
+
+
+def test_xml_that_is_no_dump_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.xml").write_text("<rss></rss>")
+    with pytest.raises(UserError, match=r"a\.xml: found <rss>, allowed: <mediawiki>"):
+        read(sources(tmp_path / "a.xml"))
+
+
+def test_wikitext_keeps_text_passages_only() -> None:
+    wikitext = (
+        "{{Box|\n* a = [[b]]\n}}\n'''One''' is [[two|2]]<ref>{{cite|x}} no</ref> ({{lang|y}}; ) of "
+        "[https://x.org three]&nbsp;&amp; four<!-- no -->. [[File:a.jpg|thumb|A [[no]].]] Yes.\n"
+        "== No ==\n* no [[no]] no\n* {{t|\nno}} no\n:no\nH<sub>2</sub>O.\n"
+        '{| class="a"\n| no || no\n|}\n__NOTOC__\n[[Category:No]]\n# no\n<nowiki>[[x]]</nowiki> y'
+    )
+    assert wikitext_paragraphs(wikitext, dropped_namespaces={"file", "category"}) == [
+        "One is 2 of three & four. Yes.",
+        "H2O.",
+        "[[x]] y",
+    ]
+
+
+def write_tfds(directory: Path, *, suffix: str) -> Path:
+    """A dataset of two shards as TFDS prepares it, without its download machinery."""
+    features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "n": np.int64})
+    serializer = ExampleSerializer(cast(Any, features.get_serialized_info()))
+    directory = directory / "mini" / "1.0.0"
+    directory.mkdir(parents=True)
+    records = [
+        serializer.serialize_example(features.encode_example({"text": t, "n": n}))
+        for n, t in enumerate(TEXTS)
+    ]
+    for shard, some in enumerate((records[:12], records[12:])):
+        path = str(directory / f"mini-train.{suffix}-0000{shard}-of-00002")
+        if suffix == "tfrecord":
+            writer: Any = tf.io.TFRecordWriter(path)
+        else:
+            writer = array_record_module.ArrayRecordWriter(path, "group_size:1")
+        for record in some:
+            writer.write(record)
+        writer.close()
+    template = tfds.core.ShardedFileTemplate(
+        data_dir=epath.Path(directory),
+        template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+        dataset_name="mini",
+        filetype_suffix=suffix,
+    )
+    split = tfds.core.SplitInfo(
+        name="train",
+        shard_lengths=[12, 8],
+        num_bytes=sum(map(len, records)),
+        filename_template=template,
+    )
+    tfds.folder_dataset.write_metadata(
+        data_dir=directory,
+        features=features,
+        split_infos=[split],
+        filename_template=template,
+        version="1.0.0",
+        check_data=False,
+    )
+    return directory
+
+
+@pytest.mark.parametrize("suffix", ["array_record", "tfrecord"])
+def test_tfds_datasets(tmp_path: Path, suffix: str) -> None:
+    directory = write_tfds(tmp_path, suffix=suffix)
+    found = read(sources(directory), part_bytes=200)
+    assert [d.lines for _, d in found] == EXPECTED
+    assert [i for i, _ in found] == [f"mini/1.0.0/train:{n}" for n in range(20)]
+    given = read(sources(directory, format="tfds", id_field="n"))
+    assert given[13][0] == "mini/1.0.0/train#13"
+
+
+def test_wrong_names_in_tfds_datasets_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write_tfds(tmp_path, suffix="array_record")
+    with pytest.raises(UserError, match=r'no split "trian" .*allowed: train; did you mean "train"'):
+        read(sources(directory, tfds_split="trian"))
+    with pytest.raises(UserError, match=r'no feature "txt" \(text_field\).*did you mean "text"'):
+        read(sources(directory, text_field="txt"))
+    with pytest.raises(UserError, match=r"input: no_such_set: found no TFDS dataset \([^\n]*\), "):
+        read(sources("no_such_set", format="tfds"))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    with pytest.raises(UserError, match=r"is not prepared in .*; run: tfds build ag_news_subset"):
+        read(sources("ag_news_subset", format="tfds"))
+
+
+def test_the_format_follows_the_suffix_then_the_first_bytes(tmp_path: Path) -> None:
+    contents = {
+        "a.txt": ('{"text": "x"}', "text"),
+        "b.txt": ('<doc id="1" url="u" title="t">\n</doc>', "wikiextractor"),
+        "c.jsonl": ("", "jsonl"),
+        "d": ('{"text": "x"}', "jsonl"),
+        "e": ('{"id": "1", "title": "x"}', "wikiextractor"),
+        "f.ndjson": ("", "jsonl"),
+        "g.parquet": ("", "parquet"),
+        "h": ("<mediawiki>", "wikipedia_xml"),
+        "i.md": ("# x", "text"),
+    }
+    for name, (content, _) in contents.items():
+        (tmp_path / name).write_text(content)
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content.encode()))
+    section = sources(f"{tmp_path}/*")
+    found = {s.name: s.format for s in find_sources(section, root=None, problems=Problems("fail"))}
+    assert found == {
+        packed: form for name, (_, form) in contents.items() for packed in (name, f"{name}.gz")
+    }

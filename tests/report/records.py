@@ -1,0 +1,149 @@
+"""Records of every kind of task, in the forms that the task families give them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bert_jax.report.attention import AttentionExample, attention_example
+from bert_jax.report.finetune import ReportInputs
+
+EVIL = '<script>alert("x")</script> & "quotes" \'single\' </style> <!-- -- > \x00\x1f ünï😀'
+
+
+def single(count: int, *, labels: tuple[str, ...], seed: int = 0) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        odds = rng.dirichlet(np.ones(len(labels)))
+        made.append(
+            {
+                "id": f"dev-{number}",
+                "text": f"text {number} {EVIL}",
+                "pair": f"pair {number}",
+                "label": labels[number % len(labels)],
+                "prediction": labels[int(odds.argmax())],
+                "probabilities": dict(zip(labels, odds.tolist(), strict=True)),
+            }
+        )
+    return made
+
+
+def multi(count: int, *, labels: tuple[str, ...], seed: int = 0) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        odds, gold = rng.random(len(labels)), rng.random(len(labels)) < 0.4
+        made.append(
+            {
+                "id": str(number),
+                "text": f"text {number} {EVIL}",
+                "label": [name for name, here in zip(labels, gold, strict=True) if here],
+                "prediction": [name for name, p in zip(labels, odds, strict=True) if p > 0.5],
+                "probabilities": dict(zip(labels, odds.tolist(), strict=True)),
+            }
+        )
+    return made
+
+
+def numbers(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    gold = rng.random(count) * 5
+    return [
+        {"id": str(at), "text": f"{EVIL} {at}", "label": value, "prediction": value + offset}
+        for at, (value, offset) in enumerate(
+            zip(gold.tolist(), rng.normal(size=count).tolist(), strict=True)
+        )
+    ]
+
+
+def words(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"s{at}",
+            "tokens": ["Ada", EVIL, "met", "Paris", "."],
+            "label": ["B-PER", "I-PER", "O", "B-LOC", "O"],
+            "prediction": ["B-PER", "O", "O", "B-LOC" if at % 2 else "B-PER", "O"],
+        }
+        for at in range(count)
+    ]
+
+
+def question(
+    *, context: str, gold: tuple[tuple[str, int], ...], prediction: str, start: int | None
+) -> dict[str, Any]:
+    answers = [{"text": text, "start": at} for text, at in gold]
+    return {
+        "id": "q",
+        "title": "t",
+        "question": f"Who? {EVIL}",
+        "context": context,
+        "answers": answers,
+        "label": answers,
+        "prediction": prediction,
+        "start": start,
+        "score": 1.5,
+        "null_score_difference": -2.0,
+        "nbest": [
+            {"text": text, "probability": p, "start_logit": 1.0, "end_logit": 2.0}
+            for text, p in ((prediction, 0.7), ("", 0.2), (EVIL, 0.1))
+        ],
+    }
+
+
+def choice(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": str(at),
+            "text": f"start {EVIL}",
+            "choices": ["a", EVIL, "c"],
+            "label": at % 3,
+            "prediction": 0,
+            "probabilities": [0.6, 0.3, 0.1],
+        }
+        for at in range(count)
+    ]
+
+
+def weights(layers: int, heads: int, size: int, *, padded: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    made = np.zeros((layers, heads, size + padded, size + padded), np.float32)
+    made[:, :, :size, :size] = rng.dirichlet(np.full(size, 0.2), (layers, heads, size))
+    return made
+
+
+def example(layers: int = 2, heads: int = 3, size: int = 5) -> AttentionExample:
+    tokens = ["[CLS]", EVIL, *(f"t{at}" for at in range(size - 3)), "[SEP]"]
+    return attention_example(tokens, weights(layers, heads, size))
+
+
+def metrics(evaluations: int = 3) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    for step in range(20, 20 * (3 * evaluations) + 1, 20):
+        lines.append({"kind": "train", "step": step, "loss": 3 / step, "learning_rate": 1e-5})
+        lines.append({"kind": "speed", "step": step, "tokens_per_second": 1e4})
+        if step % 60 == 0:
+            lines.append(
+                {"kind": "validation", "step": step, "loss": 0.5, "accuracy": 0.5 + step / 1e4}
+            )
+    return lines
+
+
+def inputs(**changes: Any) -> ReportInputs:
+    """A report on three labelled classes."""
+    labels = ("no", "yes", EVIL)
+    values: dict[str, Any] = {
+        "title": f"A run {EVIL}",
+        "kind": "sequence_classification",
+        "problem": "single_label",
+        "labels": labels,
+        "best_metric": "accuracy",
+        "scores": {"dev": {"accuracy": 0.8431, "f1": 0.25}},
+        "records": {"dev": single(90, labels=labels)},
+        "settings": {"epochs": 3, "optimizer": {"learning_rate": 2e-5}, EVIL: EVIL},
+        "metrics": metrics(),
+        "notes": [f"dev: {EVIL}"],
+        "run": {"step": 180, "seconds": 75.2, "device": EVIL},
+    }
+    return ReportInputs(**(values | changes))

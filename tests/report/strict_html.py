@@ -1,0 +1,115 @@
+"""A reader of HTML that forgives nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from typing import NamedTuple
+
+VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr"}
+# Everything a report may use; a tag from a text that was not escaped is none of them.
+NAMES = (
+    "html head title style body header nav main section footer h1 h2 h3 p ul ol li dl dt dd div "
+    "span strong small b a mark figure figcaption table caption thead tbody tr th td fieldset "
+    "legend label output script svg path text circle rect image"
+)
+KNOWN = VOID | set(NAMES.split())
+
+
+class Tag(NamedTuple):
+    """An opening tag, and what it is inside of."""
+
+    name: str
+    attributes: dict[str, str]
+    parents: tuple[str, ...]
+
+
+class Document(HTMLParser):
+    """Fails at a tag that is not closed, closed out of order or unknown, and at a second id."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[Tag] = []
+        self.texts: list[tuple[str, str]] = []  # parent tag, text
+        self.declarations: list[str] = []
+        self._open: list[str] = []
+        self._ids: set[str] = set()
+        self.feed(text)
+        self.close()
+        assert self._open == [], f"left open: {self._open}"
+        assert self.declarations == ["DOCTYPE html"]
+
+    def handle_decl(self, decl: str) -> None:
+        self.declarations.append(decl)
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        assert tag in KNOWN, tag
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), (tag, names)
+        attributes = {name: value or "" for name, value in attrs}
+        if "id" in attributes:
+            assert attributes["id"] not in self._ids, attributes["id"]
+            self._ids.add(attributes["id"])
+        self.tags.append(Tag(tag, attributes, tuple(self._open)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        raise AssertionError(f"<{tag}/> is no HTML")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open, f"</{tag}> closes nothing"
+        assert self._open[-1] == tag, (self._open, tag)
+        self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.texts.append((self._open[-1], data))
+        else:
+            assert not data.strip(), data
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"comment {data!r}")
+
+    def handle_pi(self, data: str) -> None:
+        raise AssertionError(f"instruction {data!r}")
+
+    def named(self, name: str) -> list[Tag]:
+        """The tags of a name."""
+        return [tag for tag in self.tags if tag.name == name]
+
+    @property
+    def text(self) -> str:
+        """What a person reads."""
+        return " ".join(
+            " ".join(
+                text for parent, text in self.texts if parent not in ("style", "script")
+            ).split()
+        )
+
+
+def read(text: str) -> Document:
+    """The document, checked, with what is true of every report."""
+    document = Document(text)
+    assert document.tags[0].name == "html"
+    assert document.tags[0].attributes["lang"] == "en"
+    assert len(document.named("h1")) == 1
+    for tag in document.tags:
+        assert not [name for name in tag.attributes if name.startswith("on")], tag
+        for name in ("src", "href", "action", "data", "srcset", "poster"):
+            address = tag.attributes.get(name, "#")
+            assert address.startswith(("#", "data:image/png;base64,")), (tag.name, address[:60])
+    for tag in document.named("a"):
+        assert tag.attributes["href"][1:] in {other.attributes.get("id") for other in document.tags}
+    for tag in document.named("th"):
+        assert tag.attributes["scope"] in ("row", "col")
+    for tag in document.named("img"):
+        assert "alt" in tag.attributes
+    for tag in document.named("svg"):
+        assert tag.attributes.get("aria-label") or tag.attributes.get("aria-hidden") == "true"
+    style = "".join(text for parent, text in document.texts if parent == "style")
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "prefers-color-scheme: dark" in style
+    assert "@media print" in style
+    return document

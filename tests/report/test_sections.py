@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.report import answers, choices, classification, tokens
+from bert_jax.report.html import Element, Node, element
+from bert_jax.report.tokens import Span, spans
+from tests.report.records import choice, multi, numbers, question, single, words
+
+
+def whole(parts: list[Node]) -> Element:
+    return element("section", *parts)
+
+
+def rows(root: Element, caption: str) -> dict[str, list[str]]:
+    """The body of a table by its rows' names."""
+    for table in root.iter("table"):
+        if (found := table.find("caption")) is not None and caption in (found.text or ""):
+            return {
+                "".join(row[0].itertext()): ["".join(cell.itertext()) for cell in row[1:]]
+                for row in table.iterfind("tbody/tr")
+            }
+    raise AssertionError(caption)
+
+
+def items(root: Element) -> list[str]:
+    """The examples of all lists, as text."""
+    return [
+        " ".join(" ".join(item.itertext()).split())
+        for listed in root.iter("ol")
+        if listed.get("class") == "examples"
+        for item in listed
+    ]
+
+
+def record(number: int, gold: str, predicted: str, share: float) -> dict[str, object]:
+    odds = {"a": 0.0, "b": 0.0, "c": 0.0, gold: 1 - share, predicted: share}
+    return {"id": str(number), "text": f"text {number}", "label": gold, "prediction": predicted,
+            "probabilities": odds}  # fmt: skip
+
+
+# By hand: a is right 2 of 3, b 1 of 2, c never occurs and is predicted once.
+HAND = [
+    record(0, "a", "a", 0.9),
+    record(1, "a", "a", 0.6),
+    record(2, "a", "c", 0.7),
+    record(3, "b", "b", 0.8),
+    record(4, "b", "a", 0.95),
+]
+
+
+def test_figures_by_class_are_those_worked_by_hand() -> None:
+    found = rows(whole(classification.single_label(HAND, labels="abc")), "by class")
+    assert found["a"] == ["0.6667", "0.6667", "0.6667", "3"]
+    assert found["b"] == ["1.0000", "0.5000", "0.6667", "2"]
+    assert found["c"] == ["0", "0", "0", "0"]
+    assert found["macro average"] == ["0.5556", "0.3889", "0.4444", "5"]
+    assert found["weighted average"] == ["0.8000", "0.6000", "0.6667", "5"]
+
+
+def test_the_confusion_matrix_has_gold_labels_as_rows() -> None:
+    found = rows(whole(classification.single_label(HAND, labels="abc")), "Rows: the gold class")
+    assert found == {
+        "a": ["267%", "0", "133%"],
+        "b": ["150%", "150%", "0"],
+        "c": ["0", "0", "0"],
+    }
+
+
+def test_the_most_confident_error_comes_first() -> None:
+    found = items(whole(classification.single_label(HAND, labels="abc")))
+    assert [item.split()[1] for item in found] == ["4", "2"]
+    assert found[0] == "text 4 gold b (0.050) predicted a (0.950) id 4"
+
+
+def test_of_many_labels_the_matrix_shows_the_frequent_ones_and_counts_the_rest() -> None:
+    labels = tuple(f"l{at}" for at in range(30))
+    # Every label is right twice; the first 20 also once said to be l29 and once to be l0.
+    pairs = [(name, name) for name in labels for _ in "12"]
+    pairs += [(name, said) for name in labels[:20] for said in ("l29", "l0")]
+    pairs += [("l3", "l29")] * 4
+    records = [record(at, *pair, 0.8) for at, pair in enumerate(pairs)]
+    for one in records:
+        one["probabilities"] = dict.fromkeys(labels, 0.1)
+    root = whole(classification.single_label(records, labels=labels))
+    found = rows(root, "Rows: the gold class")
+    assert [*found] == list(labels[:20])
+    assert found["l0"] == ["375%", *["0"] * 19, "125%"]
+    assert found["l3"] == ["112%", "0", "0", "225%", *["0"] * 16, "562%"]
+    text = "".join(root.itertext())
+    assert "(all others)" in text
+    assert "The 20 most frequent of 30 labels." in text
+    assert rows(root, "Most frequent confusions")["l3"] in (["l29", "5"], ["l0", "1"])
+    assert "l3l295" in text
+
+
+def test_only_so_many_errors_are_shown_and_it_is_said() -> None:
+    root = whole(classification.single_label(single(200, labels=("x", "y")), labels=("x", "y")))
+    wrong = sum(r["label"] != r["prediction"] for r in single(200, labels=("x", "y")))
+    assert len(items(root)) == 25
+    assert f"Showing 25 of {wrong} errors." in "".join(root.itertext())
+
+
+def test_every_label_of_several_has_its_row_and_the_worst_example_comes_first() -> None:
+    names = ("a", "b", "c")
+    hand = [
+        {"id": "0", "text": "t0", "label": ["a"], "prediction": ["a"],
+         "probabilities": {"a": 0.9, "b": 0.1, "c": 0.1}},
+        {"id": "1", "text": "t1", "label": ["a", "b"], "prediction": ["c"],
+         "probabilities": {"a": 0.4, "b": 0.3, "c": 0.9}},
+        {"id": "2", "text": "t2", "label": [], "prediction": ["a"],
+         "probabilities": {"a": 0.6, "b": 0.1, "c": 0.1}},
+    ]  # fmt: skip
+    root = whole(classification.multi_label(hand, labels=names))
+    found = rows(root, "by label")
+    assert found["a"] == ["0.5000", "0.5000", "0.5000", "2"]
+    assert found["b"] == ["0", "0", "0", "1"]
+    assert found["macro average"] == ["0.1667", "0.1667", "0.1667", "3"]
+    first, second = items(root)
+    assert "missed a (0.400), b (0.300) wrongly predicted c (0.900)" in first
+    assert "found none missed none wrongly predicted a (0.600)" in second
+    assert "All 2 examples with a wrong label." in "".join(root.itertext())
+    assert (
+        len(items(whole(classification.multi_label(multi(99, labels=names), labels=names)))) == 25
+    )
+
+
+def test_numbers_farthest_off_come_first() -> None:
+    records = numbers(60)
+    records[13]["prediction"] = records[13]["label"] - 40.0
+    found = items(whole(classification.regression(records)))
+    assert found[0].endswith("distance 40.00 id 13")
+    assert len(found) == 25
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("B-A I-A O B-B", [(0, 2, "A"), (3, 4, "B")]),
+        ("B-A B-A I-A", [(0, 1, "A"), (1, 3, "A")]),
+        ("O I-A I-A", [(1, 3, "A")]),  # IOB1, or a stray I
+        ("I-A B-A I-A", [(0, 1, "A"), (1, 3, "A")]),
+        ("B-A I-B", [(0, 1, "A"), (1, 2, "B")]),
+        ("S-A B-A I-A E-A S-B", [(0, 1, "A"), (1, 4, "A"), (4, 5, "B")]),
+        ("B-A E-A I-A", [(0, 2, "A"), (2, 3, "A")]),
+        ("U-A B-B L-B", [(0, 1, "A"), (1, 3, "B")]),
+        ("O O", []),
+        ("NN NN O VB", [(0, 1, "NN"), (1, 2, "NN"), (3, 4, "VB")]),
+    ],
+)
+def test_spans_of_tags(tags: str, expected: list[tuple[int, int, str]]) -> None:
+    assert spans(tags.split()) == [Span(*span) for span in expected]
+
+
+def test_sentences_show_both_readings_and_frame_where_they_differ() -> None:
+    records = words(2)
+    root = whole(tokens.labelled_words(records, labels=("O", "B-PER", "I-PER", "B-LOC"), entities={
+        "PER": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 2.0}
+    }))  # fmt: skip
+    assert rows(root, "by type") == {"PER": ["0", "0", "0", "2"]}
+    assert rows(root, "by label")["B-PER"] == ["0.6667", "1.0000", "0.8000", "2"]
+    worse = items(root)[0]
+    assert worse.startswith("gold Ada")
+    assert worse.endswith("id s0")  # two spans wrong on each side, against one in the other
+    marks = [
+        ("".join(mark.itertext()), mark.get("class"), mark.get("title"))
+        for mark in root.iter("span")
+        if "span" in (mark.get("class") or "")
+    ]
+    assert ("ParisLOC", "span", None) in marks  # agreed on in s1
+    assert ("ParisLOC ✗", "span wrong", "missed") in marks
+    assert ("ParisPER ✗", "span wrong", "wrong") in marks
+
+
+def test_a_long_sentence_is_cut_and_says_so() -> None:
+    long = {
+        "id": "x",
+        "tokens": ["w"] * 400,
+        "label": ["O"] * 400,
+        "prediction": ["B-A", *["O"] * 399],
+    }
+    root = whole(tokens.labelled_words([long], labels=("O", "B-A"), entities={}))
+    (found,) = items(root)
+    assert found.count("w") < 2 * 160
+    assert "… and 250 more words" in found
+
+
+CONTEXT = "Ada Lovelace wrote the first program in 1843 in London."
+
+
+def marks(record: dict[str, object]) -> list[tuple[str, str]]:
+    return [
+        (mark.attrib["class"], "".join(mark.itertext()))
+        for mark in element("p", *answers.marked(record)).iter("mark")
+    ]
+
+
+def test_answers_are_marked_where_they_stand() -> None:
+    made = question(context=CONTEXT, gold=(("Ada Lovelace", 0), ("Ada", 0)),
+                    prediction="Lovelace wrote", start=4)  # fmt: skip
+    assert marks(made) == [
+        ("gold", "Ada "), ("gold predicted", "Lovelace"), ("predicted", " wrote"),
+    ]  # fmt: skip
+    nothing = question(context=CONTEXT, gold=(), prediction="", start=None)
+    assert marks(nothing) == []
+
+
+@given(
+    context=st.text("ab é\n<&😀", min_size=1, max_size=200),
+    gold=st.tuples(st.integers(0, 199), st.integers(1, 20)),
+    said=st.tuples(st.integers(0, 199), st.integers(1, 20)),
+)
+@settings(deadline=None, max_examples=100)
+def test_a_short_context_is_whole_whatever_is_marked_in_it(
+    context: str, gold: tuple[int, int], said: tuple[int, int]
+) -> None:
+    def cut(start: int, size: int) -> tuple[str, int]:
+        start %= len(context)
+        return context[start : start + size], start
+
+    text, start = cut(*said)
+    made = question(context=context, gold=(cut(*gold),), prediction=text, start=start)
+    root = element("p", *answers.marked(made))
+    assert "".join(root.itertext()) == context
+    shaded = "".join(words for kind, words in marks(made) if "predicted" in kind)
+    assert shaded == text
+
+
+def test_a_long_context_keeps_what_is_around_the_answers() -> None:
+    context = "x" * 3000 + " left GOLD right " + "y" * 3000 + " near SAID by " + "z" * 3000
+    made = question(context=context, gold=(("GOLD", context.index("GOLD")),),
+                    prediction="SAID", start=context.index("SAID"))  # fmt: skip
+    found = "".join(element("p", *answers.marked(made)).itertext())
+    assert len(found) < 2000
+    assert " left GOLD right " in found
+    assert " near SAID by " in found
+    assert found.startswith(" … ")
+    assert found.endswith(" … ")
+    unanswered = question(context=context, gold=(), prediction="", start=None)
+    assert len("".join(element("p", *answers.marked(unanswered)).itertext())) < 1000
+
+
+def test_the_worst_answers_come_first_and_a_few_right_ones_after() -> None:
+    made = [question(context=CONTEXT, gold=(("Ada", 0),), prediction="Ada", start=0) for _ in "123"]
+    for at, one in enumerate(made):
+        one["id"] = f"q{at}"
+    made.append({**question(context=CONTEXT, gold=(), prediction="Ada", start=0), "id": "q3"})
+    root = whole(answers.answers(made, f1=[1.0, 0.5, 1.0, 0.0]))
+    assert [item.split(" id ")[1].split()[0] for item in items(root)] == ["q3", "q1", "q0", "q2"]
+    text = "".join(root.itertext())
+    assert "All 2 questions with F1 below 1. The lowest come first." in text
+    assert rows(root, "what the question has") == {
+        "an answer": ["3100%", "0"],
+        "no answer": ["1100%", "0"],
+    }
+    best = rows(root, "The 3 best of 3 answers")
+    assert best["Ada"] == ["0.700", "1.0000", "2.0000"]
+    assert best["no answer"] == ["0.200", "1.0000", "2.0000"]
+    with pytest.raises(ValueError, match="found 1 F1 values for 4 questions"):
+        answers.answers(made, f1=[1.0])
+
+
+def test_choices_show_the_odds_of_each_and_which_was_right() -> None:
+    root = whole(choices.choices(choice(6)))
+    found = items(root)
+    assert len(found) == 4 + 2
+    assert "a ✗ chosen 0.600" in found[0]
+    assert "✓ right 0.300" in found[0]
+    assert "a ✓ right, chosen 0.600" in found[-1]
+    assert rows(root, "place of the right choice") == {
+        str(place): ["2100%", "0", "0"] for place in (1, 2, 3)
+    }
+    shares = [bar.attrib["style"] for bar in root.iter("span") if bar.get("class") == "bar"]
+    assert shares[:3] == ["--share:0.600", "--share:0.300", "--share:0.100"]
+    np.testing.assert_equal(len(shares), 18)

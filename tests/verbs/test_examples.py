@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from bert_jax.config import RunConfig, parse_config
+from bert_jax.data.provenance import PROVENANCE_NAME, read_provenance
+from bert_jax.data.records import Dataset, open_dataset
+from bert_jax.data.released import open_released
+from bert_jax.errors import UserError
+from bert_jax.text import load_tokenizer
+from bert_jax.verbs import examples_report
+from bert_jax.verbs.examples import Look, examples
+from tests.corpus import section, write_corpus, write_tokenizer
+from tests.project import bert_jax, said, write_config
+from tests.report.strict_html import read
+
+
+def values(root: Path, **changes: Any) -> dict[str, Any]:
+    settings = section(root, **changes).model_dump(mode="json", exclude_unset=True)
+    return {"seed": 4, "examples": settings}
+
+
+def config(root: Path, *overrides: str, **changes: Any) -> RunConfig:
+    return parse_config(values(root, **changes), overrides, source="test")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A corpus of 60 documents and the dataset made of it."""
+    write_corpus(tmp_path / "text.txt", documents=range(60))
+    write_tokenizer(tmp_path / "tokenizer")
+    examples(config(tmp_path), console=Console(quiet=True))
+    return tmp_path
+
+
+def look(root: Path, *overrides: str, **asked: Any) -> str:
+    """What the verb prints."""
+    console = Console(file=io.StringIO(), width=200)
+    examples(config(root, *overrides), look=Look(**asked), console=console)
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def hashes(directory: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()
+    }
+
+
+def test_the_report_of_a_finished_dataset_needs_no_text_and_changes_no_file(made: Path) -> None:
+    before = hashes(made / "dataset")
+    (made / "text.txt").unlink()
+    look(made, report=True)
+    assert hashes(made / "dataset") == before
+    document = read((made / "dataset.report.html").read_text())
+    provenance = read_provenance(made / "dataset")
+    train = open_dataset(made / "dataset", "train")
+    text = document.text
+    assert f"train {provenance.splits['train'].documents} {len(train):,}" in text
+    random = sum(e.next_sentence_label for e in train.__getitems__(range(len(train))))
+    assert f"B is random {random / len(train):.2%} {random}" in text
+    assert f"train 0 {random}" in text  # purity
+    assert len([tag for tag in document.named("li") if tag.parents[-1] == "ol"]) == 20
+    tokens = int(train.lengths.sum())
+    assert f"an example in a row {1 - tokens / (48 * len(train)):.2%}" in text
+    counts = Counter(t for e in train.__getitems__(range(len(train))) for t in e.input_ids.tolist())
+    tokenizer = load_tokenizer(made / "tokenizer")
+    del counts[tokenizer.special.cls], counts[tokenizer.special.sep]
+    (top, count), *_ = counts.most_common(1)
+    assert f"{tokenizer.pieces([top])[0]} {count / tokens:.2%} {count:,}" in text
+
+
+def test_the_sample_is_spread_over_the_split(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examples_report, "SAMPLE", 50)
+    monkeypatch.setattr(examples_report, "_CHUNK", 7)
+    monkeypatch.setattr(examples_report, "_LENGTHS", 11)
+    look(made, report=True)
+    text = read((made / "dataset.report.html").read_text()).text
+    assert "of a sample of 50 examples" in text
+    train = open_dataset(made / "dataset", "train")
+    assert f"{len(train):,} {int(train.lengths.sum()):,}" in text  # lengths are read in full
+
+
+def test_a_dataset_is_made_where_there_is_none_and_then_looked_at(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text.txt", documents=range(60))
+    write_tokenizer(tmp_path / "tokenizer")
+    printed = look(tmp_path, report=True, inspect=2)
+    assert (tmp_path / "dataset" / PROVENANCE_NAME).exists()
+    assert (tmp_path / "dataset.report.html").exists()
+    assert printed.count("to predict\n") == 2
+
+
+def test_inspected_examples_give_back_the_text(made: Path) -> None:
+    train = open_dataset(made / "dataset", "train")
+    tokenizer = load_tokenizer(made / "tokenizer")
+    printed = look(made, inspect=len(train))
+    heads = [line for line in printed.splitlines() if line.startswith("example ")]
+    assert len(heads) == len(train)
+    lines = [line[3:] for line in printed.splitlines() if line[:3] in ("A  ", "B  ")]
+    for at, example in enumerate(train.__getitems__(range(len(train)))):
+        first = tokenizer.pieces(example.input_ids[1 : example.first_length - 1].tolist())
+        second = tokenizer.pieces(example.input_ids[example.first_length : -1].tolist())
+        found = [_original(line).split() for line in lines[2 * at : 2 * at + 2]]
+        assert found == [first, second]  # every word of this vocabulary is one piece
+    assert "[MASK]⟨" in printed
+    assert "⟨=⟩" in printed
+
+
+def _original(line: str) -> str:
+    words = []
+    for word in line.split(" "):
+        seen, bracket, original = word.partition("⟨")
+        words.append(seen if not bracket or original == "=⟩" else original.removesuffix("⟩"))
+    return " ".join(words)
+
+
+def test_masks_are_drawn_as_the_configuration_says(made: Path) -> None:
+    printed = look(
+        made,
+        "objective.masking.rate=0.4",
+        "objective.masking.replace_with_mask=0",
+        "objective.masking.replace_with_random=1",
+        inspect=5,
+    )
+    predicted = [int(line.split()[-3]) for line in printed.splitlines() if " to predict" in line]
+    tokens = [int(line.split()[-5]) for line in printed.splitlines() if " to predict" in line]
+    assert predicted == [round(0.4 * count) for count in tokens]
+    assert printed.count("[MASK]") < sum(predicted) / 10  # by chance only
+
+
+def test_tfrecords_are_written_from_a_finished_dataset(made: Path) -> None:
+    printed = look(made, tfrecords=str(made / "out"), copies=2)
+    train = open_dataset(made / "dataset", "train")
+    written = open_released(made / "out", "train")
+    assert len(written) == 2 * len(train)
+    assert len(open_released(made / "out", "validation")) > 0
+    assert f"{2 * len(train):,} of train" in printed
+    assert written.figures.slots == 8  # 15% of 48, rounded up
+    with pytest.raises(UserError, match="out: is already there"):
+        look(made, tfrecords=str(made / "out"))
+
+
+def test_a_finished_dataset_is_looked_at_only_by_its_own_settings(made: Path) -> None:
+    with pytest.raises(UserError, match=r"examples\.dupe_factor: found 4, but .* made with 3"):
+        look(made, "examples.dupe_factor=4", report=True)
+    with pytest.raises(UserError, match=r"examples\.seed: found 5"):
+        look(made, "examples.seed=5", inspect=1)
+    write_tokenizer(made / "other", documents=100)
+    with pytest.raises(UserError, match=r"examples\.tokenizer: .*other \(.*\) is not the one that"):
+        look(made, f"examples.tokenizer={made}/other", report=True)
+    assert not (made / "dataset.report.html").exists()
+
+
+def test_the_command_line_takes_the_options(made: Path) -> None:
+    written = write_config(made / "run.yaml", values(made))
+    result = bert_jax("examples", written, "--inspect", 1, "--report")
+    assert result.returncode == 0, result.stderr
+    assert "dataset.report.html: written" in result.stdout
+    assert "example 0: " in result.stdout
+    line = said(bert_jax("examples", written, "examples.dupe_factor=9", "--report"))
+    assert "examples.dupe_factor: found 9" in line
+
+
+def test_memory_stays_flat_as_the_dataset_grows(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more than a chunk of examples is asked for at once."""
+    monkeypatch.setattr(examples_report, "_CHUNK", 16)
+    asked: list[int] = []
+    read_all = Dataset.__getitems__
+
+    def counted(self: Dataset, indices: Any) -> Any:
+        asked.append(len(indices))
+        return read_all(self, indices)
+
+    monkeypatch.setattr(Dataset, "__getitems__", counted)
+    look(made, report=True)
+    assert max(asked) == 16
+    assert sum(asked) == len(open_dataset(made / "dataset", "train"))
+    assert np.ceil(sum(asked) / 16) == len(asked)

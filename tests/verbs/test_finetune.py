@@ -1,0 +1,219 @@
+"""`finetune`, `evaluate` and `predict` on a table, as a user runs them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from bert_jax.cli import INTERRUPTED, cli
+from bert_jax.finetune.predictor import Predictor
+from bert_jax.train.writer import read_metrics
+from bert_jax.verbs.loading import load_params
+from bert_jax.verbs.run_dir import open_run
+from tests.finetune.runs import tiny_config, write_table
+
+
+def run(*arguments: object) -> Result:
+    """Runs the command line."""
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def ok(*arguments: object) -> str:
+    """Runs the command line, which must succeed, and returns what it says."""
+    result = run(*arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def config_file(directory: Path, **changes: Any) -> Path:
+    path = directory / "config.yaml"
+    directory.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(tiny_config(directory, **changes)), encoding="utf-8")
+    return path
+
+
+def records_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def params_of(run_dir: Path) -> dict[str, np.ndarray]:
+    found = load_params(open_run(run_dir), checkpoint="last").params
+    return {jax.tree_util.keystr(k): np.asarray(v) for k, v in jax.tree.leaves_with_path(found)}
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fine-tuned run, in the directory of its configuration and tables."""
+    root = tmp_path_factory.mktemp("tuned")
+    ok("finetune", config_file(root, epochs=3, optimizer={"learning_rate": 2e-3}))
+    return root
+
+
+def test_a_run_learns_and_leaves_all_that_is_promised(tuned: Path) -> None:
+    run_dir = tuned / "tuned"
+    scores = json.loads((run_dir / "evaluation.json").read_text())["scores"]
+    assert scores["accuracy"] > 0.8
+    records = records_of(run_dir / "predictions" / "dev.jsonl")
+    right = [record["label"] == record["prediction"] for record in records]
+    assert np.mean(right) == pytest.approx(scores["accuracy"])
+    assert "<html" in (run_dir / "report.html").read_text()
+    assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [10, 20, 30]
+    assert open_run(run_dir).heads.labels == ("bad", "good")
+
+
+def test_the_same_command_again_changes_nothing(tuned: Path) -> None:
+    before = (tuned / "tuned" / "evaluation.json").read_bytes()
+    assert "resuming at step 30 of 30" in ok("finetune", tuned / "config.yaml")
+    assert (tuned / "tuned" / "evaluation.json").read_bytes() == before
+
+
+def test_other_settings_in_the_same_directory_are_refused(tuned: Path) -> None:
+    result = run("finetune", tuned / "config.yaml", "finetune.optimizer.learning_rate=1e-4")
+    assert result.exit_code == 2
+    assert "finetune.optimizer.learning_rate: found 0.0001, but" in result.output
+    assert "holds a run with 0.002" in result.output
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 32])
+def test_figures_do_not_depend_on_batch_size_or_devices(tuned: Path, batch_size: int) -> None:
+    run_dir = tuned / "tuned"
+    expected = json.loads((run_dir / "evaluation.json").read_text())["scores"]
+    ok("evaluate", run_dir, "--batch-size", batch_size)
+    assert json.loads((run_dir / "evaluation.json").read_text())["scores"] == expected
+    one = load_params(open_run(run_dir), checkpoint="auto", one_device=True)
+    assert one.mesh.size == 1
+    assert predictions(run_dir, one, batch_size) == predictions(
+        run_dir, load_params(open_run(run_dir), checkpoint="auto"), batch_size
+    )
+
+
+def predictions(run_dir: Path, loaded: Any, batch_size: int) -> list[str]:
+    from bert_jax.verbs.finetuned import open_data, predictor_of
+
+    opened = open_run(run_dir)
+    split = open_data(opened, roles=("dev",)).splits["dev"]
+    predictor = predictor_of(opened, loaded, batch_size=batch_size)
+    return [record["prediction"] for record in predictor(loaded.params, split)]
+
+
+def test_predictions_of_a_file_with_and_without_labels(tuned: Path, tmp_path: Path) -> None:
+    labelled = write_table(tmp_path, 20, 9)
+    said = ok("predict", tuned / "tuned", tmp_path / "with.jsonl", "--input", labelled)
+    assert "accuracy" in said
+    with labelled.open() as file:
+        rows = list(csv.DictReader(file))
+    bare = tmp_path / "bare.csv"
+    bare.write_text("text\n" + "".join(f"{row['text']}\n" for row in rows))
+    said = ok("predict", tuned / "tuned", tmp_path / "without.csv", "--input", bare)
+    assert "accuracy" not in said
+    records = records_of(tmp_path / "with.jsonl")
+    with (tmp_path / "without.csv").open() as file:
+        assert [row["prediction"] for row in csv.DictReader(file)] == [
+            record["prediction"] for record in records
+        ]
+    assert [record["text"] for record in records] == [row["text"] for row in rows]
+
+
+def test_an_exported_run_classifies_alike_and_by_name(tuned: Path, tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    ok("export", tuned / "tuned", tmp_path / "hf")
+    model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    records = records_of(tuned / "tuned" / "predictions" / "dev.jsonl")
+    with torch.inference_mode():
+        inputs = tokenizer([r["text"] for r in records], padding=True, return_tensors="pt")
+        found = model(**inputs).logits.softmax(-1).numpy()
+    ours = [[r["probabilities"][model.config.id2label[at]] for at in range(2)] for r in records]
+    np.testing.assert_allclose(found, ours, atol=1e-4)
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(
+    tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, again = tuned / "config.yaml", f"run_dir={tmp_path / 'stopped'}"
+    evaluated = Predictor.__call__
+
+    def stop(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluated(*arguments)
+
+    monkeypatch.setattr(Predictor, "__call__", stop)
+    result = run("finetune", config, again)
+    assert result.exit_code == INTERRUPTED, result.output
+    assert not (tmp_path / "stopped" / "evaluation.json").exists()
+    monkeypatch.undo()
+    assert "resuming at step" in ok("finetune", config, again)
+    whole, stopped = params_of(tuned / "tuned"), params_of(tmp_path / "stopped")
+    assert whole.keys() == stopped.keys()
+    for name, value in whole.items():
+        np.testing.assert_array_equal(stopped[name], value, err_msg=name)
+    # The configuration names the directory; all figures are the same.
+    assert read_metrics(tmp_path / "stopped", kind="validation") == read_metrics(
+        tuned / "tuned", kind="validation"
+    )
+
+
+def test_a_run_that_gets_no_better_ends_early_and_stays_ended(tmp_path: Path) -> None:
+    path = config_file(
+        tmp_path, epochs=6, patience=2, max_length=8, optimizer={"learning_rate": 1e-9}
+    )
+    assert "ended at step 30: 2 evaluations without a better accuracy" in ok("finetune", path)
+    assert "resuming at step 30" in ok("finetune", path)
+    steps = [line["step"] for line in read_metrics(tmp_path / "tuned", kind="validation")]
+    assert steps == [10, 20, 30]
+
+
+def test_frozen_layers_keep_their_bits(tmp_path: Path) -> None:
+    frozen = {"learning_rate": 1e-3, "freeze": ["embeddings", "layers.0"]}
+    ok("finetune", config_file(tmp_path, epochs=1, max_length=8, optimizer=frozen))
+    before = params_of(Path(tiny_origin(tmp_path)))
+    after = params_of(tmp_path / "tuned")
+    for name, value in before.items():
+        if "embeddings" in name:
+            np.testing.assert_array_equal(after[name], value, err_msg=name)
+        elif "layers" in name:
+            np.testing.assert_array_equal(after[name][0], value[0], err_msg=name)
+    kernels = [name for name in before if "layers" in name and "kernel" in name]
+    assert kernels
+    assert all((after[name][1] != before[name][1]).any() for name in kernels)
+
+
+def tiny_origin(directory: Path) -> str:
+    return yaml.safe_load((directory / "config.yaml").read_text())["finetune"]["init_from"]
+
+
+def test_a_second_task_starts_from_the_first_ones_head(tuned: Path, tmp_path: Path) -> None:
+    values = yaml.safe_load((tuned / "config.yaml").read_text())
+    values["finetune"] |= {"init_from": str(tuned / "tuned"), "epochs": 1}
+    values["finetune"]["optimizer"] = {"learning_rate": 1e-9}
+    values["run_dir"] = str(tmp_path / "second")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    said = ok("finetune", tmp_path / "config.yaml")
+    assert "starts fresh" not in said
+    first = json.loads((tuned / "tuned" / "evaluation.json").read_text())["scores"]
+    second = json.loads((tmp_path / "second" / "evaluation.json").read_text())["scores"]
+    assert second == first
+
+
+def test_the_dev_set_split_off_is_the_same_for_every_seed(tuned: Path) -> None:
+    from bert_jax.config import load_config
+    from bert_jax.verbs.finetune_setup import prepare
+
+    def texts(seed: int) -> list[str]:
+        override = [f"seed={seed}", "finetune.task.dev=null"]
+        split = prepare(load_config(tuned / "config.yaml", override)).family.splits["dev"]
+        return [str(split.row(at).sequences) for at in range(split.examples)]
+
+    assert texts(1) == texts(2)

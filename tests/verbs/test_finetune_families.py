@@ -1,0 +1,181 @@
+"""Every task family through the command line: fine-tune, evaluate, predict, submit."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from bert_jax.cli import cli
+from tests.finetune.runs import BAD, FILLERS, GOOD, tiny_run
+
+
+def ok(*arguments: object) -> str:
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def words(rng: np.random.Generator, size: int) -> list[str]:
+    return rng.choice(FILLERS, size).tolist()
+
+
+def write_rte(root: Path, rng: np.random.Generator) -> dict[str, Any]:
+    for name, rows in (("train", 32), ("dev", 16), ("test", 8)):
+        lines = ["index\tsentence1\tsentence2" + ("" if name == "test" else "\tlabel")]
+        for row in range(rows):
+            texts = [" ".join(words(rng, 4)), str(rng.choice(GOOD if row % 2 else BAD))]
+            label = [] if name == "test" else [("not_entailment", "entailment")[row % 2]]
+            lines.append("\t".join([str(row), *texts, *label]))
+        (root / f"{name}.tsv").write_text("".join(f"{line}\n" for line in lines))
+    return {"kind": "glue", "name": "rte", "data": str(root)}
+
+
+def write_stsb(root: Path, rng: np.random.Generator) -> dict[str, Any]:
+    header = "index genre filename year old_index source1 source2 sentence1 sentence2 score"
+    for name, rows in (("train", 32), ("dev", 16), ("test", 8)):
+        lines = ["\t".join(header.split()[: -1 if name == "test" else None])]
+        for row in range(rows):
+            first = words(rng, 5)
+            same = row % 6
+            second = [*first[:same], *words(rng, 5 - same)]
+            texts = [" ".join(first), " ".join(second)]
+            score = [] if name == "test" else [f"{same:.3f}"]
+            lines.append("\t".join([str(row), *"abcdef", *texts, *score]))
+        (root / f"{name}.tsv").write_text("".join(f"{line}\n" for line in lines))
+    return {"kind": "glue", "name": "stsb", "data": str(root)}
+
+
+def write_squad(root: Path, rng: np.random.Generator) -> dict[str, Any]:
+    for name, questions in (("train", 24), ("dev", 8)):
+        asked = []
+        for number in range(questions):
+            context = words(rng, 30)
+            at = int(rng.integers(30))
+            context[at] = str(rng.choice(GOOD))
+            start = len(" ".join(context[:at])) + (at > 0)
+            answers = [{"text": context[at], "answer_start": start}]
+            none = number % 4 == 0
+            asked.append(
+                {
+                    "context": " ".join(context),
+                    "qas": [
+                        {
+                            "id": f"{name}{number}",
+                            "question": str(rng.choice(FILLERS)),
+                            "answers": [] if none else answers,
+                            "is_impossible": none,
+                        }
+                    ],
+                }
+            )
+        data = {"version": "v2.0", "data": [{"title": "t", "paragraphs": asked}]}
+        (root / f"{name}.json").write_text(json.dumps(data))
+    paths = {name: str(root / f"{name}.json") for name in ("train", "dev")}
+    return {"kind": "squad", "stride": 8, "max_query_length": 4, **paths}
+
+
+def write_conll(root: Path, rng: np.random.Generator) -> dict[str, Any]:
+    for name, sentences in (("train", 32), ("dev", 12)):
+        lines = ["-DOCSTART- O", ""]
+        for _ in range(sentences):
+            for word in words(rng, 6):
+                lines.append(f"{word} O")
+            lines += [f"{rng.choice(GOOD)} B-GOOD", f"{rng.choice(GOOD)} I-GOOD", ""]
+        (root / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
+    paths = {name: str(root / f"{name}.txt") for name in ("train", "dev")}
+    return {"kind": "token_classification", **paths}
+
+
+def write_choices(root: Path, rng: np.random.Generator) -> dict[str, Any]:
+    for name, rows in (("train", 32), ("dev", 12)):
+        lines = ["question,a,b,c,label"]
+        for _ in range(rows):
+            label = int(rng.integers(3))
+            choices = [str(rng.choice(GOOD if at == label else BAD)) for at in range(3)]
+            lines.append(",".join([" ".join(words(rng, 4)), *choices, str(label)]))
+        (root / f"{name}.csv").write_text("".join(f"{line}\n" for line in lines))
+    paths = {name: str(root / f"{name}.csv") for name in ("train", "dev")}
+    columns = {"text": "question", "choices": ["a", "b", "c"], "label": "label"}
+    return {"kind": "multiple_choice", **paths, **columns}
+
+
+def write_labels(root: Path, rng: np.random.Generator) -> dict[str, Any]:
+    lines = []
+    for row in range(60):
+        has = {"good": row % 2 == 0, "bad": row % 3 == 0}
+        told = [str(rng.choice(GOOD))] * has["good"] + [str(rng.choice(BAD))] * has["bad"]
+        labels = [name for name, there in has.items() if there]
+        lines.append(json.dumps({"text": " ".join([*words(rng, 4), *told]), "labels": labels}))
+    (root / "train.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return {"kind": "table", "train": str(root / "train.jsonl"), "text": "text", "label": "labels"}
+
+
+FAMILIES: dict[
+    str, tuple[Callable[[Path, np.random.Generator], dict[str, Any]], str, str | None, int]
+] = {
+    "rte": (write_rte, "accuracy", "RTE.tsv", 1),
+    "stsb": (write_stsb, "spearman", "STS-B.tsv", 1),
+    "squad": (write_squad, "f1", "predictions.json", 1),
+    "conll": (write_conll, "f1", "input.conll", 3),
+    "choices": (write_choices, "accuracy", "input.csv", 1),
+    "labels": (write_labels, "micro_f1", None, 1),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_trained_evaluated_predicted_and_submitted(name: str, tmp_path: Path) -> None:
+    write, metric, official, epochs = FAMILIES[name]
+    data = tmp_path / "data"
+    data.mkdir()
+    task = write(data, np.random.default_rng(0))
+    config = {
+        "run_dir": str(tmp_path / "tuned"),
+        "finetune": {
+            "init_from": str(tiny_run(tmp_path)),
+            "task": task,
+            "max_length": 32,
+            "batch_size": 8,
+            "epochs": epochs,
+            "optimizer": {"learning_rate": 2e-3},
+        },
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    ok("finetune", path)
+    run_dir = tmp_path / "tuned"
+    concluded = json.loads((run_dir / "evaluation.json").read_text())["scores"]
+    assert np.isfinite(concluded[metric])
+    assert "</html>" in (run_dir / "report.html").read_text()
+    said = ok("evaluate", run_dir, "--batch-size", 3)
+    assert metric in said
+    evaluated = json.loads((run_dir / "evaluation.json").read_text())["scores"]
+    assert evaluated == pytest.approx(concluded, abs=1e-5)
+    dev = task.get("dev") or task.get("train") or f"{task['data']}/dev.tsv"
+    ok("predict", run_dir, tmp_path / "dev.jsonl", "--input", dev)
+    assert len((tmp_path / "dev.jsonl").read_text().splitlines()) >= 8
+    submission = tmp_path / "submission"
+    if official is None:
+        refused = CliRunner().invoke(
+            cli, ["predict", str(run_dir), str(submission), "--submission", "--input", dev]
+        )
+        assert refused.exit_code == 2
+        assert "which no benchmark takes" in refused.output
+        assert not submission.exists()
+        return
+    source = [] if task["kind"] == "glue" else ["--input", dev]
+    ok("predict", run_dir, submission, "--submission", *source)
+    assert (submission / official).exists(), sorted(submission.iterdir())
+    if name == "rte":
+        lines = (submission / official).read_text().splitlines()
+        assert lines[0] == "index\tprediction"
+        assert len(lines) == 9
+        with zipfile.ZipFile(submission / "submission.zip") as zipped:
+            assert zipped.namelist() == ["RTE.tsv"]

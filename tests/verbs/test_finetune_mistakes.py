@@ -1,0 +1,162 @@
+"""Every mistake of who fine-tunes gets one line that names it, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from bert_jax.cli import cli
+from tests.finetune.runs import tiny_config
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A configuration that would do, to spoil."""
+    return tiny_config(tmp_path_factory.mktemp("base"))
+
+
+def mistake(tmp_path: Path, values: dict[str, Any], *overrides: str) -> str:
+    """Runs `finetune` through the command line and returns the one line it says."""
+    path = tmp_path / "config.yaml"
+    values = values | {"run_dir": str(tmp_path / "tuned")}
+    path.write_text(yaml.safe_dump(values))
+    result = CliRunner().invoke(cli, ["finetune", str(path), *overrides])
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert not (tmp_path / "tuned").exists()
+    lines = [line for line in result.stderr.splitlines() if line.startswith("bert-jax: ")]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("finetune.epoch=2", ["finetune.epoch: unknown key", 'did you mean "epochs"?']),
+        ("finetune.task.kind=tabel", ["finetune.task.kind", '"tabel"', 'did you mean "table"?']),
+        ("finetune.task.txt=a", ["finetune.task.txt: unknown key", 'did you mean "text"?']),
+        ("finetune.task.text=txet", ["txet", "text, label", 'did you mean "text"?']),
+        ("finetune.task.train=none.csv", ["none.csv"]),
+        ("finetune.init_from=none", ["none: no such directory"]),
+        ("finetune.max_length=65", ["finetune.max_length: found 65", "64 positions"]),
+        ("finetune.batch_size=12", ["finetune.batch_size: found 12", "multiple of 8"]),
+        ("finetune.optimizer.freeze=[layer.0]", ["layer.0", 'did you mean "layers.0"?']),
+        ("finetune.optimizer.freeze=[layers.2]", ["layers.2"]),
+        ("finetune.optimizer.unfreeze_every=1", ["unfreeze_every: found 1", "3 epochs"]),
+        ("finetune.optimizer.learning_rate=0", ["learning_rate: found 0", "greater than 0"]),
+        ("model.hidden_size=32", ["model: found settings", "finetune.init_from"]),
+        ("finetune=null", ["finetune: missing"]),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_is_allowed(
+    tmp_path: Path, base: dict[str, Any], override: str, expected: list[str]
+) -> None:
+    line = mistake(tmp_path, base, override)
+    for part in expected:
+        assert part in line
+
+
+def tables(tmp_path: Path, train: str, dev: str) -> dict[str, Any]:
+    (tmp_path / "train.csv").write_text(train)
+    (tmp_path / "dev.csv").write_text(dev)
+    paths = {name: str(tmp_path / f"{name}.csv") for name in ("train", "dev")}
+    return {"kind": "table", "text": "text", "label": "label", **paths}
+
+
+GOOD_ROWS = "text,label\nword1,yes\nword2,no\nword3,yes\n"
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "expected"),
+    [
+        (GOOD_ROWS, "text,label\nword1,yse\n", ["dev.csv: line 2", '"yse"', 'did you mean "yes"?']),
+        (GOOD_ROWS, "text,label\nword1\n", ["dev.csv: line 2", "found 1 fields", "allowed: 2"]),
+        ("text,label\nword1,yes\nword2,\nword3,no\n", GOOD_ROWS, ["train.csv: line 3"]),
+        ("text,label\nword1,yes\nword2,yes\n", GOOD_ROWS, ["train.csv", "yes"]),
+        ("text,label\n", GOOD_ROWS, ["train.csv"]),
+        ("text,label\nword1,\xff\n", GOOD_ROWS, ["UTF-8"]),
+    ],
+    ids=["unknown label", "ragged", "no label", "one label", "no rows", "not utf-8"],
+)
+def test_a_bad_table_is_named_with_its_line(
+    tmp_path: Path, base: dict[str, Any], train: str, dev: str, expected: list[str]
+) -> None:
+    task = tables(tmp_path, train, dev)
+    if "\xff" in train:
+        (tmp_path / "train.csv").write_bytes(train.encode("latin-1"))
+    values = base | {"finetune": base["finetune"] | {"task": task}}
+    line = mistake(tmp_path, values)
+    for part in expected:
+        assert part in line
+
+
+def squad(tmp_path: Path, edit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    question = {
+        "id": "q",
+        "question": "word1",
+        "answers": [{"text": "word3", "answer_start": 6}],
+        "is_impossible": False,
+    }
+    edit(question)
+    paragraphs = [{"context": "word2 word3 word4", "qas": [question]}]
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
+    paths = {"train": str(path), "dev": str(path)}
+    return {"kind": "squad", "stride": 4, "max_query_length": 4, **paths}
+
+
+@pytest.mark.parametrize(
+    ("edit", "version", "expected"),
+    [
+        (lambda q: q.pop("id"), "auto", ['data[0].paragraphs[0].qas[0]: no "id"']),
+        (lambda q: q.update(is_impossible=True, answers=[]), "1.1", ["squad.json", "1.1"]),
+    ],
+    ids=["no id", "v2 as v1"],
+)
+def test_a_bad_squad_file_is_named_with_the_place(
+    tmp_path: Path, base: dict[str, Any], edit: Any, version: str, expected: list[str]
+) -> None:
+    task = squad(tmp_path, edit) | {"version": version}
+    line = mistake(tmp_path, base | {"finetune": base["finetune"] | {"task": task}})
+    for part in expected:
+        assert part in line
+
+
+def test_a_file_without_an_answer_that_is_in_its_context_is_refused(
+    tmp_path: Path, base: dict[str, Any]
+) -> None:
+    def elsewhere(question: dict[str, Any]) -> None:
+        question["answers"][0]["answer_start"] = 0
+
+    task = squad(tmp_path, elsewhere)
+    line = mistake(tmp_path, base | {"finetune": base["finetune"] | {"task": task}})
+    assert "found no answer that is in its context" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["predict", "ORIGIN", "out.csv"], ["finetune: missing"]),
+        (["predict", "ORIGIN", "out.txt"], ["out.txt: found .txt", ".jsonl, .csv"]),
+        (["predict", "none", "out.csv"], ["none: no such directory"]),
+        (["evaluate", "none"], ["none: no such directory"]),
+    ],
+)
+def test_a_wrong_command_is_named(
+    base: dict[str, Any], tmp_path: Path, arguments: list[str], expected: list[str]
+) -> None:
+    origin = base["finetune"]["init_from"]
+    given = [
+        origin if each == "ORIGIN" else str(tmp_path / each) if each.startswith("out") else each
+        for each in arguments
+    ]
+    result = CliRunner().invoke(cli, given)
+    assert result.exit_code == 2, (result.output, result.exception)
+    for part in expected:
+        assert part in result.stderr
+    assert not list(tmp_path.iterdir())
