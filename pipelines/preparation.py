@@ -10,9 +10,10 @@ from typing import Final
 import pydantic
 
 from bert_jax.errors import UserError
+from bert_jax.hooks import load_function
 from bert_jax.section import Section
 from pipelines.cleaning.contamination import OverlapRecord, load_index
-from pipelines.cleaning.language import load_filter
+from pipelines.cleaning.language import KEY as LANGUAGE_FILTER
 from pipelines.cleaning.near import ALGORITHM_VERSION
 from pipelines.cleaning.settings import CleaningSection
 from pipelines.cleaning.tally import Tally
@@ -82,7 +83,7 @@ def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> P
     """
     cleaning = section.cleaning
     if cleaning.language_filter is not None:
-        load_filter(cleaning.language_filter)  # before hours of reading
+        load_function(cleaning.language_filter, key=LANGUAGE_FILTER)  # before hours of reading
     hashes: list[str] = []
     if cleaning.contamination is not None:
         try:

@@ -9,14 +9,13 @@ price is its own time, in every epoch: leave it to the loader's worker processes
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError
+from bert_jax.hooks import load_function
 from bert_jax.text.words import is_chinese
 
 Hook = Callable[[str], Iterable[str]]
@@ -46,7 +45,7 @@ class Segmenter:
         Raises:
             UserError: the hook cannot be imported.
         """
-        load_hook(hook)
+        load_function(hook, key=_KEY)
         ideographs = [bool(piece) and all(map(is_chinese, piece)) for piece in pieces]
         return cls(hook, tuple(pieces), np.array(ideographs, bool))
 
@@ -77,7 +76,7 @@ class Segmenter:
         return joined
 
     def _word_starts(self, text: str) -> set[int]:
-        words = list(load_hook(self.hook)(text))
+        words = list(load_function(self.hook, key=_KEY)(text))
         if not all(isinstance(word, str) for word in words) or "".join(words) != text:
             raise UserError(
                 f'{_KEY}: {self.hook} returned {words[:5]!r} for "{text[:20]}", allowed: words '
@@ -88,28 +87,3 @@ class Segmenter:
             starts.add(at)
             at += len(word)
         return starts
-
-
-@functools.cache
-def load_hook(path: str) -> Hook:
-    """Imports ``"module:function"``.
-
-    Raises:
-        UserError: it is not spelled so, there is no such module or function.
-    """
-    module_name, colon, name = path.partition(":")
-    if not (module_name and colon and name):
-        raise UserError(f'{_KEY}: found "{path}", allowed: module:function, such as jieba:lcut')
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(
-            f'{_KEY}: found "{path}", but {module_name} cannot be imported ({error})'
-        ) from error
-    hook = getattr(module, name, None)
-    if not callable(hook):
-        raise UserError(
-            f'{_KEY}: found "{path}", but {module_name} has no function "{name}"'
-            f"{did_you_mean(name, dir(module))}"
-        )
-    return cast(Hook, hook)

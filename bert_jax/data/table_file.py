@@ -41,6 +41,18 @@ class TableRow(NamedTuple):
             return f"the schema of {self.path}"
         return f"line {self.line if self.path.suffix == '.jsonl' else 1} of {self.path}"
 
+    def text(self, name: str) -> str:
+        """Returns the text in a column.
+
+        Raises:
+            UserError: what is there is no text, as JSON and Parquet may have it.
+        """
+        found = self.values[name]
+        if not isinstance(found, str):
+            kind = "null" if found is None else type(found).__name__
+            raise UserError(f'{self.place}: "{name}" found {kind}, allowed: text')
+        return found
+
 
 def read_table(path: Path) -> Iterator[TableRow]:
     """Yields the rows of a table in its order.

@@ -83,13 +83,6 @@ def _resolve(row: TableRow, columns: Columns) -> Columns:
 
 
 def _record(row: TableRow, columns: Columns) -> Record:
-    def text_of(name: str) -> str:
-        found = row.values[name]
-        if not isinstance(found, str):
-            kind = type(found).__name__
-            raise UserError(f'{row.place}: "{name}" found {kind}, allowed: text')
-        return found
-
     label = None
     if columns.label is not None:
         found = row.values[columns.label]
@@ -97,5 +90,5 @@ def _record(row: TableRow, columns: Columns) -> Record:
             raise UserError(f'{row.place}: "{columns.label}" found {found!r}, allowed: a label')
         label = str(found)
     assert columns.text is not None
-    pair = None if columns.pair is None else text_of(columns.pair)
-    return Record(row.line, text_of(columns.text), pair, label)
+    pair = None if columns.pair is None else row.text(columns.pair)
+    return Record(row.line, row.text(columns.text), pair, label)

@@ -118,29 +118,21 @@ def _check_columns(row: TableRow, columns: ChoiceColumns, *, labels: str) -> Non
 
 
 def _question(row: TableRow, columns: ChoiceColumns) -> Question:
-    choices = tuple(_text(row, name) for name in columns.choices)
+    choices = tuple(row.text(name) for name in columns.choices)
     for name, choice in zip(columns.choices, choices, strict=True):
         if not choice.strip():
             raise UserError(
                 f'{row.place}: found an empty "{name}", allowed: {len(choices)} choices, as in '
                 "every line"
             )
-    stem = f"{_text(row, columns.stem)} " if columns.stem else ""
+    stem = f"{row.text(columns.stem)} " if columns.stem else ""
     label = row.values.get(columns.label)
     return Question(
         id=str(row.values[columns.id]) if columns.id else None,
-        text=_text(row, columns.text),
+        text=row.text(columns.text),
         choices=tuple(f"{stem}{choice}".strip() for choice in choices),
         label=None if label in (None, "") else _label(row, str(label), choices, columns),
     )
-
-
-def _text(row: TableRow, name: str) -> str:
-    found = row.values[name]
-    if not isinstance(found, str):
-        kind = "null" if found is None else type(found).__name__
-        raise UserError(f'{row.place}: "{name}" found {kind}, allowed: text')
-    return found
 
 
 def _label(row: TableRow, label: str, choices: tuple[str, ...], columns: ChoiceColumns) -> int:

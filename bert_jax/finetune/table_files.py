@@ -68,8 +68,8 @@ def _raw(row: TableRow, columns: TableColumns, *, labelled: bool) -> RawRow:
         place=row.place,
         line=row.line,
         id=found_id,
-        text=_text(row, columns.text),
-        pair=None if columns.pair is None else _text(row, columns.pair),
+        text=row.text(columns.text),
+        pair=None if columns.pair is None else row.text(columns.pair),
         label=_label(row.values.get(columns.label)),
     )
 
@@ -87,14 +87,6 @@ def no_column(key: str, name: str, names: Sequence[str], place: str) -> UserErro
         f'task.{key}: found "{name}", allowed: {", ".join(names)} ({place})'
         f"{did_you_mean(name, names)}"
     )
-
-
-def _text(row: TableRow, name: str) -> str:
-    found = row.values[name]
-    if not isinstance(found, str):
-        kind = "null" if found is None else type(found).__name__
-        raise UserError(f'{row.place}: "{name}" found {kind}, allowed: text')
-    return found
 
 
 def _label(found: Any) -> Any:

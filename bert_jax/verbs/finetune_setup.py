@@ -25,6 +25,7 @@ from bert_jax.parallel.rules import batch_parts, check_divides
 from bert_jax.train.state import define_model
 from bert_jax.verbs.loading import load_params
 from bert_jax.verbs.run_dir import Run, claim_run, open_run
+from bert_jax.verbs.same_settings import refuse_other_settings
 
 
 class Prepared(NamedTuple):
@@ -113,7 +114,13 @@ def claim(prepared: Prepared) -> epath.Path:
         config, architecture=prepared.architecture, tokenizer=prepared.origin.tokenizer
     )
     if (root / "config.yaml").exists():
-        _same_settings(root, config)
+        refuse_other_settings(
+            root,
+            held=_settings(open_run(root).config),
+            asked=_settings(config),
+            free=("finetune.log_every", "finetune.report_sentence"),
+            what="run",
+        )
     return root
 
 
@@ -190,24 +197,6 @@ def _check_thaw(prepared: Prepared) -> None:
         )
 
 
-def _same_settings(root: epath.Path, config: RunConfig) -> None:
-    """Refuses to go on with a run under other settings, which would be neither of the two."""
-    held = open_run(root).config
-    was = _flat({"seed": held.seed, "finetune": held.model_dump(mode="json")["finetune"]})
-    now = _flat({"seed": config.seed, "finetune": config.model_dump(mode="json")["finetune"]})
-    for key in sorted(was.keys() | now.keys()):
-        if was.get(key) != now.get(key) and key != "finetune.log_every":
-            raise UserError(
-                f"{key}: found {now.get(key)}, but {root} holds a run with {was.get(key)}; "
-                f"allowed: the same, or a new run_dir"
-            )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """Returns what decides a run's numbers."""
+    return {"seed": config.seed, "finetune": config.model_dump(mode="json")["finetune"]}

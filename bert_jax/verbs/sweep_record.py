@@ -17,6 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.files import read_json_object, write_whole
 from bert_jax.finetune.sweep import Point, Result, Spread, best_of, cells_of
 from bert_jax.train.progress import format_scores
+from bert_jax.verbs.same_settings import refuse_other_settings
 
 SWEEP: Final = "sweep.json"
 TABLE: Final = "sweep.csv"
@@ -44,7 +45,9 @@ class Record:
         self._results: dict[Point, Result] = {}
         if (root / SWEEP).exists():
             found = read_json_object(root / SWEEP)
-            _same_settings(root, found["settings"], settings)
+            refuse_other_settings(
+                root, held=found["settings"], asked=settings, free=_FREE, what="sweep"
+            )
             self.done = found["done"]
             results = map(Result.from_json, found["runs"])
             self._results = {result.point: result for result in results}
@@ -102,27 +105,6 @@ class Record:
                     highlight=False,
                     soft_wrap=True,
                 )
-
-
-def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` → ``{"a.b": 1}``."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= flat_settings(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found
-
-
-def _same_settings(root: epath.Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    held, asked = flat_settings(was), flat_settings(now)
-    for key in sorted(held.keys() | asked.keys()):
-        if held.get(key) != asked.get(key) and key not in _FREE:
-            raise UserError(
-                f"{key}: found {asked.get(key)}, but {root} holds a sweep with {held.get(key)}; "
-                f"allowed: the same, or a new run_dir"
-            )
 
 
 def _flat(result: Result) -> dict[str, Any]:

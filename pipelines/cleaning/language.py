@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError
 
-
-def load_filter(dotted: str) -> Callable[[str], Any]:
-    """Imports a function: ``"my_package.languages:detect"``.
-
-    Raises:
-        UserError: there is no such module or function.
-    """
-    where = f'cleaning.language_filter: "{dotted}"'
-    module_name, colon, name = dotted.partition(":")
-    if not (colon and module_name and name):
-        raise UserError(f"{where}, allowed: package.module:function")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"{where} cannot be imported ({error})") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        names = [n for n, value in vars(module).items() if callable(value)]
-        raise UserError(f"{where}: {module_name} has no function {name}{did_you_mean(name, names)}")
-    return function
+# The setting that names the function.
+KEY: Final = "cleaning.language_filter"
 
 
 def keeps(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import unicodedata
 
+from bert_jax.hooks import load_function
 from pipelines.cleaning.boilerplate import prose_lines
 from pipelines.cleaning.contamination import load_index
-from pipelines.cleaning.language import keeps, load_filter
+from pipelines.cleaning.language import KEY, keeps
 from pipelines.cleaning.settings import CleaningSection
 from pipelines.cleaning.tally import Tally
 
@@ -26,7 +27,7 @@ class DocumentRules:
         """
         self._section = section
         filter_name = section.language_filter
-        self._filter = None if filter_name is None else load_filter(filter_name)
+        self._filter = None if filter_name is None else load_function(filter_name, key=KEY)
         self._index = None if overlap_index is None else load_index(overlap_index)
 
     def apply(self, lines: list[str], *, identity: str, tally: Tally) -> list[str]:
