@@ -6,8 +6,9 @@ import bisect
 from collections.abc import Sequence
 from typing import Final
 
-# A program is compiled for each that occurs.
-BUCKETS: Final = (8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512)
+# A program is compiled for each that occurs, in seconds; a step between them is padding, up to a
+# third of a short row's positions.
+BUCKETS: Final = (8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256, 384, 512)
 
 
 def buckets_up_to(max_length: int) -> tuple[int, ...]:
