@@ -181,7 +181,7 @@ def vectors(run: Any, lines: list[str], *, batch_size: int, one_device: bool) ->
     records = [Record(number, line, None, None) for number, line in enumerate(lines, start=1)]
     made = list(extractor(records))
     assert [feature.record for feature in made] == records
-    assert extractor.counts.shapes == {8, 16, 24}
+    assert extractor.counts.shapes == {8, 12, 16, 20, 24}
     return np.concatenate([feature.vectors for feature in made])
 
 
