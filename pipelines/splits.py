@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -105,6 +105,7 @@ def write_splits(
     """
     languages = read_languages(section, runs)
     counts = count_shards(section, languages)
+    _tell_left_out(section, languages, counts, say)
     jobs = [
         job
         for split, count in counts.items()
@@ -120,6 +121,20 @@ def write_splits(
         made = describe_languages(section, languages, shards, split=split)
         records[split] = _finish_split(workspace, split, shards, languages=made)
     return records
+
+
+def _tell_left_out(
+    section: ExamplesSection,
+    languages: Languages,
+    splits: Iterable[str],
+    say: Callable[[str], None],
+) -> None:
+    for split in splits:
+        paired = pairable(section, languages, split=split)
+        for name, language in languages.items():
+            if name not in paired:
+                found = language.documents[split]
+                say(f"{split}: without {name}, whose documents are too few for examples ({found})")
 
 
 def _jobs(
