@@ -22,6 +22,7 @@ from bert_jax.errors import UserError
 from bert_jax.text import load_wordpiece
 from bert_jax.verbs.examples import Look, examples
 from pipelines.buckets import bucket_ranges, deal
+from pipelines.cleaning.settings import CleaningSection
 from pipelines.examples import make_examples
 from pipelines.settings import ExamplesSection
 from tests.corpus import SPECIAL
@@ -172,8 +173,15 @@ def test_an_example_has_one_language_and_a_random_next_another_document(
     corpus: Path, tmp_path: Path, kind: str
 ) -> None:
     chances = {} if kind == "nsp" else {"short_seq_prob": 0.0}
-    mixture = MixtureSection(smoothing=0.3)
-    make_examples(section(corpus, tmp_path / "dataset", mixture=mixture, kind=kind, **chances))
+    settings = section(
+        corpus,
+        tmp_path / "dataset",
+        mixture=MixtureSection(smoothing=0.3),
+        kind=kind,
+        cleaning=CleaningSection(duplicate_documents=True),  # documents take the way round the disk
+        **chances,
+    )
+    make_examples(settings)
     spelled = pieces(corpus)
     random: Counter[str] = Counter()
     for split in ("train", "validation"):
