@@ -7,9 +7,9 @@ every process at its peak, bytes an example. Without arguments the text is this 
 documentation and the vocabulary is trained on it. Copies of a text have fresh document ids, since
 those are places in the file.
 
-google-research/bert's `create_pretraining_data.py` is timed by turns with ours at 1× if it is given;
-it needs TensorFlow and the `tokenization.py` beside it. It reads the same text with the same
-vocabulary; without it no peer is run, and the lines say so.
+google-research/bert's `create_pretraining_data.py`, if it is given, is timed by turns with ours at
+1×. It needs TensorFlow and the `tokenization.py` beside it, and reads the same text with the same
+vocabulary. Without it no peer is run, which is said on standard error.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--release-script", type=Path, help="create_pretraining_data.py")
     arguments = parser.parse_args()
     if arguments.release_script is None:
-        print("no peer is run: none is given (--release-script)", file=sys.stderr)
+        print("no peer is run, since none is given: see --release-script", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="bert_jax_examples_") as scratch:
         root = Path(scratch)
         text = arguments.text or python_docs(root)
@@ -255,7 +255,7 @@ def report_growth(taken: dict[tuple[int, int], list[Watched]], *, workers: list[
 
 
 def by_role(peaks: dict[str, float]) -> dict[str, float]:
-    """Returns the highest of like processes: ``{"worker 1": 3, "worker 2": 4} -> {"worker": 4}``."""
+    """Returns the highest of like processes: ``{"worker 1": 3, "worker 2": 4}`` → 4."""
     highest: dict[str, float] = {}
     for name, peak in peaks.items():
         role = name.split()[0]

@@ -142,11 +142,18 @@ def _finish(job: ShardJob, written: pathlib.Path, figures: Sequence[BucketFigure
         tokens=int(lengths.sum(dtype=np.int64)),
         sentences=sum(bucket.sentences for bucket in figures),
         pairs=add_pairs(pairs) if pairs else None,
-        languages={
-            bucket.keys.language: [len(made.lengths), int(made.lengths.sum(dtype=np.int64))]
-            for bucket, made in zip(job.buckets, figures, strict=True)
-        },
+        languages=_sizes(job.buckets, figures),
     )
+
+
+def _sizes(buckets: Sequence[Bucket], figures: Sequence[BucketFigures]) -> dict[str, list[int]]:
+    """Returns the examples and the tokens of each language."""
+    sizes: dict[str, list[int]] = {}
+    for bucket, made in zip(buckets, figures, strict=True):
+        held = sizes.setdefault(bucket.keys.language, [0, 0])
+        held[0] += len(made.lengths)
+        held[1] += int(made.lengths.sum(dtype=np.int64))
+    return sizes
 
 
 def load_bucket(
@@ -179,7 +186,7 @@ def _examples(
 ) -> Iterator[tuple[bytes, int]]:
     """Yields every example as its record, and its number of tokens; counts pairs."""
     dtype = documents.tokens.dtype
-    tokens, width = memoryview(documents.tokens).cast("B"), dtype.itemsize
+    tokens, width = documents.tokens.data.cast("B"), dtype.itemsize
     cls, sep = (np.array(i, dtype).tobytes() for i in (job.special.cls, job.special.sep))
     encode = ExampleEncoder().encode
     for example in pair_documents(documents, job.pairing, seed=job.seed, boost=boost):
