@@ -3,9 +3,9 @@
     python -m benchmarks.examples [--text FILE --vocab FILE] [--release-script PATH]
 
 One line of JSON per figure: examples and megabytes a second of wall time and of CPU time, memory of
-every process at its peak, bytes an example. Without arguments the text is this Python's own
-documentation and the vocabulary is trained on it. Copies of a text have fresh document ids, since
-those are places in the file.
+every process at its peak, bytes an example. 1× is some 20 MB of copies of a text; they have fresh
+document ids, since those are places in the file. Without arguments the text is this Python's own
+documentation, and the vocabulary is trained on it.
 
 google-research/bert's `create_pretraining_data.py`, if it is given, is timed by turns with ours at
 1×. It needs TensorFlow and the `tokenization.py` beside it, and reads the same text with the same
@@ -15,6 +15,7 @@ vocabulary. Without it no peer is run, which is said on standard error.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import math
 import shutil
@@ -26,7 +27,7 @@ from typing import Any
 
 from etils import epath
 
-from benchmarks.report import report
+from benchmarks.report import median_ratio, report
 from benchmarks.watched import Watched, watch
 from bert_jax.data.provenance import read_provenance
 from bert_jax.data.tfrecord import scan_records
@@ -62,7 +63,7 @@ def main() -> None:
     )
     parser.add_argument("--text", type=Path, help="a sentence per line, blank lines between")
     parser.add_argument("--vocab", type=Path, help="an uncased vocab.txt")
-    parser.add_argument("--megabytes", type=float, help="of 1×: copies of the text, one or more")
+    parser.add_argument("--megabytes", type=float, default=20, help="of 1×: copies of the text")
     parser.add_argument("--times", type=int, nargs="+", default=TIMES, help="of 1×")
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
     parser.add_argument("--rounds", type=int, default=1, help="timed runs of each")
@@ -78,7 +79,7 @@ def main() -> None:
         else:
             load_wordpiece(arguments.vocab, lower_case=True).save(root / "tokenizer")
         size = text.stat().st_size
-        copies = math.ceil((arguments.megabytes or 0) * 1e6 / size) or 1
+        copies = math.ceil(arguments.megabytes * 1e6 / size)
         texts = {times: repeat(text, root, copies=copies * times) for times in arguments.times}
         measure(
             texts,
@@ -128,11 +129,8 @@ def measure(
     if script is not None:
         times = min(texts)
         report_runs(theirs, texts[times], *released, times=times, workers=1, peer=PEER)
-        ours = statistics.median(run.seconds for run in taken[times, min(workers)])
-        ratio = (made[times][0] / ours) / (
-            released[0] / statistics.median(run.seconds for run in theirs)
-        )
-        report("examples.ratio", ratio, "x", peer=PEER, workers=min(workers), packages=PACKAGES)
+        for count in workers:
+            report_ratios(taken[times, count], theirs, made[times][0] / released[0], workers=count)
     report_growth(taken, workers=workers)
 
 
@@ -184,6 +182,11 @@ def shell(log: Path) -> list[str]:
     return [shell, "-c", 'log=$0; exec "$@" > "$log" 2>&1', str(log)]
 
 
+def tensorflow() -> list[str]:
+    """Returns the distribution that TensorFlow is from: it goes by several names."""
+    return importlib.metadata.packages_distributions()["tensorflow"][:1]
+
+
 def report_runs(
     runs: list[Watched],
     text: Path,
@@ -202,7 +205,7 @@ def report_runs(
         "workers": workers,
         "megabytes": round(megabytes, 2),
         "examples": examples,
-        "packages": ("tensorflow",) if peer else PACKAGES,
+        "packages": tensorflow() if peer else PACKAGES,
     }
     wall = statistics.median(run.seconds for run in runs)
     cpu = statistics.median(run.cpu_seconds for run in runs)
@@ -212,6 +215,23 @@ def report_runs(
     report("examples.bytes_per_example", size / examples, "bytes", **facts)
     highest = peaks_of(runs)
     report("examples.peak_memory", max(highest.values()), "MiB", **facts, processes=highest)
+
+
+def report_ratios(
+    ours: list[Watched], theirs: list[Watched], examples: float, *, workers: int
+) -> None:
+    """Reports how many times as many examples are made in a second.
+
+    Args:
+        ours: runs of our command.
+        theirs: runs of the script, by turns with ours.
+        examples: ours by theirs.
+        workers: of our command.
+    """
+    facts: dict[str, Any] = {"peer": PEER, "workers": workers, "packages": PACKAGES}
+    for name, field in (("ratio", "seconds"), ("core_ratio", "cpu_seconds")):
+        spent = ([getattr(run, field) for run in runs] for runs in (theirs, ours))
+        report(f"examples.{name}", median_ratio(*spent) * examples, "x", **facts)
 
 
 def peaks_of(runs: list[Watched]) -> dict[str, float]:
