@@ -15,10 +15,8 @@ vocabulary. Without it no peer is run, which is said on standard error.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import math
-import shutil
 import statistics
 import sys
 import tempfile
@@ -27,6 +25,13 @@ from typing import Any
 
 from etils import epath
 
+from benchmarks.release_script import (
+    DUPE_FACTOR,
+    PEER,
+    SEQ_LENGTH,
+    release_command,
+    tensorflow,
+)
 from benchmarks.report import median_ratio, report
 from benchmarks.watched import Watched, watch
 from bert_jax.data.provenance import read_provenance
@@ -37,23 +42,9 @@ from pipelines.vocab import VocabSection, train_vocab
 
 WORKERS = (1, 2)
 TIMES = (1, 10)
-SEQ_LENGTH = 512
-PREDICTIONS = 77  # 15% of the tokens, as the release's README asks for
-DUPE_FACTOR = 5
 PACKAGES = ("array_record", "numpy", "tokenizers")
-PEER = "google-research/bert create_pretraining_data.py"
 
 _OURS = "from bert_jax.cli import main; main()"
-# The script is of TensorFlow 1: its names are to be found in TensorFlow 2 under another.
-_THEIRS = """
-import runpy, sys
-import tensorflow.compat.v1 as tf
-script = sys.argv[1]
-sys.modules["tensorflow"] = tf
-sys.path.insert(0, script.rpartition("/")[0])
-sys.argv = sys.argv[1:]
-runpy.run_path(script, run_name="__main__")
-"""
 
 
 def main() -> None:
@@ -158,33 +149,11 @@ def run_release(script: Path, text: Path, vocabulary: Path) -> tuple[Watched, tu
     """Returns what the release's script took, and the examples and the bytes it made."""
     with tempfile.TemporaryDirectory(dir=text.parent) as scratch:
         output = Path(scratch) / "examples.tfrecord"
-        flags = {
-            "input_file": text,
-            "output_file": output,
-            "vocab_file": vocabulary,
-            "do_lower_case": True,
-            "max_seq_length": SEQ_LENGTH,
-            "max_predictions_per_seq": PREDICTIONS,
-            "dupe_factor": DUPE_FACTOR,
-        }
-        quiet = Path(scratch) / "log"
-        command = [sys.executable, "-c", _THEIRS, str(script.resolve())]
-        command += [f"--{name}={value}" for name, value in flags.items()]
-        # Of a million lines of log, the pipe of `watch` would hold the first few.
-        watched = watch([*shell(quiet), *command])
+        watched = watch(
+            release_command(script, text=text, vocabulary=vocabulary, output=output, seed=12345)
+        )
         examples = sum(1 for _ in scan_records(epath.Path(output)))
         return watched, (examples, output.stat().st_size)
-
-
-def shell(log: Path) -> list[str]:
-    """Returns a command that runs another with its output in a file."""
-    shell = shutil.which("sh") or "/bin/sh"
-    return [shell, "-c", 'log=$0; exec "$@" > "$log" 2>&1', str(log)]
-
-
-def tensorflow() -> list[str]:
-    """Returns the distribution that TensorFlow is from: it goes by several names."""
-    return importlib.metadata.packages_distributions()["tensorflow"][:1]
 
 
 def report_runs(

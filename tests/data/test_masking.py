@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import random
+from itertools import chain
 
 import hypothesis
 import numpy as np
@@ -16,6 +18,8 @@ from bert_jax.data.records import Example
 from bert_jax.data.rng import stream
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import SpecialIds
+from tests.data.distributions import same_distribution
+from tests.data.reference_masking import reference_masks
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 VOCAB_SIZE = 1000
@@ -152,6 +156,52 @@ def test_every_token_is_masked_at_the_same_rate(unit):
     expected = taken.mean()
     statistic = ((taken - expected) ** 2).sum() / (expected * (1 - expected / trials))
     assert statistic * (len(taken) - 1) / len(taken) < CHI_SQUARE[99]
+
+
+@pytest.mark.parametrize("unit", ["token", "whole_word"])
+def test_masks_are_distributed_as_the_release_distributes_them(unit):
+    # Words of one to four tokens; no span begins with a continuation, where the two differ on
+    # purpose: see test_a_continuation_after_sep_is_a_word_of_its_own.
+    words = [[10 + w] + [FIRST_CONTINUATION + w] * (w % 4) for w in range(24)]
+    first, second = (list(chain.from_iterable(part)) for part in (words[:15], words[15:]))
+    ids = make_example(first, second).input_ids
+    rng, trials = random.Random(7), 6000
+    ours = [mask(ids, seed, MaskingSection(unit=unit), 8) for seed in range(trials)]
+    seen = [
+        list(zip(m.positions.tolist(), m.input_ids[m.positions].tolist(), strict=True))
+        for m in ours
+    ]
+    theirs = [
+        reference_masks(
+            ids.tolist(),
+            continuations=range(FIRST_CONTINUATION, VOCAB_SIZE) if unit == "whole_word" else (),
+            kept=(SPECIAL.cls, SPECIAL.sep),
+            mask_id=SPECIAL.mask,
+            vocab_size=VOCAB_SIZE,
+            most=8,
+            rng=rng,
+        )
+        for _ in range(trials)
+    ]
+
+    def kind(masked: tuple[int, int]) -> int:
+        position, shown = masked
+        return [SPECIAL.mask, ids[position], shown].index(shown)
+
+    figures = {
+        "how many": len,
+        "first place": lambda row: row[0][0],
+        "last place": lambda row: row[-1][0],
+        "place of the third": lambda row: row[min(2, len(row) - 1)][0],
+        "gap of the first two": lambda row: row[1][0] - row[0][0] if len(row) > 1 else 0,
+        "kind of the first": lambda row: kind(row[0]),
+        "how many are [MASK]": lambda row: sum(kind(masked) == 0 for masked in row),
+        "how many stay": lambda row: sum(kind(masked) == 1 for masked in row),
+        "random ones": lambda row: max((m[1] for m in row if kind(m) == 2), default=0) // 50,
+    }
+    for name, figure in figures.items():
+        p = same_distribution([figure(row) for row in seen], [figure(row) for row in theirs])
+        assert p > 1e-3, (name, p)
 
 
 def test_random_replacements_are_uniform_over_the_whole_vocabulary():

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 import pydantic
@@ -16,6 +14,7 @@ from bert_jax.data.pairing_nsp import pair_document
 from bert_jax.data.rng import stream
 from bert_jax.data.spans import truncate
 from bert_jax.data.tokenised import TokenisedDocuments
+from tests.data.distributions import same_distribution
 from tests.data.numbered import LENGTHS, numbered, pairs_of, token_owner
 from tests.data.reference_pairing import reference_pass, reference_truncate
 
@@ -160,26 +159,6 @@ def test_truncation_takes_each_token_from_front_or_back_with_equal_chances() -> 
         ).pvalue
         > 1e-3
     )
-
-
-def same_distribution(ours: Sequence[int], theirs: Sequence[int]) -> float:
-    """p-value of a chi-square test that two samples of integers have one distribution."""
-    pooled = Counter([*ours, *theirs])
-    bins: dict[int, int] = {}
-    filled, number = 0, 0
-    for value in sorted(pooled):  # neighbouring values share a bin until it holds 40
-        bins[value] = number
-        filled += pooled[value]
-        if filled >= 40:
-            filled, number = 0, number + 1
-    table = np.zeros((2, number + 1), np.int64)
-    for row, sample in enumerate((ours, theirs)):
-        for value in sample:
-            table[row, bins[value]] += 1
-    table = table[:, table.sum(0) > 0]
-    if table.shape[1] == 1:
-        return 1.0
-    return float(stats.chi2_contingency(table)[1])
 
 
 def corpus_lengths() -> list[list[int]]:
