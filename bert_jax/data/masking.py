@@ -14,7 +14,6 @@ from bert_jax.data.masks import (
     choose_spans,
     choose_tokens,
     choose_words,
-    draw_sizes,
     find_words,
     geometric_chances,
     ngram_chances,
@@ -185,9 +184,10 @@ def mask_tokens(
         if masking.unit == "whole_word":
             positions = candidates[choose_words(words, keys, budget)]
         else:
-            sizes = draw_sizes(sizes, masking.span_chances)
-            spans = choose_spans(words, keys=keys, sizes=sizes, budget=budget)
-            tokens, span_of = tokens_of_spans(words, spans)
+            spans = choose_spans(
+                words, keys=keys, sizes=sizes, chances=masking.span_chances, budget=budget
+            )
+            tokens, span_of = tokens_of_spans(spans, total=total)
             positions = candidates[tokens]
             if masking.unit == "span":  # SpanBERT, section 3.1: replaced "at the span level"
                 actions = actions[span_of]

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+import itertools
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
+
+_AT_A_TIME: Final = 64  # words: few examples look at more before their budget is spent
 
 
 class Words(NamedTuple):
@@ -16,11 +21,16 @@ class Words(NamedTuple):
     opens_run: np.ndarray  # bool [w]: a special token, or nothing, stands before it
 
 
-class Spans(NamedTuple):
-    """Spans of words, in the order in which they were drawn."""
+class Span(NamedTuple):
+    """Words that are chosen as a whole."""
 
-    first: np.ndarray  # int [s]: first word
-    size: np.ndarray  # int [s]: words
+    first: int
+    """Number of its first word."""
+    size: int
+    """Words."""
+    start: int
+    """Its first token, counted in candidates."""
+    tokens: int
 
 
 def find_words(candidates: np.ndarray, continues: np.ndarray) -> Words:
@@ -80,7 +90,9 @@ def choose_words(words: Words, keys: np.ndarray, budget: int) -> np.ndarray:
     return chosen.repeat(words.lengths)
 
 
-def choose_spans(words: Words, *, keys: np.ndarray, sizes: np.ndarray, budget: int) -> Spans:
+def choose_spans(
+    words: Words, *, keys: np.ndarray, sizes: np.ndarray, chances: np.ndarray, budget: int
+) -> list[Span]:
     """Draws spans of whole words until ``budget`` tokens are spent.
 
     Each begins at a word drawn uniformly from those not yet taken and goes on for the size drawn
@@ -91,50 +103,53 @@ def choose_spans(words: Words, *, keys: np.ndarray, sizes: np.ndarray, budget: i
     Args:
         words: of the example.
         keys: [w] uniform draws, which put the words in order.
-        sizes: int [w], the size drawn with each word, at least 1.
+        sizes: [w] uniform draws, each turned into the size drawn with a word.
+        chances: of a size of 1, 2, … words.
         budget: tokens.
+
+    Returns:
+        The spans in the order in which they were drawn.
     """
-    order = keys.argsort()
-    lengths, opens_run = words.lengths.tolist(), words.opens_run.tolist()
+    # Single numbers of lists and bytes: a few of them are looked at, and NumPy's cost far more.
+    limits = list(itertools.accumulate(chances[:-1].tolist()))
+    lengths, opens_run = words.lengths.tolist(), words.opens_run.tobytes()
     taken = bytearray(len(lengths) + 1)
     taken[-1] = 1  # beyond the last word
     left = budget
-    begun, counts = [], []
-    for first, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
+    spans: list[Span] = []
+    order = keys.argsort()
+    pieces = (order[at : at + _AT_A_TIME].tolist() for at in range(0, len(order), _AT_A_TIME))
+    for first in itertools.chain.from_iterable(pieces):
         if taken[first] or lengths[first] > left:
             continue
-        at, stop = first, first + size
+        before, at, stop = left, first, first + 1 + bisect_right(limits, sizes.item(first))
         while True:
             taken[at] = 1
             left -= lengths[at]
             at += 1
             if at == stop or taken[at] or opens_run[at] or lengths[at] > left:
                 break
-        begun.append(first)
-        counts.append(at - first)
+        spans.append(Span(first, at - first, words.starts.item(first), before - left))
         if not left:
             break
-    return Spans(np.array(begun, np.int64), np.array(counts, np.int64))
+    return spans
 
 
-def tokens_of_spans(words: Words, spans: Spans) -> tuple[np.ndarray, np.ndarray]:
+def tokens_of_spans(spans: Sequence[Span], *, total: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens of spans in ascending order: int [k] in candidates, and whose each is.
 
-    ``lengths [1, 2, 1], spans first [2, 0], size [1, 2]`` -> tokens ``[0, 1, 2, 3]``, spans
-    ``[1, 1, 1, 0]``
+    Of spans of one token from 3 on and of three from 0 on: tokens ``[0, 1, 2, 3]``, spans
+    ``[1, 1, 1, 0]``.
+
+    Args:
+        spans: that share no token.
+        total: candidates.
     """
-    order = spans.first.argsort()
-    first, last = spans.first[order], (spans.first + spans.size)[order] - 1
-    starts = words.starts[first]
-    lengths = words.starts[last] + words.lengths[last] - starts
-    ends = lengths.cumsum()
-    tokens = np.arange(ends[-1] if len(ends) else 0) + (starts - ends + lengths).repeat(lengths)
-    return tokens, order.repeat(lengths)
-
-
-def draw_sizes(draws: np.ndarray, chances: np.ndarray) -> np.ndarray:
-    """Turns uniform draws into sizes from 1: ``[0.1, 0.9], chances [0.5, 0.5]`` -> ``[1, 2]``."""
-    return 1 + np.cumsum(chances[:-1]).searchsorted(draws, side="right")
+    owners = np.zeros(total, np.int64)
+    for number, span in enumerate(spans, 1):
+        owners[span.start : span.start + span.tokens] = number
+    tokens = owners.nonzero()[0]
+    return tokens, owners[tokens] - 1
 
 
 @functools.cache
