@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
@@ -32,6 +33,16 @@ def test_known_numbers_stay() -> None:
         0.31100836285792943,
         0.15724009083383994,
     ]
+
+
+@given(KEYS)
+def test_a_stream_is_numpys_own_of_that_key(key: tuple) -> None:
+    ours = stream(key[0], *key[1])
+    theirs = np.random.Generator(np.random.Philox(key=digest128(key[0], *key[1])))
+    for draw in (lambda g: g.random(5), lambda g: g.integers(0, 2**32, 3, np.uint32)):
+        assert draw(ours).tolist() == draw(theirs).tolist()
+    assert ours.bytes(3) == theirs.bytes(3)
+    assert pickle.loads(pickle.dumps(ours)).random() == theirs.random()
 
 
 @settings(deadline=None, max_examples=200)
