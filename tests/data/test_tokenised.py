@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,25 @@ def test_a_range_of_keys_on_disk_is_what_the_same_range_of_all_is(
     assert [join_key(key) for key in found.keys] == [keys[place] for place in chosen]
     assert to_lists(found) == [lists[place] for place in chosen]
     assert halves.tolist() == sorted(2 * [key >> 64 for key in keys])
+
+
+def test_reading_a_range_takes_the_memory_of_the_range(tmp_path: Path) -> None:
+    count = 100_000
+    everything = TokenisedDocuments(
+        np.stack([np.arange(count, dtype=np.uint64)] * 2, axis=1),
+        np.arange(count + 1),
+        np.arange(count + 1) * 8,
+        np.zeros(count * 8, np.uint16),
+    )
+    everything.save(tmp_path / "run")
+    tracemalloc.start()
+    try:
+        found = TokenisedDocuments.load(tmp_path / "run", first_key=70_000, last_key=70_099)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found) == 100
+    assert peak < 200_000  # bytes, of 4.8 million on disk
 
 
 @settings(deadline=None, max_examples=100)
