@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -9,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from bert_jax.data.provenance import CorpusRecord
-from bert_jax.data.tokenised import TokenisedDocuments
+from bert_jax.data.tokenised import TokenisedDocuments, concatenate, join_key, load_high_keys
 from bert_jax.errors import UserError
 from pipelines.cleaning.contamination import build_index
 from pipelines.cleaning.tally import Tally
@@ -62,8 +63,8 @@ def tokenise_corpus(
     Raises:
         UserError: bad input, two documents with one id, a full disk.
     """
-    groups = _group(_cut(section, sources, problems))
-    jobs = _corpus_jobs(section, groups, directory)
+    groups = _groups(section, sources, problems)
+    jobs = _corpus_jobs(section, [parts for _, parts in groups], directory)
     spills = list[pathlib.Path]()
     if section.cleaning.looks_across_documents:
         spills = _spill(jobs, directory=directory, pool=pool, say=say)
@@ -75,7 +76,7 @@ def tokenise_corpus(
             directory=str(run),
             tokenizer=section.tokenizer,
             layout=section.layout,
-            language=section.language,
+            language=groups[number][0],
             validation_fraction=section.validation_fraction,
             seed=section.seed,
         )
@@ -102,8 +103,10 @@ def describe_corpus(runs: Sequence[pathlib.Path], *, unknown: int) -> CorpusReco
         UserError: there is no document with text.
     """
     summaries = [read_summary(run) for run in runs]
-    counts = np.sum([np.load(run / "counts.npy") for run in runs], axis=0)
-    total = int(counts.sum()) if runs else 0
+    counts = np.zeros(1, np.int64)
+    for run in runs:  # one at a time: there may be thousands, each of a vocabulary's size
+        counts = counts + np.load(run / "counts.npy")
+    total = int(counts.sum())
     if not total:
         raise UserError("input: no document in any of its files; allowed: at least 2 documents")
     return CorpusRecord(
@@ -121,19 +124,24 @@ def unigram_entropy(counts: np.ndarray) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def split_sizes(runs: Sequence[pathlib.Path], *, split: str) -> tuple[int, int]:
-    """Returns the number of documents and of tokens of a split."""
-    summaries = [read_summary(run) for run in runs]
-    return sum(s.documents[split] for s in summaries), sum(s.tokens[split] for s in summaries)
-
-
-def _cut(section: ExamplesSection, sources: Sequence[Source], problems: Problems) -> list[Part]:
+def _groups(
+    section: ExamplesSection, sources: Sequence[Source], problems: Problems
+) -> list[tuple[str, tuple[Part, ...]]]:
+    """Returns the parts that share a run, with their language, of which a run has but one."""
     # A function of the corpus, so that a run that goes on finds the same parts on any machine.
     total = sum(source.bytes for source in sources)
     part_bytes = min(max(_MIN_PART_BYTES, total // _MOST_PARTS), _MAX_PART_BYTES)
-    return cut_sources(
-        sources, section, documents=section.documents, part_bytes=part_bytes, problems=problems
-    )
+    groups = []
+    for language, held in itertools.groupby(sources, key=lambda source: source.language):
+        parts = cut_sources(
+            list(held),
+            section,
+            documents=section.documents,
+            part_bytes=part_bytes,
+            problems=problems,
+        )
+        groups += [(language or section.language, group) for group in _group(parts)]
+    return groups
 
 
 def _corpus_jobs(
@@ -184,25 +192,29 @@ def _spill(
 
 def _check_ids(runs: Sequence[pathlib.Path], jobs: Sequence[CorpusJob], *, seed: int) -> None:
     """Makes sure that no two documents have one id, where the files give the ids."""
-    keys = np.concatenate(
-        [
-            np.empty((0, 2), np.uint64),
-            *(TokenisedDocuments.load(run / split).keys for run in runs for split in SPLITS),
-        ]
-    )
-    keys = keys[np.lexsort((keys[:, 1], keys[:, 0]))]
-    twice = np.flatnonzero((keys[1:] == keys[:-1]).all(axis=1))
-    if not len(twice):
+    directories = [run / split for run in runs for split in SPLITS]
+    high = load_high_keys(directories)
+    alike = high[1:][high[1:] == high[:-1]]
+    twice = next(filter(None, (_key_of_two(directories, int(half)) for half in alike)), None)
+    if twice is None:
         return
     # Ids are not kept, so the files are read again for the one to name.
-    key = (int(keys[twice[0], 0]) << 64) | int(keys[twice[0], 1])
     for job in jobs:
         for identity, _ in corpus_documents(job, Tally()):
-            if document_key(identity, seed=seed) == key:
+            if document_key(identity, seed=seed) == twice:
                 raise UserError(
-                    f"input: found {len(twice)} documents with the id of another, such as "
+                    f"input: found {len(alike)} documents with the id of another, such as "
                     f"{identity}, allowed: each id once in a file"
                 )
+
+
+def _key_of_two(directories: Sequence[pathlib.Path], high: int) -> int | None:
+    """Returns a whole key with this high half that two documents have, if there is one."""
+    found = concatenate(
+        [TokenisedDocuments.load(d, first_key=high, last_key=high) for d in directories]
+    )
+    keys, counts = np.unique(found.keys, axis=0, return_counts=True)
+    return next((join_key(key) for key in keys[counts > 1]), None)
 
 
 def _group(parts: Sequence[Part]) -> list[tuple[Part, ...]]:
