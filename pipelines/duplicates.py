@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import shutil
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -24,7 +23,7 @@ from pipelines.cleaning.spill import (
 from pipelines.cleaning.tally import Tally
 from pipelines.cleaning.words import text_hash
 from pipelines.corpus import CorpusJob, corpus_documents
-from pipelines.disk import disk_errors
+from pipelines.disk import disk_errors, whole_directory
 from pipelines.documents import Document
 
 _DROPPED_DOCUMENTS: Final = "dropped_documents.npy"
@@ -42,42 +41,37 @@ class SpillJob(NamedTuple):
 def spill_part(job: SpillJob) -> Tally:
     """Reads and cleans the documents of some parts and sets them aside with their hashes.
 
-    The directory appears whole, by renaming.
+    The directory appears whole, by renaming; one that is there already is left as it is.
 
     Raises:
         UserError: bad input, or a full disk.
     """
-    cleaning = job.corpus.cleaning
     target = pathlib.Path(job.directory)
-    aside = target.with_name(target.name + ".tmp")
+    if target.exists():  # made by another worker that was given the same job
+        return Tally.load(target)
+    cleaning = job.corpus.cleaning
     tally = Tally()
     documents: list[int] = []
     lines: list[int] = []
     near = cleaning.near_duplicates
     signatures = None if near is None else Signatures(near)
-    with disk_errors(target):
-        shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
-        try:
-            aside.mkdir()
-            spill = Spill(aside)
-            for identity, document in corpus_documents(job.corpus, tally):
-                spill.add(identity, document)
-                text = "\n".join(document.lines)
-                if cleaning.duplicate_documents:
-                    documents.append(text_hash(text))
-                if cleaning.duplicate_lines == "corpus":
-                    lines += map(text_hash, document.lines)
-                if signatures is not None:
-                    signatures.add(text)
-            spill.close()
-            save_hashes(aside, DOCUMENTS, np.array(documents, np.uint64))
-            save_hashes(aside, LINES, np.array(lines, np.uint64))
+    with whole_directory(target) as aside:
+        spill = Spill(aside)
+        for identity, document in corpus_documents(job.corpus, tally):
+            spill.add(identity, document)
+            text = "\n".join(document.lines)
+            if cleaning.duplicate_documents:
+                documents.append(text_hash(text))
+            if cleaning.duplicate_lines == "corpus":
+                lines += map(text_hash, document.lines)
             if signatures is not None:
-                signatures.save(aside)
-            tally.save(aside)
-            aside.rename(target)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+                signatures.add(text)
+        spill.close()
+        save_hashes(aside, DOCUMENTS, np.array(documents, np.uint64))
+        save_hashes(aside, LINES, np.array(lines, np.uint64))
+        if signatures is not None:
+            signatures.save(aside)
+        tally.save(aside)
     return tally
 
 

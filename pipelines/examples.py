@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pydantic
@@ -23,9 +24,9 @@ from bert_jax.errors import UserError
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.sentences import check_language
 from pipelines.cleaning.tally import Tally, sum_tallies
+from pipelines.engine import Engine, open_engine
 from pipelines.inputs import Source, find_sources
 from pipelines.metadata import write_metadata
-from pipelines.pool import WorkerPool
 from pipelines.preparation import (
     PreparationRecipe,
     preparation_recipe,
@@ -49,7 +50,8 @@ def make_examples(
     The documents are tokenised part by part (``pipelines.tokenise``), dealt into buckets by a hash
     of their ids, and each bucket is paired and written as one shard (``pipelines.shards``), all in
     ``<output>.partial``, which gets the output's name when it is whole. A run that was stopped goes
-    on where it ended; the same settings and input give the same bytes with any number of workers.
+    on where it ended; the same settings and input give the same bytes on either engine with any
+    number of workers.
 
     Args:
         section: the settings.
@@ -62,6 +64,7 @@ def make_examples(
     Raises:
         UserError: bad input or settings, an output that holds something else, another run on the
             same output, a full disk.
+        RunStopped: the system has killed a worker.
     """
     say = progress or (lambda line: None)
     check_language(section.language)
@@ -74,7 +77,7 @@ def make_examples(
     if (made := _already_made(output, recipe, preparation)) is not None:
         say(f"{output} is already made")
         return made
-    with Workspace(output) as workspace, WorkerPool(section.workers) as pool:
+    with Workspace(output) as workspace, _engine(section, workspace) as engine:
         # With the version of the format, since another release may cut and pair otherwise.
         settings = {"format_version": FORMAT_VERSION, **recipe.model_dump(mode="json")}
         settings["the input files' age"] = [source.modified for source in sources]
@@ -86,7 +89,7 @@ def make_examples(
             sources=sources,
             problems=problems,
             directory=workspace.work,
-            pool=pool,
+            engine=engine,
             say=say,
         )
         tally = Tally()
@@ -98,7 +101,7 @@ def make_examples(
             say(f"skipped: {line}")
         figures = describe_corpus(corpus.runs, unknown=tokenizer.special.unk)
         splits = write_splits(
-            section, workspace, special=tokenizer.special, runs=corpus.runs, pool=pool, say=say
+            section, workspace, special=tokenizer.special, runs=corpus.runs, engine=engine, say=say
         )
         provenance = Provenance(**dict(recipe), corpus=figures, splits=splits)
         index = workspace.work / OVERLAP_INDEX
@@ -107,6 +110,12 @@ def make_examples(
         workspace.publish()
     say(f"{output}: {provenance.splits['train'].examples:,} training examples")
     return provenance
+
+
+def _engine(section: ExamplesSection, workspace: Workspace) -> AbstractContextManager[Engine]:
+    return open_engine(
+        section.engine, workers=section.workers, beam=section.beam, directory=workspace.work
+    )
 
 
 def _local(output: str) -> pathlib.Path:

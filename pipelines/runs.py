@@ -16,11 +16,12 @@ from pipelines.cleaning.tally import Tally
 from pipelines.corpus import CorpusJob, corpus_documents
 from pipelines.documents import document_key
 from pipelines.duplicates import SpillJob, find_duplicates, spill_part
+from pipelines.engine import Engine
 from pipelines.inputs import Source, cut_sources
-from pipelines.pool import WorkerPool
 from pipelines.problems import Problems
+from pipelines.progress import Progress
 from pipelines.settings import ExamplesSection, SourcesSection
-from pipelines.sources import Part
+from pipelines.sources import Part, absolute
 from pipelines.tokenise import SPLITS, TokeniseJob, read_summary, tokenise_part
 
 OVERLAP_INDEX: Final = "evaluation"
@@ -29,6 +30,7 @@ OVERLAP_INDEX: Final = "evaluation"
 _MIN_PART_BYTES: Final = 2 << 20
 _MAX_PART_BYTES: Final = 64 << 20
 _MOST_PARTS: Final = 2048
+_MEGABYTE: Final = 1e6
 
 
 class Corpus(NamedTuple):
@@ -46,7 +48,7 @@ def tokenise_corpus(
     sources: Sequence[Source],
     problems: Problems,
     directory: pathlib.Path,
-    pool: WorkerPool,
+    engine: Engine,
     say: Callable[[str], None],
 ) -> Corpus:
     """Makes the runs that are not in ``directory`` yet.
@@ -56,7 +58,7 @@ def tokenise_corpus(
         sources: the input.
         problems: gets the sources that cannot be read at all.
         directory: where the runs go.
-        pool: who does it.
+        engine: who does it.
         say: called with a line of text when a run is finished.
 
     Raises:
@@ -66,14 +68,14 @@ def tokenise_corpus(
     jobs = _corpus_jobs(section, groups, directory)
     spills = list[pathlib.Path]()
     if section.cleaning.looks_across_documents:
-        spills = _spill(jobs, directory=directory, pool=pool, say=say)
+        spills = _spill(jobs, directory=directory, engine=engine, say=say)
     runs = [directory / f"run-{number:05d}" for number in range(len(groups))]
     to_do = [
         TokeniseJob(
             corpus=job,
             spill=str(spills[number]) if spills else None,
             directory=str(run),
-            tokenizer=section.tokenizer,
+            tokenizer=absolute(section.tokenizer),
             layout=section.layout,
             language=section.language,
             validation_fraction=section.validation_fraction,
@@ -82,10 +84,11 @@ def tokenise_corpus(
         for number, (job, run) in enumerate(zip(jobs, runs, strict=True))
         if not run.exists()
     ]
-    done = len(runs) - len(to_do)
-    for summary in pool.run(tokenise_part, to_do):
-        done += 1
-        say(f"tokenised part {done} of {len(runs)}: {sum(summary.tokens.values()):,} tokens")
+    progress = _progress(say, "tokenised part", [job.corpus for job in to_do], total=len(runs))
+    for job, summary in engine.run(tokenise_part, to_do):
+        size = job.corpus.size
+        tokens = sum(summary.tokens.values())
+        progress.add(f"{tokens:,} tokens", work=size, counted=size / _MEGABYTE)
     if section.id_field is not None or any(s.format.startswith("wiki") for s in sources):
         _check_ids(runs, jobs, seed=section.seed)
     return Corpus(runs, spills)
@@ -131,9 +134,11 @@ def _cut(section: ExamplesSection, sources: Sequence[Source], problems: Problems
     # A function of the corpus, so that a run that goes on finds the same parts on any machine.
     total = sum(source.bytes for source in sources)
     part_bytes = min(max(_MIN_PART_BYTES, total // _MOST_PARTS), _MAX_PART_BYTES)
-    return cut_sources(
+    parts = cut_sources(
         sources, section, documents=section.documents, part_bytes=part_bytes, problems=problems
     )
+    # A worker on another machine has another current directory.
+    return [part._replace(path=absolute(part.path)) for part in parts]
 
 
 def _corpus_jobs(
@@ -160,7 +165,7 @@ def _spill(
     jobs: Sequence[CorpusJob],
     *,
     directory: pathlib.Path,
-    pool: WorkerPool,
+    engine: Engine,
     say: Callable[[str], None],
 ) -> list[pathlib.Path]:
     """Sets all documents aside and decides which go, unless an earlier run has done so."""
@@ -170,16 +175,23 @@ def _spill(
         for job, spill in zip(jobs, spills, strict=True)
         if not spill.exists()
     ]
-    done = len(spills) - len(to_do)
-    for tally in pool.run(spill_part, to_do):
-        done += 1
-        say(f"cleaned part {done} of {len(spills)}: {tally.documents['read']:,} documents")
+    progress = _progress(say, "cleaned part", [job.corpus for job in to_do], total=len(spills))
+    for job, tally in engine.run(spill_part, to_do):
+        size, read = job.corpus.size, tally.documents["read"]
+        progress.add(f"{read:,} documents", work=size, counted=size / _MEGABYTE)
     decided = directory / "duplicates.done"
     if not decided.exists():
         if jobs:
             find_duplicates(spills, jobs[0].cleaning)
         decided.touch()
     return spills
+
+
+def _progress(
+    say: Callable[[str], None], name: str, jobs: Sequence[CorpusJob], *, total: int
+) -> Progress:
+    work = sum(job.size for job in jobs)
+    return Progress(say, name=name, total=total, finished=total - len(jobs), work=work, unit="MB")
 
 
 def _check_ids(runs: Sequence[pathlib.Path], jobs: Sequence[CorpusJob], *, seed: int) -> None:

@@ -18,7 +18,7 @@ from bert_jax.data.schema import encode
 from bert_jax.data.tokenised import TokenisedDocuments, concatenate, key_order, save_array
 from bert_jax.section import Section
 from bert_jax.text import SpecialIds
-from pipelines.disk import disk_errors, write_aside
+from pipelines.disk import disk_errors, unfinished, write_aside
 from pipelines.figures import PairTally, sentence_hashes, sketch
 
 # One record per group, so that a random read unpacks one record; zstd at its fastest level takes an
@@ -100,7 +100,7 @@ def write_shard(job: ShardJob) -> ShardSummary:
         return finished
     documents = load_bucket(job.runs, job.split, first_key=job.first_key, last_key=job.last_key)
     tally = PairTally(documents) if job.pairing.has_pairs else None
-    aside = pathlib.Path(job.work) / f"{job.name}.tmp"
+    aside = unfinished(pathlib.Path(job.work) / job.name)
     with disk_errors(target):
         try:
             lengths = _write_examples(aside, _examples(documents, job, tally))

@@ -16,8 +16,9 @@ from bert_jax.data.tokenised import TokenisedDocuments
 from bert_jax.errors import UserError
 from bert_jax.text import SpecialIds
 from pipelines.disk import disk_errors
+from pipelines.engine import Engine
 from pipelines.figures import add_pairs, count_distinct, sketch
-from pipelines.pool import WorkerPool
+from pipelines.progress import Progress
 from pipelines.runs import split_sizes
 from pipelines.settings import ExamplesSection
 from pipelines.shards import (
@@ -77,7 +78,7 @@ def write_splits(
     *,
     special: SpecialIds,
     runs: Sequence[pathlib.Path],
-    pool: WorkerPool,
+    engine: Engine,
     say: Callable[[str], None],
 ) -> dict[str, SplitRecord]:
     """Writes the shards that are not finished yet, and the lengths index of every split.
@@ -87,7 +88,7 @@ def write_splits(
         workspace: where shards and indices go.
         special: ids of the special pieces.
         runs: directories of all runs.
-        pool: who does it.
+        engine: who does it.
         say: called with a line of text when a shard is finished.
 
     Returns:
@@ -103,9 +104,13 @@ def write_splits(
         for job in _jobs(section, workspace, special, runs, split=split, count=count)
     ]
     finished: dict[str, ShardSummary] = {}
-    for summary in pool.run(write_shard, jobs):
+    progress = Progress(
+        say, name="shard", total=len(jobs), finished=0, work=len(jobs), unit="examples"
+    )
+    for _, summary in engine.run(write_shard, jobs):
         finished[summary.record.name] = summary
-        say(f"shard {len(finished)} of {len(jobs)}: {summary.record.examples:,} examples")
+        examples = summary.record.examples
+        progress.add(f"{examples:,} examples", work=1, counted=examples)
     return {
         split: _finish_split(
             workspace, split, [finished[shard_name(split, i, count)] for i in range(count)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-import shutil
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple
@@ -18,7 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.text import Tokenizer, load_tokenizer
 from pipelines.cleaning.tally import Tally
 from pipelines.corpus import CorpusJob, corpus_documents
-from pipelines.disk import disk_errors
+from pipelines.disk import whole_directory
 from pipelines.documents import LAYOUTS, document_key, is_validation
 from pipelines.duplicates import unique_documents
 
@@ -36,7 +35,7 @@ class TokeniseJob(NamedTuple):
     spill: str | None
     """Directory in which the documents are set aside; ``None``: they are read from the parts."""
     directory: str
-    """Where the run goes; must not exist yet."""
+    """Where the run goes."""
     tokenizer: str
     layout: str
     language: str
@@ -58,12 +57,16 @@ def tokenise_part(job: TokeniseJob) -> RunSummary:
     """Reads, splits and encodes the documents of some parts and writes them as one run.
 
     A run is a directory with a :class:`TokenisedDocuments` per split, sorted by key, and
-    ``counts.npy``, how often each id occurs. It appears whole, by renaming.
+    ``counts.npy``, how often each id occurs. It appears whole, by renaming; one that is there
+    already is left as it is.
 
     Raises:
         UserError: bad input (see :func:`pipelines.inputs.read_documents`), an id beyond the
             vocabulary, or a full disk.
     """
+    target = pathlib.Path(job.directory)
+    if target.exists():  # made by another worker that was given the same job
+        return read_summary(target)
     tokenizer = _tokenizer(job.tokenizer)
     tally = Tally()
     runs, counts = _encode_documents(job, tokenizer, tally)
@@ -72,20 +75,12 @@ def tokenise_part(job: TokeniseJob) -> RunSummary:
         tokens={split: len(run.tokens) for split, run in runs.items()},
         sentences=sum(len(run.sentence_starts) - 1 for run in runs.values()),
     )
-    target = pathlib.Path(job.directory)
-    aside = target.with_name(target.name + ".tmp")
-    with disk_errors(target):
-        shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
-        try:
-            aside.mkdir()
-            for split, run in runs.items():
-                run.save(aside / split)
-            save_array(aside / "counts.npy", counts)
-            (aside / "summary.json").write_text(json.dumps(summary._asdict()))
-            tally.save(aside)
-            aside.rename(target)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    with whole_directory(target) as aside:
+        for split, run in runs.items():
+            run.save(aside / split)
+        save_array(aside / "counts.npy", counts)
+        (aside / "summary.json").write_text(json.dumps(summary._asdict()))
+        tally.save(aside)
     return summary
 
 

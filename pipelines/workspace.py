@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from bert_jax.errors import UserError
-from pipelines.disk import disk_errors, write_aside
+from pipelines.disk import disk_errors, remove_unfinished, write_aside
 
 _LOCK: Final = ".lock"
 
@@ -35,6 +35,8 @@ class Workspace:
         with disk_errors(self.partial):
             self.work.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock()
+            for directory in (self.partial, self.work):
+                remove_unfinished(directory)
         return self
 
     def __exit__(

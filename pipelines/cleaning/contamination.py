@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-import shutil
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +15,7 @@ from pipelines.cleaning.evaluation import evaluation_texts
 from pipelines.cleaning.settings import ContaminationSection
 from pipelines.cleaning.tally import Tally
 from pipelines.cleaning.words import ngram_hashes, word_hashes
-from pipelines.disk import disk_errors
+from pipelines.disk import whole_directory
 from pipelines.problems import MOST_LISTED
 from pipelines.sources import find_files, relative_names
 
@@ -65,16 +64,13 @@ def build_index(section: ContaminationSection, directory: pathlib.Path) -> None:
         too_short.append(short)
     flat = np.concatenate(hashes)
     order = np.argsort(flat, kind="stable")
-    aside = directory.with_name(directory.name + ".tmp")
-    with disk_errors(directory):
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with whole_directory(directory) as aside:
         save_array(aside / "hashes.npy", flat[order])
         save_array(aside / "owners.npy", np.concatenate(owners)[order])
         names = relative_names(paths, root=None)
         content = {"names": names, "ends": ends, "too_short": too_short, "ngram": section.ngram}
         (aside / "files.json").write_text(json.dumps(content), encoding="utf-8")
-        aside.rename(directory)
 
 
 class OverlapIndex:
