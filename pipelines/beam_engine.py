@@ -1,4 +1,4 @@
-"""Lists of jobs on an Apache Beam runner: a thin pipeline per list. See docs/adr/0007-engines.md."""
+"""Lists of jobs on an Apache Beam runner, a thin pipeline per list: docs/adr/0007-engines.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean, first_line
 from bert_jax.files import write_whole
-from bert_jax.section import Section
+from bert_jax.section import Section, Strings
 from pipelines.pool import available_cores, use_one_thread
 
 Job = TypeVar("Job")
@@ -41,7 +41,7 @@ class BeamSection(Section):
 
     runner: str = _DIRECT
     """Beam's name of the runner, or ``module.Class``."""
-    options: tuple[str, ...] = ()
+    options: Strings = ()
     """Command line options of Beam's, handed on as they stand: ``["--region=europe-west4"]``."""
 
 
@@ -275,9 +275,7 @@ def _check_flags(flags: Sequence[str], *, runner: str) -> None:
             )
 
     portable = beam.runners.portability.portable_runner.PortableRunner
-    if isinstance(
-        beam.runners.runner.create_runner(_FULL_NAMES.get(runner, runner)), portable
-    ):
+    if isinstance(beam.runners.runner.create_runner(_FULL_NAMES.get(runner, runner)), portable):
         return  # its job server may know more
     beam.options.pipeline_options.PipelineOptions(list(flags)).get_all_options(
         add_extra_args_fn=check
