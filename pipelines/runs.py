@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from bert_jax.data.provenance import CorpusRecord
-from bert_jax.data.tokenised import TokenisedDocuments
+from bert_jax.data.tokenised import TokenisedDocuments, concatenate, join_key, load_high_keys
 from bert_jax.errors import UserError
 from pipelines.cleaning.contamination import build_index
 from pipelines.cleaning.tally import Tally
@@ -105,8 +105,10 @@ def describe_corpus(runs: Sequence[pathlib.Path], *, unknown: int) -> CorpusReco
         UserError: there is no document with text.
     """
     summaries = [read_summary(run) for run in runs]
-    counts = np.sum([np.load(run / "counts.npy") for run in runs], axis=0)
-    total = int(counts.sum()) if runs else 0
+    counts = np.zeros(1, np.int64)
+    for run in runs:  # one at a time: there may be thousands, each of a vocabulary's size
+        counts = counts + np.load(run / "counts.npy")
+    total = int(counts.sum())
     if not total:
         raise UserError("input: no document in any of its files; allowed: at least 2 documents")
     return CorpusRecord(
@@ -196,25 +198,29 @@ def _progress(
 
 def _check_ids(runs: Sequence[pathlib.Path], jobs: Sequence[CorpusJob], *, seed: int) -> None:
     """Makes sure that no two documents have one id, where the files give the ids."""
-    keys = np.concatenate(
-        [
-            np.empty((0, 2), np.uint64),
-            *(TokenisedDocuments.load(run / split).keys for run in runs for split in SPLITS),
-        ]
-    )
-    keys = keys[np.lexsort((keys[:, 1], keys[:, 0]))]
-    twice = np.flatnonzero((keys[1:] == keys[:-1]).all(axis=1))
-    if not len(twice):
+    directories = [run / split for run in runs for split in SPLITS]
+    high = load_high_keys(directories)
+    alike = high[1:][high[1:] == high[:-1]]
+    twice = next(filter(None, (_key_of_two(directories, int(half)) for half in alike)), None)
+    if twice is None:
         return
     # Ids are not kept, so the files are read again for the one to name.
-    key = (int(keys[twice[0], 0]) << 64) | int(keys[twice[0], 1])
     for job in jobs:
         for identity, _ in corpus_documents(job, Tally()):
-            if document_key(identity, seed=seed) == key:
+            if document_key(identity, seed=seed) == twice:
                 raise UserError(
-                    f"input: found {len(twice)} documents with the id of another, such as "
+                    f"input: found {len(alike)} documents with the id of another, such as "
                     f"{identity}, allowed: each id once in a file"
                 )
+
+
+def _key_of_two(directories: Sequence[pathlib.Path], high: int) -> int | None:
+    """Returns a whole key with this high half that two documents have, if there is one."""
+    found = concatenate(
+        [TokenisedDocuments.load(d, first_key=high, last_key=high) for d in directories]
+    )
+    keys, counts = np.unique(found.keys, axis=0, return_counts=True)
+    return next((join_key(key) for key in keys[counts > 1]), None)
 
 
 def _group(parts: Sequence[Part]) -> list[tuple[Part, ...]]:

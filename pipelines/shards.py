@@ -75,15 +75,14 @@ def bucket_ranges(keys: np.ndarray, count: int) -> list[tuple[int, int]]:
     bad luck.
 
     Args:
-        keys: ``[d]`` uint64, the high halves of all keys of a split, in any order.
+        keys: ``[d]`` uint64, the high halves of all keys of a split, sorted.
         count: buckets, at most ``d // 2``.
 
     Returns:
         The first and the last key of each bucket, both inclusive.
     """
-    ordered = np.sort(keys)
-    cuts = [len(ordered) * bucket // count for bucket in range(count + 1)]
-    return [(int(ordered[a]), int(ordered[b - 1])) for a, b in itertools.pairwise(cuts)]
+    cuts = [len(keys) * bucket // count for bucket in range(count + 1)]
+    return [(int(keys[a]), int(keys[b - 1])) for a, b in itertools.pairwise(cuts)]
 
 
 def write_shard(job: ShardJob) -> ShardSummary:
@@ -130,15 +129,14 @@ def load_bucket(
     runs: Sequence[str], split: str, *, first_key: int, last_key: int
 ) -> TokenisedDocuments:
     """Gathers the documents of a bucket from all runs, in the order of their keys."""
-    slices = []
-    for run in runs:
-        documents = TokenisedDocuments.load(pathlib.Path(run) / split)
-        high = documents.keys[:, 0]
-        start = int(np.searchsorted(high, np.uint64(first_key), side="left"))
-        stop = int(np.searchsorted(high, np.uint64(last_key), side="right"))
-        if start < stop:
-            slices.append(documents.slice(start, stop))
-    bucket = concatenate(slices)
+    bucket = concatenate(
+        [
+            TokenisedDocuments.load(
+                pathlib.Path(run) / split, first_key=first_key, last_key=last_key
+            )
+            for run in runs
+        ]
+    )
     return bucket.select(key_order(bucket.keys))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax.data.pairing import PairingSection
 from bert_jax.data.provenance import ShardRecord, SplitRecord
 from bert_jax.data.schema import lengths_name, shard_name
-from bert_jax.data.tokenised import TokenisedDocuments
+from bert_jax.data.tokenised import load_high_keys
 from bert_jax.errors import UserError
 from bert_jax.text import SpecialIds
 from pipelines.disk import disk_errors
@@ -128,7 +128,7 @@ def _jobs(
     split: str,
     count: int,
 ) -> list[ShardJob]:
-    keys = [TokenisedDocuments.load(run / split).keys[:, 0] for run in runs]
+    keys = load_high_keys([run / split for run in runs])
     pairing = PairingSection(
         **{name: getattr(section, name) for name in PairingSection.model_fields}
     )
@@ -145,7 +145,7 @@ def _jobs(
             pairing=pairing,
             seed=section.seed,
         )
-        for index, (first, last) in enumerate(bucket_ranges(np.concatenate(keys), count))
+        for index, (first, last) in enumerate(bucket_ranges(keys, count))
     ]
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import pathlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from bert_jax.data.array_file import open_array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,17 +51,6 @@ class TokenisedDocuments:
             np.concatenate([self.tokens[:0], *pieces]),
         )
 
-    def slice(self, start: int, stop: int) -> TokenisedDocuments:
-        """Returns documents ``start`` to ``stop`` as views."""
-        sentences = self.document_starts[start : stop + 1]
-        starts = self.sentence_starts[sentences[0] : sentences[-1] + 1]
-        return TokenisedDocuments(
-            self.keys[start:stop],
-            sentences - sentences[0],
-            starts - starts[0],
-            self.tokens[starts[0] : starts[-1]],
-        )
-
     def save(self, directory: pathlib.Path) -> None:
         """Writes one ``.npy`` file per array into a directory, which is made."""
         directory.mkdir()
@@ -65,17 +58,49 @@ class TokenisedDocuments:
             save_array(directory / f"{field.name}.npy", getattr(self, field.name))
 
     @classmethod
-    def load(cls, directory: pathlib.Path) -> TokenisedDocuments:
-        """Reads what :meth:`save` has written; the tokens are memory-mapped."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        return cls(
-            **{
-                name: np.load(
-                    directory / f"{name}.npy", mmap_mode="r" if name == "tokens" else None
-                )
-                for name in names
-            }
-        )
+    def load(
+        cls, directory: pathlib.Path, *, first_key: int = 0, last_key: int = 2**64 - 1
+    ) -> TokenisedDocuments:
+        """Reads documents that :meth:`save` has written; no others are read, nor kept in memory.
+
+        Args:
+            directory: of documents that are sorted by key.
+            first_key: high half of the first key.
+            last_key: high half of the last key, which is included.
+        """
+        with contextlib.ExitStack() as files:
+            keys, documents, sentences, tokens = (
+                files.enter_context(open_array(directory / f"{field.name}.npy"))
+                for field in dataclasses.fields(cls)
+            )
+            start = bisect_left(keys, first_key, key=_high_half)
+            stop = bisect_right(keys, last_key, start, key=_high_half)
+            document_starts = documents.read(start, stop + 1)
+            sentence_starts = sentences.read(int(document_starts[0]), int(document_starts[-1]) + 1)
+            return cls(
+                keys.read(start, stop),
+                document_starts - document_starts[0],
+                sentence_starts - sentence_starts[0],
+                tokens.read(int(sentence_starts[0]), int(sentence_starts[-1])),
+            )
+
+
+def load_high_keys(directories: Sequence[pathlib.Path]) -> np.ndarray:
+    """Returns the high halves of the keys of all documents, sorted: 8 bytes of memory for each.
+
+    Args:
+        directories: what :meth:`TokenisedDocuments.save` has written.
+    """
+    paths = [directory / "keys.npy" for directory in directories]
+    sizes = [_length(path) for path in paths]
+    high = np.empty(sum(sizes), np.uint64)
+    filled = 0
+    for path, size in zip(paths, sizes, strict=True):
+        with open_array(path) as keys:
+            high[filled : filled + size] = keys.read(0, size)[:, 0]
+        filled += size
+    high.sort()
+    return high
 
 
 def from_lists(
@@ -133,6 +158,15 @@ def save_array(path: pathlib.Path, array: np.ndarray) -> None:
     buffer = io.BytesIO()
     np.save(buffer, array)
     path.write_bytes(buffer.getbuffer())
+
+
+def _length(path: pathlib.Path) -> int:
+    with open_array(path) as array:
+        return len(array)
+
+
+def _high_half(key: np.ndarray) -> int:
+    return int(key[0])
 
 
 def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from bert_jax.data.tokenised import (
     from_lists,
     join_key,
     key_order,
+    load_high_keys,
     split_keys,
 )
 
@@ -54,9 +56,6 @@ def test_documents_survive_laying_out_joining_and_choosing(
     selected = both.select(chosen)
     assert to_lists(selected) == [lists[i] for i in chosen]
     assert selected.keys[:, 1].tolist() == chosen
-    start = data.draw(st.integers(0, len(lists)))
-    stop = data.draw(st.integers(start, len(lists)))
-    assert to_lists(both.slice(start, stop)) == lists[start:stop]
 
 
 def test_documents_on_disk_are_read_back(tmp_path: Path) -> None:
@@ -64,10 +63,31 @@ def test_documents_on_disk_are_read_back(tmp_path: Path) -> None:
     laid_out(lists).save(tmp_path / "run")
     loaded = TokenisedDocuments.load(tmp_path / "run")
     assert to_lists(loaded) == lists
-    assert isinstance(loaded.tokens, np.memmap)
     assert loaded.tokens.dtype == np.uint16
     with pytest.raises(FileExistsError):
         laid_out(lists).save(tmp_path / "run")
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    DOCUMENTS,
+    st.lists(st.integers(0, 20), min_size=6, max_size=6),
+    st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted),
+)
+def test_a_range_of_keys_on_disk_is_what_the_same_range_of_all_is(
+    lists: Lists, high: list[int], bounds: list[int]
+) -> None:
+    keys = sorted(half << 64 | low for low, half in enumerate(high[: len(lists)]))
+    first, last = bounds
+    with tempfile.TemporaryDirectory() as directory:
+        run = Path(directory) / "run"
+        from_lists(keys, lists, np.dtype(np.uint16)).save(run)
+        found = TokenisedDocuments.load(run, first_key=first, last_key=last)
+        halves = load_high_keys([run, run])
+    chosen = [place for place, key in enumerate(keys) if first <= key >> 64 <= last]
+    assert [join_key(key) for key in found.keys] == [keys[place] for place in chosen]
+    assert to_lists(found) == [lists[place] for place in chosen]
+    assert halves.tolist() == sorted(2 * [key >> 64 for key in keys])
 
 
 @settings(deadline=None, max_examples=100)
