@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import pathlib
 import shutil
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 from bert_jax.errors import UserError
-from pipelines.disk import disk_errors, remove_unfinished, write_aside
-
-_LOCK: Final = ".lock"
+from pipelines.disk import disk_errors, remove_unfinished, unfinished, write_aside
+from pipelines.lock import FileLock
 
 
 class Workspace:
@@ -29,14 +26,21 @@ class Workspace:
         self.output = output
         self.partial = output.with_name(output.name + ".partial")
         self.work = self.partial / "work"
-        self._lock: int | None = None
+        self._lock = FileLock(output.with_name(output.name + ".lock"))
 
     def __enter__(self) -> Workspace:
         with disk_errors(self.partial):
-            self.work.mkdir(parents=True, exist_ok=True)
-            self._lock = self._take_lock()
-            for directory in (self.partial, self.work):
-                remove_unfinished(directory)
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+            if not self._lock.take():
+                raise UserError(
+                    f"{self.output}: another run is making this dataset (it holds "
+                    f"{self._lock.path}); wait for it"
+                )
+            try:
+                self._prepare()
+            except BaseException:
+                self._lock.give_back()
+                raise
         return self
 
     def __exit__(
@@ -45,8 +49,7 @@ class Workspace:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
+        self._lock.give_back()
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
         """Makes sure that an earlier, unfinished run here was the same run.
@@ -75,27 +78,17 @@ class Workspace:
     def publish(self) -> None:
         """Drops ``work/`` and gives the directory its final name."""
         # Renamed first: half of work/ would be taken for an unfinished run if this is interrupted.
-        gone = self.partial / "work.gone"
-        shutil.rmtree(gone, ignore_errors=True)
+        gone = unfinished(self.work)
         self.work.rename(gone)
         shutil.rmtree(gone)
         self.partial.rename(self.output)
-        (self.output / _LOCK).unlink()
 
-    def _take_lock(self) -> int:
-        path = self.partial / _LOCK
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between the two calls above the other run may have published the directory.
-            if not path.exists() or not os.path.samestat(os.fstat(lock), os.stat(path)):
-                raise BlockingIOError
-        except BlockingIOError as error:
-            os.close(lock)
-            raise UserError(
-                f"{self.output}: another run is making this dataset (it holds {path}); wait for it"
-            ) from error
-        return lock
+    def _prepare(self) -> None:
+        if self.output.exists() and any(self.output.iterdir()):
+            raise UserError(f"{self.output}: another run has made this dataset just now; run again")
+        self.work.mkdir(parents=True, exist_ok=True)
+        for directory in (self.partial, self.work):
+            remove_unfinished(directory)
 
 
 def shorten(value: Any) -> str:

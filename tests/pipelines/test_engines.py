@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -280,3 +281,35 @@ def wait_until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def killed_after(settings: ExamplesSection, line: str) -> None:
+    """Starts a run and kills it with all its workers soon after it has said something."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", PROGRAM, settings.model_dump_json(), "1000"],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None
+        for said_line in process.stdout:
+            if said_line.startswith(line):
+                break
+        time.sleep(random.uniform(0, 0.02))
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_any_stage_ends_with_the_same_bytes(
+    corpus: Path, tmp_path: Path
+) -> None:
+    settings = wanted(corpus, workers=2, output=str(tmp_path / "dataset"))
+    for line in ("cleaned part 2 ", "tokenised part 5 ", "shard 1 "):
+        killed_after(settings, line)
+        assert not (tmp_path / "dataset").exists()
+    run(settings)
+    assert_same(settings, corpus)
