@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tensorflow_datasets as tfds
 from etils import epath
 
 from bert_jax.data.provenance import PROVENANCE_NAME, Provenance
 from bert_jax.data.schema import DATASET_NAME
 from pipelines.disk import disk_errors, write_aside
+
+if TYPE_CHECKING:  # importing TFDS takes a third of a second
+    import tensorflow_datasets as tfds
 
 _DESCRIPTION = (
     "Two-span BERT pretraining examples: [CLS] A [SEP] B [SEP], unmasked. Made by bert-jax."
@@ -28,6 +31,8 @@ def write_metadata(directory: pathlib.Path, provenance: Provenance) -> None:
     Raises:
         UserError: the disk is full.
     """
+    import tensorflow_datasets as tfds
+
     template = tfds.core.ShardedFileTemplate(
         data_dir=epath.Path(directory),
         template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
@@ -58,6 +63,8 @@ def write_metadata(directory: pathlib.Path, provenance: Provenance) -> None:
 
 def features(dtype: np.dtype) -> Mapping[str, tfds.features.FeatureConnector]:
     """Returns the TFDS features of an example whose ids have the given type."""
+    import tensorflow_datasets as tfds
+
     return {
         "first_length": tfds.features.Scalar(np.int32),
         # Bytes, since a tf.train.Example stores a number in no less than a variable-length int64.

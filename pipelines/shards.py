@@ -14,7 +14,7 @@ from array_record.python import array_record_module  # pyright: ignore[reportAtt
 from bert_jax.data.pairing import Pair, PairingSection, pair_documents
 from bert_jax.data.provenance import PairsRecord, ShardRecord
 from bert_jax.data.records import sha256_of
-from bert_jax.data.schema import encode
+from bert_jax.data.schema import ExampleEncoder
 from bert_jax.data.tokenised import TokenisedDocuments, concatenate, key_order, save_array
 from bert_jax.section import Section
 from bert_jax.text import SpecialIds
@@ -157,6 +157,7 @@ def _examples(
     dtype = documents.tokens.dtype
     tokens, width = documents.tokens.tobytes(), dtype.itemsize
     cls, sep = (np.array(i, dtype).tobytes() for i in (job.special.cls, job.special.sep))
+    encode = ExampleEncoder().encode
     for example in pair_documents(documents, job.pairing, seed=job.seed):
         spans = [tokens[start * width : stop * width] for start, stop in example.stretches]
         record = encode(

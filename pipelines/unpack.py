@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final, NamedTuple, cast
 
-import pyarrow as pa
 from etils import epath
 
 from bert_jax.errors import UserError
@@ -29,6 +28,8 @@ def _unpack_xz(raw: BinaryIO) -> BinaryIO:
 
 
 def _unpack_zstd(raw: BinaryIO) -> BinaryIO:
+    import pyarrow as pa  # 50 MB of library in every worker, so only where it is needed
+
     # Arrow's, since Python has none of its own before 3.14 and Arrow is here for Parquet anyway.
     stream = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
     return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, stream), buffer_size=1 << 16))

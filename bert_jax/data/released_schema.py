@@ -7,14 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
 
+from bert_jax.data import tf_example
 from bert_jax.data.static_rows import StaticExample
 from bert_jax.task import Row
-
-# The generated modules make their classes at import, out of a type checker's sight.
-_example_pb2: Any = tf_example_pb2
-_feature_pb2: Any = tf_feature_pb2
 
 WEIGHTS: Final = "masked_lm_weights"
 LABEL: Final = "next_sentence_labels"
@@ -45,13 +41,13 @@ def encode_row(row: Row) -> bytes:
     feature = {}
     for name, values in renamed.items():
         if name == WEIGHTS:
-            listed = _feature_pb2.FloatList(value=values.tolist())
-            feature[name] = _feature_pb2.Feature(float_list=listed)
+            listed = tf_example.FloatList(value=values.tolist())
+            feature[name] = tf_example.Feature(float_list=listed)
         else:
-            listed = _feature_pb2.Int64List(value=values.tolist())
-            feature[name] = _feature_pb2.Feature(int64_list=listed)
-    features = _feature_pb2.Features(feature=feature)
-    return _example_pb2.Example(features=features).SerializeToString(deterministic=True)
+            listed = tf_example.Int64List(value=values.tolist())
+            feature[name] = tf_example.Feature(int64_list=listed)
+    features = tf_example.Features(feature=feature)
+    return tf_example.Example(features=features).SerializeToString(deterministic=True)
 
 
 def decode_row(record: bytes) -> tuple[StaticExample, int]:
@@ -61,7 +57,7 @@ def decode_row(record: bytes) -> tuple[StaticExample, int]:
         ValueError: the bytes are no such row; says what was found and what is allowed.
     """
     try:
-        feature = _example_pb2.Example.FromString(record).features.feature
+        feature = tf_example.Example.FromString(record).features.feature
     except DecodeError:
         raise ValueError("found no tf.train.Example, allowed: one in each record") from None
     values = {name: _values(feature, name) for name in FEATURES}

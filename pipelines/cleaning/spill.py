@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from bert_jax.data.tokenised import save_array
 from pipelines.documents import Document
@@ -25,6 +24,8 @@ class Spill:
     """Writes documents one by one."""
 
     def __init__(self, directory: pathlib.Path) -> None:
+        import pyarrow as pa  # 50 MB of library, so only where it is needed
+
         self._directory = directory
         self._lines = 0
         self._first_lines = [0]
@@ -55,6 +56,8 @@ class Spill:
 
 def read_spill(directory: pathlib.Path) -> Iterator[tuple[str, Document]]:
     """Yields the documents that a :class:`Spill` has written, with their ids."""
+    import pyarrow as pa
+
     with pa.CompressedInputStream(str(directory / _TEXT), "zstd") as stream:
         for line in io.BufferedReader(stream, buffer_size=_WRITE_BYTES):
             identity, lines = json.loads(line)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean, first_line
@@ -16,6 +14,10 @@ from pipelines.problems import Problems
 from pipelines.readers.records import check_lengths, record_document
 from pipelines.settings import SourcesSection
 from pipelines.sources import Part
+
+if TYPE_CHECKING:  # 60 MB of library in every worker, so only where it is needed
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 _ROWS_AT_A_TIME: Final = 256
 
@@ -26,8 +28,7 @@ def cut(path: str, name: str, section: SourcesSection) -> list[Part]:
     Raises:
         UserError: the file is damaged, or a column that the settings name is missing or no text.
     """
-    with _errors(path), epath.Path(path).open("rb") as raw:
-        file = pq.ParquetFile(raw)
+    with _open(path) as file:
         _check_columns(path, file.schema_arrow, section)
         metadata = file.metadata
         # Not its place in the schema: nested columns before it have several leaves.
@@ -51,8 +52,7 @@ def read(part: Part, section: SourcesSection, *, problems: Problems) -> Iterator
         UserError: the file is damaged.
     """
     columns = [section.text_field, *([section.id_field] if section.id_field else [])]
-    with _errors(part.path), epath.Path(part.path).open("rb") as raw:
-        file = pq.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20)
+    with _open(part.path, pre_buffer=False, buffer_size=1 << 20) as file:
         row = sum(file.metadata.row_group(g).num_rows for g in range(part.start))
         for batch in file.iter_batches(
             batch_size=_ROWS_AT_A_TIME, row_groups=[part.start], columns=columns
@@ -74,6 +74,8 @@ def read(part: Part, section: SourcesSection, *, problems: Problems) -> Iterator
 
 
 def _check_columns(path: str, schema: pa.Schema, section: SourcesSection) -> None:
+    import pyarrow as pa
+
     for setting in ("text_field", "id_field"):
         column = getattr(section, setting)
         if column is not None and column not in schema.names:
@@ -91,9 +93,13 @@ def _check_columns(path: str, schema: pa.Schema, section: SourcesSection) -> Non
 
 
 @contextlib.contextmanager
-def _errors(path: str) -> Iterator[None]:
-    """Says what Arrow finds wrong with a file in one line."""
+def _open(path: str, **options: Any) -> Iterator[pq.ParquetFile]:
+    """Opens a file, and says what Arrow finds wrong with it in one line."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
-        yield
+        with epath.Path(path).open("rb") as raw:
+            yield pq.ParquetFile(raw, **options)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tensorflow_datasets as tfds
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean, first_line
@@ -16,6 +15,9 @@ from pipelines.problems import Problems
 from pipelines.readers.records import check_lengths, record_document
 from pipelines.settings import SourcesSection
 from pipelines.sources import Part
+
+if TYPE_CHECKING:  # importing TFDS takes a third of a second in every worker
+    import tensorflow_datasets as tfds
 
 _INFO = "dataset_info.json"
 
@@ -37,6 +39,8 @@ def find_dataset(name: str) -> str:
     """
     if is_dataset(name):
         return str(epath.Path(name).expanduser())
+    import tensorflow_datasets as tfds
+
     try:
         directory = str(tfds.builder(name, try_gcs=False).data_dir)
     except Exception as error:  # its registry raises anything
@@ -118,6 +122,8 @@ def read(part: Part, section: SourcesSection, *, problems: Problems) -> Iterator
 
 
 def _records(path: str, split: str, names: list[str]) -> Iterator[Any]:
+    import tensorflow_datasets as tfds
+
     builder: Any = _builder(path)  # as_data_source and as_dataset are decorated out of sight
     try:
         random_access = tfds.core.FileFormat.with_random_access()
@@ -151,6 +157,8 @@ def _records(path: str, split: str, names: list[str]) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=4)
 def _builder(path: str) -> tfds.core.DatasetBuilder:
+    import tensorflow_datasets as tfds
+
     try:
         return tfds.builder_from_directory(path)
     except Exception as error:

@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 
 from bert_jax.data.provenance import FORMAT_VERSION, Provenance, read_provenance
 from bert_jax.data.records import Dataset, open_dataset
-from bert_jax.data.schema import decode, encode, token_dtype
+from bert_jax.data.schema import ExampleEncoder, decode, token_dtype
 from bert_jax.errors import UserError
 from pipelines.examples import make_examples
 from tests.corpus import SPECIAL, make_dataset, marker, section, write_corpus, write_tokenizer
@@ -227,8 +227,10 @@ def test_ids_take_two_bytes_where_the_vocabulary_allows(vocab_size: int, dtype: 
 
 def test_encode_and_decode_are_inverse_and_equal_examples_equal_bytes() -> None:
     ids = np.arange(7, dtype=np.uint16)
-    record = encode(ids.tobytes(), first_length=4, next_sentence_label=1)
-    assert record == encode(ids.tobytes(), first_length=4, next_sentence_label=1)
+    encoder = ExampleEncoder()
+    record = encoder.encode(ids.tobytes(), first_length=4, next_sentence_label=1)
+    assert encoder.encode(ids[:3].tobytes(), first_length=3, next_sentence_label=0) != record
+    assert encoder.encode(ids.tobytes(), first_length=4, next_sentence_label=1) == record
     example = decode(record, ids.dtype)
     assert (example.input_ids.tolist(), *example[1:]) == (ids.tolist(), 4, 1)
     with pytest.raises(ValueError, match="not an example"):
