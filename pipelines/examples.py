@@ -140,10 +140,17 @@ def _recipe(section: ExamplesSection, tokenizer: Tokenizer, sources: Sequence[So
         text=TextRecord(
             layout=section.layout,
             documents=section.documents,
-            language=section.language if section.layout == "prose" else None,
+            language=_language(section, sources),
             files=tuple(files),
         ),
+        mixture=section.mixture,
     )
+
+
+def _language(section: ExamplesSection, sources: Sequence[Source]) -> str | tuple[str, ...] | None:
+    if isinstance(section.input, dict):
+        return tuple(source.language or section.language for source in sources)
+    return section.language if section.layout == "prose" else None
 
 
 def _already_made(

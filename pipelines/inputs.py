@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.text.sentences import check_language
 from pipelines.documents import Document
 from pipelines.problems import Problems
 from pipelines.readers import jsonl, parquet, plain, tfds_dataset, wikiextractor, wikipedia_xml
@@ -40,10 +41,14 @@ class Source(NamedTuple):
     bytes: int
     modified: float
     """Seconds since 1970."""
+    language: str | None = None
+    """``None``: the settings do not tell languages apart."""
 
 
 def find_sources(section: SourcesSection, *, root: str | None, problems: Problems) -> list[Source]:
     """Returns what ``section.input`` names, in the order of the documents' ids.
+
+    With several languages, in the order of their codes.
 
     Args:
         section: the settings.
@@ -52,24 +57,35 @@ def find_sources(section: SourcesSection, *, root: str | None, problems: Problem
 
     Raises:
         UserError: a file or dataset that is not there, a glob without files, a wrong name of a
-            split or feature.
+            split or feature; a code that is none, a language without files, two languages with the
+            same.
     """
-    datasets = [name for name in section.input if _is_tfds(name, section)]
-    patterns = [name for name in section.input if name not in datasets]
-    paths = find_files(patterns) if patterns or not datasets else []
+    files: list[tuple[str, str | None]] = []
+    datasets: list[tuple[str, str | None]] = []
+    for language, names in section.by_language.items():
+        _check_language(language, names)
+        held = [name for name in names if _is_tfds(name, section)]
+        patterns = [name for name in names if name not in held]
+        paths = find_files(patterns) if patterns or not held else []
+        files += [(path, language) for path in paths]
+        found_datasets = sorted({tfds_dataset.find_dataset(name) for name in held})
+        datasets += [(directory, language) for directory in found_datasets]
+    _check_apart([*files, *datasets])
     found = []
-    for path, name in zip(paths, relative_names(paths, root=root), strict=True):
+    relative = relative_names([path for path, _ in files], root=root)
+    for (path, language), name in zip(files, relative, strict=True):
         try:
             stat = epath.Path(path).stat()
-            found.append(Source(path, name, _format(path, section), stat.length, stat.mtime))
+            form = _format(path, section)
+            found.append(Source(path, name, form, stat.length, stat.mtime, language))
         except OSError as error:
             problems.add(UserError(f"{path}: cannot be read ({error.strerror or error})"))
         except UserError as error:
             problems.add(error)
-    for directory in sorted({tfds_dataset.find_dataset(name) for name in datasets}):
+    for directory, language in datasets:
         name, size = tfds_dataset.describe(directory, section)
         modified = tfds_dataset.modified(directory)
-        found.append(Source(directory, name, "tfds", size, modified))
+        found.append(Source(directory, name, "tfds", size, modified, language))
     return found
 
 
@@ -147,13 +163,16 @@ def read_documents(
         problems.add(error)
 
 
-def iter_text(section: SourcesSection, *, part_bytes: int = 64 << 20) -> Iterator[str]:
+def iter_text(
+    section: SourcesSection, *, language: str | None = None, part_bytes: int = 64 << 20
+) -> Iterator[str]:
     """Yields every line of the text of all sources, with one document in memory at a time.
 
     Files of plain text are read line by line, blank lines included.
 
     Args:
         section: the settings.
+        language: only its sources.
         part_bytes: has no influence on the lines.
 
     Raises:
@@ -161,6 +180,8 @@ def iter_text(section: SourcesSection, *, part_bytes: int = 64 << 20) -> Iterato
     """
     problems = Problems(section.on_error)
     for source in find_sources(section, root=None, problems=problems):
+        if language is not None and source.language != language:
+            continue
         if source.format == "text":
             try:
                 for line in read_lines(source.path, max_line_length=section.max_line_length):
@@ -176,6 +197,26 @@ def iter_text(section: SourcesSection, *, part_bytes: int = 64 << 20) -> Iterato
                 part, section, documents="blank_line", problems=problems
             ):
                 yield from document.lines
+
+
+def _check_language(language: str | None, names: Sequence[str]) -> None:
+    if language == "false":
+        raise UserError('input: YAML takes a bare no for false; for Norwegian write "no"')
+    if language is not None:
+        check_language(language, key="input")
+        if not names:
+            raise UserError(f"input: {language} has no file, allowed: files and globs")
+
+
+def _check_apart(found: Sequence[tuple[str, str | None]]) -> None:
+    """Makes sure that no file belongs to two languages."""
+    seen: dict[str, str | None] = {}
+    for path, language in found:
+        if path in seen:
+            raise UserError(
+                f"input: {path} is given for {seen[path]} and for {language}, allowed: one language"
+            )
+        seen[path] = language
 
 
 def _is_tfds(name: str, section: SourcesSection) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -64,8 +65,8 @@ def tokenise_corpus(
     Raises:
         UserError: bad input, two documents with one id, a full disk.
     """
-    groups = _group(_cut(section, sources, problems))
-    jobs = _corpus_jobs(section, groups, directory)
+    groups = _groups(section, sources, problems)
+    jobs = _corpus_jobs(section, [parts for _, parts in groups], directory)
     spills = list[pathlib.Path]()
     if section.cleaning.looks_across_documents:
         spills = _spill(jobs, directory=directory, engine=engine, say=say)
@@ -77,7 +78,7 @@ def tokenise_corpus(
             directory=str(run),
             tokenizer=absolute(section.tokenizer),
             layout=section.layout,
-            language=section.language,
+            language=groups[number][0],
             validation_fraction=section.validation_fraction,
             seed=section.seed,
         )
@@ -126,21 +127,26 @@ def unigram_entropy(counts: np.ndarray) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def split_sizes(runs: Sequence[pathlib.Path], *, split: str) -> tuple[int, int]:
-    """Returns the number of documents and of tokens of a split."""
-    summaries = [read_summary(run) for run in runs]
-    return sum(s.documents[split] for s in summaries), sum(s.tokens[split] for s in summaries)
-
-
-def _cut(section: ExamplesSection, sources: Sequence[Source], problems: Problems) -> list[Part]:
+def _groups(
+    section: ExamplesSection, sources: Sequence[Source], problems: Problems
+) -> list[tuple[str, tuple[Part, ...]]]:
+    """Returns the parts that share a run, with their language, of which a run has but one."""
     # A function of the corpus, so that a run that goes on finds the same parts on any machine.
     total = sum(source.bytes for source in sources)
     part_bytes = min(max(_MIN_PART_BYTES, total // _MOST_PARTS), _MAX_PART_BYTES)
-    parts = cut_sources(
-        sources, section, documents=section.documents, part_bytes=part_bytes, problems=problems
-    )
-    # A worker on another machine has another current directory.
-    return [part._replace(path=absolute(part.path)) for part in parts]
+    groups = []
+    for language, held in itertools.groupby(sources, key=lambda source: source.language):
+        parts = cut_sources(
+            list(held),
+            section,
+            documents=section.documents,
+            part_bytes=part_bytes,
+            problems=problems,
+        )
+        # A worker on another machine has another current directory.
+        parts = [part._replace(path=absolute(part.path)) for part in parts]
+        groups += [(language or section.language, group) for group in _group(parts)]
+    return groups
 
 
 def _corpus_jobs(

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import pydantic
 
+from bert_jax.data.mixture import MixtureSection
 from bert_jax.data.pairing import PairingSection
 from bert_jax.section import Section
 from pipelines.beam_engine import BeamSection
@@ -21,6 +22,9 @@ Format: TypeAlias = Literal[
 ]
 
 
+_LANGUAGE: Final = "en"
+
+
 def as_tuple(value: Any) -> Any:
     """Returns a list or a single string, as YAML has them, as a tuple."""
     if isinstance(value, str):
@@ -28,12 +32,33 @@ def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def as_inputs(value: Any) -> Any:
+    """Returns names of files as a tuple, those of several languages as a mapping to tuples.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    inputs = {code: as_tuple(v) for code, v in value.items()} if isinstance(value, dict) else None
+    lists = [as_tuple(value)] if inputs is None else list(inputs.values())
+    if not all(isinstance(names, tuple) and all(map(_is_name, names)) for names in lists):
+        raise ValueError("allowed: a list of files and globs, or such a list for each language")
+    return lists[0] if inputs is None else inputs
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 class SourcesSection(Section):
     """Where text is and how its files hold it. ``docs/data.md`` describes every format."""
 
-    input: Annotated[tuple[str, ...], pydantic.BeforeValidator(as_tuple)]
+    input: Annotated[
+        tuple[str, ...] | dict[str, tuple[str, ...]], pydantic.BeforeValidator(as_inputs)
+    ]
     """Files and globs, local or ``gs://``, also packed (``.gz``, ``.bz2``, ``.xz``, ``.zst``); of
-    TFDS datasets, directories or names."""
+    TFDS datasets, directories or names. Or such a list for each language, by its ISO 639 code."""
+    mixture: MixtureSection | None = None
+    """How much of each language there is to be; by default as much as the corpus has."""
     format: Format = "auto"
     """How files hold documents; ``auto``: each as its suffix and its first bytes say."""
     text_field: str = "text"
@@ -51,6 +76,30 @@ class SourcesSection(Section):
     """What is done about a damaged file or record: stop with a message, or leave out that record or
     the rest of that file's part, count it and list it in ``preparation.json``."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that ``input`` names."""
+        return tuple(name for names in self.by_language.values() for name in names)
+
+    @property
+    def by_language(self) -> dict[str | None, tuple[str, ...]]:
+        """What ``input`` names, by language in the order of codes; ``None``: it has one list."""
+        if isinstance(self.input, tuple):
+            return {None: self.input}
+        return dict(sorted(self.input.items()))
+
+    @pydantic.field_validator("mixture")
+    @classmethod
+    def _languages_are_told_apart(
+        cls, mixture: MixtureSection | None, info: pydantic.ValidationInfo
+    ) -> MixtureSection | None:
+        if mixture is not None and isinstance(info.data.get("input"), tuple):
+            raise ValueError(
+                "allowed: only where input has a list of files for each language, such as "
+                "input: {en: [en/*.txt], zh: [zh/*.txt]}"
+            )
+        return mixture
+
 
 class ExamplesSection(SourcesSection, PairingSection):
     """Where the text is, what it looks like, and how examples are made of it.
@@ -67,8 +116,8 @@ class ExamplesSection(SourcesSection, PairingSection):
     paragraph."""
     documents: Literal["blank_line", "file"] = "blank_line"
     """What separates documents in files of plain text: blank lines, or each file is one."""
-    language: str = "en"
-    """ISO 639 code, for splitting prose into sentences."""
+    language: str = _LANGUAGE
+    """ISO 639 code, for splitting prose into sentences, where ``input`` does not name languages."""
     input_root: str | None = None
     """File names below this directory go into document ids; by default the deepest that holds all
     files."""
@@ -87,3 +136,10 @@ class ExamplesSection(SourcesSection, PairingSection):
     """The runner of ``engine: beam``, and its options."""
     seed: int = 12345
     """Of every random draw; the release's default."""
+
+    @pydantic.field_validator("language")
+    @classmethod
+    def _language_is_said_once(cls, language: str, info: pydantic.ValidationInfo) -> str:
+        if isinstance(info.data.get("input"), dict) and language != _LANGUAGE:
+            raise ValueError("allowed: no language here, since input has a list for each language")
+        return language

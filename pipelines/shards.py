@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
@@ -18,30 +18,36 @@ from bert_jax.data.schema import ExampleEncoder
 from bert_jax.data.tokenised import TokenisedDocuments, concatenate, key_order, save_array
 from bert_jax.section import Section
 from bert_jax.text import SpecialIds
+from pipelines.buckets import KeyRange
 from pipelines.disk import disk_errors, unfinished, write_aside
-from pipelines.figures import PairTally, sentence_hashes, sketch
+from pipelines.figures import PairTally, add_pairs, sentence_hashes, sketch
 
 # One record per group, so that a random read unpacks one record; zstd at its fastest level takes an
 # eighth off and costs random reads nothing that could be measured.
 _WRITER_OPTIONS: Final = "group_size:1,zstd:1"
 
-_TOKENS_PER_SHARD: Final = 1_000_000
-_MAX_DEFAULT_SHARDS: Final = 1024
-_MIN_DOCUMENTS_PER_SHARD: Final = 16
+
+class Bucket(NamedTuple):
+    """Documents that are paired together: those of one language whose keys lie in a range."""
+
+    keys: KeyRange
+    runs: tuple[str, ...]
+    """All runs of the language."""
+    boost: float
+    """Of the documents' passes: see :func:`bert_jax.data.pairing.pair_documents`."""
 
 
 class ShardJob(NamedTuple):
-    """What a worker needs to make one shard: the documents whose keys lie in a range."""
+    """What a worker needs to make one shard."""
 
     name: str
     target: str
     """Directory of the finished shard."""
     work: str
     """Directory of the record that the shard is finished, and of the shard until then."""
-    runs: tuple[str, ...]
     split: str
-    first_key: int
-    last_key: int
+    buckets: tuple[Bucket, ...]
+    """In memory one at a time."""
     special: SpecialIds
     pairing: PairingSection
     seed: int
@@ -55,38 +61,23 @@ class ShardSummary(NamedTuple):
     tokens: int
     sentences: int
     pairs: PairsRecord | None
+    languages: dict[str, list[int]]
+    """By language: examples and their tokens."""
 
 
-def default_shards(*, documents: int, tokens: int) -> int:
-    """Returns the number of shards for a split: a function of its size alone, not of the machine.
+class BucketFigures(NamedTuple):
+    """What a bucket has become."""
 
-    A shard for every million tokens of text, since a shard is what a worker makes in one piece and
-    holds in memory, and at most 1024, since a random read opens one of them; but never so many that
-    the random next sentences of a shard come from fewer than 16 documents.
-    """
-    wanted = min(-(-tokens // _TOKENS_PER_SHARD), _MAX_DEFAULT_SHARDS)
-    return max(1, min(wanted, documents // _MIN_DOCUMENTS_PER_SHARD))
-
-
-def bucket_ranges(keys: np.ndarray, count: int) -> list[tuple[int, int]]:
-    """Cuts documents into buckets of equal number by their place in the order of keys.
-
-    Ranges of the sorted order, not remainders, so that no bucket is left with a single document by
-    bad luck.
-
-    Args:
-        keys: ``[d]`` uint64, the high halves of all keys of a split, sorted.
-        count: buckets, at most ``d // 2``.
-
-    Returns:
-        The first and the last key of each bucket, both inclusive.
-    """
-    cuts = [len(keys) * bucket // count for bucket in range(count + 1)]
-    return [(int(keys[a]), int(keys[b - 1])) for a, b in itertools.pairwise(cuts)]
+    documents: int
+    sentences: int
+    lengths: np.ndarray
+    """uint16, of its examples."""
+    pairs: PairsRecord | None
+    sketch: np.ndarray
 
 
 def write_shard(job: ShardJob) -> ShardSummary:
-    """Pairs one bucket and writes its shard, its lengths and the record that it is finished.
+    """Pairs a shard's buckets and writes it, its lengths and the record that it is finished.
 
     A shard that an earlier run has finished, and whose bytes are still those, is left as it is.
 
@@ -97,32 +88,63 @@ def write_shard(job: ShardJob) -> ShardSummary:
     target = pathlib.Path(job.target) / job.name
     if (finished := _read_finished(done, target)) is not None:
         return finished
-    documents = load_bucket(job.runs, job.split, first_key=job.first_key, last_key=job.last_key)
-    tally = PairTally(documents) if job.pairing.has_pairs else None
     aside = unfinished(pathlib.Path(job.work) / job.name)
     with disk_errors(target):
         try:
-            lengths = _write_examples(aside, _examples(documents, job, tally))
-            save_array(lengths_path(job.work, job.name), lengths)
-            save_array(sketch_path(job.work, job.name), sketch(sentence_hashes(documents)))
-            record = ShardRecord(
-                name=job.name,
-                bytes=aside.stat().st_size,
-                examples=len(lengths),
-                sha256=sha256_of(aside),
-            )
+            with contextlib.closing(
+                array_record_module.ArrayRecordWriter(str(aside), _WRITER_OPTIONS)
+            ) as writer:
+                figures = [_write_bucket(writer, job, bucket) for bucket in job.buckets]
+            summary = _finish(job, aside, figures)
             aside.rename(target)
-            summary = ShardSummary(
-                record,
-                documents=len(documents),
-                tokens=int(lengths.sum(dtype=np.int64)),
-                sentences=len(documents.sentence_starts) - 1,
-                pairs=None if tally is None else tally.record(),
-            )
             write_aside(done, _spell(summary))
         finally:
             aside.unlink(missing_ok=True)
     return summary
+
+
+def _write_bucket(writer: Any, job: ShardJob, bucket: Bucket) -> BucketFigures:
+    """Pairs a bucket and adds its examples to the shard."""
+    documents = load_bucket(
+        bucket.runs, job.split, first_key=bucket.keys.first_key, last_key=bucket.keys.last_key
+    )
+    tally = PairTally(documents) if job.pairing.has_pairs else None
+    lengths = []
+    for record, length in _examples(documents, job, tally, boost=bucket.boost):
+        writer.write(record)
+        lengths.append(length)
+    return BucketFigures(
+        documents=len(documents),
+        sentences=len(documents.sentence_starts) - 1,
+        lengths=np.array(lengths, np.uint16),
+        pairs=None if tally is None else tally.record(),
+        sketch=sketch(sentence_hashes(documents)),
+    )
+
+
+def _finish(job: ShardJob, written: pathlib.Path, figures: Sequence[BucketFigures]) -> ShardSummary:
+    """Saves what the split's figures need and returns the shard's."""
+    lengths = np.concatenate([bucket.lengths for bucket in figures])
+    save_array(lengths_path(job.work, job.name), lengths)
+    sketches = np.concatenate([bucket.sketch for bucket in figures])
+    save_array(sketch_path(job.work, job.name), sketch(sketches))
+    pairs = [bucket.pairs for bucket in figures if bucket.pairs is not None]
+    return ShardSummary(
+        ShardRecord(
+            name=job.name,
+            bytes=written.stat().st_size,
+            examples=len(lengths),
+            sha256=sha256_of(written),
+        ),
+        documents=sum(bucket.documents for bucket in figures),
+        tokens=int(lengths.sum(dtype=np.int64)),
+        sentences=sum(bucket.sentences for bucket in figures),
+        pairs=add_pairs(pairs) if pairs else None,
+        languages={
+            bucket.keys.language: [len(made.lengths), int(made.lengths.sum(dtype=np.int64))]
+            for bucket, made in zip(job.buckets, figures, strict=True)
+        },
+    )
 
 
 def load_bucket(
@@ -151,14 +173,14 @@ def sketch_path(work: str, name: str) -> pathlib.Path:
 
 
 def _examples(
-    documents: TokenisedDocuments, job: ShardJob, tally: PairTally | None
+    documents: TokenisedDocuments, job: ShardJob, tally: PairTally | None, *, boost: float
 ) -> Iterator[tuple[bytes, int]]:
     """Yields every example as its record, and its number of tokens; counts pairs."""
     dtype = documents.tokens.dtype
     tokens, width = documents.tokens.tobytes(), dtype.itemsize
     cls, sep = (np.array(i, dtype).tobytes() for i in (job.special.cls, job.special.sep))
     encode = ExampleEncoder().encode
-    for example in pair_documents(documents, job.pairing, seed=job.seed):
+    for example in pair_documents(documents, job.pairing, seed=job.seed, boost=boost):
         spans = [tokens[start * width : stop * width] for start, stop in example.stretches]
         record = encode(
             cls + sep.join(spans) + sep,
@@ -170,19 +192,6 @@ def _examples(
         yield record, example.length
 
 
-def _write_examples(path: pathlib.Path, examples: Iterator[tuple[bytes, int]]) -> np.ndarray:
-    """Writes an ArrayRecord file and returns the examples' lengths, uint16."""
-    lengths = []
-    writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
-    try:
-        for record, length in examples:
-            writer.write(record)
-            lengths.append(length)
-    finally:
-        writer.close()
-    return np.array(lengths, np.uint16)
-
-
 def _read_finished(done: pathlib.Path, target: pathlib.Path) -> ShardSummary | None:
     if not (done.exists() and target.exists()):
         return None
@@ -190,7 +199,7 @@ def _read_finished(done: pathlib.Path, target: pathlib.Path) -> ShardSummary | N
     record = ShardRecord(**content.pop("record"))
     if target.stat().st_size != record.bytes or sha256_of(target) != record.sha256:
         return None
-    if "pairs" not in content:  # a release that did not count them; the shard is made again
+    if not {"pairs", "languages"} <= content.keys():  # a release that did not count them
         return None
     pairs = content.pop("pairs")
     if pairs is not None:

@@ -5,27 +5,33 @@ from __future__ import annotations
 import hashlib
 import io
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from bert_jax.data.pairing import PairingSection
-from bert_jax.data.provenance import ShardRecord, SplitRecord
+from bert_jax.data.provenance import LanguageRecord, ShardRecord, SplitRecord
 from bert_jax.data.schema import lengths_name, shard_name
 from bert_jax.data.tokenised import load_high_keys
 from bert_jax.errors import UserError
 from bert_jax.text import SpecialIds
+from pipelines.buckets import deal, default_shards
 from pipelines.disk import disk_errors
 from pipelines.engine import Engine
 from pipelines.figures import add_pairs, count_distinct, sketch
+from pipelines.mixture import (
+    Languages,
+    describe_languages,
+    pairable,
+    pass_boosts,
+    read_languages,
+)
 from pipelines.progress import Progress
-from pipelines.runs import split_sizes
 from pipelines.settings import ExamplesSection
 from pipelines.shards import (
+    Bucket,
     ShardJob,
     ShardSummary,
-    bucket_ranges,
-    default_shards,
     lengths_path,
     sketch_path,
     write_shard,
@@ -34,39 +40,39 @@ from pipelines.tokenise import SPLITS
 from pipelines.workspace import Workspace
 
 
-def count_shards(section: ExamplesSection, runs: Sequence[pathlib.Path]) -> dict[str, int]:
+def count_shards(section: ExamplesSection, languages: Languages) -> dict[str, int]:
     """Returns the number of shards of each split that the dataset is to have.
 
     Args:
         section: the settings.
-        runs: directories of all runs.
+        languages: of the corpus.
 
     Raises:
         UserError: a split or a shard would have fewer documents than its pairing needs.
     """
-    sizes = {split: split_sizes(runs, split=split) for split in SPLITS}
-    total = sum(documents for documents, _ in sizes.values())
+    total = sum(sum(language.documents.values()) for language in languages.values())
     least = section.min_documents
     if total < least:
         raise UserError(
             f"input: {total} document, kind: {section.kind} needs at least {least}; separate "
             f'documents as documents: "{section.documents}" says, or choose another of its values'
         )
-    if not section.validation_fraction:
-        del sizes["validation"]
-    for split, (documents, _) in sizes.items():
+    splits = SPLITS if section.validation_fraction else ("train",)
+    most = {s: max(held.documents[s] for held in languages.values()) for s in splits}
+    for split, documents in most.items():
         if documents < least:
             raise UserError(
                 f"validation_fraction: {section.validation_fraction} of {total} documents leaves "
                 f"{documents} for {split}; allowed: at least {least}, or validation_fraction: 0"
             )
-    shards = {split: default_shards(documents=d, tokens=t) for split, (d, t) in sizes.items()}
+    tokens = {s: sum(held.tokens[s] for held in languages.values()) for s in splits}
+    shards = {s: default_shards(documents=most[s], tokens=tokens[s]) for s in splits}
     if section.num_shards is not None:
-        most = sizes["train"][0] // least
-        if section.num_shards > most:
+        allowed = most["train"] // least
+        if section.num_shards > allowed:
             raise UserError(
-                f"num_shards: {section.num_shards}, allowed: at most {most}, "
-                f"{least} of the {sizes['train'][0]} training documents in each"
+                f"num_shards: {section.num_shards}, allowed: at most {allowed}, "
+                f"{least} of the {most['train']} training documents in each"
             )
         shards["train"] = section.num_shards
     return shards
@@ -95,13 +101,16 @@ def write_splits(
         The record of each split.
 
     Raises:
-        UserError: see :func:`count_shards`, or a full disk.
+        UserError: see :func:`count_shards` and :func:`pipelines.mixture.read_languages`, or a full
+            disk.
     """
-    counts = count_shards(section, runs)
+    languages = read_languages(section, runs)
+    counts = count_shards(section, languages)
+    _tell_left_out(section, languages, counts, say)
     jobs = [
         job
         for split, count in counts.items()
-        for job in _jobs(section, workspace, special, runs, split=split, count=count)
+        for job in _jobs(section, workspace, special, languages, split=split, count=count)
     ]
     finished: dict[str, ShardSummary] = {}
     progress = Progress(
@@ -111,24 +120,43 @@ def write_splits(
         finished[summary.record.name] = summary
         examples = summary.record.examples
         progress.add(f"{examples:,} examples", work=1, counted=examples)
-    return {
-        split: _finish_split(
-            workspace, split, [finished[shard_name(split, i, count)] for i in range(count)]
-        )
-        for split, count in counts.items()
-    }
+    records = {}
+    for split, count in counts.items():
+        shards = [finished[shard_name(split, number, count)] for number in range(count)]
+        made = describe_languages(section, languages, shards, split=split)
+        records[split] = _finish_split(workspace, split, shards, languages=made)
+    return records
+
+
+def _tell_left_out(
+    section: ExamplesSection,
+    languages: Languages,
+    splits: Iterable[str],
+    say: Callable[[str], None],
+) -> None:
+    for split in splits:
+        paired = pairable(section, languages, split=split)
+        for name, language in languages.items():
+            if name not in paired:
+                found = language.documents[split]
+                say(f"{split}: without {name}, whose documents are too few for examples ({found})")
 
 
 def _jobs(
     section: ExamplesSection,
     workspace: Workspace,
     special: SpecialIds,
-    runs: Sequence[pathlib.Path],
+    languages: Languages,
     *,
     split: str,
     count: int,
 ) -> list[ShardJob]:
-    keys = load_high_keys([run / split for run in runs])
+    paired = pairable(section, languages, split=split)
+    boosts = pass_boosts(section, paired, split=split)
+    keys = {
+        name: load_high_keys([run / split for run in language.runs])
+        for name, language in paired.items()
+    }
     pairing = PairingSection(
         **{name: getattr(section, name) for name in PairingSection.model_fields}
     )
@@ -137,19 +165,26 @@ def _jobs(
             name=shard_name(split, index, count),
             target=str(workspace.partial),
             work=str(workspace.work),
-            runs=tuple(map(str, runs)),
             split=split,
-            first_key=first,
-            last_key=last,
+            buckets=tuple(
+                Bucket(held, tuple(map(str, paired[held.language].runs)), boosts[held.language])
+                for held in ranges
+            ),
             special=special,
             pairing=pairing,
             seed=section.seed,
         )
-        for index, (first, last) in enumerate(bucket_ranges(keys, count))
+        for index, ranges in enumerate(deal(keys, count))
     ]
 
 
-def _finish_split(workspace: Workspace, split: str, shards: Sequence[ShardSummary]) -> SplitRecord:
+def _finish_split(
+    workspace: Workspace,
+    split: str,
+    shards: Sequence[ShardSummary],
+    *,
+    languages: dict[str, LanguageRecord] | None,
+) -> SplitRecord:
     """Joins the shards' lengths into the split's index."""
     records: tuple[ShardRecord, ...] = tuple(shard.record for shard in shards)
     lengths = np.concatenate(
@@ -175,4 +210,5 @@ def _finish_split(workspace: Workspace, split: str, shards: Sequence[ShardSummar
         pairs=add_pairs(pairs) if pairs else None,
         sentences=sentences,
         repeated_sentences=max(0.0, 1.0 - count_distinct(smallest) / sentences),
+        languages=languages,
     )

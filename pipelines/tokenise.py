@@ -46,6 +46,9 @@ class TokeniseJob(NamedTuple):
 class RunSummary(NamedTuple):
     """Figures of a run."""
 
+    language: str
+    """Of all its documents."""
+
     documents: dict[str, int]
     """Documents per split."""
     tokens: dict[str, int]
@@ -71,6 +74,7 @@ def tokenise_part(job: TokeniseJob) -> RunSummary:
     tally = Tally()
     runs, counts = _encode_documents(job, tokenizer, tally)
     summary = RunSummary(
+        language=job.language,
         documents={split: len(run) for split, run in runs.items()},
         tokens={split: len(run.tokens) for split, run in runs.items()},
         sentences=sum(len(run.sentence_starts) - 1 for run in runs.values()),

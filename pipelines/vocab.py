@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Literal
 
@@ -26,7 +27,7 @@ from bert_jax.text.vocabulary import SPECIAL_PIECES, reserved_pieces
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.text.words import WordSplitter
 from pipelines.inputs import iter_text
-from pipelines.sample import MAX_PART_BYTES, sample_lines
+from pipelines.sample import MAX_PART_BYTES, sample_lines, sample_mixture
 from pipelines.settings import SourcesSection
 
 _LANE = 128  # the width to which the device pads a vocabulary
@@ -72,8 +73,9 @@ class VocabSection(SourcesSection):
 def train_vocab(section: VocabSection) -> Tokenizer:
     """Trains a tokenizer and writes its directory.
 
-    The corpus is read once, line by line, and only a bounded uniform sample of it is kept. The
-    same corpus and settings give the same tokenizer.
+    The corpus is read line by line, once (twice for a mixture of languages), and only a bounded
+    sample of it is kept: uniform, or of each language in its share. The same corpus and settings
+    give the same tokenizer.
 
     Args:
         section: the settings.
@@ -85,20 +87,43 @@ def train_vocab(section: VocabSection) -> Tokenizer:
         UserError: the input is missing, empty or not UTF-8; the text cannot give ``size`` pieces;
             its characters do not fit into ``size``; the output cannot be written.
     """
-    lines = sample_lines(
-        iter_text(section),
-        max_lines=section.max_sentences,
-        max_bytes=section.max_bytes,
-        seed=section.seed,
-    )
-    if not lines:
-        raise UserError(f"vocab.input: found no text in {', '.join(section.input)}")
+    lines = _sample(section)
     if section.algorithm == "wordpiece":
         tokenizer = _train_wordpiece(section, lines)
     else:
         tokenizer = _train_sentencepiece(section, section.algorithm, lines)
     tokenizer.save(section.output)
     return load_tokenizer(section.output)
+
+
+def _sample(section: VocabSection) -> list[str]:
+    """Returns the lines to learn from.
+
+    Raises:
+        UserError: there is none, or none of a language.
+    """
+    if section.mixture is None:
+        lines = sample_lines(
+            iter_text(section),
+            max_lines=section.max_sentences,
+            max_bytes=section.max_bytes,
+            seed=section.seed,
+        )
+        if not lines:
+            raise UserError(f"vocab.input: found no text in {', '.join(section.names)}")
+        return lines
+    languages = {
+        language: functools.partial(iter_text, section, language=language)
+        for language in section.by_language
+        if language is not None
+    }
+    return sample_mixture(
+        languages,
+        smoothing=section.mixture.smoothing,
+        max_lines=section.max_sentences,
+        max_bytes=section.max_bytes,
+        seed=section.seed,
+    )
 
 
 def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
@@ -178,7 +203,7 @@ def _padding(section: VocabSection, *, found: int) -> int:
 def _too_large(section: VocabSection, found: int) -> UserError:
     return UserError(
         f"vocab.size: found {section.size}, allowed: at most {found}, all that the text in "
-        f"{', '.join(section.input)} gives with these settings"
+        f"{', '.join(section.names)} gives with these settings"
     )
 
 

@@ -7,11 +7,13 @@ around it only through the random next. No masking here: the loader draws masks.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import pydantic
 
+from bert_jax.data.mixture import draw_passes
 from bert_jax.data.pairing_nsp import pair_document
 from bert_jax.data.pairing_sentences import doc_sentences, full_sentences
 from bert_jax.data.pairing_sop import order_document
@@ -80,7 +82,7 @@ class PairingSection(Section):
 
 
 def pair_documents(
-    documents: TokenisedDocuments, section: PairingSection, *, seed: int
+    documents: TokenisedDocuments, section: PairingSection, *, seed: int, boost: float = 1.0
 ) -> Iterator[Pair | Single]:
     """Yields the examples of every document, ``dupe_factor`` times over.
 
@@ -88,6 +90,8 @@ def pair_documents(
         documents: at least ``section.min_documents``.
         section: kind, lengths and rates.
         seed: with the documents' keys and the settings it decides every draw.
+        boost: factor of ``dupe_factor``. What is not whole of the product is the chance of one more
+            pass over a document. A document without a pass may still be a random next.
 
     Raises:
         ValueError: fewer documents than that.
@@ -101,31 +105,33 @@ def pair_documents(
     bounds: list[int] = documents.sentence_starts.tolist()
     starts: list[int] = documents.document_starts.tolist()
     length = section.max_seq_length
+    passes = draw_passes(documents.keys, mean=section.dupe_factor * boost, seed=seed)
     if section.kind == "full_sentences":
-        for order in _orders(len(documents), section, seed=seed):
+        for order in _orders(passes, len(documents), seed=seed):
             yield from full_sentences(bounds, starts, order, max_seq_length=length)
     elif section.kind == "doc_sentences":
-        for document in range(len(documents)):
+        for document in chain.from_iterable(passes):
             yield from doc_sentences(bounds, starts, document, max_seq_length=length)
     else:
         pair = _OF_A_DOCUMENT[section.kind]
         keys = [join_key(halves) for halves in documents.keys]
-        for dupe in range(section.dupe_factor):
-            for document, key in enumerate(keys):
+        for dupe, chosen in enumerate(passes):
+            for document in chosen:
                 yield from pair(
                     bounds,
                     starts,
                     document,
                     max_seq_length=length,
                     short_seq_prob=section.short_seq_prob,
-                    rng=stream(seed, "pairing", dupe, key),
+                    rng=stream(seed, "pairing", dupe, keys[document]),
                 )
 
 
-def _orders(count: int, section: PairingSection, *, seed: int) -> Iterator[list[int]]:
-    """Yields an order of the documents for each pass; a single one takes them as they come."""
-    if section.dupe_factor == 1:
-        yield list(range(count))
+def _orders(passes: list[list[int]], count: int, *, seed: int) -> Iterator[list[int]]:
+    """Yields the documents of each pass in an order of its own; a single one as they come."""
+    if len(passes) == 1:
+        yield passes[0]
         return
-    for dupe in range(section.dupe_factor):
-        yield np.argsort(stream(seed, "order", dupe).random(count), kind="stable").tolist()
+    for dupe, chosen in enumerate(passes):
+        draws = stream(seed, "order", dupe).random(count)[chosen]
+        yield np.asarray(chosen)[np.argsort(draws, kind="stable")].tolist()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Final
+from typing import Any, Final
 
 import pydantic
 from etils import epath
 
+from bert_jax.data.mixture import MixtureSection
 from bert_jax.data.pairing import PairingSection
 from bert_jax.errors import UserError
 from bert_jax.section import Section
@@ -38,6 +39,23 @@ class PairsRecord(Section):
     other_document: tuple[int, int]
 
 
+class LanguageRecord(Section):
+    """One language's part of a split, where the settings tell languages apart."""
+
+    documents: int
+    tokens: int
+    """Of the text, each document counted once."""
+    share: float
+    """Of the split's tokens."""
+    mixture_share: float
+    """What the share is to be by the mixture."""
+    passes: float
+    """How often a document is used, on average; 0: there are too few documents for pairs."""
+    examples: int
+    example_tokens: int
+    """Special tokens included."""
+
+
 class SplitRecord(Section):
     """One split: its shards in order, and the sums that say how large it is."""
 
@@ -55,6 +73,12 @@ class SplitRecord(Section):
     repeated_sentences: float | None = None
     """Share of the sentences that another has all tokens of; of more than 16,384 different ones an
     estimate, off by 1% of what is left to 1."""
+    languages: dict[str, LanguageRecord] | None = None
+    """By ISO 639 code; absent where the settings do not tell languages apart."""
+
+    @pydantic.model_serializer(mode="wrap")
+    def _leave_out(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_none(handler(self), "languages")
 
 
 class SourceRecord(Section):
@@ -69,7 +93,8 @@ class TextRecord(Section):
 
     layout: str
     documents: str
-    language: str | None
+    language: str | tuple[str, ...] | None
+    """By whose rules prose was split; of each file, where the settings tell languages apart."""
     files: tuple[SourceRecord, ...]
 
 
@@ -101,6 +126,7 @@ class Recipe(Section):
     """Training shards as asked for; ``None``: as many as the corpus' size calls for."""
     pairing: PairingSection
     text: TextRecord
+    mixture: MixtureSection | None = None
 
 
 class Provenance(Recipe):
@@ -109,6 +135,10 @@ class Provenance(Recipe):
     format_version: int = FORMAT_VERSION
     corpus: CorpusRecord
     splits: dict[str, SplitRecord]
+
+    @pydantic.model_serializer(mode="wrap")
+    def _leave_out(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_none(handler(self), "mixture")
 
     def fingerprint(self, split: str) -> str:
         """Returns the identity of one split's content: 32 hexadecimal digits.
@@ -119,6 +149,11 @@ class Provenance(Recipe):
         content = [self.tokenizer_hash, self.token_dtype]
         content += [f"{shard.sha256}:{shard.examples}" for shard in self.splits[split].shards]
         return hashlib.blake2b("\n".join(content).encode(), digest_size=16).hexdigest()
+
+
+def _without_none(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """Drops a field that holds nothing: few datasets have it, and their files stay as they were."""
+    return {key: value for key, value in fields.items() if key != name or value is not None}
 
 
 def read_provenance(directory: epath.PathLike) -> Provenance:

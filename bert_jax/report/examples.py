@@ -12,6 +12,7 @@ from bert_jax.report.charts import bar, histogram
 from bert_jax.report.drawn import DrawnExample, Piece
 from bert_jax.report.drawn_html import example_item, mark
 from bert_jax.report.html import Element, Node, count, element, number
+from bert_jax.report.languages import LanguageFigures, language_table
 from bert_jax.report.page import examples, facts, page, quiet, section, table
 
 BINS: Final = 64  # bars of the histogram, at most
@@ -90,6 +91,8 @@ class ExamplesInputs(NamedTuple):
     """None: not looked for."""
     drawn: Sequence[DrawnExample]
     footer: str
+    languages: Mapping[str, Sequence[LanguageFigures]]
+    """By split; none, where the settings tell no languages apart."""
 
 
 def render(inputs: ExamplesInputs) -> str:
@@ -258,6 +261,7 @@ def _text(inputs: ExamplesInputs) -> list[Node]:
             "of a model that knows how frequent each piece is, and nothing else."
         ),
     ]
+    made += [language_table(split, figures) for split, figures in inputs.languages.items()]
     tokens = inputs.masks.tokens
     made.append(
         table(

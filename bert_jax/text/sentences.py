@@ -28,17 +28,21 @@ def split_sentences(text: str, *, language: str) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def check_language(language: str) -> str:
+def check_language(language: str, *, key: str = "language") -> str:
     """Returns ``language`` if it is spelled like an ISO 639 code: ``"en"``, ``"zh"``, ``"yue"``.
 
     A code without rules of its own is split by its nearest relative's, in the end by English's:
     that is the library's table.
+
+    Args:
+        language: the code.
+        key: the setting that it stands in, for the message.
 
     Raises:
         UserError: it is not spelled like a code.
     """
     if not _LANGUAGE.fullmatch(language):
         raise UserError(
-            f'language: "{language}" is not a lower-case ISO 639 code, such as "en", "de" or "zh"'
+            f'{key}: "{language}" is not a lower-case ISO 639 code, such as "en", "de" or "zh"'
         )
     return language

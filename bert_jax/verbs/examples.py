@@ -124,7 +124,7 @@ def _check_settings(section: ExamplesSection, made: Provenance) -> None:
         UserError: naming the setting that differs.
     """
     held = {**made.pairing.model_dump(), "seed": made.seed, "num_shards": made.num_shards}
-    held["validation_fraction"] = made.validation_fraction
+    held |= {"validation_fraction": made.validation_fraction, "mixture": made.mixture}
     for name, value in held.items():
         if (asked := getattr(section, name)) != value:
             raise UserError(

@@ -23,9 +23,9 @@ from bert_jax.data.records import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.text import Tokenizer, load_tokenizer
 from pipelines import tokenise
+from pipelines.buckets import bucket_ranges, default_shards
 from pipelines.examples import make_examples
 from pipelines.runs import unigram_entropy
-from pipelines.shards import bucket_ranges, default_shards
 from pipelines.workspace import Workspace
 from tests.corpus import make_dataset, marker, section, sentences, write_corpus, write_tokenizer
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import tracemalloc
 from collections import Counter
+from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
-from pipelines.sample import cut_line, sample_lines
+from bert_jax.errors import UserError
+from pipelines.sample import cut_line, measure, sample_lines, sample_mixture
 
 
 @settings(deadline=None, max_examples=100)
@@ -71,3 +75,66 @@ def test_memory_does_not_grow_with_the_corpus() -> None:
         return highest
 
     assert peak(40_000) < 1.5 * peak(4_000)
+
+
+LANGUAGES = {
+    "en": [f"english line {number}" for number in range(9000)],
+    "is": [f"íslenska {number}" for number in range(300)],
+    "zh": [f"中文的第{number}行文字在这里" for number in range(700)],
+}
+
+
+def mixed(languages: dict[str, list[str]], **settings: Any) -> list[str]:
+    openers = {language: functools.partial(iter, lines) for language, lines in languages.items()}
+    bounds = {"max_lines": 10**9, "max_bytes": 10**9, "seed": 0}
+    return sample_mixture(openers, **(bounds | settings))
+
+
+def byte_shares(sample: list[str]) -> dict[str, float]:
+    counts: Counter[str] = Counter()
+    for line in sample:
+        counts[next(c for c, lines in LANGUAGES.items() if line[:3] == lines[0][:3])] += len(
+            line.encode()
+        )
+    return {language: counts[language] / counts.total() for language in LANGUAGES}
+
+
+@pytest.mark.parametrize("bounds", [{}, {"max_bytes": 50_000}, {"max_lines": 3000}], ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.3, 0.7, 1.0])
+def test_a_mixture_holds_the_languages_in_the_smoothed_shares(
+    bounds: dict[str, int], smoothing: float
+) -> None:
+    sizes = {language: measure(lines).bytes for language, lines in LANGUAGES.items()}
+    powers = {language: size**smoothing for language, size in sizes.items()}
+    wanted = {language: power / sum(powers.values()) for language, power in powers.items()}
+    sample = mixed(LANGUAGES, smoothing=smoothing, **bounds)
+    assert byte_shares(sample) == pytest.approx(wanted, abs=0.004)
+    held = measure(sample)
+    assert held.parts <= bounds.get("max_lines", 10**9)
+    assert held.bytes <= bounds.get("max_bytes", sum(sizes.values()))
+    # As much as the bounds allow, or as the corpus has.
+    full = held.bytes / min(sum(sizes.values()), bounds.get("max_bytes", 10**9))
+    assert max(full, held.parts / bounds.get("max_lines", 10**9)) > 0.99
+
+
+def test_a_small_language_is_there_with_all_its_text_several_times() -> None:
+    counts = Counter(mixed(LANGUAGES, smoothing=0.3))
+    icelandic = {counts[line] for line in LANGUAGES["is"]}
+    assert max(icelandic) - min(icelandic) == 1
+    assert min(icelandic) >= 2
+    assert {counts[line] for line in LANGUAGES["en"]} == {0, 1}
+
+
+def test_without_smoothing_a_corpus_within_the_bounds_is_kept_whole() -> None:
+    assert mixed(LANGUAGES, smoothing=1.0) == [line for each in LANGUAGES.values() for line in each]
+
+
+def test_the_seed_decides_the_mixture() -> None:
+    samples = [mixed(LANGUAGES, smoothing=0.5, max_bytes=9000, seed=seed) for seed in (0, 0, 1)]
+    assert samples[0] == samples[1]
+    assert samples[0] != samples[2]
+
+
+def test_a_language_without_text_is_named() -> None:
+    with pytest.raises(UserError, match=r"^input: found no text in the files of is"):
+        mixed(LANGUAGES | {"is": ["", " "]}, smoothing=0.7)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import pydoc_data.topics
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from bert_jax.data.mixture import MixtureSection
 from bert_jax.errors import UserError
 from bert_jax.text import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
@@ -180,3 +184,53 @@ def test_marks_that_the_libraries_keep_for_themselves_are_ordinary_text(
         assert tokenizer.special.unk not in ids
         spelt = "".join(piece.removeprefix("##") for piece in tokenizer.pieces(ids))
         assert spelt.replace("#", "") == text.lower().replace(" ", "").replace("#", "")
+
+
+def words_of(language: str) -> list[str]:
+    """Words that no other language has."""
+    letters = {"aa": "abcdef", "bb": "ghijkl"}[language]
+    return ["".join(word) for word in itertools.permutations(letters, 4)]
+
+
+def pieces_by_language(tokenizer: Tokenizer) -> Counter[str]:
+    pieces = tokenizer.pieces(range(104, tokenizer.vocab_size))
+    return Counter(
+        "aa" if set("abcdef") & set(piece) else "bb"
+        for piece in pieces
+        if not piece.startswith("[")
+    )
+
+
+def test_a_smaller_language_gets_more_pieces_the_more_its_share_is_smoothed(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    files = {}
+    for language, lines in (("aa", 1900), ("bb", 100)):
+        path = tmp_path / f"{language}.txt"
+        text = (" ".join(rng.choice(words_of(language), 8)) + "\n" for _ in range(lines))
+        path.write_text("".join(text))
+        files[language] = (str(path),)
+    found = []
+    for smoothing in (None, 1.0, 0.5, 0.0):
+        section = VocabSection(
+            input=files,
+            mixture=None if smoothing is None else MixtureSection(smoothing=smoothing),
+            output=str(tmp_path / f"{smoothing}"),
+            size=400,
+        )
+        found.append(pieces_by_language(train_vocab(section))["bb"])
+    assert found[0] == found[1]
+    assert found[1] < found[2] < found[3]
+
+
+def test_a_language_without_text_is_named(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "blank.txt").write_text("\n")
+    section = VocabSection(
+        input={"en": (str(corpus),), "zh": (str(tmp_path / "blank.txt"),)},
+        mixture=MixtureSection(),
+        output=str(tmp_path / "out"),
+    )
+    with pytest.raises(UserError, match=r"^input: found no text in the files of zh$"):
+        train_vocab(section)
+    assert not (tmp_path / "out").exists()

@@ -21,6 +21,7 @@ from bert_jax.report.examples import (
     render,
 )
 from bert_jax.report.html import element
+from bert_jax.report.languages import LanguageFigures
 from bert_jax.report.page import page, section
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.report.strict_html import read
@@ -57,6 +58,7 @@ def inputs(**changes: Any) -> ExamplesInputs:
         "overlaps": [Overlap("RTE/dev.tsv", 277, 3, 1)],
         "drawn": [drawn()],
         "footer": "f",
+        "languages": {},
     }  # fmt: skip
     return ExamplesInputs(**(values | changes))
 
@@ -92,6 +94,19 @@ def test_the_page_shows_every_figure() -> None:
     assert "tokens to predict 15.00%" in text
     assert "unigram entropy 5.250 nats" in text
     assert "unknown pieces 0.200%" in text
+
+
+def test_languages_are_shown_with_their_shares() -> None:
+    languages = [
+        LanguageFigures("en", 90, 9000, 0.9, 0.823, 9.144, 700, 64_000),
+        LanguageFigures("is", 10, 1000, 0.1, 0.177, 17.7, 200, 16_000),
+    ]
+    root = body(inputs(languages={"train": languages}))
+    assert rows(root, "Languages of train") == {
+        "en": ["90", "9,000", "90.00%", "82.30%", "9.1440", "700", "80.00%"],
+        "is": ["10", "1,000", "10.00%", "17.70%", "17.70", "200", "20.00%"],
+    }
+    assert "Languages" not in sections(inputs())
 
 
 def test_impure_pairs_are_said_in_words() -> None:

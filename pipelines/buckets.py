@@ -1,0 +1,79 @@
+"""Which documents meet in which shard: buckets of one language each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+
+MIN_DOCUMENTS_PER_SHARD: Final = 16
+"""Fewest documents that a shard's random next sentences should come from."""
+
+_TOKENS_PER_SHARD: Final = 1_000_000
+_MAX_DEFAULT_SHARDS: Final = 1024
+
+
+class KeyRange(NamedTuple):
+    """Documents of a language that are paired together in one shard, by the order of their keys."""
+
+    language: str
+    first_key: int
+    """The high half of the first document's key."""
+    last_key: int
+    """Of the last one's."""
+
+
+def default_shards(*, documents: int, tokens: int) -> int:
+    """Returns the number of shards for a split: a function of its size alone, not of the machine.
+
+    A shard for every million tokens of text, since a shard is what a worker makes in one piece and
+    holds in memory, and at most 1024, since a random read opens one of them; but never so many that
+    the random next sentences of a shard come from fewer than 16 documents.
+
+    Args:
+        documents: of the split, or of the language that has most.
+        tokens: of the split.
+    """
+    wanted = min(-(-tokens // _TOKENS_PER_SHARD), _MAX_DEFAULT_SHARDS)
+    return max(1, min(wanted, documents // MIN_DOCUMENTS_PER_SHARD))
+
+
+def bucket_ranges(keys: np.ndarray, count: int) -> list[tuple[int, int]]:
+    """Cuts documents into buckets of equal number by their place in the order of keys.
+
+    Ranges of the sorted order, not remainders, so that no bucket is left with a single document by
+    bad luck.
+
+    Args:
+        keys: ``[d]`` uint64, the high halves of all keys of a split, sorted.
+        count: buckets, at most ``d // 2``.
+
+    Returns:
+        The first and the last key of each bucket, both inclusive.
+    """
+    cuts = [len(keys) * bucket // count for bucket in range(count + 1)]
+    return [(int(keys[a]), int(keys[b - 1])) for a, b in itertools.pairwise(cuts)]
+
+
+def deal(keys: Mapping[str, np.ndarray], count: int) -> list[list[KeyRange]]:
+    """Returns what each of ``count`` shards has of each language.
+
+    A shard has a bucket of a language or nothing of it. The language with most documents is in all
+    shards. Another is in so many that each bucket has 16 documents or more, or in one if it has
+    fewer; which ones they are differs from language to language, so that small ones do not meet.
+
+    Args:
+        keys: of each language, ``[d]`` uint64, the high halves of its keys, sorted.
+        count: shards.
+    """
+    shards: list[list[KeyRange]] = [[] for _ in range(count)]
+    most = max(map(len, keys.values()))
+    for number, (language, held) in enumerate(keys.items()):
+        enough = max(1, min(count, len(held) // MIN_DOCUMENTS_PER_SHARD))
+        buckets = count if len(held) == most else enough
+        for place, (first, last) in enumerate(bucket_ranges(held, buckets)):
+            shard = (place * len(keys) + number) * count // (buckets * len(keys))
+            shards[shard].append(KeyRange(language, first, last))
+    return shards

@@ -1,0 +1,370 @@
+"""Several languages in one dataset: shares, pairs within a language, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from bert_jax.config import parse_config
+from bert_jax.data.mixture import MixtureSection
+from bert_jax.data.provenance import read_provenance
+from bert_jax.data.records import open_dataset
+from bert_jax.errors import UserError
+from bert_jax.text import load_wordpiece
+from bert_jax.verbs.examples import Look, examples
+from pipelines.buckets import bucket_ranges, deal
+from pipelines.examples import make_examples
+from pipelines.settings import ExamplesSection
+from tests.corpus import SPECIAL
+from tests.corpus import section as plain_section
+from tests.report.strict_html import read
+
+DOCUMENTS = {"en": 540, "is": 20, "zh": 40}
+WORDS = 30
+
+
+def word(language: str, number: int) -> str:
+    return f"{language}w{number}"
+
+
+def marker(language: str, document: int) -> str:
+    return f"{language}d{document}"
+
+
+def document(language: str, number: int) -> str:
+    """Eight sentences of 4 to 9 words, each with its document's marker."""
+    rng = np.random.default_rng((number, len(language), ord(language[0])))
+    return "".join(
+        " ".join(
+            [
+                marker(language, number),
+                *(word(language, w) for w in rng.integers(0, WORDS, rng.integers(3, 9))),
+            ]
+        )
+        + "\n"
+        for _ in range(8)
+    )
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file for each language, and a tokenizer of their words."""
+    root = tmp_path_factory.mktemp("languages")
+    vocabulary = list(SPECIAL)
+    for language, count in DOCUMENTS.items():
+        text = "\n".join(document(language, number) for number in range(count))
+        (root / f"{language}.txt").write_text(text)
+        vocabulary += [word(language, number) for number in range(WORDS)]
+        vocabulary += [marker(language, number) for number in range(count)]
+    (root / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    load_wordpiece(root / "vocab.txt", lower_case=True).save(root / "tokenizer")
+    return root
+
+
+def section(root: Path, output: Path, **changes: Any) -> ExamplesSection:
+    values = {
+        "input": {language: (f"{root}/{language}.txt",) for language in DOCUMENTS},
+        "output": str(output),
+        "validation_fraction": 0.1,
+        "num_shards": 2,
+    }
+    return plain_section(root, **(values | changes))
+
+
+def shards(directory: Path, split: str = "") -> dict[str, str]:
+    """Hash of every shard and lengths index."""
+    found = (path for path in sorted(directory.iterdir()) if path.suffix != ".json")
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in found
+        if split in path.name
+    }
+
+
+def pieces(root: Path) -> list[str]:
+    return (root / "vocab.txt").read_text().split("\n")
+
+
+def token_counts(root: Path, directory: Path, split: str) -> Counter[str]:
+    """Tokens of each language in a split's examples."""
+    counts = np.zeros(len(pieces(root)), np.int64)
+    dataset = open_dataset(directory, split)
+    for example in dataset.__getitems__(range(len(dataset))):
+        counts += np.bincount(example.input_ids, minlength=len(counts))
+    found: Counter[str] = Counter()
+    for piece, count in zip(pieces(root), counts.tolist(), strict=True):
+        if piece[:2] in DOCUMENTS:
+            found[piece[:2]] += count
+    return found
+
+
+@pytest.mark.parametrize("kind", ["nsp", "full_sentences"])
+@pytest.mark.parametrize("smoothing", [0.3, 0.7])
+def test_examples_hold_the_languages_in_the_smoothed_shares(
+    corpus: Path, tmp_path: Path, kind: str, smoothing: float
+) -> None:
+    chances = {} if kind == "nsp" else {"short_seq_prob": 0.0}
+    made = make_examples(
+        section(
+            corpus,
+            tmp_path / "dataset",
+            mixture=MixtureSection(smoothing=smoothing),
+            kind=kind,
+            **chances,
+        )
+    )
+    languages = made.splits["train"].languages
+    assert languages is not None
+    sizes = {language: record.tokens for language, record in languages.items()}
+    powers = {language: size**smoothing for language, size in sizes.items()}
+    found = token_counts(corpus, tmp_path / "dataset", "train")
+    passes = 3 * sum(record.documents for record in languages.values())
+    for language, record in languages.items():
+        wanted = powers[language] / sum(powers.values())
+        assert record.mixture_share == pytest.approx(wanted)
+        assert record.share == pytest.approx(sizes[language] / sum(sizes.values()))
+        assert record.passes == pytest.approx(3 * wanted / record.share)
+        # Whole documents are drawn.
+        error = 4 * np.sqrt(wanted * (1 - wanted) / passes)
+        assert abs(found[language] / found.total() - wanted) < error
+        assert abs(record.example_tokens / made.splits["train"].tokens - wanted) < error
+    # As much in all as without a mixture.
+    plain = make_examples(section(corpus, tmp_path / "plain", kind=kind, **chances))
+    assert made.splits["train"].tokens == pytest.approx(plain.splits["train"].tokens, rel=0.02)
+    # Evaluation is what it was, so that mixtures compare.
+    assert shards(tmp_path / "dataset", "validation") == shards(tmp_path / "plain", "validation")
+
+
+def test_without_smoothing_the_examples_are_those_without_a_mixture(
+    corpus: Path, tmp_path: Path
+) -> None:
+    make_examples(section(corpus, tmp_path / "plain"))
+    make_examples(section(corpus, tmp_path / "mixed", mixture=MixtureSection(smoothing=1.0)))
+    assert shards(tmp_path / "mixed") == shards(tmp_path / "plain")
+    assert len(shards(tmp_path / "mixed")) == 5
+
+
+def test_the_bytes_of_a_mixture_do_not_depend_on_the_workers_nor_on_the_parts(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixture = MixtureSection()
+    make_examples(section(corpus, tmp_path / "one", mixture=mixture))
+    make_examples(section(corpus, tmp_path / "two", mixture=mixture, workers=2))
+    monkeypatch.setattr("pipelines.runs._MIN_PART_BYTES", 5000)
+    make_examples(section(corpus, tmp_path / "parts", mixture=mixture))
+    once = shards(tmp_path / "one")
+    assert shards(tmp_path / "two") == once
+    assert shards(tmp_path / "parts") == once
+    assert read_provenance(tmp_path / "two") == read_provenance(tmp_path / "one")
+
+
+@pytest.mark.parametrize("kind", ["nsp", "full_sentences"])
+def test_an_example_has_one_language_and_a_random_next_another_document(
+    corpus: Path, tmp_path: Path, kind: str
+) -> None:
+    chances = {} if kind == "nsp" else {"short_seq_prob": 0.0}
+    mixture = MixtureSection(smoothing=0.3)
+    make_examples(section(corpus, tmp_path / "dataset", mixture=mixture, kind=kind, **chances))
+    spelled = pieces(corpus)
+    random: Counter[str] = Counter()
+    for split in ("train", "validation"):
+        dataset = open_dataset(tmp_path / "dataset", split)
+        for example in dataset.__getitems__(range(len(dataset))):
+            words = [spelled[token] for token in example.input_ids.tolist()]
+            languages = {piece[:2] for piece in words if piece not in SPECIAL}
+            assert len(languages) == 1
+            if example.next_sentence_label:
+                spans = words[: example.first_length], words[example.first_length :]
+                homes = [{piece for piece in span if piece[2] == "d"} for span in spans]
+                assert homes[0].isdisjoint(homes[1])
+                random.update(languages)
+    if kind == "nsp":
+        assert set(random) == set(DOCUMENTS)
+
+
+def test_each_language_is_split_by_its_own_rules(tmp_path: Path) -> None:
+    texts = {
+        # A date to German, the end of a sentence to English.
+        "de": ("Er kam am 3. Oktober an. Gut.", 2),
+        "en": ("Er kam am 3. Oktober an. Gut.", 3),
+        "ja": ("今日は天気がいい。公園に行こう！いいですか？", 3),
+        "zh": ("今天天气很好。我们去公园吧！好吗？", 3),
+    }
+    for language, (text, _) in texts.items():
+        (tmp_path / f"{language}.txt").write_text("\n\n".join([text] * 5), encoding="utf-8")
+    load_vocabulary(tmp_path, "".join(text for text, _ in texts.values()))
+    made = make_examples(
+        plain_section(
+            tmp_path,
+            input={language: (f"{tmp_path}/{language}.txt",) for language in texts},
+            layout="prose",
+            validation_fraction=0.0,
+            num_shards=1,
+        )
+    )
+    assert made.corpus.sentences == 5 * sum(count for _, count in texts.values())
+    assert made.corpus.unknown_rate == 0
+    assert made.text.language == ("de", "en", "ja", "zh")
+
+
+def load_vocabulary(root: Path, text: str) -> None:
+    """A tokenizer of single characters."""
+    characters = sorted({*text} - {" "})
+    vocabulary = [*SPECIAL, *characters, *(f"##{character}" for character in characters)]
+    (root / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    load_wordpiece(root / "vocab.txt", lower_case=False).save(root / "tokenizer")
+
+
+def test_one_language_by_its_code_gives_what_the_list_gives(corpus: Path, tmp_path: Path) -> None:
+    files = (f"{corpus}/en.txt",)
+    listed = make_examples(section(corpus, tmp_path / "listed", input=files))
+    coded = make_examples(section(corpus, tmp_path / "coded", input={"en": files}))
+    assert shards(tmp_path / "coded") == shards(tmp_path / "listed")
+    assert (listed.splits["train"].languages, listed.text.language) == (None, None)
+    assert coded.splits["train"].languages is not None
+    spelled = (tmp_path / "listed" / "provenance.json").read_text()
+    assert "languages" not in spelled
+    assert "mixture" not in spelled
+
+
+def test_what_is_asked_otherwise_is_not_taken_for_the_same(corpus: Path, tmp_path: Path) -> None:
+    make_examples(section(corpus, tmp_path / "dataset", mixture=MixtureSection()))
+    with pytest.raises(UserError, match=r"mixture is \{\"smoothing\": 0\.7\}, now null"):
+        make_examples(section(corpus, tmp_path / "dataset"))
+    swapped = {"en": (f"{corpus}/zh.txt",), "zh": (f"{corpus}/en.txt",)}
+    swapped["is"] = (f"{corpus}/is.txt",)
+    with pytest.raises(UserError, match="in which text is"):
+        make_examples(
+            section(corpus, tmp_path / "dataset", mixture=MixtureSection(), input=swapped)
+        )
+
+
+def test_a_language_with_one_document_held_out_is_left_out_of_validation(
+    corpus: Path, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    # Of 20 Icelandic and of 40 Chinese documents this fraction holds out one.
+    made = make_examples(
+        section(corpus, tmp_path / "dataset", validation_fraction=0.05), progress=lines.append
+    )
+    told = [line for line in lines if "too few" in line]
+    assert told == [
+        f"validation: without {name}, whose documents are too few for examples (1)"
+        for name in ("is", "zh")
+    ]
+    languages = made.splits["validation"].languages
+    assert languages is not None
+    assert (languages["is"].documents, languages["is"].examples, languages["is"].passes) == (
+        1,
+        0,
+        0,
+    )
+    assert languages["en"].examples > 0
+    assert token_counts(corpus, tmp_path / "dataset", "validation")["is"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"english": "en"}, 'input: "english" is not a lower-case ISO 639 code'),
+        ({"false": "en"}, 'input: YAML takes a bare no for false; for Norwegian write "no"'),
+        ({"en": "en", "de": "en"}, r"input: .*en\.txt is given for de and for en"),
+        ({"en": "en", "de": "blank"}, "input: no document in the files of de"),
+        ({"en": "en", "de": "one"}, r"input: de has 1 document\(s\) for training, kind: nsp"),
+        ({"en": "en", "de": "gone"}, r"input: no file .*gone\.txt"),
+    ],
+)
+def test_languages_that_cannot_be_had_are_named(
+    corpus: Path, tmp_path: Path, changes: dict[str, str], message: str
+) -> None:
+    (tmp_path / "blank.txt").write_text("\n \n")
+    (tmp_path / "one.txt").write_text("enw1 enw2\nenw3\n")
+    (tmp_path / "en.txt").write_bytes((corpus / "en.txt").read_bytes())
+    files = {language: (f"{tmp_path}/{name}.txt",) for language, name in changes.items()}
+    changed = section(corpus, tmp_path / "dataset", input=files, validation_fraction=0.0)
+    with pytest.raises(UserError, match=f"^{message}"):
+        make_examples(changed)
+    assert not (tmp_path / "dataset").exists()
+
+
+def test_a_language_without_files_is_named(corpus: Path, tmp_path: Path) -> None:
+    files = {"en": (f"{corpus}/en.txt",), "zh": ()}
+    with pytest.raises(UserError, match=r"^input: zh has no file"):
+        make_examples(section(corpus, tmp_path / "dataset", input=files))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 200), min_size=1),
+    st.integers(1, 12),
+)
+def test_every_document_is_dealt_to_one_shard_and_small_languages_stay_together(
+    sizes: dict[str, int], count: int
+) -> None:
+    count = min(count, max(sizes.values()))
+    rng = np.random.default_rng(len(sizes))
+    keys = {name: np.sort(rng.integers(0, 2**64, n, dtype=np.uint64)) for name, n in sizes.items()}
+    dealt = deal(keys, count)
+    assert all(dealt)
+    found = defaultdict(list)
+    for ranges in dealt:
+        assert len({held.language for held in ranges}) == len(ranges)
+        for held in ranges:
+            found[held.language].append((held.first_key, held.last_key))
+    for name, ranges in found.items():
+        assert sorted(ranges) == bucket_ranges(keys[name], len(ranges))
+        each = sizes[name] // len(ranges)
+        assert each >= 16 or len(ranges) == 1 or sizes[name] == max(sizes.values())
+    assert found.keys() == sizes.keys()
+
+
+def test_small_languages_do_not_all_meet_in_one_shard() -> None:
+    keys = {f"l{number}": np.arange(20, dtype=np.uint64) for number in range(9)}
+    keys["large"] = np.arange(1000, dtype=np.uint64)
+    assert sorted(len(ranges) for ranges in deal(keys, 5)) == [2, 3, 3, 3, 3]
+
+
+def test_the_report_shows_the_languages_and_refuses_another_mixture(
+    corpus: Path, tmp_path: Path
+) -> None:
+    settings = section(corpus, tmp_path / "dataset", mixture=MixtureSection())
+    values = {"examples": settings.model_dump(mode="json", exclude_unset=True)}
+    quiet = Console(quiet=True)
+    examples(parse_config(values, source="test"), look=Look(report=True), console=quiet)
+    document = read((tmp_path / "dataset.report.html").read_text())
+    languages = read_provenance(tmp_path / "dataset").splits["train"].languages
+    assert languages is not None
+    for name, record in languages.items():
+        share = f"{record.share:.2%} {record.mixture_share:.2%}"
+        assert f"{name} {record.documents:,} {record.tokens:,} {share}" in document.text
+    changed = parse_config(values, ["examples.mixture.smoothing=0.5"], source="test")
+    with pytest.raises(UserError, match=r"examples\.mixture: found smoothing=0\.5, but .*0\.7"):
+        examples(changed, look=Look(report=True), console=quiet)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "examples.input=[a.txt]",
+            "examples.mixture: found {}, allowed: only where input has a list of files for each",
+        ),
+        ("examples.language=zh", 'examples.language: found "zh", allowed: no language here'),
+        ("examples.input=7", "examples.input: found 7, allowed: a list of files and globs, or"),
+        ("examples.mixture.smoothing=1.2", "examples.mixture.smoothing: found 1.2, input should"),
+        ("examples.mixture.smothing=1", "examples.mixture.smothing: unknown key; did you mean"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(override: str, message: str) -> None:
+    values = {"input": {"en": ["a.txt"]}, "mixture": {}, "tokenizer": "t", "output": "o"}
+    with pytest.raises(UserError, match=f"^test: {re.escape(message)}"):
+        parse_config({"examples": values}, [override], source="test")
