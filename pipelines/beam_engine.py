@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean, first_line
-from bert_jax.files import write_whole
 from bert_jax.section import Section, Strings
+from pipelines.disk import write_aside
 from pipelines.pool import available_cores, use_one_thread
 
 Job = TypeVar("Job")
@@ -102,8 +102,8 @@ class BeamEngine:
         if not jobs:
             return
         stage = self._directory / f"{_STAGE}{uuid.uuid4().hex}"
-        stage.mkdir()
-        write_whole(stage / _JOBS, pickle.dumps((function, list(jobs))))
+        stage.mkdir(exist_ok=True)
+        write_aside(stage / _JOBS, pickle.dumps((function, list(jobs))))
         pipeline = _Background(lambda: self._run_pipeline(stage, len(jobs)))
         open_jobs = dict(enumerate(jobs))
         error: UserError | None = None
@@ -167,7 +167,7 @@ def do_job(element: tuple[str, int]) -> None:
         result = function(jobs[number])
     except UserError as error:
         result = error
-    write_whole(target, pickle.dumps(result))
+    write_aside(target, pickle.dumps(result))
     if isinstance(result, UserError):
         (directory / _STOP).touch()
 

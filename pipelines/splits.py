@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import pathlib
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from etils import epath
 
 from bert_jax.data.pairing import PairingSection
 from bert_jax.data.provenance import LanguageRecord, ShardRecord, SplitRecord
 from bert_jax.data.schema import lengths_name, shard_name
-from bert_jax.data.tokenised import load_high_keys
+from bert_jax.data.tokenised import array_bytes, load_high_keys
 from bert_jax.errors import UserError
 from bert_jax.text import SpecialIds
 from pipelines.buckets import deal, default_shards
-from pipelines.disk import disk_errors
+from pipelines.disk import write_aside
 from pipelines.engine import Engine
 from pipelines.figures import add_pairs, count_distinct, sketch
 from pipelines.mixture import (
@@ -36,6 +35,7 @@ from pipelines.shards import (
     sketch_path,
     write_shard,
 )
+from pipelines.storage import each, load_array
 from pipelines.tokenise import SPLITS
 from pipelines.workspace import Workspace
 
@@ -83,7 +83,7 @@ def write_splits(
     workspace: Workspace,
     *,
     special: SpecialIds,
-    runs: Sequence[pathlib.Path],
+    runs: Sequence[epath.Path],
     engine: Engine,
     say: Callable[[str], None],
 ) -> dict[str, SplitRecord]:
@@ -187,17 +187,12 @@ def _finish_split(
 ) -> SplitRecord:
     """Joins the shards' lengths into the split's index."""
     records: tuple[ShardRecord, ...] = tuple(shard.record for shard in shards)
-    lengths = np.concatenate(
-        [np.load(lengths_path(str(workspace.work), record.name)) for record in records]
-    )
-    spelled = io.BytesIO()
-    np.save(spelled, lengths)
-    path = workspace.partial / lengths_name(split)
-    with disk_errors(path):
-        path.write_bytes(spelled.getbuffer())
+    paths = [lengths_path(workspace.work, record.name) for record in records]
+    lengths = np.concatenate(list(each(load_array, paths)))
+    spelled = array_bytes(lengths)
+    write_aside(workspace.partial / lengths_name(split), spelled)
     smallest = np.zeros(0, np.uint64)
-    for record in records:
-        added = np.load(sketch_path(str(workspace.work), record.name))
+    for added in each(load_array, [sketch_path(workspace.work, r.name) for r in records]):
         smallest = sketch(np.concatenate([smallest, added]))
     sentences = sum(shard.sentences for shard in shards)
     pairs = [shard.pairs for shard in shards if shard.pairs is not None]
@@ -206,7 +201,7 @@ def _finish_split(
         documents=sum(shard.documents for shard in shards),
         examples=len(lengths),
         tokens=sum(shard.tokens for shard in shards),
-        lengths_sha256=hashlib.sha256(spelled.getbuffer()).hexdigest(),
+        lengths_sha256=hashlib.sha256(spelled).hexdigest(),
         pairs=add_pairs(pairs) if pairs else None,
         sentences=sentences,
         repeated_sentences=max(0.0, 1.0 - count_distinct(smallest) / sentences),

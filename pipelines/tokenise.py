@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
-import pathlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from bert_jax.data.schema import token_dtype
 from bert_jax.data.tokenised import TokenisedDocuments, key_order, save_array, split_keys
 from bert_jax.errors import UserError
 from bert_jax.text import Tokenizer, load_tokenizer
-from pipelines.cleaning.tally import Tally
+from pipelines.cleaning.tally import TALLY, Tally, is_made
 from pipelines.corpus import CorpusJob, corpus_documents
 from pipelines.disk import whole_directory
 from pipelines.documents import LAYOUTS, document_key, is_validation
@@ -67,8 +67,8 @@ def tokenise_part(job: TokeniseJob) -> RunSummary:
         UserError: bad input (see :func:`pipelines.inputs.read_documents`), an id beyond the
             vocabulary, or a full disk.
     """
-    target = pathlib.Path(job.directory)
-    if target.exists():  # made by another worker that was given the same job
+    target = epath.Path(job.directory)
+    if is_made(target):  # made by another worker that was given the same job
         return read_summary(target)
     tokenizer = _tokenizer(job.tokenizer)
     tally = Tally()
@@ -79,7 +79,7 @@ def tokenise_part(job: TokeniseJob) -> RunSummary:
         tokens={split: len(run.tokens) for split, run in runs.items()},
         sentences=sum(len(run.sentence_starts) - 1 for run in runs.values()),
     )
-    with whole_directory(target) as aside:
+    with whole_directory(target, last=TALLY) as aside:
         for split, run in runs.items():
             run.save(aside / split)
         save_array(aside / "counts.npy", counts)
@@ -88,7 +88,7 @@ def tokenise_part(job: TokeniseJob) -> RunSummary:
     return summary
 
 
-def read_summary(directory: pathlib.Path) -> RunSummary:
+def read_summary(directory: epath.Path) -> RunSummary:
     """Returns the figures of a run on disk."""
     return RunSummary(**json.loads((directory / "summary.json").read_text()))
 
@@ -143,7 +143,7 @@ def _documents(job: TokeniseJob, tally: Tally) -> Iterator[tuple[str, list[str]]
     if job.spill is None:
         documents = corpus_documents(job.corpus, tally)
     else:
-        documents = unique_documents(pathlib.Path(job.spill), tally)
+        documents = unique_documents(epath.Path(job.spill), tally)
     for identity, document in documents:
         tally.documents["kept"] += 1
         tally.lines["kept"] += len(document.lines)

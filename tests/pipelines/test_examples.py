@@ -415,7 +415,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     ("changes", "named"),
     [
         ({"language": "english"}, "language"),
-        ({"output": "gs://bucket/dataset"}, "output"),
         ({"input_root": "/nowhere"}, "input_root"),
     ],
 )
