@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig, need, under
@@ -68,8 +69,8 @@ def examples(
     with under("examples", ExamplesSection):
         if look.is_wanted and is_remote(output):
             raise UserError(
-                f"output: {output} is in a bucket, where ArrayRecord files cannot be read; copy the "
-                "directory here and set output to it, to look at it"
+                f"output: {output} is in a bucket, whose ArrayRecord files cannot be read; allowed "
+                "to look at: a copy on this machine"
             )
         if look.is_wanted and (output / PROVENANCE_NAME).exists():
             provenance = read_provenance(output)
@@ -82,7 +83,7 @@ def examples(
 
 
 def _look(
-    config: RunConfig, section: ExamplesSection, look: Look, *, output: Path, console: Console
+    config: RunConfig, section: ExamplesSection, look: Look, *, output: epath.Path, console: Console
 ) -> None:
     tokenizer = load_tokenizer(section.tokenizer)
     provenance = read_provenance(output)

@@ -59,12 +59,12 @@ def wanted(corpus: Path, **changes: Any) -> ExamplesSection:
     return section(corpus, **({"cleaning": CLEANING} | changes))
 
 
-def run(settings: ExamplesSection, **variables: str) -> str:
+def run(settings: ExamplesSection, *, cwd: Path = ROOT) -> str:
     """Makes a dataset of many parts in a process of its own; returns what it says of progress."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, settings.model_dump_json(), "1000"],
-        cwd=ROOT,
-        env=environment() | variables,
+        cwd=cwd,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=240,
@@ -136,19 +136,18 @@ def dask_cluster(directory: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_beam_on_a_cluster_gives_the_same_bytes(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(corpus)
+def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     with dask_cluster(tmp_path) as scheduler:
         settings = wanted(
             corpus,
             engine="beam",
             workers=None,
+            input=("text*.txt",),
+            tokenizer="tokenizer",
             beam=BeamSection(runner="DaskRunner", options=(f"--dask_scheduler_file={scheduler}",)),
             output=str(tmp_path / "dataset"),
         )
-        run(settings)
+        run(settings, cwd=corpus)
         logs = [(tmp_path / f"{number}.log").read_text() for number in range(3)]
     assert_same(settings, corpus)
     assert logs[0].count("Register worker addr") == 2, logs
