@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import functools
 import json
@@ -26,8 +27,9 @@ from pipelines.figures import PairTally, add_pairs, sentence_hashes, sketch
 from pipelines.storage import each
 
 # One record per group, so that a random read unpacks one record; zstd at its fastest level takes an
-# eighth off and costs random reads nothing that could be measured.
-_WRITER_OPTIONS: Final = "group_size:1,zstd:1"
+# eighth off and costs random reads nothing that could be measured. Packed by one thread at a time,
+# which keeps up and holds little; more would change no byte.
+_WRITER_OPTIONS: Final = "group_size:1,zstd:1,max_parallelism:1"
 
 
 class Bucket(NamedTuple):
@@ -107,7 +109,7 @@ def _write_bucket(writer: Any, job: ShardJob, bucket: Bucket) -> BucketFigures:
         bucket.runs, job.split, first_key=bucket.keys.first_key, last_key=bucket.keys.last_key
     )
     tally = PairTally(documents) if job.pairing.has_pairs else None
-    lengths = []
+    lengths = array.array("H")
     for record, length in _examples(documents, job, tally, boost=bucket.boost):
         writer.write(record)
         lengths.append(length)
@@ -138,11 +140,18 @@ def _finish(job: ShardJob, written: pathlib.Path, figures: Sequence[BucketFigure
         tokens=int(lengths.sum(dtype=np.int64)),
         sentences=sum(bucket.sentences for bucket in figures),
         pairs=add_pairs(pairs) if pairs else None,
-        languages={
-            bucket.keys.language: [len(made.lengths), int(made.lengths.sum(dtype=np.int64))]
-            for bucket, made in zip(job.buckets, figures, strict=True)
-        },
+        languages=_sizes(job.buckets, figures),
     )
+
+
+def _sizes(buckets: Sequence[Bucket], figures: Sequence[BucketFigures]) -> dict[str, list[int]]:
+    """Returns the examples and the tokens of each language."""
+    sizes: dict[str, list[int]] = {}
+    for bucket, made in zip(buckets, figures, strict=True):
+        held = sizes.setdefault(bucket.keys.language, [0, 0])
+        held[0] += len(made.lengths)
+        held[1] += int(made.lengths.sum(dtype=np.int64))
+    return sizes
 
 
 def load_bucket(
@@ -169,7 +178,7 @@ def _examples(
 ) -> Iterator[tuple[bytes, int]]:
     """Yields every example as its record, and its number of tokens; counts pairs."""
     dtype = documents.tokens.dtype
-    tokens, width = documents.tokens.tobytes(), dtype.itemsize
+    tokens, width = documents.tokens.data.cast("B"), dtype.itemsize
     cls, sep = (np.array(i, dtype).tobytes() for i in (job.special.cls, job.special.sep))
     encode = ExampleEncoder().encode
     for example in pair_documents(documents, job.pairing, seed=job.seed, boost=boost):

@@ -157,6 +157,7 @@ def _jobs(
         name: load_high_keys([run / split for run in language.runs])
         for name, language in paired.items()
     }
+    tokens = {name: language.tokens[split] for name, language in paired.items()}
     pairing = PairingSection(
         **{name: getattr(section, name) for name in PairingSection.model_fields}
     )
@@ -174,7 +175,7 @@ def _jobs(
             pairing=pairing,
             seed=section.seed,
         )
-        for index, ranges in enumerate(deal(keys, count))
+        for index, ranges in enumerate(deal(keys, count, tokens=tokens))
     ]
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 
 from bert_jax.config import parse_config
@@ -21,7 +19,7 @@ from bert_jax.data.records import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.text import load_wordpiece
 from bert_jax.verbs.examples import Look, examples
-from pipelines.buckets import bucket_ranges, deal
+from pipelines.cleaning.settings import CleaningSection
 from pipelines.examples import make_examples
 from pipelines.settings import ExamplesSection
 from tests.corpus import SPECIAL
@@ -172,8 +170,15 @@ def test_an_example_has_one_language_and_a_random_next_another_document(
     corpus: Path, tmp_path: Path, kind: str
 ) -> None:
     chances = {} if kind == "nsp" else {"short_seq_prob": 0.0}
-    mixture = MixtureSection(smoothing=0.3)
-    make_examples(section(corpus, tmp_path / "dataset", mixture=mixture, kind=kind, **chances))
+    settings = section(
+        corpus,
+        tmp_path / "dataset",
+        mixture=MixtureSection(smoothing=0.3),
+        kind=kind,
+        cleaning=CleaningSection(duplicate_documents=True),  # documents take the way round the disk
+        **chances,
+    )
+    make_examples(settings)
     spelled = pieces(corpus)
     random: Counter[str] = Counter()
     for split in ("train", "validation"):
@@ -300,37 +305,6 @@ def test_a_language_without_files_is_named(corpus: Path, tmp_path: Path) -> None
     files = {"en": (f"{corpus}/en.txt",), "zh": ()}
     with pytest.raises(UserError, match=r"^input: zh has no file"):
         make_examples(section(corpus, tmp_path / "dataset", input=files))
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 200), min_size=1),
-    st.integers(1, 12),
-)
-def test_every_document_is_dealt_to_one_shard_and_small_languages_stay_together(
-    sizes: dict[str, int], count: int
-) -> None:
-    count = min(count, max(sizes.values()))
-    rng = np.random.default_rng(len(sizes))
-    keys = {name: np.sort(rng.integers(0, 2**64, n, dtype=np.uint64)) for name, n in sizes.items()}
-    dealt = deal(keys, count)
-    assert all(dealt)
-    found = defaultdict(list)
-    for ranges in dealt:
-        assert len({held.language for held in ranges}) == len(ranges)
-        for held in ranges:
-            found[held.language].append((held.first_key, held.last_key))
-    for name, ranges in found.items():
-        assert sorted(ranges) == bucket_ranges(keys[name], len(ranges))
-        each = sizes[name] // len(ranges)
-        assert each >= 16 or len(ranges) == 1 or sizes[name] == max(sizes.values())
-    assert found.keys() == sizes.keys()
-
-
-def test_small_languages_do_not_all_meet_in_one_shard() -> None:
-    keys = {f"l{number}": np.arange(20, dtype=np.uint64) for number in range(9)}
-    keys["large"] = np.arange(1000, dtype=np.uint64)
-    assert sorted(len(ranges) for ranges in deal(keys, 5)) == [2, 3, 3, 3, 3]
 
 
 def test_the_report_shows_the_languages_and_refuses_another_mixture(

@@ -1,0 +1,105 @@
+"""Chinese from an extracted Wikipedia to a pretrained model, whole words masked by a segmenter."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from bert_jax.cli import cli
+from bert_jax.data.provenance import read_provenance
+from bert_jax.train.writer import read_metrics
+from tests.corpus import SPECIAL
+from tests.data.chinese import LEXICON
+from tests.project import project_config, write_config
+
+CHARACTERS = "我他在是去的看有来上"
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Thirty articles of paragraphs, a vocabulary of their characters, and the configuration."""
+    rng = np.random.default_rng(0)
+
+    def sentence() -> str:
+        words = [*rng.choice(list(CHARACTERS), 4), *rng.choice(LEXICON, 3)]
+        return "".join(rng.permutation(words)) + str(rng.choice(["。", "！", "？"]))
+
+    text = tmp_path / "zhwiki" / "AA" / "wiki_00"
+    text.parent.mkdir(parents=True)
+    text.write_text(
+        "".join(
+            f'<doc id="{number}" url="u" title="北京">\n北京\n\n'
+            + "".join(sentence() + sentence() + "\n" for _ in range(4))
+            + "</doc>\n"
+            for number in range(30)
+        ),
+        encoding="utf-8",
+    )
+    vocabulary = [*SPECIAL, *sorted({*CHARACTERS, *"".join(LEXICON), *"。！？"})]
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    values = project_config(tmp_path)
+    del values["vocab"]
+    values["examples"] |= {
+        "input": [str(tmp_path / "zhwiki" / "*" / "wiki_*")],
+        "format": "wikiextractor",
+        "layout": "prose",
+        "language": "zh",
+    }
+    values["objective"] = {
+        "masking": {"unit": "whole_word", "segmenter": "tests.data.chinese:cut", "rate": 0.3}
+    }
+    values["mesh"] = {"platform": "cpu", "data": 8}
+    values["optimizer"]["warmup_steps"] = 1
+    values["train"] |= {
+        "phases": [values["train"]["phases"][0] | {"steps": 2}],
+        "log_every": 1,
+        "evaluation": {"every": 2, "examples": 8},
+        "checkpoint": {"every": 2},
+    }
+    return write_config(tmp_path / "run.yaml", values)
+
+
+@pytest.mark.slow
+def test_chinese_words_are_masked_whole_from_text_to_model(config: Path) -> None:
+    root = config.parent
+    result = invoke("examples", config, "--inspect", 30)
+    assert result.exit_code == 0, result.output
+    made = read_provenance(root / "dataset32")
+    assert (made.corpus.documents, made.corpus.sentences) == (30, 240)
+    assert made.corpus.unknown_rate == 0
+    words: dict[str, set[int]] = {word: set() for word in LEXICON}
+    for line in result.output.splitlines():
+        if line[:3] in ("A  ", "B  "):
+            changed = [piece.endswith("⟩") for piece in line[3:].split()]
+            text = "".join(map(original, line[3:].split()))
+            for found in re.finditer("|".join(LEXICON), text):
+                words[found.group()].add(sum(changed[found.start() : found.end()]))
+    # All of a word's characters are to be predicted, or none.
+    assert words == {word: {0, 2} for word in LEXICON}
+
+    result = invoke("pretrain", config)
+    assert result.exit_code == 0, result.output
+    metrics = read_metrics(root / "run", kind="train")
+    assert [line["step"] for line in metrics] == [1, 2]
+    assert all(np.isfinite(line["mlm_loss"]) for line in metrics)
+    saved = (root / "run" / "config.yaml").read_text()
+    assert "segmenter: tests.data.chinese:cut" in saved
+    settings = json.loads((root / "run" / "tokenizer" / "tokenizer_config.json").read_text())
+    assert settings["do_lower_case"] is True
+
+
+def original(piece: str) -> str:
+    """``[MASK]⟨京⟩`` → ``京``, ``北⟨=⟩`` → ``北``."""
+    seen, _, was = piece.removesuffix("⟩").partition("⟨")
+    return seen if was in ("", "=") else was
