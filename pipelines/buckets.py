@@ -1,4 +1,4 @@
-"""Which documents meet in which shard: buckets of one language each."""
+"""Which documents meet in which shard: buckets of one language each, small enough for memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-MIN_DOCUMENTS_PER_SHARD: Final = 16
-"""Fewest documents that a shard's random next sentences should come from."""
+MIN_DOCUMENTS_PER_BUCKET: Final = 16
+"""Fewest documents that random next sentences should come from."""
 
-_TOKENS_PER_SHARD: Final = 1_000_000
+TOKENS_PER_BUCKET: Final = 1_000_000
+"""Of text: what a worker holds in memory."""
+
 _MAX_DEFAULT_SHARDS: Final = 1024
 
 
@@ -28,16 +30,15 @@ class KeyRange(NamedTuple):
 def default_shards(*, documents: int, tokens: int) -> int:
     """Returns the number of shards for a split: a function of its size alone, not of the machine.
 
-    A shard for every million tokens of text, since a shard is what a worker makes in one piece and
-    holds in memory, and at most 1024, since a random read opens one of them; but never so many that
-    the random next sentences of a shard come from fewer than 16 documents.
+    A shard for every million tokens of text, a bucket each, and at most 1024, since a random read
+    opens one of them; but never so many that the random next sentences of a shard come from fewer
+    than 16 documents.
 
     Args:
         documents: of the split, or of the language that has most.
         tokens: of the split.
     """
-    wanted = min(-(-tokens // _TOKENS_PER_SHARD), _MAX_DEFAULT_SHARDS)
-    return max(1, min(wanted, documents // MIN_DOCUMENTS_PER_SHARD))
+    return min(_pieces(documents=documents, tokens=tokens), _MAX_DEFAULT_SHARDS)
 
 
 def bucket_ranges(keys: np.ndarray, count: int) -> list[tuple[int, int]]:
@@ -57,23 +58,36 @@ def bucket_ranges(keys: np.ndarray, count: int) -> list[tuple[int, int]]:
     return [(int(keys[a]), int(keys[b - 1])) for a, b in itertools.pairwise(cuts)]
 
 
-def deal(keys: Mapping[str, np.ndarray], count: int) -> list[list[KeyRange]]:
+def deal(
+    keys: Mapping[str, np.ndarray], count: int, *, tokens: Mapping[str, int]
+) -> list[list[KeyRange]]:
     """Returns what each of ``count`` shards has of each language.
 
-    A shard has a bucket of a language or nothing of it. The language with most documents is in all
-    shards. Another is in so many that each bucket has 16 documents or more, or in one if it has
-    fewer; which ones they are differs from language to language, so that small ones do not meet.
+    The language with most documents is in all shards. Another is in so many that each has 16
+    documents of it or more, or in one if it has fewer; which ones they are differs from language to
+    language, so that small ones do not meet. What a shard has of a language is one bucket, or where
+    that would be more than a million tokens several, but none of fewer than 16 documents: memory
+    does not grow with the corpus.
 
     Args:
         keys: of each language, ``[d]`` uint64, the high halves of its keys, sorted.
         count: shards.
+        tokens: of each language.
     """
     shards: list[list[KeyRange]] = [[] for _ in range(count)]
     most = max(map(len, keys.values()))
     for number, (language, held) in enumerate(keys.items()):
-        enough = max(1, min(count, len(held) // MIN_DOCUMENTS_PER_SHARD))
-        buckets = count if len(held) == most else enough
-        for place, (first, last) in enumerate(bucket_ranges(held, buckets)):
-            shard = (place * len(keys) + number) * count // (buckets * len(keys))
+        enough = max(1, min(count, len(held) // MIN_DOCUMENTS_PER_BUCKET))
+        parts = count if len(held) == most else enough
+        pieces = _pieces(documents=len(held) // parts, tokens=tokens[language] // parts)
+        for place, (first, last) in enumerate(bucket_ranges(held, parts * pieces)):
+            part = place // pieces
+            shard = (part * len(keys) + number) * count // (parts * len(keys))
             shards[shard].append(KeyRange(language, first, last))
     return shards
+
+
+def _pieces(*, documents: int, tokens: int) -> int:
+    """Returns the number of buckets that so much text makes."""
+    wanted = -(-tokens // TOKENS_PER_BUCKET)
+    return max(1, min(wanted, documents // MIN_DOCUMENTS_PER_BUCKET))

@@ -12,6 +12,8 @@ from bert_jax.data import tf_example
 DATASET_NAME: Final = "bert_examples"
 """The TFDS name of the dataset, the first part of its shards' names."""
 
+_MOST_USES: Final = 512  # of one message
+
 
 class Example(NamedTuple):
     """``[CLS] A [SEP] B [SEP]``, or ``[CLS] A [SEP]`` without a pair task: unmasked, unpadded."""
@@ -49,15 +51,7 @@ class ExampleEncoder:
     """Spells examples as serialized ``tf.train.Example`` messages."""
 
     def __init__(self) -> None:
-        # One message is filled again and again: making one takes three times as long.
-        self._message: Any = tf_example.Example()
-        feature = self._message.features.feature
-        self._ids = feature["input_ids"].bytes_list.value
-        self._first_length = feature["first_length"].int64_list.value
-        self._label = feature["next_sentence_label"].int64_list.value
-        self._ids.append(b"")
-        self._first_length.append(0)
-        self._label.append(0)
+        self._renew()
 
     def encode(self, input_ids: bytes, *, first_length: int, next_sentence_label: int) -> bytes:
         """Returns one example as bytes.
@@ -70,10 +64,26 @@ class ExampleEncoder:
         Returns:
             The message in protobuf's deterministic order, so that equal examples are equal bytes.
         """
+        if self._used == _MOST_USES:
+            self._renew()
+        self._used += 1
         self._ids[0] = input_ids
         self._first_length[0] = first_length
         self._label[0] = next_sentence_label
         return self._message.SerializeToString(deterministic=True)
+
+    def _renew(self) -> None:
+        # One message is filled many times over, since making one takes three times as long; but
+        # protobuf frees nothing that it ever held before it goes itself.
+        self._used = 0
+        self._message: Any = tf_example.Example()
+        feature = self._message.features.feature
+        self._ids = feature["input_ids"].bytes_list.value
+        self._first_length = feature["first_length"].int64_list.value
+        self._label = feature["next_sentence_label"].int64_list.value
+        self._ids.append(b"")
+        self._first_length.append(0)
+        self._label.append(0)
 
 
 def decode(record: bytes, dtype: np.dtype) -> Example:
