@@ -86,7 +86,8 @@ class Workspace:
         """
         path = self.work / _SETTINGS
         spelled = json.dumps(settings, indent=1, sort_keys=True)
-        if path.exists():
+        # A run that ended on a mistake before it had made anything is nobody's to finish.
+        if path.exists() and any(made.name != _SETTINGS for made in self.work.iterdir()):
             held = json.loads(path.read_text())
             for key, value in json.loads(spelled).items():
                 if held.get(key) != value:
