@@ -28,12 +28,10 @@ from benchmarks.features import python_docs, random_checkpoint
 from benchmarks.hf_finetune import TABLES, Peer, Settings, read
 from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.config import parse_config
-from bert_jax.finetune.batches import TrainBatches
-from bert_jax.optim.finetune import make_finetune_optimizer
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.train.compiled import StepPrograms, lower_train_step
 from bert_jax.train.feed import to_devices
-from bert_jax.train.state import abstract_state, define_model, initialise
+from bert_jax.train.state import abstract_state, initialise
 from bert_jax.verbs.finetune_setup import origin_params, prepare
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 
@@ -127,22 +125,9 @@ class Ours:
         }
         prepared = prepare(parse_config(values, source="benchmark"))
         self.mesh = prepared.mesh
-        self.batches = TrainBatches(
-            prepared.family.splits["train"],
-            batch_size=settings.batch_size,
-            max_length=settings.max_length,
-            seed=1,
-            pad_id=prepared.origin.tokenizer.special.pad,
-        )
-        steps = self.batches.plan.steps
-        model = define_model(prepared.task.build)
-        optimizer, schedule = make_finetune_optimizer(
-            prepared.section.optimizer,
-            model.axes,
-            depth=prepared.architecture.num_hidden_layers,
-            total_steps=steps * settings.epochs,
-            steps_per_epoch=steps,
-        )
+        self.batches = prepared.batches(seed=1)
+        model = prepared.model
+        optimizer, schedule = prepared.optimizer(steps_per_epoch=self.batches.plan.steps)
         with jax.set_mesh(self.mesh):
             state = initialise(
                 prepared.task, optimizer, abstract_state(model, optimizer, self.mesh), seed=1

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any, TypeAlias
+
 import pydantic
+
+
+def _as_tuple(value: Any) -> Any:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+Strings: TypeAlias = Annotated[tuple[str, ...], pydantic.BeforeValidator(_as_tuple)]
+"""A list of texts; YAML may give one as it is."""
 
 
 class Section(pydantic.BaseModel):

@@ -28,6 +28,11 @@ class CorpusJob(NamedTuple):
     overlap_index: str | None
     """Directory of the evaluation sets' n-grams, if they are looked for."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of its parts on disk."""
+        return sum(part.size for part in self.parts)
+
 
 def corpus_documents(job: CorpusJob, tally: Tally) -> Iterator[tuple[str, Document]]:
     """Yields the id and the document of all that the rules on single documents leave.

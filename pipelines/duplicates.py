@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-import shutil
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+from etils import epath
 
-from bert_jax.data.tokenised import save_array
+from bert_jax.data.tokenised import array_bytes
 from pipelines.cleaning.near import Signatures, find_near_duplicates
 from pipelines.cleaning.repeats import find_repeats
 from pipelines.cleaning.settings import CleaningSection
@@ -21,11 +21,12 @@ from pipelines.cleaning.spill import (
     read_spill,
     save_hashes,
 )
-from pipelines.cleaning.tally import Tally
+from pipelines.cleaning.tally import TALLY, Tally, is_made
 from pipelines.cleaning.words import text_hash
 from pipelines.corpus import CorpusJob, corpus_documents
-from pipelines.disk import disk_errors
+from pipelines.disk import whole_directory, write_aside
 from pipelines.documents import Document
+from pipelines.storage import load_array, local_copies
 
 _DROPPED_DOCUMENTS: Final = "dropped_documents.npy"
 _DROPPED_LINES: Final = "dropped_lines.npy"
@@ -42,46 +43,41 @@ class SpillJob(NamedTuple):
 def spill_part(job: SpillJob) -> Tally:
     """Reads and cleans the documents of some parts and sets them aside with their hashes.
 
-    The directory appears whole, by renaming.
+    The directory appears whole, by renaming; one that is there already is left as it is.
 
     Raises:
         UserError: bad input, or a full disk.
     """
+    target = epath.Path(job.directory)
+    if is_made(target):  # made by another worker that was given the same job
+        return Tally.load(target)
     cleaning = job.corpus.cleaning
-    target = pathlib.Path(job.directory)
-    aside = target.with_name(target.name + ".tmp")
     tally = Tally()
     documents: list[int] = []
     lines: list[int] = []
     near = cleaning.near_duplicates
     signatures = None if near is None else Signatures(near)
-    with disk_errors(target):
-        shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
-        try:
-            aside.mkdir()
-            spill = Spill(aside)
-            for identity, document in corpus_documents(job.corpus, tally):
-                spill.add(identity, document)
-                text = "\n".join(document.lines)
-                if cleaning.duplicate_documents:
-                    documents.append(text_hash(text))
-                if cleaning.duplicate_lines == "corpus":
-                    lines += map(text_hash, document.lines)
-                if signatures is not None:
-                    signatures.add(text)
-            spill.close()
-            save_hashes(aside, DOCUMENTS, np.array(documents, np.uint64))
-            save_hashes(aside, LINES, np.array(lines, np.uint64))
+    with whole_directory(target, last=TALLY) as aside:
+        spill = Spill(aside)
+        for identity, document in corpus_documents(job.corpus, tally):
+            spill.add(identity, document)
+            text = "\n".join(document.lines)
+            if cleaning.duplicate_documents:
+                documents.append(text_hash(text))
+            if cleaning.duplicate_lines == "corpus":
+                lines += map(text_hash, document.lines)
             if signatures is not None:
-                signatures.save(aside)
-            tally.save(aside)
-            aside.rename(target)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+                signatures.add(text)
+        spill.close()
+        save_hashes(aside, DOCUMENTS, np.array(documents, np.uint64))
+        save_hashes(aside, LINES, np.array(lines, np.uint64))
+        if signatures is not None:
+            signatures.save(aside)
+        tally.save(aside)
     return tally
 
 
-def find_duplicates(spills: Sequence[pathlib.Path], section: CleaningSection) -> None:
+def find_duplicates(spills: Sequence[epath.PathLike], section: CleaningSection) -> None:
     """Decides which documents and lines go, and writes that beside each spill's documents.
 
     Of equal documents the first in the order of the corpus stays (files by name, documents by
@@ -93,6 +89,17 @@ def find_duplicates(spills: Sequence[pathlib.Path], section: CleaningSection) ->
             decisions already are decided anew, to the same end.
         section: the settings.
     """
+    with local_copies(spills, ("*.npy", "*/*.npy")) as held:
+        documents, lines = _decide(held, section)
+    for spill, rules, repeated in zip(spills, documents, lines, strict=True):
+        for name, array in ((_DROPPED_LINES, repeated), (_DROPPED_DOCUMENTS, rules)):
+            write_aside(epath.Path(spill) / name, array_bytes(array))
+
+
+def _decide(
+    spills: Sequence[pathlib.Path], section: CleaningSection
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns of each spill the rule that drops each document, and whether each line goes."""
     starts = [first_lines(spill) for spill in spills]
     sizes = [len(start) - 1 for start in starts]
     dropped = [np.zeros(size, np.uint8) for size in sizes]
@@ -118,14 +125,10 @@ def find_duplicates(spills: Sequence[pathlib.Path], section: CleaningSection) ->
         )
     else:
         lines = [np.zeros(int(start[-1]), bool) for start in starts]
-    for spill, rules, repeated in zip(spills, dropped, lines, strict=True):
-        with disk_errors(spill):
-            for name, array in ((_DROPPED_LINES, repeated), (_DROPPED_DOCUMENTS, rules)):
-                save_array(spill / f"{name}.tmp", array)
-                (spill / f"{name}.tmp").rename(spill / name)
+    return dropped, lines
 
 
-def unique_documents(spill: pathlib.Path, tally: Tally) -> Iterator[tuple[str, Document]]:
+def unique_documents(spill: epath.PathLike, tally: Tally) -> Iterator[tuple[str, Document]]:
     """Yields the ids and the documents of a spill that :func:`find_duplicates` has left.
 
     Args:
@@ -133,9 +136,9 @@ def unique_documents(spill: pathlib.Path, tally: Tally) -> Iterator[tuple[str, D
         tally: counts what is left out.
     """
     starts = first_lines(spill)
-    rules = np.load(spill / _DROPPED_DOCUMENTS)
-    repeated = np.load(spill / _DROPPED_LINES)
-    for number, (identity, document) in enumerate(read_spill(spill)):
+    rules = load_array(epath.Path(spill) / _DROPPED_DOCUMENTS)
+    repeated = load_array(epath.Path(spill) / _DROPPED_LINES)
+    for number, (identity, document) in enumerate(read_spill(epath.Path(spill))):
         if rules[number]:
             tally.documents[_RULES[rules[number]]] += 1
             continue

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pydantic
+from etils import epath
 
 from bert_jax.data.pairing import PairingSection
 from bert_jax.data.provenance import (
@@ -19,13 +20,13 @@ from bert_jax.data.provenance import (
     read_provenance,
 )
 from bert_jax.data.schema import token_dtype
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.sentences import check_language
 from pipelines.cleaning.tally import Tally, sum_tallies
+from pipelines.engine import Engine, open_engine
 from pipelines.inputs import Source, find_sources
 from pipelines.metadata import write_metadata
-from pipelines.pool import WorkerPool
 from pipelines.preparation import (
     PreparationRecipe,
     preparation_recipe,
@@ -35,7 +36,9 @@ from pipelines.preparation import (
 from pipelines.problems import Problems
 from pipelines.runs import OVERLAP_INDEX, describe_corpus, tokenise_corpus
 from pipelines.settings import ExamplesSection
+from pipelines.sources import absolute
 from pipelines.splits import write_splits
+from pipelines.storage import is_remote
 from pipelines.workspace import Workspace, shorten
 
 __all__ = ["ExamplesSection", "make_examples"]
@@ -49,7 +52,8 @@ def make_examples(
     The documents are tokenised part by part (``pipelines.tokenise``), dealt into buckets by a hash
     of their ids, and each bucket is paired and written as one shard (``pipelines.shards``), all in
     ``<output>.partial``, which gets the output's name when it is whole. A run that was stopped goes
-    on where it ended; the same settings and input give the same bytes with any number of workers.
+    on where it ended; the same settings and input give the same bytes on either engine with any
+    number of workers.
 
     Args:
         section: the settings.
@@ -62,10 +66,11 @@ def make_examples(
     Raises:
         UserError: bad input or settings, an output that holds something else, another run on the
             same output, a full disk.
+        RunStopped: the system has killed a worker.
     """
     say = progress or (lambda line: None)
     check_language(section.language)
-    output = _local(section.output)
+    output = dataset_directory(section)
     tokenizer = load_tokenizer(section.tokenizer)
     problems = Problems(section.on_error)
     sources = find_sources(section, root=section.input_root, problems=problems)
@@ -74,7 +79,7 @@ def make_examples(
     if (made := _already_made(output, recipe, preparation)) is not None:
         say(f"{output} is already made")
         return made
-    with Workspace(output) as workspace, WorkerPool(section.workers) as pool:
+    with Workspace(output, say=say) as workspace, _engine(section, workspace) as engine:
         # With the version of the format, since another release may cut and pair otherwise.
         settings = {"format_version": FORMAT_VERSION, **recipe.model_dump(mode="json")}
         settings["the input files' age"] = [source.modified for source in sources]
@@ -86,7 +91,7 @@ def make_examples(
             sources=sources,
             problems=problems,
             directory=workspace.work,
-            pool=pool,
+            engine=engine,
             say=say,
         )
         tally = Tally()
@@ -98,7 +103,7 @@ def make_examples(
             say(f"skipped: {line}")
         figures = describe_corpus(corpus.runs, unknown=tokenizer.special.unk)
         splits = write_splits(
-            section, workspace, special=tokenizer.special, runs=corpus.runs, pool=pool, say=say
+            section, workspace, special=tokenizer.special, runs=corpus.runs, engine=engine, say=say
         )
         provenance = Provenance(**dict(recipe), corpus=figures, splits=splits)
         index = workspace.work / OVERLAP_INDEX
@@ -109,12 +114,15 @@ def make_examples(
     return provenance
 
 
-def _local(output: str) -> pathlib.Path:
-    if "://" in output:
-        raise UserError(
-            f"output: {output} is not a local directory; make it locally and copy it there"
-        )
-    return pathlib.Path(output).expanduser().absolute()
+def _engine(section: ExamplesSection, workspace: Workspace) -> AbstractContextManager[Engine]:
+    return open_engine(
+        section.engine, workers=section.workers, beam=section.beam, directory=workspace.work
+    )
+
+
+def dataset_directory(section: ExamplesSection) -> epath.Path:
+    """Returns where the dataset goes, from the root on, or in a bucket."""
+    return epath.Path(absolute(section.output))
 
 
 def _recipe(section: ExamplesSection, tokenizer: Tokenizer, sources: Sequence[Source]) -> Recipe:
@@ -145,19 +153,25 @@ def _language(section: ExamplesSection, sources: Sequence[Source]) -> str | tupl
 
 
 def _already_made(
-    output: pathlib.Path, recipe: Recipe, preparation: PreparationRecipe
+    output: epath.Path, recipe: Recipe, preparation: PreparationRecipe
 ) -> Provenance | None:
     """Returns the provenance of a finished output, ``None`` if there is none.
 
     Raises:
         UserError: the output is something else.
     """
-    if not output.exists():
-        return None
+    try:
+        if not output.exists():
+            return None
+    except Exception as error:  # of a bucket's library, each has its own
+        if not is_remote(output):
+            raise
+        raise UserError(f"output: {output} cannot be reached ({first_line(error)})") from error
     if not output.is_dir():
         raise UserError(f"output: {output} is a file; allowed: a directory that does not exist yet")
     if not (output / PROVENANCE_NAME).exists():
-        if any(output.iterdir()):
+        # In a bucket an unfinished run has its shards there, and its work beside it.
+        if any(output.iterdir()) and not Workspace(output).is_begun:
             raise UserError(
                 f"output: {output} holds other files; choose a directory that does not exist yet"
             )
@@ -170,7 +184,7 @@ def _already_made(
     return made
 
 
-def _check_same(output: pathlib.Path, made: Any, asked: Any, keys: Iterable[str]) -> None:
+def _check_same(output: epath.Path, made: Any, asked: Any, keys: Iterable[str]) -> None:
     """Raises a ``UserError`` that names the first setting of a finished dataset that differs."""
     for key in keys:
         held, wanted = getattr(made, key, None), getattr(asked, key)

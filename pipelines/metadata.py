@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ _DESCRIPTION = (
 )
 
 
-def write_metadata(directory: pathlib.Path, provenance: Provenance) -> None:
+def write_metadata(directory: epath.Path, provenance: Provenance) -> None:
     """Writes ``features.json``, ``dataset_info.json`` and, last, ``provenance.json``.
 
     Args:
@@ -58,7 +57,7 @@ def write_metadata(directory: pathlib.Path, provenance: Provenance) -> None:
             description=_DESCRIPTION,
             check_data=False,  # that check needs TensorFlow
         )
-        write_aside(directory / PROVENANCE_NAME, provenance.model_dump_json(indent=1) + "\n")
+    write_aside(directory / PROVENANCE_NAME, provenance.model_dump_json(indent=1) + "\n")
 
 
 def features(dtype: np.dtype) -> Mapping[str, tfds.features.FeatureConnector]:

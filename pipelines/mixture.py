@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from etils import epath
 
 from bert_jax.data.mixture import boosts, mixed_shares
 from bert_jax.data.provenance import LanguageRecord
 from bert_jax.errors import UserError
 from pipelines.settings import ExamplesSection
 from pipelines.shards import ShardSummary
+from pipelines.storage import each
 from pipelines.tokenise import SPLITS, read_summary
 
 Languages = Mapping[str, "Language"]
@@ -20,14 +22,14 @@ Languages = Mapping[str, "Language"]
 class Language(NamedTuple):
     """One language's tokenised documents."""
 
-    runs: tuple[pathlib.Path, ...]
+    runs: tuple[epath.Path, ...]
     documents: dict[str, int]
     """By split."""
     tokens: dict[str, int]
     """By split."""
 
 
-def read_languages(section: ExamplesSection, runs: Sequence[pathlib.Path]) -> dict[str, Language]:
+def read_languages(section: ExamplesSection, runs: Sequence[epath.Path]) -> dict[str, Language]:
     """Returns the languages of a corpus, by code; a single one where the settings name none.
 
     Args:
@@ -37,7 +39,7 @@ def read_languages(section: ExamplesSection, runs: Sequence[pathlib.Path]) -> di
     Raises:
         UserError: a language that the settings name has too few documents for training.
     """
-    summaries = {run: read_summary(run) for run in runs}
+    summaries = dict(zip(runs, each(read_summary, runs), strict=True))
     named = (language or section.language for language in section.by_language)
     found = {}
     for name in named:

@@ -6,8 +6,12 @@ import concurrent.futures
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
 from typing import TypeVar
+
+from bert_jax.data.worker import end_with_parent
+from bert_jax.errors import RunStopped
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -33,7 +37,7 @@ class WorkerPool:
             self._executor = concurrent.futures.ProcessPoolExecutor(
                 self._count,
                 mp_context=multiprocessing.get_context("spawn"),
-                initializer=_one_thread_per_worker,
+                initializer=_prepare_worker,
             )
         return self
 
@@ -46,22 +50,32 @@ class WorkerPool:
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
 
-    def run(self, function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[Result]:
-        """Yields ``function(job)`` for every job, in the order in which they finish.
+    def run(
+        self, function: Callable[[Job], Result], jobs: Sequence[Job]
+    ) -> Iterator[tuple[Job, Result]]:
+        """Yields every job with ``function(job)``, in the order in which they finish.
 
         Args:
             function: a module's own function, so that a worker process can import it.
             jobs: what it is called with; each must be picklable, as must the results.
 
         Raises:
+            RunStopped: the system has killed a worker.
             Exception: of the first job that raises.
         """
         if self._executor is None or len(jobs) < 2:
-            yield from map(function, jobs)
+            for job in jobs:
+                yield job, function(job)
             return
-        futures = [self._executor.submit(function, job) for job in jobs]
-        for future in concurrent.futures.as_completed(futures):
-            yield future.result()
+        futures = {self._executor.submit(function, job): job for job in jobs}
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                yield futures[future], future.result()
+        except BrokenProcessPool as error:
+            raise RunStopped(
+                "a worker process was killed, as systems do when memory runs out; run again, with "
+                f"fewer workers than {self._count}: finished parts stay"
+            ) from error
 
 
 def available_cores() -> int:
@@ -71,7 +85,14 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _one_thread_per_worker() -> None:
-    # The processes fill the cores already; the tokenizer library would start as many threads in
-    # each of them.
+def use_one_thread() -> None:
+    """Keeps the tokenizer library to one thread: the workers fill the cores already.
+
+    In each of them it would start as many threads as there are cores.
+    """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _prepare_worker() -> None:
+    use_one_thread()
+    end_with_parent()

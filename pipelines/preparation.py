@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import pathlib
 from collections.abc import Sequence
 from typing import Final
 
 import pydantic
+from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.hooks import load_function
@@ -17,7 +17,7 @@ from pipelines.cleaning.language import KEY as LANGUAGE_FILTER
 from pipelines.cleaning.near import ALGORITHM_VERSION
 from pipelines.cleaning.settings import CleaningSection
 from pipelines.cleaning.tally import Tally
-from pipelines.disk import disk_errors, write_aside
+from pipelines.disk import write_aside
 from pipelines.inputs import Source
 from pipelines.settings import ExamplesSection
 from pipelines.sources import find_files
@@ -104,11 +104,11 @@ def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> P
 
 
 def write_preparation(
-    directory: pathlib.Path,
+    directory: epath.Path,
     recipe: PreparationRecipe,
     tally: Tally,
     *,
-    overlap_index: pathlib.Path,
+    overlap_index: epath.Path,
 ) -> None:
     """Writes ``preparation.json``; nothing, where the text is all of some plain files.
 
@@ -135,18 +135,16 @@ def write_preparation(
         contamination=overlaps,
         contaminated_listed=tuple(tally.contaminated),
     )
-    path = directory / PREPARATION_NAME
-    with disk_errors(path):
-        write_aside(path, preparation.model_dump_json(indent=1) + "\n")
+    write_aside(directory / PREPARATION_NAME, preparation.model_dump_json(indent=1) + "\n")
 
 
-def read_preparation(directory: pathlib.Path) -> Preparation | None:
+def read_preparation(directory: epath.PathLike) -> Preparation | None:
     """Reads ``preparation.json`` of a dataset; ``None`` if it has none.
 
     Raises:
         UserError: the file is damaged.
     """
-    path = directory / PREPARATION_NAME
+    path = epath.Path(directory) / PREPARATION_NAME
     if not path.exists():
         return None
     try:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import itertools
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from bert_jax.data.provenance import CorpusRecord
 from bert_jax.data.tokenised import TokenisedDocuments, concatenate, join_key, load_high_keys
 from bert_jax.errors import UserError
 from pipelines.cleaning.contamination import build_index
-from pipelines.cleaning.tally import Tally
+from pipelines.cleaning.tally import Tally, is_made
 from pipelines.corpus import CorpusJob, corpus_documents
+from pipelines.disk import write_aside
 from pipelines.documents import document_key
 from pipelines.duplicates import SpillJob, find_duplicates, spill_part
+from pipelines.engine import Engine
 from pipelines.inputs import Source, cut_sources
-from pipelines.pool import WorkerPool
 from pipelines.problems import Problems
+from pipelines.progress import Progress
 from pipelines.settings import ExamplesSection, SourcesSection
-from pipelines.sources import Part
+from pipelines.sources import Part, absolute
+from pipelines.storage import each, load_array
 from pipelines.tokenise import SPLITS, TokeniseJob, read_summary, tokenise_part
 
 OVERLAP_INDEX: Final = "evaluation"
@@ -30,14 +33,15 @@ OVERLAP_INDEX: Final = "evaluation"
 _MIN_PART_BYTES: Final = 2 << 20
 _MAX_PART_BYTES: Final = 64 << 20
 _MOST_PARTS: Final = 2048
+_MEGABYTE: Final = 1e6
 
 
 class Corpus(NamedTuple):
     """A corpus on disk, in the order of its sources."""
 
-    runs: list[pathlib.Path]
+    runs: list[epath.Path]
     """Directories of its tokenised documents. Which documents share one changes nothing."""
-    spills: list[pathlib.Path]
+    spills: list[epath.Path]
     """Directories in which its documents were set aside, if a rule looks across documents."""
 
 
@@ -46,8 +50,8 @@ def tokenise_corpus(
     *,
     sources: Sequence[Source],
     problems: Problems,
-    directory: pathlib.Path,
-    pool: WorkerPool,
+    directory: epath.Path,
+    engine: Engine,
     say: Callable[[str], None],
 ) -> Corpus:
     """Makes the runs that are not in ``directory`` yet.
@@ -57,7 +61,7 @@ def tokenise_corpus(
         sources: the input.
         problems: gets the sources that cannot be read at all.
         directory: where the runs go.
-        pool: who does it.
+        engine: who does it.
         say: called with a line of text when a run is finished.
 
     Raises:
@@ -65,34 +69,35 @@ def tokenise_corpus(
     """
     groups = _groups(section, sources, problems)
     jobs = _corpus_jobs(section, [parts for _, parts in groups], directory)
-    spills = list[pathlib.Path]()
+    spills = list[epath.Path]()
     if section.cleaning.looks_across_documents:
-        spills = _spill(jobs, directory=directory, pool=pool, say=say)
+        spills = _spill(jobs, directory=directory, engine=engine, say=say)
     runs = [directory / f"run-{number:05d}" for number in range(len(groups))]
     to_do = [
         TokeniseJob(
             corpus=job,
             spill=str(spills[number]) if spills else None,
             directory=str(run),
-            tokenizer=section.tokenizer,
+            tokenizer=absolute(section.tokenizer),
             layout=section.layout,
             language=groups[number][0],
             validation_fraction=section.validation_fraction,
             seed=section.seed,
         )
-        for number, (job, run) in enumerate(zip(jobs, runs, strict=True))
-        if not run.exists()
+        for number, (job, run, made) in enumerate(zip(jobs, runs, each(is_made, runs), strict=True))
+        if not made
     ]
-    done = len(runs) - len(to_do)
-    for summary in pool.run(tokenise_part, to_do):
-        done += 1
-        say(f"tokenised part {done} of {len(runs)}: {sum(summary.tokens.values()):,} tokens")
+    progress = _progress(say, "tokenised part", [job.corpus for job in to_do], total=len(runs))
+    for job, summary in engine.run(tokenise_part, to_do):
+        size = job.corpus.size
+        tokens = sum(summary.tokens.values())
+        progress.add(f"{tokens:,} tokens", work=size, counted=size / _MEGABYTE)
     if section.id_field is not None or any(s.format.startswith("wiki") for s in sources):
         _check_ids(runs, jobs, seed=section.seed)
     return Corpus(runs, spills)
 
 
-def describe_corpus(runs: Sequence[pathlib.Path], *, unknown: int) -> CorpusRecord:
+def describe_corpus(runs: Sequence[epath.Path], *, unknown: int) -> CorpusRecord:
     """Adds up the figures of all runs.
 
     Args:
@@ -102,10 +107,10 @@ def describe_corpus(runs: Sequence[pathlib.Path], *, unknown: int) -> CorpusReco
     Raises:
         UserError: there is no document with text.
     """
-    summaries = [read_summary(run) for run in runs]
+    summaries = list(each(read_summary, runs))
     counts = np.zeros(1, np.int64)
-    for run in runs:  # one at a time: there may be thousands, each of a vocabulary's size
-        counts = counts + np.load(run / "counts.npy")
+    for run_counts in each(load_array, [run / "counts.npy" for run in runs]):
+        counts = counts + run_counts  # one by one: there may be thousands
     total = int(counts.sum())
     if not total:
         raise UserError("input: no document in any of its files; allowed: at least 2 documents")
@@ -140,12 +145,14 @@ def _groups(
             part_bytes=part_bytes,
             problems=problems,
         )
+        # A worker on another machine has another current directory.
+        parts = [part._replace(path=absolute(part.path)) for part in parts]
         groups += [(language or section.language, group) for group in _group(parts)]
     return groups
 
 
 def _corpus_jobs(
-    section: ExamplesSection, groups: Sequence[tuple[Part, ...]], directory: pathlib.Path
+    section: ExamplesSection, groups: Sequence[tuple[Part, ...]], directory: epath.Path
 ) -> list[CorpusJob]:
     index = None
     if section.cleaning.contamination is not None:
@@ -167,30 +174,37 @@ def _corpus_jobs(
 def _spill(
     jobs: Sequence[CorpusJob],
     *,
-    directory: pathlib.Path,
-    pool: WorkerPool,
+    directory: epath.Path,
+    engine: Engine,
     say: Callable[[str], None],
-) -> list[pathlib.Path]:
+) -> list[epath.Path]:
     """Sets all documents aside and decides which go, unless an earlier run has done so."""
     spills = [directory / f"spill-{number:05d}" for number in range(len(jobs))]
     to_do = [
         SpillJob(corpus=job, directory=str(spill))
-        for job, spill in zip(jobs, spills, strict=True)
-        if not spill.exists()
+        for job, spill, made in zip(jobs, spills, each(is_made, spills), strict=True)
+        if not made
     ]
-    done = len(spills) - len(to_do)
-    for tally in pool.run(spill_part, to_do):
-        done += 1
-        say(f"cleaned part {done} of {len(spills)}: {tally.documents['read']:,} documents")
+    progress = _progress(say, "cleaned part", [job.corpus for job in to_do], total=len(spills))
+    for job, tally in engine.run(spill_part, to_do):
+        size, read = job.corpus.size, tally.documents["read"]
+        progress.add(f"{read:,} documents", work=size, counted=size / _MEGABYTE)
     decided = directory / "duplicates.done"
     if not decided.exists():
         if jobs:
             find_duplicates(spills, jobs[0].cleaning)
-        decided.touch()
+        write_aside(decided, "")
     return spills
 
 
-def _check_ids(runs: Sequence[pathlib.Path], jobs: Sequence[CorpusJob], *, seed: int) -> None:
+def _progress(
+    say: Callable[[str], None], name: str, jobs: Sequence[CorpusJob], *, total: int
+) -> Progress:
+    work = sum(job.size for job in jobs)
+    return Progress(say, name=name, total=total, finished=total - len(jobs), work=work, unit="MB")
+
+
+def _check_ids(runs: Sequence[epath.Path], jobs: Sequence[CorpusJob], *, seed: int) -> None:
     """Makes sure that no two documents have one id, where the files give the ids."""
     directories = [run / split for run in runs for split in SPLITS]
     high = load_high_keys(directories)
@@ -208,7 +222,7 @@ def _check_ids(runs: Sequence[pathlib.Path], jobs: Sequence[CorpusJob], *, seed:
                 )
 
 
-def _key_of_two(directories: Sequence[pathlib.Path], high: int) -> int | None:
+def _key_of_two(directories: Sequence[epath.Path], high: int) -> int | None:
     """Returns a whole key with this high half that two documents have, if there is one."""
     found = concatenate(
         [TokenisedDocuments.load(d, first_key=high, last_key=high) for d in directories]

@@ -9,7 +9,9 @@ import pydantic
 from bert_jax.data.mixture import MixtureSection
 from bert_jax.data.pairing import PairingSection
 from bert_jax.section import Section
+from pipelines.beam_engine import BeamSection
 from pipelines.cleaning.settings import CleaningSection
+from pipelines.engine import EngineName
 from pipelines.sources import MAX_LINE_LENGTH
 
 MAX_DOCUMENT_LENGTH: Final = 16_000_000
@@ -125,8 +127,13 @@ class ExamplesSection(SourcesSection, PairingSection):
     """Share of the documents held out as the split ``validation``; 0: no such split."""
     num_shards: Annotated[int, pydantic.Field(ge=1, le=99_999)] | None = None
     """Shards of the split ``train``; by default a function of its size."""
+    engine: EngineName = "local"
+    """Who does the work: processes of this machine, or an Apache Beam runner. The dataset does not
+    depend on it, nor on the two that follow."""
     workers: Annotated[int, pydantic.Field(ge=1)] | None = None
-    """Processes; by default one per core. The dataset does not depend on it."""
+    """Processes on this machine; by default one per core."""
+    beam: BeamSection = BeamSection()
+    """The runner of ``engine: beam``, and its options."""
     seed: int = 12345
     """Of every random draw; the release's default."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import functools
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -11,17 +12,19 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
+from etils import epath
 
 from bert_jax.data.pairing import Pair, PairingSection, pair_documents
 from bert_jax.data.provenance import PairsRecord, ShardRecord
 from bert_jax.data.records import sha256_of
 from bert_jax.data.schema import ExampleEncoder
-from bert_jax.data.tokenised import TokenisedDocuments, concatenate, key_order, save_array
+from bert_jax.data.tokenised import TokenisedDocuments, array_bytes, concatenate, key_order
 from bert_jax.section import Section
 from bert_jax.text import SpecialIds
 from pipelines.buckets import KeyRange
-from pipelines.disk import disk_errors, write_aside
+from pipelines.disk import whole_file, write_aside
 from pipelines.figures import PairTally, add_pairs, sentence_hashes, sketch
+from pipelines.storage import each
 
 # One record per group, so that a random read unpacks one record; zstd at its fastest level takes an
 # eighth off and costs random reads nothing that could be measured. Packed by one thread at a time,
@@ -86,22 +89,17 @@ def write_shard(job: ShardJob) -> ShardSummary:
     Raises:
         UserError: the disk is full. Nothing is left under the shard's name.
     """
-    done = pathlib.Path(job.work) / f"{job.name}.json"
-    target = pathlib.Path(job.target) / job.name
+    done = epath.Path(job.work) / f"{job.name}.json"
+    target = epath.Path(job.target) / job.name
     if (finished := _read_finished(done, target)) is not None:
         return finished
-    aside = pathlib.Path(job.work) / f"{job.name}.tmp"
-    with disk_errors(target):
-        try:
-            with contextlib.closing(
-                array_record_module.ArrayRecordWriter(str(aside), _WRITER_OPTIONS)
-            ) as writer:
-                figures = [_write_bucket(writer, job, bucket) for bucket in job.buckets]
-            summary = _finish(job, aside, figures)
-            aside.rename(target)
-            write_aside(done, _spell(summary))
-        finally:
-            aside.unlink(missing_ok=True)
+    with whole_file(target) as aside:
+        with contextlib.closing(
+            array_record_module.ArrayRecordWriter(str(aside), _WRITER_OPTIONS)
+        ) as writer:
+            figures = [_write_bucket(writer, job, bucket) for bucket in job.buckets]
+        summary = _finish(job, aside, figures)
+    write_aside(done, _spell(summary))
     return summary
 
 
@@ -127,9 +125,9 @@ def _write_bucket(writer: Any, job: ShardJob, bucket: Bucket) -> BucketFigures:
 def _finish(job: ShardJob, written: pathlib.Path, figures: Sequence[BucketFigures]) -> ShardSummary:
     """Saves what the split's figures need and returns the shard's."""
     lengths = np.concatenate([bucket.lengths for bucket in figures])
-    save_array(lengths_path(job.work, job.name), lengths)
+    write_aside(lengths_path(job.work, job.name), array_bytes(lengths))
     sketches = np.concatenate([bucket.sketch for bucket in figures])
-    save_array(sketch_path(job.work, job.name), sketch(sketches))
+    write_aside(sketch_path(job.work, job.name), array_bytes(sketch(sketches)))
     pairs = [bucket.pairs for bucket in figures if bucket.pairs is not None]
     return ShardSummary(
         ShardRecord(
@@ -160,25 +158,19 @@ def load_bucket(
     runs: Sequence[str], split: str, *, first_key: int, last_key: int
 ) -> TokenisedDocuments:
     """Gathers the documents of a bucket from all runs, in the order of their keys."""
-    bucket = concatenate(
-        [
-            TokenisedDocuments.load(
-                pathlib.Path(run) / split, first_key=first_key, last_key=last_key
-            )
-            for run in runs
-        ]
-    )
+    load = functools.partial(TokenisedDocuments.load, first_key=first_key, last_key=last_key)
+    bucket = concatenate(list(each(load, [epath.Path(run) / split for run in runs])))
     return bucket.select(key_order(bucket.keys))
 
 
-def lengths_path(work: str, name: str) -> pathlib.Path:
+def lengths_path(work: epath.PathLike, name: str) -> epath.Path:
     """Returns where the lengths of a shard's examples lie until the dataset is finished."""
-    return pathlib.Path(work) / f"{name}.lengths.npy"
+    return epath.Path(work) / f"{name}.lengths.npy"
 
 
-def sketch_path(work: str, name: str) -> pathlib.Path:
+def sketch_path(work: epath.PathLike, name: str) -> epath.Path:
     """Returns where the sketch of a shard's sentences lies until the dataset is finished."""
-    return pathlib.Path(work) / f"{name}.sentences.npy"
+    return epath.Path(work) / f"{name}.sentences.npy"
 
 
 def _examples(
@@ -201,12 +193,12 @@ def _examples(
         yield record, example.length
 
 
-def _read_finished(done: pathlib.Path, target: pathlib.Path) -> ShardSummary | None:
+def _read_finished(done: epath.Path, target: epath.Path) -> ShardSummary | None:
     if not (done.exists() and target.exists()):
         return None
     content = json.loads(done.read_text())
     record = ShardRecord(**content.pop("record"))
-    if target.stat().st_size != record.bytes or sha256_of(target) != record.sha256:
+    if target.stat().length != record.bytes or sha256_of(target) != record.sha256:
         return None
     if not {"pairs", "languages"} <= content.keys():  # a release that did not count them
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -101,6 +102,11 @@ def _nearest_name(path: epath.Path) -> str:
     if not path.parent.is_dir():
         return f" (there is no directory {path.parent})"
     return did_you_mean(path.name, (p.name for p in path.parent.iterdir()))
+
+
+def absolute(path: str) -> str:
+    """Returns a local path from the root on, ``gs://`` as it stands."""
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
 def read_lines(

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import pathlib
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from etils import epath
 
 from bert_jax.data.pairing import PairingSection
 from bert_jax.data.provenance import LanguageRecord, ShardRecord, SplitRecord
 from bert_jax.data.schema import lengths_name, shard_name
-from bert_jax.data.tokenised import load_high_keys
+from bert_jax.data.tokenised import array_bytes, load_high_keys
 from bert_jax.errors import UserError
 from bert_jax.text import SpecialIds
 from pipelines.buckets import deal, default_shards
-from pipelines.disk import disk_errors
+from pipelines.disk import write_aside
+from pipelines.engine import Engine
 from pipelines.figures import add_pairs, count_distinct, sketch
 from pipelines.mixture import (
     Languages,
@@ -25,7 +25,7 @@ from pipelines.mixture import (
     pass_boosts,
     read_languages,
 )
-from pipelines.pool import WorkerPool
+from pipelines.progress import Progress
 from pipelines.settings import ExamplesSection
 from pipelines.shards import (
     Bucket,
@@ -35,6 +35,7 @@ from pipelines.shards import (
     sketch_path,
     write_shard,
 )
+from pipelines.storage import each, load_array
 from pipelines.tokenise import SPLITS
 from pipelines.workspace import Workspace
 
@@ -82,8 +83,8 @@ def write_splits(
     workspace: Workspace,
     *,
     special: SpecialIds,
-    runs: Sequence[pathlib.Path],
-    pool: WorkerPool,
+    runs: Sequence[epath.Path],
+    engine: Engine,
     say: Callable[[str], None],
 ) -> dict[str, SplitRecord]:
     """Writes the shards that are not finished yet, and the lengths index of every split.
@@ -93,7 +94,7 @@ def write_splits(
         workspace: where shards and indices go.
         special: ids of the special pieces.
         runs: directories of all runs.
-        pool: who does it.
+        engine: who does it.
         say: called with a line of text when a shard is finished.
 
     Returns:
@@ -112,9 +113,13 @@ def write_splits(
         for job in _jobs(section, workspace, special, languages, split=split, count=count)
     ]
     finished: dict[str, ShardSummary] = {}
-    for summary in pool.run(write_shard, jobs):
+    progress = Progress(
+        say, name="shard", total=len(jobs), finished=0, work=len(jobs), unit="examples"
+    )
+    for _, summary in engine.run(write_shard, jobs):
         finished[summary.record.name] = summary
-        say(f"shard {len(finished)} of {len(jobs)}: {summary.record.examples:,} examples")
+        examples = summary.record.examples
+        progress.add(f"{examples:,} examples", work=1, counted=examples)
     records = {}
     for split, count in counts.items():
         shards = [finished[shard_name(split, number, count)] for number in range(count)]
@@ -183,17 +188,12 @@ def _finish_split(
 ) -> SplitRecord:
     """Joins the shards' lengths into the split's index."""
     records: tuple[ShardRecord, ...] = tuple(shard.record for shard in shards)
-    lengths = np.concatenate(
-        [np.load(lengths_path(str(workspace.work), record.name)) for record in records]
-    )
-    spelled = io.BytesIO()
-    np.save(spelled, lengths)
-    path = workspace.partial / lengths_name(split)
-    with disk_errors(path):
-        path.write_bytes(spelled.getbuffer())
+    paths = [lengths_path(workspace.work, record.name) for record in records]
+    lengths = np.concatenate(list(each(load_array, paths)))
+    spelled = array_bytes(lengths)
+    write_aside(workspace.partial / lengths_name(split), spelled)
     smallest = np.zeros(0, np.uint64)
-    for record in records:
-        added = np.load(sketch_path(str(workspace.work), record.name))
+    for added in each(load_array, [sketch_path(workspace.work, r.name) for r in records]):
         smallest = sketch(np.concatenate([smallest, added]))
     sentences = sum(shard.sentences for shard in shards)
     pairs = [shard.pairs for shard in shards if shard.pairs is not None]
@@ -202,7 +202,7 @@ def _finish_split(
         documents=sum(shard.documents for shard in shards),
         examples=len(lengths),
         tokens=sum(shard.tokens for shard in shards),
-        lengths_sha256=hashlib.sha256(spelled.getbuffer()).hexdigest(),
+        lengths_sha256=hashlib.sha256(spelled).hexdigest(),
         pairs=add_pairs(pairs) if pairs else None,
         sentences=sentences,
         repeated_sentences=max(0.0, 1.0 - count_distinct(smallest) / sentences),

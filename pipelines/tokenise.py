@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import functools
 import json
-import pathlib
-import shutil
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from bert_jax.data.schema import token_dtype
 from bert_jax.data.tokenised import TokenisedDocuments, key_order, save_array, split_keys
 from bert_jax.errors import UserError
 from bert_jax.text import Tokenizer, load_tokenizer
-from pipelines.cleaning.tally import Tally
+from pipelines.cleaning.tally import TALLY, Tally, is_made
 from pipelines.corpus import CorpusJob, corpus_documents
-from pipelines.disk import disk_errors
+from pipelines.disk import whole_directory
 from pipelines.documents import LAYOUTS, document_key, is_validation
 from pipelines.duplicates import unique_documents
 
@@ -36,7 +35,7 @@ class TokeniseJob(NamedTuple):
     spill: str | None
     """Directory in which the documents are set aside; ``None``: they are read from the parts."""
     directory: str
-    """Where the run goes; must not exist yet."""
+    """Where the run goes."""
     tokenizer: str
     layout: str
     language: str
@@ -61,12 +60,16 @@ def tokenise_part(job: TokeniseJob) -> RunSummary:
     """Reads, splits and encodes the documents of some parts and writes them as one run.
 
     A run is a directory with a :class:`TokenisedDocuments` per split, sorted by key, and
-    ``counts.npy``, how often each id occurs. It appears whole, by renaming.
+    ``counts.npy``, how often each id occurs. It appears whole, by renaming; one that is there
+    already is left as it is.
 
     Raises:
         UserError: bad input (see :func:`pipelines.inputs.read_documents`), an id beyond the
             vocabulary, or a full disk.
     """
+    target = epath.Path(job.directory)
+    if is_made(target):  # made by another worker that was given the same job
+        return read_summary(target)
     tokenizer = _tokenizer(job.tokenizer)
     tally = Tally()
     runs, counts = _encode_documents(job, tokenizer, tally)
@@ -76,24 +79,16 @@ def tokenise_part(job: TokeniseJob) -> RunSummary:
         tokens={split: len(run.tokens) for split, run in runs.items()},
         sentences=sum(len(run.sentence_starts) - 1 for run in runs.values()),
     )
-    target = pathlib.Path(job.directory)
-    aside = target.with_name(target.name + ".tmp")
-    with disk_errors(target):
-        shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
-        try:
-            aside.mkdir()
-            for split, run in runs.items():
-                run.save(aside / split)
-            save_array(aside / "counts.npy", counts)
-            (aside / "summary.json").write_text(json.dumps(summary._asdict()))
-            tally.save(aside)
-            aside.rename(target)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    with whole_directory(target, last=TALLY) as aside:
+        for split, run in runs.items():
+            run.save(aside / split)
+        save_array(aside / "counts.npy", counts)
+        (aside / "summary.json").write_text(json.dumps(summary._asdict()))
+        tally.save(aside)
     return summary
 
 
-def read_summary(directory: pathlib.Path) -> RunSummary:
+def read_summary(directory: epath.Path) -> RunSummary:
     """Returns the figures of a run on disk."""
     return RunSummary(**json.loads((directory / "summary.json").read_text()))
 
@@ -148,7 +143,7 @@ def _documents(job: TokeniseJob, tally: Tally) -> Iterator[tuple[str, list[str]]
     if job.spill is None:
         documents = corpus_documents(job.corpus, tally)
     else:
-        documents = unique_documents(pathlib.Path(job.spill), tally)
+        documents = unique_documents(epath.Path(job.spill), tally)
     for identity, document in documents:
         tally.documents["kept"] += 1
         tally.lines["kept"] += len(document.lines)

@@ -2,39 +2,64 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final
 
-from bert_jax.errors import UserError
-from pipelines.disk import disk_errors, write_aside
+from etils import epath
 
-_LOCK: Final = ".lock"
+from bert_jax.data.provenance import PROVENANCE_NAME
+from bert_jax.errors import UserError
+from pipelines.disk import disk_errors, remove_unfinished, unfinished, write_aside
+from pipelines.lock import lock_at
+from pipelines.storage import is_remote
+
+_SETTINGS: Final = "settings.json"
 
 
 class Workspace:
-    """``<output>.partial``: finished shards, and ``work/`` for what goes when the dataset is whole.
+    """Where a dataset is made: its finished shards, and ``work/`` for what goes when it is whole.
+
+    On a file system both are in ``<output>.partial``, which :meth:`publish` renames to the output's
+    name, so that a reader never sees a dataset in the making. A bucket cannot rename a directory:
+    there the shards are written to the output itself, and ``provenance.json``, without which no
+    reader takes it for a dataset, comes last.
 
     A context manager that holds a lock, so that two processes never make one dataset. The directory
-    survives an exception: the next run goes on where this one ended. :meth:`publish` renames it to
-    the output's name, so a reader never sees a dataset in the making.
+    survives an exception: the next run goes on where this one ended.
     """
 
-    def __init__(self, output: pathlib.Path) -> None:
-        self.output = output
-        self.partial = output.with_name(output.name + ".partial")
-        self.work = self.partial / "work"
-        self._lock: int | None = None
+    def __init__(
+        self, output: epath.PathLike, *, say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        """Makes nothing yet.
+
+        Args:
+            output: directory of the dataset.
+            say: called with a line of text when there is something to wait for.
+        """
+        self.output = epath.Path(output)
+        partial = self.output.with_name(self.output.name + ".partial")
+        self.partial = self.output if is_remote(self.output) else partial
+        self.work = partial / "work"
+        self._lock = lock_at(self.output.with_name(self.output.name + ".lock"), say=say)
 
     def __enter__(self) -> Workspace:
         with disk_errors(self.partial):
-            self.work.mkdir(parents=True, exist_ok=True)
-            self._lock = self._take_lock()
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+            if not self._lock.take():
+                raise UserError(
+                    f"{self.output}: another run is making this dataset (it holds "
+                    f"{self.output}.lock); wait for it"
+                )
+            try:
+                self._prepare()
+            except BaseException:
+                self._lock.give_back()
+                raise
         return self
 
     def __exit__(
@@ -43,8 +68,12 @@ class Workspace:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
+        self._lock.give_back()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether an earlier run has left something to go on with."""
+        return (self.work / _SETTINGS).exists()
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
         """Makes sure that an earlier, unfinished run here was the same run.
@@ -55,9 +84,10 @@ class Workspace:
         Raises:
             UserError: naming the first setting that differs.
         """
-        path = self.work / "settings.json"
+        path = self.work / _SETTINGS
         spelled = json.dumps(settings, indent=1, sort_keys=True)
-        if path.exists():
+        # A run that ended on a mistake before it had made anything is nobody's to finish.
+        if path.exists() and any(made.name != _SETTINGS for made in self.work.iterdir()):
             held = json.loads(path.read_text())
             for key, value in json.loads(spelled).items():
                 if held.get(key) != value:
@@ -71,29 +101,29 @@ class Workspace:
             write_aside(path, spelled)
 
     def publish(self) -> None:
-        """Drops ``work/`` and gives the directory its final name."""
+        """Drops ``work/`` and gives the directory its final name.
+
+        Raises:
+            RunStopped: another process has taken the lock.
+        """
+        self._lock.check()
+        if is_remote(self.output):
+            self.work.rmtree()
+            return
         # Renamed first: half of work/ would be taken for an unfinished run if this is interrupted.
-        gone = self.partial / "work.gone"
-        shutil.rmtree(gone, ignore_errors=True)
+        gone = unfinished(pathlib.Path(self.work))
         self.work.rename(gone)
         shutil.rmtree(gone)
-        self.partial.rename(self.output)
-        (self.output / _LOCK).unlink()
+        pathlib.Path(self.partial).rename(self.output)  # also over an empty directory
 
-    def _take_lock(self) -> int:
-        path = self.partial / _LOCK
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between the two calls above the other run may have published the directory.
-            if not path.exists() or not os.path.samestat(os.fstat(lock), os.stat(path)):
-                raise BlockingIOError
-        except BlockingIOError as error:
-            os.close(lock)
-            raise UserError(
-                f"{self.output}: another run is making this dataset (it holds {path}); wait for it"
-            ) from error
-        return lock
+    def _prepare(self) -> None:
+        if (self.output / PROVENANCE_NAME).exists():
+            raise UserError(f"{self.output}: another run has made this dataset just now; run again")
+        if is_remote(self.output):  # directories are there when something is in them
+            return
+        self.work.mkdir(parents=True, exist_ok=True)
+        for directory in (self.partial, self.work):
+            remove_unfinished(pathlib.Path(directory))
 
 
 def shorten(value: Any) -> str:

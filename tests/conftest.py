@@ -12,9 +12,12 @@ os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 # The programs are the real ones; LLVM alone is told not to polish code that runs for milliseconds,
 # which takes longer than all else the tests do.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
-# What one test, or one process that a test starts, has compiled, the next need not.
-COMPILED = tempfile.TemporaryDirectory(prefix="bert_jax_tests_")
-os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
+# What one test, or one process that a test starts, has compiled, the next need not. Workers of
+# pytest-xdist inherit the directory of the process that started them.
+COMPILED = None
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    COMPILED = tempfile.TemporaryDirectory(prefix="bert_jax_tests_")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 # Hugging Face's libraries must not look for a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -32,4 +35,5 @@ from tests.project import project  # noqa: F401
 
 def pytest_unconfigure() -> None:
     """Leaves nothing behind."""
-    COMPILED.cleanup()
+    if COMPILED is not None:
+        COMPILED.cleanup()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pathlib
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
@@ -60,7 +59,7 @@ class ArrayFile:
 
 
 @contextlib.contextmanager
-def open_array(path: pathlib.Path | epath.Path) -> Iterator[ArrayFile]:
+def open_array(path: epath.PathLike) -> Iterator[ArrayFile]:
     """Opens a ``.npy`` file: see :class:`ArrayFile`."""
-    with path.open("rb") as file:
+    with epath.Path(path).open("rb") as file:
         yield ArrayFile(cast(BinaryIO, file))

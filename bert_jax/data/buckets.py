@@ -6,6 +6,8 @@ import bisect
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 # A program is compiled for each that occurs, in seconds; a step between them is padding, up to a
 # third of a short row's positions.
 BUCKETS: Final = (8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256, 384, 512)
@@ -24,3 +26,8 @@ def bucket_of(length: int, buckets: Sequence[int]) -> int:
         buckets: rising.
     """
     return buckets[bisect.bisect_left(buckets, length)]
+
+
+def buckets_of(lengths: np.ndarray, buckets: Sequence[int]) -> np.ndarray:
+    """Returns the bucket of each of many rows, see `bucket_of`: int64 [rows]."""
+    return np.asarray(buckets, np.int64)[np.searchsorted(buckets, lengths)]

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from etils import epath
 
 from bert_jax.data.array_file import open_array
 
@@ -59,7 +60,7 @@ class TokenisedDocuments:
 
     @classmethod
     def load(
-        cls, directory: pathlib.Path, *, first_key: int = 0, last_key: int = 2**64 - 1
+        cls, directory: epath.PathLike, *, first_key: int = 0, last_key: int = 2**64 - 1
     ) -> TokenisedDocuments:
         """Reads documents that :meth:`save` has written; no others are read, nor kept in memory.
 
@@ -70,7 +71,7 @@ class TokenisedDocuments:
         """
         with contextlib.ExitStack() as files:
             keys, documents, sentences, tokens = (
-                files.enter_context(open_array(directory / f"{field.name}.npy"))
+                files.enter_context(open_array(epath.Path(directory) / f"{field.name}.npy"))
                 for field in dataclasses.fields(cls)
             )
             start = bisect_left(keys, first_key, key=_high_half)
@@ -85,13 +86,13 @@ class TokenisedDocuments:
             )
 
 
-def load_high_keys(directories: Sequence[pathlib.Path]) -> np.ndarray:
+def load_high_keys(directories: Sequence[epath.PathLike]) -> np.ndarray:
     """Returns the high halves of the keys of all documents, sorted: 8 bytes of memory for each.
 
     Args:
         directories: what :meth:`TokenisedDocuments.save` has written.
     """
-    paths = [directory / "keys.npy" for directory in directories]
+    paths = [epath.Path(directory) / "keys.npy" for directory in directories]
     sizes = [_length(path) for path in paths]
     high = np.empty(sum(sizes), np.uint64)
     filled = 0
@@ -155,12 +156,17 @@ def save_array(path: pathlib.Path, array: np.ndarray) -> None:
     By way of memory, since ``np.save`` into a file drops the reason (``errno``) when the disk is
     full.
     """
+    path.write_bytes(array_bytes(array))
+
+
+def array_bytes(array: np.ndarray) -> bytes:
+    """Returns an array as a ``.npy`` file has it."""
     buffer = io.BytesIO()
     np.save(buffer, array)
-    path.write_bytes(buffer.getbuffer())
+    return buffer.getvalue()
 
 
-def _length(path: pathlib.Path) -> int:
+def _length(path: epath.Path) -> int:
     with open_array(path) as array:
         return len(array)
 

@@ -1,4 +1,4 @@
-"""What a loader's worker process does before it works."""
+"""What a worker process does before it works."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 
 
 def prepare_worker(index: int, count: int) -> None:
-    """Sets up a worker process: it ends with its parent, and it can never take an accelerator.
+    """Sets up a loader's worker: it ends with its parent, and can never take an accelerator.
 
     Args:
         index: of the worker; Grain hands it in.
@@ -21,11 +21,15 @@ def prepare_worker(index: int, count: int) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:  # Grain has imported it, and with it read the environment, by now
         sys.modules["jax"].config.update("jax_platforms", "cpu")
-    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+    end_with_parent()
 
 
-def _end_with_parent() -> None:
-    """Waits for the parent's end: a killed one tells no worker, and they would wait forever."""
+def end_with_parent() -> None:
+    """Lets this process end with its parent: a killed one tells no worker, and they would wait."""
+    threading.Thread(target=_wait_for_parent, name="end-with-parent", daemon=True).start()
+
+
+def _wait_for_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from bert_jax.data import rng
-from bert_jax.data.buckets import bucket_of, buckets_up_to
+from bert_jax.data.buckets import buckets_of, buckets_up_to
 from bert_jax.data.loader import Batches, made_ahead
 from bert_jax.data.position import Position
 from bert_jax.finetune.family import NO_LABEL, Encoded, Split
@@ -16,6 +16,9 @@ from bert_jax.finetune.family import NO_LABEL, Encoded, Split
 # Where a row stands in its split; filler has none.
 ROW: Final = "row"
 WEIGHTS: Final = "row_weights"
+
+# What the model reads of a batch; where there are choices, a row of each for every choice.
+INPUTS: Final = ("input_ids", "token_type_ids", "segment_ids")
 
 # A bucket with a smaller share of the rows is none of its own.
 SPARSE: Final = 0.05
@@ -51,7 +54,7 @@ class EpochPlan:
         self.steps = -(-len(lengths) // batch_size)
         self._seed = seed
         buckets = buckets_up_to(max_length)
-        found = np.asarray([bucket_of(int(length), buckets) for length in lengths], np.int64)
+        found = buckets_of(lengths, buckets)
         self._by_bucket = _without_sparse(
             [(bucket, np.flatnonzero(found == bucket)) for bucket in buckets]
         )
@@ -162,7 +165,7 @@ def evaluation_batches(
         pad_id: of the tokenizer.
     """
     buckets = buckets_up_to(max_length)
-    found = np.asarray([bucket_of(int(length), buckets) for length in split.lengths], np.int64)
+    found = buckets_of(split.lengths, buckets)
     for bucket in buckets:
         for rows in _cut(np.flatnonzero(found == bucket), batch_size):
             yield collate(split, rows, count=batch_size, length=bucket, pad_id=pad_id)
@@ -201,7 +204,7 @@ def collate(
             batch["token_type_ids"][at, choice, second:size] = 1
             batch["segment_ids"][at, choice, :size] = 1
     if choices == 1:
-        for name in ("input_ids", "token_type_ids", "segment_ids"):
+        for name in INPUTS:
             batch[name] = batch[name][:, 0]
     return batch | _targets(encoded, count=count, length=length)
 

@@ -118,6 +118,11 @@ class Family(Protocol):
         ...
 
 
+def dev_splits(family: Family) -> list[str]:
+    """Returns the names of a family's dev splits; the first decides between checkpoints."""
+    return [name for name in family.splits if name.startswith("dev")]
+
+
 class Opening(NamedTuple):
     """What a family needs to know to open its data."""
 

@@ -26,8 +26,7 @@ def graft(
         ours: the new model's heads.
         theirs: the origin's.
     """
-    same_head = ours.task == theirs.task and ours.labels == theirs.labels
-    shared = (*_SHARED, "task") if same_head else _SHARED
+    shared = (*_SHARED, "task") if _same_head(ours, theirs) else _SHARED
     return {
         part: found[part] if part in shared and part in found else fresh[part] for part in fresh
     }
@@ -38,9 +37,13 @@ def describe_graft(*, ours: HeadsSection, theirs: HeadsSection) -> str:
     fresh = []
     if ours.pooler and not theirs.pooler:
         fresh.append("the pooler")
-    if ours.task != theirs.task or ours.labels != theirs.labels:
+    if not _same_head(ours, theirs):
         fresh.append(f"the {(ours.task or '').replace('_', '-')} head")
     return " and ".join(fresh)
+
+
+def _same_head(ours: HeadsSection, theirs: HeadsSection) -> bool:
+    return ours.task == theirs.task and ours.labels == theirs.labels
 
 
 def check_length(max_length: int, *, positions: int) -> None:

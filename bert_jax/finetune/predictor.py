@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from bert_jax.finetune.batches import ROW, evaluation_batches
+from bert_jax.finetune.batches import INPUTS, ROW, evaluation_batches
 from bert_jax.finetune.family import Family, Record, Split
 from bert_jax.finetune.task import logits
 from bert_jax.parallel.mesh import process_share
@@ -18,9 +18,6 @@ from bert_jax.parallel.rules import batch_parts, batch_sharding, replicated
 from bert_jax.task import Batch
 from bert_jax.train.feed import to_devices
 from bert_jax.train.state import ModelDefinition
-
-# What the model reads of a batch.
-_INPUTS = ("input_ids", "token_type_ids", "segment_ids")
 
 
 class Predictor:
@@ -60,7 +57,7 @@ class Predictor:
             ):
                 local = {
                     name: batch[name][share.index * mine : (share.index + 1) * mine]
-                    for name in _INPUTS
+                    for name in INPUTS
                 }
                 on_devices = to_devices(local, batch_sharding(self._mesh), shares=share.count)
                 found = self._program(params, on_devices)(params, on_devices)

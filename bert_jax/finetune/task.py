@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,16 +11,13 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from bert_jax.finetune.batches import WEIGHTS
+from bert_jax.finetune.batches import INPUTS, WEIGHTS
 from bert_jax.finetune.family import NO_LABEL
-from bert_jax.model.bert import Bert
+from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, Execution, HeadsSection
 from bert_jax.model.heads import cross_entropy
 from bert_jax.model.layers import subkey
 from bert_jax.task import Batch, Metrics, Sums
-
-# Parts of a batch that have one row per choice where there are choices.
-_INPUTS = ("input_ids", "token_type_ids", "segment_ids")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,9 +33,7 @@ class FinetuneTask:
 
     def build(self, rngs: nnx.Rngs) -> Bert:
         """Returns the encoder with the task's head, all of it freshly drawn."""
-        return Bert(
-            architecture=self.architecture, execution=self.execution, heads=self.heads, rngs=rngs
-        )
+        return bert_builder(self.architecture, self.execution, self.heads)(rngs)
 
     def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
         """Returns what the loss of the batch is divided by."""
@@ -128,7 +123,7 @@ def logits(model: Bert, batch: Batch, *, dropout_key: jax.Array | None) -> jax.A
         dropout_key: None in evaluation.
     """
     shape = batch["input_ids"].shape
-    flat = {name: batch[name].reshape(-1, shape[-1]) for name in _INPUTS}
+    flat = {name: batch[name].reshape(-1, shape[-1]) for name in INPUTS}
     hidden = model.hidden(flat, dropout_key=dropout_key)
     # 0 and 1 are taken by the encoder.
     found = model.task_logits(hidden, dropout_key=subkey(dropout_key, 2))
@@ -140,8 +135,3 @@ def _one_column(found: jax.Array) -> jax.Array:
     if found.shape[1:] != (1,):
         raise ValueError(f"regression: found logits {found.shape}, allowed: one column")
     return found[:, 0]
-
-
-def class_weights_of(weights: Sequence[float] | None) -> tuple[float, ...] | None:
-    """Returns weights as a task holds them."""
-    return None if weights is None else tuple(map(float, weights))

@@ -69,14 +69,7 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step") -
     for style, line in enumerate(lines):
         drawn += _line(line, x, y, style=style)
     label = f"{title}: " + "; ".join(_in_words(line) for line in lines)
-    svg = element(
-        "svg",
-        *drawn,
-        class_="chart",
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        role="img",
-        aria_label=label,
-    )
+    svg = _picture(drawn, label)
     caption = element("figcaption", element("strong", title), *remarks)
     return element("figure", caption, svg, _legend(lines) if len(lines) > 1 else None)
 
@@ -167,14 +160,7 @@ def histogram(
         f"{title}: {len(counts)} bars from {number(edges[0])} to {number(edges[-1] - 1)}, the "
         f"highest from {number(edges[most])}: {number(counts[most])}"
     )
-    svg = element(
-        "svg",
-        *drawn,
-        class_="chart",
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        role="img",
-        aria_label=label,
-    )
+    svg = _picture(drawn, label)
     caption = element("figcaption", element("strong", title), " Logarithmic scale.")
     return element("figure", caption, svg)
 
@@ -285,6 +271,18 @@ def _axes(points: Sequence[tuple[float, float]], *, height: int = HEIGHT) -> tup
         room = 0.03 * (high - low)
         axes.append(Axis(low - room, high + room, start, end, marks))
     return axes[0], axes[1]
+
+
+def _picture(drawn: Sequence[Node], label: str) -> Element:
+    """Returns a chart of the common size, with what it says in words."""
+    return element(
+        "svg",
+        *drawn,
+        class_="chart",
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        aria_label=label,
+    )
 
 
 def _frame(

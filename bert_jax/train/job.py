@@ -91,8 +91,9 @@ class Job:
     """All that a run is made of, put together by the command line."""
 
     task: Task
+    model: ModelDefinition  # of the task
     phases: Sequence[Phase]
-    optimizer: Callable[[ModelDefinition], optax.GradientTransformation]
+    optimizer: optax.GradientTransformation
     schedule: optax.Schedule
     pace: Pace
     ranking: Ranking

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import optax
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
@@ -29,7 +28,6 @@ from bert_jax.train.state import (
     ModelDefinition,
     TrainState,
     abstract_state,
-    define_model,
     initialise,
 )
 from bert_jax.train.throughput import Meter
@@ -62,15 +60,13 @@ def train(
         RunStopped: the loss or a gradient was not finite; what led there has been written out.
         UserError: the checkpoint belongs to other data, another model or another seed.
     """
-    model = define_model(job.task.build)
-    optimizer = job.optimizer(model)
-    abstract = abstract_state(model, optimizer, job.mesh)
-    state, cursor = _restore_or_initialise(job, optimizer, abstract)
+    abstract = abstract_state(job.model, job.optimizer, job.mesh)
+    state, cursor = _restore_or_initialise(job, abstract)
     _check_cursor(job, cursor)
     job.write_config()
     writer = make_writer(cursor.step)
     progress = make_progress(cursor.step, _last_step(job, cursor))
-    run = _Run(job, model, optimizer, writer, progress, state, cursor)
+    run = _Run(job, writer, progress, state, cursor)
     if cursor.step:
         progress.say(f"resuming at step {cursor.step} of {_last_step(job, cursor)}")
     try:
@@ -98,15 +94,12 @@ class _Run:
     def __init__(
         self,
         job: Job,
-        model: ModelDefinition,
-        optimizer: optax.GradientTransformation,
         writer: Writer,
         progress: Progress,
         state: TrainState,
         cursor: Cursor,
     ) -> None:
-        self.job, self.model, self.optimizer = job, model, optimizer
-        self.writer, self.progress = writer, progress
+        self.job, self.writer, self.progress = job, writer, progress
         self.state, self.cursor = state, cursor
         self.interrupted = False
         self.ended = self.out_of_patience  # before its last step
@@ -151,8 +144,8 @@ class _Run:
         job = self.job
         return lower_train_step(
             job.task,
-            self.model,
-            self.optimizer,
+            job.model,
+            job.optimizer,
             job.schedule,
             state,
             batch,
@@ -243,17 +236,23 @@ class _Run:
 
 
 def make_evaluation(
-    task: Task, open_batches: Callable[[], HostBatches], mesh: Mesh, *, shares: int
+    task: Task,
+    model: ModelDefinition,
+    open_batches: Callable[[], HostBatches],
+    mesh: Mesh,
+    *,
+    shares: int,
 ) -> Callable[[Any], dict[str, float]]:
     """Returns what evaluates parameters on a split; it compiles at the first call.
 
     Args:
         task: gives the metrics.
+        model: structure of the task's model.
         open_batches: opens one pass over the split.
         mesh: of all processes.
         shares: number of different shares of a batch that processes hold.
     """
-    evaluation = compile_evaluation(task, define_model(task.build), mesh)
+    evaluation = compile_evaluation(task, model, mesh)
 
     def scores(params: Any) -> dict[str, float]:
         return task.score(evaluate(evaluation, params, open_batches, mesh, shares=shares))
@@ -285,9 +284,7 @@ def evaluate(
     return totals
 
 
-def _restore_or_initialise(
-    job: Job, optimizer: optax.GradientTransformation, abstract: TrainState
-) -> tuple[TrainState, Cursor]:
+def _restore_or_initialise(job: Job, abstract: TrainState) -> tuple[TrainState, Cursor]:
     step = job.checkpointer.latest_step()
     if step is not None:
         restored = job.checkpointer.restore(abstract, step=step)
@@ -295,7 +292,7 @@ def _restore_or_initialise(
             return restored.state, _after_import(job, step)
         return restored.state, Cursor.from_json(restored.progress)
     with jax.set_mesh(job.mesh):
-        state = initialise(job.task, optimizer, abstract, seed=job.seed)
+        state = initialise(job.task, job.optimizer, abstract, seed=job.seed)
     if job.initial_params is not None:
         state = state._replace(params=job.initial_params(state.params))
     return state, Cursor()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig, need, under
@@ -14,7 +15,8 @@ from bert_jax.data.records import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.text import load_tokenizer
 from bert_jax.verbs.examples_report import print_examples, write_examples_report
-from pipelines.examples import ExamplesSection, make_examples
+from pipelines.examples import ExamplesSection, dataset_directory, make_examples
+from pipelines.storage import is_remote
 from pipelines.tfrecords import write_tfrecords
 
 
@@ -63,8 +65,13 @@ def examples(
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
-    output = Path(section.output).expanduser().absolute()
+    output = dataset_directory(section)
     with under("examples", ExamplesSection):
+        if look.is_wanted and is_remote(output):
+            raise UserError(
+                f"output: {output} is in a bucket, whose ArrayRecord files cannot be read; allowed "
+                "to look at: a copy on this machine"
+            )
         if look.is_wanted and (output / PROVENANCE_NAME).exists():
             provenance = read_provenance(output)
             _check_settings(section, provenance)
@@ -76,7 +83,7 @@ def examples(
 
 
 def _look(
-    config: RunConfig, section: ExamplesSection, look: Look, *, output: Path, console: Console
+    config: RunConfig, section: ExamplesSection, look: Look, *, output: epath.Path, console: Console
 ) -> None:
     tokenizer = load_tokenizer(section.tokenizer)
     provenance = read_provenance(output)

@@ -11,9 +11,9 @@ import numpy as np
 from flax import nnx
 
 from bert_jax.files import write_whole
-from bert_jax.finetune.batches import collate
+from bert_jax.finetune.batches import INPUTS, collate
 from bert_jax.finetune.entities import entity_report
-from bert_jax.finetune.family import Family, Record, Split
+from bert_jax.finetune.family import Family, Record, Split, dev_splits
 from bert_jax.finetune.squad_scores import overlap_f1
 from bert_jax.model.attention_maps import attention_maps
 from bert_jax.model.bert import Bert
@@ -124,7 +124,7 @@ def _attention(
         length = int(split.lengths[row])
         pad = run.tokenizer.special.pad
         whole = collate(split, np.asarray([row]), count=1, length=length, pad_id=pad)
-        batch = {name: whole[name].reshape(-1, length)[:1] for name in _INPUTS}
+        batch = {name: whole[name].reshape(-1, length)[:1] for name in INPUTS}
         title = f"Row {row} of dev"
     # One device: a single row cannot be split.
     params = jax.device_put(jax.device_get(loaded.params), jax.devices()[0])
@@ -138,13 +138,9 @@ def _attention(
     return [attention_example(pieces, weights, title=title)]
 
 
-_INPUTS = ("input_ids", "token_type_ids", "segment_ids")
-
-
 def _fitting_row(family: Family) -> tuple[Split, int] | None:
-    for name, split in family.splits.items():
-        if not name.startswith("dev"):
-            continue
+    for name in dev_splits(family):
+        split = family.splits[name]
         fitting = np.flatnonzero((split.lengths >= SHORTEST) & (split.lengths <= LONGEST))
         if len(fitting):
             return split, int(fitting[0])

@@ -10,16 +10,12 @@ import jax
 from etils import epath
 from rich.console import Console
 
-from bert_jax.finetune.batches import TrainBatches
 from bert_jax.finetune.predictor import Predictor, predict_splits, score_splits
-from bert_jax.model.flops import train_flops
-from bert_jax.optim.finetune import make_finetune_optimizer
 from bert_jax.parallel.mesh import process_share
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.job import Job, Pace, Phase, Ranking
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.state import define_model
 from bert_jax.verbs.finetune_setup import Prepared, origin_params
 from bert_jax.verbs.finetuned import conclude
 from bert_jax.verbs.loop_parts import choose_rng, make_progress, make_writer
@@ -74,25 +70,9 @@ def _job(
 ) -> Job:
     config, section = prepared.config, prepared.section
     share = process_share(prepared.mesh)
-    batches = TrainBatches(
-        prepared.family.splits["train"],
-        batch_size=section.batch_size,
-        max_length=section.max_length,
-        seed=config.seed,
-        pad_id=prepared.origin.tokenizer.special.pad,
-        process=(share.index, share.count),
-    )
+    batches = prepared.batches(seed=config.seed, process=(share.index, share.count))
     steps = batches.plan.steps
-    make_optimizer = functools.partial(
-        make_finetune_optimizer,
-        section.optimizer,
-        depth=prepared.architecture.num_hidden_layers,
-        total_steps=steps * section.epochs,
-        steps_per_epoch=steps,
-    )
-    model = define_model(prepared.task.build)
-    # Here, so that what cannot be frozen is said before anything is written.
-    optimizer, schedule = make_optimizer(model.axes)
+    optimizer, schedule = prepared.optimizer(steps_per_epoch=steps)
     every = section.evaluate_every(steps)
     phase = Phase(
         steps=steps * section.epochs,
@@ -100,9 +80,7 @@ def _job(
         accumulation=section.accumulation,
         loader=batches,
         shapes=batches.plan.shapes,
-        flops_per_row=train_flops(
-            prepared.architecture, seq_length=round(batches.plan.mean_length), predictions=0
-        ),
+        flops_per_row=prepared.flops_per_row(batches.plan),
         evaluate=dev_evaluation(prepared, predictor),
         plateau=None,
     )
@@ -117,8 +95,9 @@ def _job(
     )
     return Job(
         task=prepared.task,
+        model=prepared.model,
         phases=[phase],
-        optimizer=lambda _: optimizer,
+        optimizer=optimizer,
         schedule=schedule,
         pace=Pace(
             log_every=section.log_every,

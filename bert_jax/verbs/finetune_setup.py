@@ -7,22 +7,26 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import optax
 from etils import epath
+from jax.typing import ArrayLike
 from rich.console import Console
 
 from bert_jax.config import RunConfig, need, under
 from bert_jax.errors import UserError
-from bert_jax.finetune.family import Family, Opening
+from bert_jax.finetune.batches import EpochPlan, TrainBatches
+from bert_jax.finetune.family import Family, Opening, dev_splits
 from bert_jax.finetune.graft import check_length, describe_graft, graft
 from bert_jax.finetune.predictor import Predictor
 from bert_jax.finetune.registry import open_family
 from bert_jax.finetune.section import FinetuneSection
-from bert_jax.finetune.task import FinetuneTask, class_weights_of
+from bert_jax.finetune.task import FinetuneTask
 from bert_jax.model.config import Architecture
-from bert_jax.optim.finetune import first_steps, frozen_parameters
+from bert_jax.model.flops import train_flops
+from bert_jax.optim.finetune import first_steps, frozen_parameters, make_finetune_optimizer
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.rules import batch_parts, check_divides
-from bert_jax.train.state import define_model
+from bert_jax.train.state import ModelDefinition, define_model
 from bert_jax.verbs.loading import load_params
 from bert_jax.verbs.run_dir import Run, claim_run, open_run
 from bert_jax.verbs.same_settings import refuse_other_settings
@@ -37,12 +41,51 @@ class Prepared(NamedTuple):
     family: Family
     architecture: Architecture
     task: FinetuneTask
+    model: ModelDefinition
     mesh: jax.sharding.Mesh
 
     @property
     def dev(self) -> list[str]:
         """The names of the dev splits; the first decides which checkpoint is the best."""
-        return [name for name in self.family.splits if name.startswith("dev")]
+        return dev_splits(self.family)
+
+    def batches(self, *, seed: int, process: tuple[int, int] = (0, 1)) -> TrainBatches:
+        """Returns the batches that a run of a seed trains on.
+
+        Args:
+            seed: of the run.
+            process: this host's share of a batch, and the number of shares.
+        """
+        return TrainBatches(
+            self.family.splits["train"],
+            batch_size=self.section.batch_size,
+            max_length=self.section.max_length,
+            seed=seed,
+            pad_id=self.origin.tokenizer.special.pad,
+            process=process,
+        )
+
+    def optimizer(
+        self, *, steps_per_epoch: int, peak: ArrayLike | None = None
+    ) -> tuple[optax.GradientTransformation, optax.Schedule]:
+        """Returns the run's optimizer, and its learning rate by step.
+
+        Args:
+            steps_per_epoch: optimizer steps of an epoch.
+            peak: the learning rate in place of the section's.
+        """
+        return make_finetune_optimizer(
+            self.section.optimizer,
+            self.model.axes,
+            depth=self.architecture.num_hidden_layers,
+            total_steps=steps_per_epoch * self.section.epochs,
+            steps_per_epoch=steps_per_epoch,
+            peak=peak,
+        )
+
+    def flops_per_row(self, plan: EpochPlan) -> float:
+        """Returns the model FLOPs of a row of mean length, forward and backward."""
+        return train_flops(self.architecture, seq_length=round(plan.mean_length), predictions=0)
 
 
 def prepare(config: RunConfig) -> Prepared:
@@ -88,16 +131,16 @@ def prepare(config: RunConfig) -> Prepared:
         architecture=architecture,
         execution=model.execution,
         heads=family.heads,
-        class_weights=class_weights_of(family.class_weights),
+        class_weights=None if family.class_weights is None else tuple(family.class_weights),
     )
+    definition = define_model(task.build)
     if section.optimizer.freeze:
-        axes = define_model(task.build).axes
         depth = architecture.num_hidden_layers
         with under("finetune", FinetuneSection):
-            frozen = frozen_parameters(section.optimizer, axes, depth=depth)
+            frozen = frozen_parameters(section.optimizer, definition.axes, depth=depth)
         task = dataclasses.replace(task, frozen=frozen)
     resolved = config.model_copy(update={"model": model})
-    prepared = Prepared(resolved, section, origin, family, architecture, task, mesh)
+    prepared = Prepared(resolved, section, origin, family, architecture, task, definition, mesh)
     # Now, before anything is written.
     _check_thaw(prepared)
     return prepared
@@ -116,8 +159,8 @@ def claim(prepared: Prepared) -> epath.Path:
     if (root / "config.yaml").exists():
         refuse_other_settings(
             root,
-            held=_settings(open_run(root).config),
-            asked=_settings(config),
+            held=settings_of(open_run(root).config),
+            asked=settings_of(config),
             free=("finetune.log_every", "finetune.report_sentence"),
             what="run",
         )
@@ -149,7 +192,7 @@ def origin_params(prepared: Prepared, fresh: Mapping[str, Any]) -> dict[str, Any
 def make_predictor(prepared: Prepared) -> Predictor:
     """Returns what predicts a split with the run's model."""
     return Predictor(
-        define_model(prepared.task.build),
+        prepared.model,
         prepared.mesh,
         batch_size=prepared.section.batch_size,
         max_length=prepared.section.max_length,
@@ -197,6 +240,7 @@ def _check_thaw(prepared: Prepared) -> None:
         )
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
+def settings_of(config: RunConfig) -> dict[str, Any]:
     """Returns what decides a run's numbers."""
-    return {"seed": config.seed, "finetune": config.model_dump(mode="json")["finetune"]}
+    values = config.model_dump(mode="json")
+    return {"seed": values["seed"], "finetune": values["finetune"]}

@@ -13,7 +13,7 @@ from rich.console import Console
 from bert_jax.config import need
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files import write_whole
-from bert_jax.finetune.family import Family, Opening, Record
+from bert_jax.finetune.family import Family, Opening, Record, dev_splits
 from bert_jax.finetune.predictor import Predictor, predict_splits, score_splits
 from bert_jax.finetune.registry import open_family
 from bert_jax.finetune.section import FinetuneSection
@@ -51,8 +51,7 @@ def conclude(
         The figures of the dev splits.
     """
     loaded = load_params(run, checkpoint="auto", on=mesh)
-    dev = [name for name in family.splits if name.startswith("dev")]
-    records = predict_splits(predictor, loaded.params, family, dev)
+    records = predict_splits(predictor, loaded.params, family, dev_splits(family))
     scores = score_splits(family, records)
     if jax.process_index() == 0:
         for name, found in records.items():
@@ -78,7 +77,7 @@ def evaluate_task(
     Raises:
         UserError: the task has no such split, or one without labels.
     """
-    if role not in ("dev", "test"):
+    if role not in ROLES:
         raise UserError(f"--split: found {role}, allowed: dev, test{did_you_mean(role, ROLES)}")
     family = open_data(run, roles=(role,))
     if not family.splits:

@@ -26,7 +26,7 @@ from bert_jax.train.job import Job, Pace, Phase, Ranking, check_batches
 from bert_jax.train.loop import Outcome, make_evaluation, train
 from bert_jax.train.plateau import PATIENCE_STEPS, Plateau
 from bert_jax.train.sections import CheckpointSection, PhaseSection, stretches
-from bert_jax.train.state import abstract_like
+from bert_jax.train.state import ModelDefinition, abstract_like, define_model
 from bert_jax.verbs.example_source import ExampleSource, open_source
 from bert_jax.verbs.loop_parts import choose_rng, make_progress, make_writer
 from bert_jax.verbs.run_dir import CHECKPOINTS, claim_run, make_task, open_run, write_run
@@ -65,6 +65,7 @@ def pretrain(
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     check_batches(section, mesh)
     task = make_task(config, architecture, tokenizer)
+    model = define_model(task.build)
     share = process_share(mesh)
     phases, fingerprints = [], {}
     for index, phase in enumerate(section.phases):
@@ -74,7 +75,14 @@ def pretrain(
         with under(key, PhaseSection):
             phases.append(
                 _phase(
-                    config, phase, source, index=index, task=task, mesh=mesh, tokenizer=tokenizer
+                    config,
+                    phase,
+                    source,
+                    index=index,
+                    task=task,
+                    model=model,
+                    mesh=mesh,
+                    tokenizer=tokenizer,
                 )
             )
     root = claim_run(config, architecture=architecture, tokenizer=tokenizer)
@@ -93,8 +101,9 @@ def pretrain(
     with Checkpointer(root / CHECKPOINTS, section.checkpoint) as checkpointer:
         job = Job(
             task=task,
+            model=model,
             phases=phases,
-            optimizer=lambda model: make_optimizer(config.optimizer, schedule, model.axes),
+            optimizer=make_optimizer(config.optimizer, schedule, model.axes),
             schedule=schedule,
             pace=Pace(
                 log_every=section.log_every,
@@ -148,6 +157,7 @@ def _phase(
     *,
     index: int,
     task: Objective,
+    model: ModelDefinition,
     mesh: jax.sharding.Mesh,
     tokenizer: Tokenizer,
 ) -> Phase:
@@ -186,7 +196,8 @@ def _phase(
         flops_per_row=task.flops_per_row(
             seq_length=section.seq_length, max_predictions=predictions
         ),
-        evaluate=open_batches and make_evaluation(task, open_batches, mesh, shares=share.count),
+        evaluate=open_batches
+        and make_evaluation(task, model, open_batches, mesh, shares=share.count),
         plateau=Plateau(
             unigram_entropy=source.unigram_entropy,
             vocab_size=tokenizer.vocab_size,

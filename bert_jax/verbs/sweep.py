@@ -18,7 +18,7 @@ import itertools
 import json
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 from etils import epath
@@ -35,9 +35,15 @@ from bert_jax.parallel.rules import runs_sharding
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.loop import Outcome
 from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.state import define_model
 from bert_jax.verbs.finetune_run import fine_run
-from bert_jax.verbs.finetune_setup import Prepared, claim, make_predictor, prepare, tell_data
+from bert_jax.verbs.finetune_setup import (
+    Prepared,
+    claim,
+    make_predictor,
+    prepare,
+    settings_of,
+    tell_data,
+)
 from bert_jax.verbs.finetuned import EVALUATION, PREDICTIONS, conclude
 from bert_jax.verbs.loading import load_params
 from bert_jax.verbs.run_dir import CHECKPOINTS, claim_run, open_run, write_run
@@ -102,7 +108,7 @@ def sweep(config: RunConfig, points: Sequence[Point], *, console: Console) -> Ou
     root = claim_run(
         config, architecture=prepared.architecture, tokenizer=prepared.origin.tokenizer
     )
-    record = Record(root, settings=_settings(config), metric=prepared.family.best_metric)
+    record = Record(root, settings=settings_of(config), metric=prepared.family.best_metric)
     if not record.done:
         tell_data(prepared, console)
         record.write()
@@ -234,9 +240,7 @@ def _way(prepared: Prepared, points: Sequence[Point]) -> Way:
     """Decides between side by side and one by one."""
     section, mesh = prepared.section, prepared.mesh
     runs = sum(point.epochs == points[0].epochs for point in points)
-    parameters = sum(
-        leaf.size for leaf in jax.tree.leaves(define_model(prepared.task.build).params)
-    )
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(prepared.model.params))
     choices = len(prepared.family.splits["train"].row(0).sequences)
     activations = step_bytes(
         prepared.architecture,
@@ -252,11 +256,6 @@ def _way(prepared: Prepared, points: Sequence[Point]) -> Way:
         processes=jax.process_count(),
         patience=section.patience is not None,
     )
-
-
-def _settings(config: RunConfig) -> dict[str, Any]:
-    values = config.model_dump(mode="json")
-    return {"seed": values["seed"], "finetune": values["finetune"]}
 
 
 def _say(console: Console, line: str) -> None:

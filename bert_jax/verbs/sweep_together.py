@@ -15,14 +15,11 @@ from rich.console import Console
 
 from bert_jax.config import RunConfig, need
 from bert_jax.errors import RunStopped
-from bert_jax.finetune.batches import TrainBatches
 from bert_jax.finetune.degenerate import degenerate
 from bert_jax.finetune.graft import graft
 from bert_jax.finetune.predictor import Predictor, predict_splits, score_splits
 from bert_jax.finetune.side_by_side import SideBySide, keep_better
 from bert_jax.finetune.sweep import Point, Result, best_of
-from bert_jax.model.flops import train_flops
-from bert_jax.optim.finetune import make_finetune_optimizer
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.dump import StopSignal
@@ -86,40 +83,20 @@ def run_together(
 
 def side_by_side(prepared: Prepared, points: Sequence[Point]) -> SideBySide:
     """Returns points of one number of epochs as one program, nothing of it begun."""
-    section, mesh = prepared.section, prepared.mesh
-    batches = {
-        seed: TrainBatches(
-            prepared.family.splits["train"],
-            batch_size=section.batch_size,
-            max_length=section.max_length,
-            seed=seed,
-            pad_id=prepared.origin.tokenizer.special.pad,
-        )
-        for seed in dict.fromkeys(point.seed for point in points)
-    }
+    section = prepared.section
+    seeds = dict.fromkeys(point.seed for point in points)
+    batches = {seed: prepared.batches(seed=seed) for seed in seeds}
     steps = batches[points[0].seed].plan.steps
-
-    def make_optimizer(learning_rate: jax.typing.ArrayLike) -> Any:
-        return make_finetune_optimizer(
-            section.optimizer,
-            runs.model.axes,
-            depth=prepared.architecture.num_hidden_layers,
-            total_steps=steps * section.epochs,
-            steps_per_epoch=steps,
-            peak=learning_rate,
-        )
-
-    runs = SideBySide(
+    return SideBySide(
         task=prepared.task,
-        make_optimizer=make_optimizer,
+        make_optimizer=lambda peak: prepared.optimizer(steps_per_epoch=steps, peak=peak),
         seeds=[point.seed for point in points],
         learning_rates=[point.learning_rate for point in points],
         batches=batches,
         accumulation=section.accumulation,
         rng=choose_rng(section.rng),
-        mesh=mesh,
+        mesh=prepared.mesh,
     )
-    return runs
 
 
 def point_config(config: RunConfig, point: Point, *, run_dir: str) -> RunConfig:
@@ -165,11 +142,7 @@ class _Group:
         self.window: list[Any] = []  # metrics on the devices, of steps not read
         self.sums: list[dict[str, tuple[float, float]]] = [{} for _ in points]
         plan = next(iter(runs.batches.values())).plan
-        self.meter = Meter(
-            flops_per_row=train_flops(
-                prepared.architecture, seq_length=round(plan.mean_length), predictions=0
-            )
-        )
+        self.meter = Meter(flops_per_row=prepared.flops_per_row(plan))
 
     def train(self, *, steps_per_epoch: int, stop: StopSignal) -> bool:
         """Runs to the end, and returns False if a signal came before it."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import json
 import pathlib
-import shutil
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
+from etils import epath
 
 from bert_jax.data.tokenised import save_array
 from bert_jax.section import Section
@@ -16,9 +19,12 @@ from pipelines.cleaning.evaluation import evaluation_texts
 from pipelines.cleaning.settings import ContaminationSection
 from pipelines.cleaning.tally import Tally
 from pipelines.cleaning.words import ngram_hashes, word_hashes
-from pipelines.disk import disk_errors
+from pipelines.disk import is_whole, whole_directory
 from pipelines.problems import MOST_LISTED
 from pipelines.sources import find_files, relative_names
+from pipelines.storage import local_copies
+
+_FILES: Final = "files.json"
 
 
 class OverlapRecord(Section):
@@ -34,7 +40,7 @@ class OverlapRecord(Section):
     """Documents with an n-gram of the file; those that are dropped for it are counted too."""
 
 
-def build_index(section: ContaminationSection, directory: pathlib.Path) -> None:
+def build_index(section: ContaminationSection, directory: epath.PathLike) -> None:
     """Writes the n-grams of all evaluation files as an index that workers map into memory.
 
     The directory appears whole. One that is there is left as it is.
@@ -46,7 +52,7 @@ def build_index(section: ContaminationSection, directory: pathlib.Path) -> None:
     Raises:
         UserError: a file is missing or cannot be read, or the disk is full.
     """
-    if directory.exists():
+    if is_whole(directory, last=_FILES):
         return
     paths = find_files(section.files)
     hashes: list[np.ndarray] = [np.empty(0, np.uint64)]
@@ -65,23 +71,20 @@ def build_index(section: ContaminationSection, directory: pathlib.Path) -> None:
         too_short.append(short)
     flat = np.concatenate(hashes)
     order = np.argsort(flat, kind="stable")
-    aside = directory.with_name(directory.name + ".tmp")
-    with disk_errors(directory):
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+    epath.Path(directory).parent.mkdir(parents=True, exist_ok=True)
+    with whole_directory(directory, last=_FILES) as aside:
         save_array(aside / "hashes.npy", flat[order])
         save_array(aside / "owners.npy", np.concatenate(owners)[order])
         names = relative_names(paths, root=None)
         content = {"names": names, "ends": ends, "too_short": too_short, "ngram": section.ngram}
-        (aside / "files.json").write_text(json.dumps(content), encoding="utf-8")
-        aside.rename(directory)
+        (aside / _FILES).write_text(json.dumps(content), encoding="utf-8")
 
 
 class OverlapIndex:
     """The n-grams of evaluation files, looked up."""
 
     def __init__(self, directory: pathlib.Path) -> None:
-        content = json.loads((directory / "files.json").read_text(encoding="utf-8"))
+        content = json.loads((directory / _FILES).read_text(encoding="utf-8"))
         self._names: list[str] = content["names"]
         self._ends = np.array(content["ends"], np.int64)
         self._too_short: list[int] = content["too_short"]
@@ -138,5 +141,8 @@ class OverlapIndex:
 
 @functools.lru_cache(maxsize=1)
 def load_index(directory: str) -> OverlapIndex:
-    """Opens an index, once in each process."""
-    return OverlapIndex(pathlib.Path(directory))
+    """Opens an index, once in each process, which keeps its copy of one that is in a bucket."""
+    copies = contextlib.ExitStack()
+    atexit.register(copies.close)
+    [held] = copies.enter_context(local_copies([epath.Path(directory)], ["*"]))
+    return OverlapIndex(held)

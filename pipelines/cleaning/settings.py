@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 
-from bert_jax.section import Section
-
-
-def _as_tuple(value: Any) -> Any:
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
-
-
-Strings = Annotated[tuple[str, ...], pydantic.BeforeValidator(_as_tuple)]
+from bert_jax.section import Section, Strings
 
 
 class BoilerplateSection(Section):

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
+from etils import epath
 
 from bert_jax.data.tokenised import save_array
 from pipelines.documents import Document
+from pipelines.storage import load_array
 
 DOCUMENTS: Final = "documents"
 LINES: Final = "lines"
@@ -54,19 +56,22 @@ class Spill:
         self._held, self._held_bytes = [], 0
 
 
-def read_spill(directory: pathlib.Path) -> Iterator[tuple[str, Document]]:
+def read_spill(directory: epath.Path) -> Iterator[tuple[str, Document]]:
     """Yields the documents that a :class:`Spill` has written, with their ids."""
     import pyarrow as pa
 
-    with pa.CompressedInputStream(str(directory / _TEXT), "zstd") as stream:
+    with (
+        (directory / _TEXT).open("rb") as file,
+        pa.CompressedInputStream(pa.PythonFile(file), "zstd") as stream,
+    ):
         for line in io.BufferedReader(stream, buffer_size=_WRITE_BYTES):
             identity, lines = json.loads(line)
             yield identity, Document(0, lines)
 
 
-def first_lines(directory: pathlib.Path) -> np.ndarray:
+def first_lines(directory: epath.PathLike) -> np.ndarray:
     """Returns ``[d + 1]`` int64: the number of each document's first line in the spill."""
-    return np.load(directory / _FIRST_LINES)
+    return load_array(epath.Path(directory) / _FIRST_LINES)
 
 
 def save_hashes(directory: pathlib.Path, name: str, hashes: np.ndarray) -> None:

@@ -6,9 +6,17 @@ import dataclasses
 import json
 import pathlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Final
 
+from etils import epath
+
+from pipelines.disk import is_whole
 from pipelines.problems import MOST_LISTED, Problems
+from pipelines.storage import each
+
+TALLY: Final = "tally.json"
+"""Written last in the directory of a stage's part: with it, the directory is whole."""
 
 
 @dataclasses.dataclass
@@ -45,22 +53,27 @@ class Tally:
         self.contaminated = [*self.contaminated, *other.contaminated][:MOST_LISTED]
 
     def save(self, directory: pathlib.Path) -> None:
-        """Writes ``tally.json``."""
+        """Writes :data:`TALLY`."""
         content = vars(self) | {"overlaps": sorted(self.overlaps)}
-        (directory / "tally.json").write_text(json.dumps(content), encoding="utf-8")
+        (directory / TALLY).write_text(json.dumps(content), encoding="utf-8")
 
     @classmethod
-    def load(cls, directory: pathlib.Path) -> Tally:
+    def load(cls, directory: epath.PathLike) -> Tally:
         """Reads what :meth:`save` has written."""
-        content = json.loads((directory / "tally.json").read_text(encoding="utf-8"))
+        content = json.loads((epath.Path(directory) / TALLY).read_text(encoding="utf-8"))
         for name in ("documents", "lines", "overlapping"):
             content[name] = Counter(content[name])
         return cls(**content | {"overlaps": set(content["overlaps"])})
 
 
-def sum_tallies(directories: Iterable[pathlib.Path]) -> Tally:
+def is_made(directory: epath.PathLike) -> bool:
+    """Whether a stage has made the directory of a part."""
+    return is_whole(directory, last=TALLY)
+
+
+def sum_tallies(directories: Sequence[epath.Path]) -> Tally:
     """Adds up the tallies of several directories, in their order."""
     total = Tally()
-    for directory in directories:
-        total.add(Tally.load(directory))
+    for tally in each(Tally.load, directories):
+        total.add(tally)
     return total

@@ -6,12 +6,14 @@ import numpy as np
 
 from bert_jax.data.loader import Loader, LoaderSection
 from bert_jax.data.masking import MaskedRow, MaskingSection
+from bert_jax.data.packed_row import PackedRow
 from bert_jax.data.records import Example
 from bert_jax.errors import UserError
 from bert_jax.text import SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 VOCAB_SIZE = 1000
+MAX_EXAMPLES = 4  # of a packed row
 SEQ_LENGTH = 32
 
 Batch = dict[str, np.ndarray]
@@ -72,3 +74,9 @@ def assert_equal(left: Batch, right: Batch) -> None:
     for name in left:
         assert left[name].dtype == right[name].dtype
         np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+
+
+def packed_loader(dataset: MemoryDataset, *, batch_size: int, **kwargs) -> Loader:
+    """As `make_loader`, with up to four examples in a row."""
+    features = PackedRow(row_maker(), MAX_EXAMPLES)
+    return make_loader(dataset, batch_size=batch_size, **{"features": features, **kwargs})

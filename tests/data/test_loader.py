@@ -22,11 +22,15 @@ from tests.data.memory_dataset import (
     assert_equal,
     join,
     make_loader,
+    packed_loader,
     row_maker,
     take,
 )
 
 settings = hypothesis.settings(deadline=None, max_examples=25)
+
+# A row for each example, and several to a row.
+LOADERS = [make_loader, packed_loader]
 
 
 def indices_of(rows: Batch) -> list[int]:
@@ -100,39 +104,42 @@ def test_epochs_mask_the_same_example_differently():
     assert len(masks) > 1
 
 
+@pytest.mark.parametrize("make", LOADERS)
 @settings
 @hypothesis.given(
     st.integers(1, 50), st.integers(0, 12), st.sampled_from([1, 2, 3]), st.integers(1, 4)
 )
-def test_hosts_share_the_batch_that_one_host_would_have(count, step, hosts, share):
+def test_hosts_share_the_batch_that_one_host_would_have(make, count, step, hosts, share):
     dataset = MemoryDataset(count)
     batch_size = hosts * share
     shares = [
         take(
-            make_loader(dataset, batch_size=batch_size, process_index=host, process_count=hosts),
+            make(dataset, batch_size=batch_size, process_index=host, process_count=hosts),
             2,
             first_step=step,
         )
         for host in range(hosts)
     ]
-    whole = take(make_loader(dataset, batch_size=batch_size), 2, first_step=step)
+    whole = take(make(dataset, batch_size=batch_size), 2, first_step=step)
     for at, batch in enumerate(whole):
         assert_equal(batch, join([of_host[at] for of_host in shares]))
 
 
+@pytest.mark.parametrize("make", LOADERS)
 @settings
 @hypothesis.given(st.integers(1, 50), st.integers(1, 6), st.integers(1, 6))
-def test_rows_do_not_depend_on_the_batch_size(count, one, other):
+def test_rows_do_not_depend_on_the_batch_size(make, count, one, other):
     dataset = MemoryDataset(count)
-    left = join(take(make_loader(dataset, batch_size=one), 2 * other))
-    right = join(take(make_loader(dataset, batch_size=other), 2 * one))
+    left = join(take(make(dataset, batch_size=one), 2 * other))
+    right = join(take(make(dataset, batch_size=other), 2 * one))
     assert_equal(left, right)
 
 
-def test_seeking_equals_walking_and_takes_no_time():
-    loader = make_loader(MemoryDataset(37), batch_size=8)
+@pytest.mark.parametrize("make", LOADERS)
+def test_seeking_equals_walking_and_takes_no_time(make):
+    loader = make(MemoryDataset(100), batch_size=8)
     walked = take(loader, 20)
-    for step in (1, 4, 5, 19):
+    for step in (19, 4, 5, 1):
         assert_equal(walked[step], take(loader, 1, first_step=step)[0])
     started = time.monotonic()
     take(loader, 1, first_step=10**9)

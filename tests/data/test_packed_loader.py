@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import time
-
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from bert_jax.data.loader import Loader, LoaderSection
+from bert_jax.data.loader import LoaderSection
 from bert_jax.data.packed_row import PackedRow
 from bert_jax.data.rng import stream
 from bert_jax.errors import UserError
 from tests.data.memory_dataset import (
+    MAX_EXAMPLES,
     SPECIAL,
     Batch,
     MemoryDataset,
     assert_equal,
-    join,
     make_loader,
+    packed_loader,
     row_maker,
     take,
 )
 
 settings = hypothesis.settings(deadline=None, max_examples=12)
-MAX_EXAMPLES = 4
-
-
-def packed_loader(dataset: MemoryDataset, *, batch_size: int, **kwargs) -> Loader:
-    features = PackedRow(row_maker(), MAX_EXAMPLES)
-    return make_loader(dataset, batch_size=batch_size, **{"features": features, **kwargs})
 
 
 def rows_of(batch: Batch) -> list[tuple[int, ...]]:
@@ -102,44 +95,6 @@ def test_static_masks_come_again_after_so_many_epochs():
                 places = batch["segment_ids"][at] == k + 1
                 masks[-1][index] = batch["input_ids"][at][places].tolist()
     assert masks[0] == masks[2] != masks[1]
-
-
-@settings
-@hypothesis.given(
-    st.integers(1, 50), st.integers(0, 12), st.sampled_from([1, 2, 3]), st.integers(1, 4)
-)
-def test_hosts_share_the_batch_that_one_host_would_have(count, step, hosts, share):
-    dataset, size = MemoryDataset(count), hosts * share
-    shares = [
-        take(
-            packed_loader(dataset, batch_size=size, process_index=host, process_count=hosts),
-            2,
-            first_step=step,
-        )
-        for host in range(hosts)
-    ]
-    whole = take(packed_loader(dataset, batch_size=size), 2, first_step=step)
-    for at, batch in enumerate(whole):
-        assert_equal(batch, join([of_host[at] for of_host in shares]))
-
-
-@settings
-@hypothesis.given(st.integers(1, 50), st.integers(1, 6), st.integers(1, 6))
-def test_rows_do_not_depend_on_the_batch_size(count, one, other):
-    dataset = MemoryDataset(count)
-    left = join(take(packed_loader(dataset, batch_size=one), 2 * other))
-    right = join(take(packed_loader(dataset, batch_size=other), 2 * one))
-    assert_equal(left, right)
-
-
-def test_seeking_equals_walking_and_takes_no_time():
-    loader = packed_loader(MemoryDataset(100), batch_size=8)
-    walked = take(loader, 20)
-    for step in (19, 4, 5, 1):
-        assert_equal(walked[step], take(loader, 1, first_step=step)[0])
-    started = time.monotonic()
-    take(loader, 1, first_step=10**9)
-    assert time.monotonic() - started < 5
 
 
 def test_workers_change_nothing():

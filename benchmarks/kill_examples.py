@@ -1,0 +1,164 @@
+"""Kills ``bert-jax examples`` at random points of its life, runs it again, compares the bytes.
+
+``python -m benchmarks.kill_examples [--points 20] [--engine beam] [--parent-only]``: makes a corpus
+of the installed Python's own documentation, in which every document occurs four times, and a
+vocabulary; makes the dataset once without interruption (three rules that look across documents,
+several shards, two workers); then, as often as there are points, starts it anew, kills it with all
+its processes (or the parent alone, whose workers then live on for a moment) and runs it again.
+Prints how many of the datasets are the first one's, file by file, byte by byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from benchmarks.report import report
+from pipelines.python_docs import write_python_docs
+from pipelines.vocab import VocabSection, train_vocab
+
+COPIES = 4
+
+
+def main() -> None:
+    """Prints one line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--points", type=int, default=20, help="how often to kill")
+    parser.add_argument("--engine", choices=["local", "beam"], default="local")
+    parser.add_argument("--parent-only", action="store_true", help="kill the parent alone")
+    parser.add_argument("--seed", type=int, default=0, help="of the points")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kill_examples_") as folder:
+        directory = Path(folder)
+        command = [sys.executable, "-m", "bert_jax.cli", "examples", str(write_run(directory))]
+        command.append(f"examples.engine={arguments.engine}")
+        run_whole(command)
+        whole = files(directory / "dataset")
+        shutil.rmtree(directory / "dataset")
+        seconds = run_whole(command)  # the first had to load all that it imports
+        draw = random.Random(arguments.seed)
+        found, stages = Counter(), Counter()
+        for point in range(arguments.points):
+            shutil.rmtree(directory / "dataset")
+            # One in each stretch of the run's life.
+            after = seconds * (point + draw.random()) / arguments.points
+            while not run_and_kill(command, after=after, parent_only=arguments.parent_only):
+                shutil.rmtree(directory / "dataset")
+                after *= 0.95  # this one was faster than the first
+            stage = stage_of(directory)
+            run_whole(command)
+            same = files(directory / "dataset") == whole
+            found[same] += 1
+            stages[stage] += 1
+            print(f"{after:.1f} s, {stage}: {'identical' if same else 'DIFFERENT'}", flush=True)
+    report(
+        "examples.killed_and_run_again",
+        found[True],
+        "identical datasets",
+        points=arguments.points,
+        engine=arguments.engine,
+        killed="parent" if arguments.parent_only else "all processes",
+        stages=dict(stages),
+        seconds=round(seconds, 1),
+        files=len(whole),
+    )
+    if found[False]:
+        sys.exit(1)
+
+
+def write_run(directory: Path) -> Path:
+    """Writes a corpus, a tokenizer and the configuration of a run."""
+    text = directory / "text"
+    for path in write_python_docs(text):
+        for copy in range(1, COPIES):
+            shutil.copy(path, text / f"{path.stem}_{copy}.txt")
+    tokenizer = directory / "tokenizer"
+    train_vocab(VocabSection(input=(f"{text}/*.txt",), output=str(tokenizer), size=4096))
+    examples = {
+        "input": [f"{text}/*.txt"],
+        "tokenizer": str(tokenizer),
+        "output": str(directory / "dataset"),
+        "cleaning": {
+            "duplicate_documents": True,
+            "near_duplicates": {},
+            "duplicate_lines": "corpus",
+        },
+        "max_seq_length": 128,
+        "dupe_factor": 20,
+        "num_shards": 6,
+        "workers": 2,
+    }
+    config = directory / "run.yaml"
+    config.write_text(yaml.safe_dump({"examples": examples}), encoding="utf-8")
+    return config
+
+
+def run_whole(command: Sequence[str]) -> float:
+    """Runs a command to its end and returns the seconds that it took."""
+    started = time.monotonic()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - started
+
+
+def run_and_kill(command: Sequence[str], *, after: float, parent_only: bool) -> bool:
+    """Starts a command and kills it.
+
+    Args:
+        command: what to run.
+        after: seconds from its start.
+        parent_only: leave alone the processes that it has started.
+
+    Returns:
+        Whether it was killed; if not, it had ended before.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        process.wait(after)
+    except subprocess.TimeoutExpired:
+        if parent_only:
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.wait() == -signal.SIGKILL
+
+
+def stage_of(directory: Path) -> str:
+    """Returns how far the run had come."""
+    partial, work = directory / "dataset.partial", directory / "dataset.partial" / "work"
+    if (directory / "dataset").exists():
+        return "published"
+    if not partial.exists():
+        return "starting"
+    if any(partial.glob("*.array_record-*")):
+        return "writing shards" if work.exists() else "publishing"
+    if any(work.glob("run-*")):
+        return "tokenising"
+    return "cleaning" if any(work.glob("spill-*")) else "starting"
+
+
+def files(directory: Path) -> dict[str, str]:
+    """Returns the hash of every file below a directory, by name."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bert_jax.errors import RunStopped, UserError
+from pipelines.beam_engine import BeamSection
+from pipelines.engine import open_engine
+from pipelines.examples import ExamplesSection
+from pipelines.pool import WorkerPool
+from tests.corpus import section, sentences, write_corpus, write_tokenizer
+from tests.project import bert_jax, environment, said, write_config
+
+ROOT = Path(__file__).parents[2]
+
+# What brings documents of all parts together: the stages of every engine run, each one once.
+CLEANING = {"duplicate_documents": True, "duplicate_lines": "corpus"}
+
+PROGRAM = """
+import sys
+import pipelines.runs
+from pipelines.examples import ExamplesSection, make_examples
+if __name__ == "__main__":
+    pipelines.runs._MIN_PART_BYTES = int(sys.argv[2])
+    make_examples(ExamplesSection.model_validate_json(sys.argv[1]), progress=print)
+"""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four files that repeat some of each other's documents, a tokenizer, and the dataset made of
+    them by one process."""
+    directory = tmp_path_factory.mktemp("corpus")
+    for number in range(4):
+        write_corpus(
+            directory / f"text{number}.txt", documents=range(25 * number, 25 * number + 40)
+        )
+    with (directory / "text3.txt").open("a") as file:
+        file.write("\n".join(["", *sentences(3), ""]))
+    write_tokenizer(directory / "tokenizer")
+    run(wanted(directory))
+    return directory
+
+
+def wanted(corpus: Path, **changes: Any) -> ExamplesSection:
+    return section(corpus, **({"cleaning": CLEANING} | changes))
+
+
+def run(settings: ExamplesSection, *, cwd: Path = ROOT) -> str:
+    """Makes a dataset of many parts in a process of its own; returns what it says of progress."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, settings.model_dump_json(), "1000"],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def files(directory: Path) -> dict[str, str]:
+    """Hash of every file of a dataset, at any depth."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def assert_same(settings: ExamplesSection, corpus: Path) -> None:
+    """A directory has the very files that one process alone has made."""
+    made = files(Path(settings.output))
+    assert made == files(corpus / "dataset")
+    assert {"provenance.json", "dataset_info.json", "features.json"} <= made.keys()
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_any_number_of_workers_gives_the_same_bytes(
+    corpus: Path, tmp_path: Path, workers: int
+) -> None:
+    settings = wanted(corpus, workers=workers, output=str(tmp_path / "dataset"))
+    lines = run(settings).splitlines()
+    assert_same(settings, corpus)
+    parts = [line for line in lines if line.startswith("tokenised part")]
+    assert len(parts) > 10
+    assert all(" MB/s" in line for line in parts)
+    assert parts[0].endswith(" left")
+    assert not parts[-1].endswith(" left")
+
+
+@pytest.mark.slow
+def test_beam_with_several_processes_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
+    settings = wanted(corpus, engine="beam", workers=2, output=str(tmp_path / "dataset"))
+    run(settings)
+    assert_same(settings, corpus)
+
+
+@contextlib.contextmanager
+def dask_cluster(directory: Path) -> Iterator[Path]:
+    """A scheduler and two workers, processes on loopback that started in another directory.
+
+    Gives the file that tells a client where the scheduler is.
+    """
+    where = directory / "scheduler.json"
+    program = [sys.executable, "-m", "distributed.cli.dask_"]
+    common = ["--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(where)]
+    commands = [
+        [*program[:-1], f"{program[-1]}scheduler", "--port", "0", *common],
+        *[[*program[:-1], f"{program[-1]}worker", "--nthreads", "1", "--no-nanny", *common]] * 2,
+    ]
+    with contextlib.ExitStack() as stack:
+        for number, command in enumerate(commands):
+            log = stack.enter_context((directory / f"{number}.log").open("w"))
+            process = subprocess.Popen(
+                command, cwd=directory, env=environment(), stdout=log, stderr=log
+            )
+            stack.callback(process.wait, timeout=30)
+            stack.callback(process.kill)
+        yield where
+
+
+@pytest.mark.slow
+def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
+    with dask_cluster(tmp_path) as scheduler:
+        settings = wanted(
+            corpus,
+            engine="beam",
+            workers=None,
+            input=("text*.txt",),
+            tokenizer="tokenizer",
+            beam=BeamSection(runner="DaskRunner", options=(f"--dask_scheduler_file={scheduler}",)),
+            output=str(tmp_path / "dataset"),
+        )
+        run(settings, cwd=corpus)
+        logs = [(tmp_path / f"{number}.log").read_text() for number in range(3)]
+    assert_same(settings, corpus)
+    assert logs[0].count("Register worker addr") == 2, logs
+
+
+@pytest.mark.slow
+def test_a_users_mistake_in_a_beam_worker_is_one_line(corpus: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "text.txt"
+    size = bad.write_bytes((corpus / "text0.txt").read_bytes())
+    with bad.open("ab") as file:
+        file.write(b"f\xfcr\n")
+    settings = wanted(
+        corpus,
+        input=(str(bad),),
+        engine="beam",
+        workers=None,
+        beam=BeamSection(options=("--direct_running_mode=in_memory", "--direct_num_workers=1")),
+        output=str(tmp_path / "dataset"),
+    )
+    config = write_config(tmp_path / "run.yaml", {"examples": settings.model_dump(mode="json")})
+    assert f"text.txt: byte {size + 1} is not UTF-8" in said(bert_jax("examples", config))
+    assert not (tmp_path / "dataset").exists()
+
+
+def number_of(job: int) -> int:
+    """A job that fails on 3 as a user's mistake does, and on 5 as a bug does."""
+    if job == 3:
+        raise UserError("job 3: found 3, allowed: others")
+    if job == 5:
+        raise ZeroDivisionError("five")
+    return job * job
+
+
+IN_MEMORY = BeamSection(options=("--direct_running_mode=in_memory", "--direct_num_workers=1"))
+
+
+def test_beam_gives_every_job_with_its_result(tmp_path: Path) -> None:
+    with open_engine("beam", workers=None, beam=IN_MEMORY, directory=tmp_path) as engine:
+        assert sorted(engine.run(number_of, [4, 2, 7])) == [(2, 4), (4, 16), (7, 49)]
+        assert list(engine.run(number_of, [])) == []
+        with pytest.raises(UserError, match=r"^job 3: found 3"):
+            list(engine.run(number_of, [3, 2]))
+        with pytest.raises(Exception, match="five"):
+            list(engine.run(number_of, [5, 2]))
+        assert sorted(engine.run(number_of, [1])) == [(1, 1)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_that_do_not_arrive_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a worker whose disk is another.
+    monkeypatch.setattr("pipelines.beam_engine.do_job", lambda element: None)
+    with (
+        open_engine("beam", workers=None, beam=IN_MEMORY, directory=tmp_path) as engine,
+        pytest.raises(UserError, match="2 of 2 jobs left no result; allowed: an output that all"),
+    ):
+        list(engine.run(number_of, [1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("beam", "workers", "message"),
+    [
+        (
+            {"runner": "DirektRunner"},
+            None,
+            r'beam\.runner: found "DirektRunner"; did you mean ',
+        ),
+        ({"runner": "nowhere.Runner"}, None, r"beam\.runner: nowhere\.Runner cannot be imported"),
+        ({"runner": "DaskRunner"}, 3, r"workers: found 3, but beam\.runner is DaskRunner"),
+        ({"options": ["--direct_num_workers=2"]}, 3, r"workers: found 3, but beam\.options has"),
+        ({"options": ["--direct_num_worker=2"]}, None, r'found "--direct_num_worker=2"; did you'),
+        ({"options": ["--direct_num_workers=two"]}, None, r"beam\.options: .*invalid int value"),
+        ({"options": ["--runner=FlinkRunner"]}, None, r"beam\.options: found --runner, allowed"),
+    ],
+)
+def test_settings_of_beam_that_cannot_be_met_are_named(
+    tmp_path: Path, beam: dict[str, Any], workers: int | None, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        open_engine("beam", workers=workers, beam=BeamSection(**beam), directory=tmp_path)
+
+
+def test_without_beam_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    with pytest.raises(UserError, match=r'pip install "bert-jax\[beam\]"'):
+        open_engine("beam", workers=None, beam=BeamSection(), directory=tmp_path)
+    with open_engine("local", workers=1, beam=BeamSection(), directory=tmp_path) as engine:
+        assert list(engine.run(number_of, [4])) == [(4, 16)]
+
+
+def test_the_pools_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    program = textwrap.dedent(
+        f"""
+        import pathlib, time
+        from pipelines.pool import WorkerPool
+        if __name__ == "__main__":
+            with WorkerPool(2) as pool:
+                list(pool.run(len, ["a", "b"]))
+                pathlib.Path({str(tmp_path)!r}, "ready").touch()
+                time.sleep(120)
+        """
+    )
+    script = tmp_path / "script.py"
+    script.write_text(program)
+    parent = subprocess.Popen([sys.executable, script], env=environment())
+    try:
+        wait_until((tmp_path / "ready").exists)
+        children = psutil.Process(parent.pid).children(recursive=True)
+        assert len(children) >= 2
+    finally:
+        parent.kill()
+        parent.wait()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert alive == []
+
+
+def die(job: int) -> None:
+    """What the system does when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_the_system_kills_is_one_line() -> None:
+    with WorkerPool(2) as pool, pytest.raises(RunStopped, match="a worker process was killed"):
+        list(pool.run(die, [1, 2]))
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def killed_after(settings: ExamplesSection, line: str) -> None:
+    """Starts a run and kills it with all its workers soon after it has said something."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", PROGRAM, settings.model_dump_json(), "1000"],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None
+        for said_line in process.stdout:
+            if said_line.startswith(line):
+                break
+        time.sleep(random.uniform(0, 0.02))
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_any_stage_ends_with_the_same_bytes(
+    corpus: Path, tmp_path: Path
+) -> None:
+    settings = wanted(corpus, workers=2, output=str(tmp_path / "dataset"))
+    for line in ("cleaned part 2 ", "tokenised part 5 ", "shard 1 "):
+        killed_after(settings, line)
+        assert not (tmp_path / "dataset").exists()
+    run(settings)
+    assert_same(settings, corpus)
