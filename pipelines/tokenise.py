@@ -59,7 +59,7 @@ class RunSummary(NamedTuple):
 def tokenise_part(job: TokeniseJob) -> RunSummary:
     """Reads, splits and encodes the documents of some parts and writes them as one run.
 
-    A run is a directory with a :class:`TokenisedDocuments` per split, sorted by key, and
+    A run is a directory with a file of :class:`TokenisedDocuments` per split, sorted by key, and
     ``counts.npy``, how often each id occurs. It appears whole, by renaming; one that is there
     already is left as it is.
 

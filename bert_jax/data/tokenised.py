@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import pathlib
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from etils import epath
 
-from bert_jax.data.array_file import open_array
+from bert_jax.data.documents_file import Arrays, open_documents, write_documents
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,53 +50,41 @@ class TokenisedDocuments:
             np.concatenate([self.tokens[:0], *pieces]),
         )
 
-    def save(self, directory: pathlib.Path) -> None:
-        """Writes one ``.npy`` file per array into a directory, which is made."""
-        directory.mkdir()
-        for field in dataclasses.fields(self):
-            save_array(directory / f"{field.name}.npy", getattr(self, field.name))
+    def save(self, path: pathlib.Path) -> None:
+        """Writes documents that are sorted by key into a file that is not there yet."""
+        with path.open("xb") as file:
+            write_documents(
+                file, Arrays(self.keys, self.document_starts, self.sentence_starts, self.tokens)
+            )
 
     @classmethod
     def load(
-        cls, directory: epath.PathLike, *, first_key: int = 0, last_key: int = 2**64 - 1
+        cls, path: epath.PathLike, *, first_key: int = 0, last_key: int = 2**64 - 1
     ) -> TokenisedDocuments:
         """Reads documents that :meth:`save` has written; no others are read, nor kept in memory.
 
         Args:
-            directory: of documents that are sorted by key.
+            path: of the file, local or ``gs://``.
             first_key: high half of the first key.
             last_key: high half of the last key, which is included.
         """
-        with contextlib.ExitStack() as files:
-            keys, documents, sentences, tokens = (
-                files.enter_context(open_array(epath.Path(directory) / f"{field.name}.npy"))
-                for field in dataclasses.fields(cls)
-            )
-            start = bisect_left(keys, first_key, key=_high_half)
-            stop = bisect_right(keys, last_key, start, key=_high_half)
-            document_starts = documents.read(start, stop + 1)
-            sentence_starts = sentences.read(int(document_starts[0]), int(document_starts[-1]) + 1)
-            return cls(
-                keys.read(start, stop),
-                document_starts - document_starts[0],
-                sentence_starts - sentence_starts[0],
-                tokens.read(int(sentence_starts[0]), int(sentence_starts[-1])),
-            )
+        with open_documents(path) as file:
+            start, stop = file.find(first_key, side="left"), file.find(last_key, side="right")
+            return cls(*file.read(start, max(start, stop)))
 
 
-def load_high_keys(directories: Sequence[epath.PathLike]) -> np.ndarray:
+def load_high_keys(paths: Sequence[epath.PathLike]) -> np.ndarray:
     """Returns the high halves of the keys of all documents, sorted: 8 bytes of memory for each.
 
     Args:
-        directories: what :meth:`TokenisedDocuments.save` has written.
+        paths: files that :meth:`TokenisedDocuments.save` has written.
     """
-    paths = [epath.Path(directory) / "keys.npy" for directory in directories]
     sizes = [_length(path) for path in paths]
     high = np.empty(sum(sizes), np.uint64)
     filled = 0
     for path, size in zip(paths, sizes, strict=True):
-        with open_array(path) as keys:
-            high[filled : filled + size] = keys.read(0, size)[:, 0]
+        with open_documents(path) as file:
+            high[filled : filled + size] = file.high_keys(0, size)
         filled += size
     high.sort()
     return high
@@ -166,13 +152,9 @@ def array_bytes(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def _length(path: epath.Path) -> int:
-    with open_array(path) as array:
-        return len(array)
-
-
-def _high_half(key: np.ndarray) -> int:
-    return int(key[0])
+def _length(path: epath.PathLike) -> int:
+    with open_documents(path) as file:
+        return len(file)
 
 
 def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:

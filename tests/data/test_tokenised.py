@@ -69,18 +69,33 @@ def test_documents_on_disk_are_read_back(tmp_path: Path) -> None:
         laid_out(lists).save(tmp_path / "run")
 
 
+def test_a_file_that_is_cut_short_or_another_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    laid_out([[[1, 2], [3]], [[65535]]]).save(path)
+    content = path.read_bytes()
+    for size in (5, len(content) - 1):
+        path.write_bytes(content[:size])
+        with pytest.raises(EOFError, match="cut short"):
+            TokenisedDocuments.load(path)
+    path.write_bytes(b"x" * len(content))
+    with pytest.raises(ValueError, match="allowed: b'bj-docs1'"):
+        TokenisedDocuments.load(path)
+
+
 @settings(deadline=None, max_examples=100)
 @given(
     DOCUMENTS,
     st.lists(st.integers(0, 20), min_size=6, max_size=6),
+    st.sampled_from([1, 2, 512]),
     st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted),
 )
 def test_a_range_of_keys_on_disk_is_what_the_same_range_of_all_is(
-    lists: Lists, high: list[int], bounds: list[int]
+    lists: Lists, high: list[int], window: int, bounds: list[int]
 ) -> None:
     keys = sorted(half << 64 | low for low, half in enumerate(high[: len(lists)]))
     first, last = bounds
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_jax.data.documents_file._WINDOW", window)
         run = Path(directory) / "run"
         from_lists(keys, lists, np.dtype(np.uint16)).save(run)
         found = TokenisedDocuments.load(run, first_key=first, last_key=last)
