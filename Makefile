@@ -44,7 +44,7 @@ demo: $(VENV)/.core  ## Pretrain a small BERT on this machine, from raw text to 
 	$(BIN)/bert-jax demo
 
 test: $(VENV)/.test  ## Run the tests; make test ARGS="-k masking" for some of them.
-	$(NO_TPU) $(BIN)/python -m pytest -n logical --maxprocesses 8 $(ARGS)
+	$(NO_TPU) $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadgroup $(ARGS)
 
 lint: $(VENV)/.lint  ## Check style, formatting and types.
 	$(BIN)/ruff check $(SOURCES)

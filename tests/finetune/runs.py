@@ -70,7 +70,8 @@ def tiny_run(directory: Path) -> Path:
 def write_table(directory: Path, rows: int, seed: int) -> Path:
     """Writes ``<directory>/rows-<rows>-<seed>.csv``: columns "text" and "label".
 
-    ``word7 good2 word31 good0,good``: half of the 2 to 20 words tell, the others say nothing.
+    ``word7 good2 word31 good0,good``: half of the words tell, the others say nothing. A text has 4
+    words or 18: two lengths to compile for.
 
     Args:
         directory: is made.
@@ -81,7 +82,7 @@ def write_table(directory: Path, rows: int, seed: int) -> Path:
     lines = ["text,label"]
     for number in range(rows):
         label = LABELS[number % 2]
-        telling = rng.choice(GOOD if label == "good" else BAD, rng.integers(1, 11))
+        telling = rng.choice(GOOD if label == "good" else BAD, rng.choice([2, 9]))
         words = rng.permutation([*telling, *rng.choice(FILLERS, len(telling))])
         lines.append(f"{' '.join(words)},{label}")
     directory.mkdir(parents=True, exist_ok=True)

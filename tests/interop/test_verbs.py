@@ -19,6 +19,9 @@ from bert_jax.verbs.run_dir import open_run
 from tests.interop.tf1_writer import read_tf1
 from tests.project import bert_jax, project_config, said, write_config
 
+# One worker makes the runs that most of these tests look at.
+pytestmark = pytest.mark.xdist_group("interop")
+
 STEPS = 6
 
 

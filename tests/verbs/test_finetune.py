@@ -22,6 +22,9 @@ from bert_jax.verbs.loading import load_params
 from bert_jax.verbs.run_dir import open_run
 from tests.finetune.runs import tiny_config, write_table
 
+# One worker makes the runs that most of these tests look at.
+pytestmark = pytest.mark.xdist_group("finetune")
+
 
 def run(*arguments: object) -> Result:
     """Runs the command line."""

@@ -23,6 +23,9 @@ from bert_jax.verbs.loading import load_params
 from bert_jax.verbs.run_dir import open_run
 from tests.project import ROOT, environment, project_config, write_config
 
+# One worker makes the runs that most of these tests look at.
+pytestmark = pytest.mark.xdist_group("pretrain")
+
 STEPS = 12
 
 

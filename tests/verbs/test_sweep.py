@@ -32,6 +32,9 @@ from bert_jax.verbs.run_dir import open_run
 from bert_jax.verbs.sweep_together import first_state, side_by_side
 from tests.finetune.runs import tiny_config
 
+# One worker makes the runs that most of these tests look at.
+pytestmark = pytest.mark.xdist_group("sweep")
+
 RATE, TOO_LOW, TOO_HIGH = 1e-3, 1e-6, 1e30
 
 
