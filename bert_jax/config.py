@@ -12,13 +12,13 @@ import pydantic
 import yaml
 from etils import epath
 
-from bert_jax.data.loader import LoaderSection
+from bert_jax.data.loader_section import LoaderSection
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.finetune.section import FinetuneSection
 from bert_jax.model.config import ModelSection
-from bert_jax.objectives.registry import ObjectiveSection
-from bert_jax.optim.optimizer import OptimizerSection
-from bert_jax.parallel.mesh import MeshSection
+from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.optim.sections import OptimizerSection
+from bert_jax.parallel.section import MeshSection
 from bert_jax.section import Section
 from bert_jax.train.sections import TrainSection
 from pipelines.examples import ExamplesSection

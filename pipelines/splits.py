@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import pathlib
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -10,12 +10,13 @@ from etils import epath
 
 from bert_jax.data.pairing import PairingSection
 from bert_jax.data.provenance import LanguageRecord, ShardRecord, SplitRecord
+from bert_jax.data.records import sha256_of
 from bert_jax.data.schema import lengths_name, shard_name
-from bert_jax.data.tokenised import array_bytes, load_high_keys
+from bert_jax.data.tokenised import load_high_keys
 from bert_jax.errors import UserError
 from bert_jax.text import SpecialIds
 from pipelines.buckets import deal, default_shards
-from pipelines.disk import write_aside
+from pipelines.disk import whole_file
 from pipelines.engine import Engine
 from pipelines.figures import add_pairs, count_distinct, sketch
 from pipelines.mixture import (
@@ -189,9 +190,10 @@ def _finish_split(
     """Joins the shards' lengths into the split's index."""
     records: tuple[ShardRecord, ...] = tuple(shard.record for shard in shards)
     paths = [lengths_path(workspace.work, record.name) for record in records]
-    lengths = np.concatenate(list(each(load_array, paths)))
-    spelled = array_bytes(lengths)
-    write_aside(workspace.partial / lengths_name(split), spelled)
+    examples = sum(record.examples for record in records)
+    with whole_file(workspace.partial / lengths_name(split)) as aside:
+        _join_lengths(paths, aside, count=examples)
+        lengths_sha256 = sha256_of(aside)
     smallest = np.zeros(0, np.uint64)
     for added in each(load_array, [sketch_path(workspace.work, r.name) for r in records]):
         smallest = sketch(np.concatenate([smallest, added]))
@@ -200,11 +202,21 @@ def _finish_split(
     return SplitRecord(
         shards=records,
         documents=sum(shard.documents for shard in shards),
-        examples=len(lengths),
+        examples=examples,
         tokens=sum(shard.tokens for shard in shards),
-        lengths_sha256=hashlib.sha256(spelled).hexdigest(),
+        lengths_sha256=lengths_sha256,
         pairs=add_pairs(pairs) if pairs else None,
         sentences=sentences,
         repeated_sentences=max(0.0, 1.0 - count_distinct(smallest) / sentences),
         languages=languages,
     )
+
+
+def _join_lengths(paths: Sequence[epath.Path], target: pathlib.Path, *, count: int) -> None:
+    """Writes the ``count`` lengths of some files into one, a file in memory at a time."""
+    with target.open("wb") as file:
+        descr = np.lib.format.dtype_to_descr(np.dtype(np.uint16))
+        header = {"descr": descr, "fortran_order": False, "shape": (count,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for lengths in each(load_array, paths):
+            file.write(lengths.tobytes())

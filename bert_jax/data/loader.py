@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Self, cast
 
 import grain
 import numpy as np
-import pydantic
 from absl import flags
 
 from bert_jax.data import rng
 from bert_jax.data.exchange import Exchange
 from bert_jax.data.length_index import LengthIndex
+from bert_jax.data.loader_section import LoaderSection
 from bert_jax.data.order import Order, PackedOrder, SingleOrder
 from bert_jax.data.packed_row import PackedRow
 from bert_jax.data.packing import PackingPlan
@@ -23,26 +23,12 @@ from bert_jax.data.position import Position
 from bert_jax.data.steps import EvaluationBatch, HostShare, TrainingBatch
 from bert_jax.data.worker import prepare_worker
 from bert_jax.errors import UserError
-from bert_jax.section import Section
 from bert_jax.task import Features
 
 if TYPE_CHECKING:
     from bert_jax.data.sequence import ExampleSequence
 
 _STEPS = 2**40  # steps of an endless run: more than can be walked, and Grain still slices it
-
-
-class LoaderSection(Section):
-    """How batches are made ahead of the step that takes them. None of it changes a batch.
-
-    Attributes:
-        workers: processes that make batches; 0 makes them in a thread of the training process. A
-            process costs seconds to start and spares the training process the work.
-        prefetch: batches made ahead, by each worker.
-    """
-
-    workers: int = pydantic.Field(default=0, ge=0)
-    prefetch: int = pydantic.Field(default=4, ge=1)
 
 
 class Batches(Iterator[dict[str, np.ndarray]]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import numpy as np
 import pydantic
 from etils import epath
 
+from bert_jax.data.released_batch import RowFigures, figures_of_rows
 from bert_jax.data.released_schema import decode_row
 from bert_jax.data.static_rows import StaticExample
 from bert_jax.data.tfrecord import scan_records
@@ -22,8 +24,8 @@ from bert_jax.files import new_directory
 from bert_jax.section import Section
 
 _VERSION: Final = 1  # of the index; another one is made anew
-_FLUSH: Final = 1024  # examples whose tokens are counted at once
-_LEFT_OUT: Final = -1  # no id
+_AT_A_TIME: Final = 256  # records
+_LONGEST: Final = 2**16 - 1  # tokens of an example
 _NAME: Final = ".bert_jax_index"
 
 
@@ -137,17 +139,13 @@ def _make(paths: Sequence[epath.Path]) -> ReleasedIndex:
     files = []
     for path in paths:
         before = len(offsets)
-        for number, record in enumerate(scan_records(path), 1):
-            try:
-                example, slots = decode_row(record.payload)
-                lengths.append(len(example.input_ids))
-            except (ValueError, OverflowError) as error:
-                raise UserError(f"{path}: record {number}: {error}") from None
-            offsets.append(record.offset)
-            digest.update(record.checksum.to_bytes(4, "little"))
-            tally.add(example, slots)
+        records = scan_records(path)
+        while held := list(itertools.islice(records, _AT_A_TIME)):
+            payloads = [record.payload for record in held]
+            _count(path, payloads, first=len(offsets) - before + 1, lengths=lengths, tally=tally)
+            offsets.extend(record.offset for record in held)
+            digest.update(b"".join(record.checksum.to_bytes(4, "little") for record in held))
         files.append(_file_record(path, len(offsets) - before))
-    tally.finish()
     if not offsets:
         raise UserError(f"{paths[0].parent}: found no record in its TFRecords, allowed: some")
     figures = ReleasedFigures(
@@ -164,6 +162,38 @@ def _make(paths: Sequence[epath.Path]) -> ReleasedIndex:
     )
 
 
+def _count(
+    path: epath.Path,
+    payloads: Sequence[bytes],
+    *,
+    first: int,
+    lengths: array.array[int],
+    tally: _Tally,
+) -> None:
+    """Counts some rows of a file, of which the first has the number ``first``."""
+    if (figures := figures_of_rows(payloads)) is not None and figures.lengths.max() <= _LONGEST:
+        lengths.extend(figures.lengths.tolist())
+        tally.add(figures)
+        return
+    for number, payload in enumerate(payloads, first):
+        try:
+            example, slots = decode_row(payload)
+            lengths.append(len(example.input_ids))
+        except (ValueError, OverflowError) as error:
+            raise UserError(f"{path}: record {number}: {error}") from None
+        tally.add(_figures_of(example, slots))
+
+
+def _figures_of(example: StaticExample, slots: int) -> RowFigures:
+    return RowFigures(
+        lengths=np.array([len(example.input_ids)]),
+        slots=slots,
+        most_predictions=len(example.positions),
+        highest_id=int(example.input_ids.max()),
+        originals=np.delete(example.original(), example.special_places),
+    )
+
+
 class _Tally:
     """Sums over all examples."""
 
@@ -172,29 +202,14 @@ class _Tally:
         self.most = 0
         self.highest = 0
         self._counts = np.zeros(1, np.int64)  # of each id, special tokens left out
-        self._held: list[np.ndarray] = []
 
-    def add(self, example: StaticExample, slots: int) -> None:
-        self.slots = max(self.slots, slots)
-        self.most = max(self.most, len(example.positions))
-        self.highest = max(self.highest, int(example.input_ids.max()))
-        original = example.original()
-        original[example.special_places] = _LEFT_OUT
-        self._held.append(original)
-        if len(self._held) >= _FLUSH:
-            self._flush()
-
-    def _flush(self) -> None:
-        flat = np.concatenate([np.zeros(0, np.int32), *self._held])
-        flat = flat[flat != _LEFT_OUT]
-        added = np.bincount(flat, minlength=len(self._counts))
+    def add(self, figures: RowFigures) -> None:
+        self.slots = max(self.slots, figures.slots)
+        self.most = max(self.most, figures.most_predictions)
+        added = np.bincount(figures.originals, minlength=len(self._counts))
         added[: len(self._counts)] += self._counts
-        self._counts, self._held = added, []
-
-    def finish(self) -> None:
-        """Counts what is left over."""
-        self._flush()
-        self.highest = max(self.highest, len(self._counts) - 1)
+        self._counts = added
+        self.highest = max(self.highest, figures.highest_id, len(added) - 1)
 
     def entropy(self) -> float:
         shares = self._counts[self._counts > 0] / max(self._counts.sum(), 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from bert_jax.data import tf_example
 from bert_jax.data.static_rows import StaticExample
+from bert_jax.data.varints import decode_lists
 from bert_jax.task import Row
 
 WEIGHTS: Final = "masked_lm_weights"
@@ -17,6 +19,7 @@ LABEL: Final = "next_sentence_labels"
 PER_TOKEN: Final = ("input_ids", "input_mask", "segment_ids")
 PER_PREDICTION: Final = ("masked_lm_positions", "masked_lm_ids", WEIGHTS)
 _MOST: Final = 2**31 - 1
+_FLOAT: Final = np.dtype("<f4")
 FEATURES: Final = (*PER_TOKEN, *PER_PREDICTION, LABEL)
 
 
@@ -56,11 +59,7 @@ def decode_row(record: bytes) -> tuple[StaticExample, int]:
     Raises:
         ValueError: the bytes are no such row; says what was found and what is allowed.
     """
-    try:
-        feature = tf_example.Example.FromString(record).features.feature
-    except DecodeError:
-        raise ValueError("found no tf.train.Example, allowed: one in each record") from None
-    values = {name: _values(feature, name) for name in FEATURES}
+    values = _numbers(record)
     for names in (PER_TOKEN, PER_PREDICTION):
         sizes = {name: len(values[name]) for name in names}
         if len(set(sizes.values())) > 1:
@@ -93,7 +92,48 @@ def decode_row(record: bytes) -> tuple[StaticExample, int]:
     return example, len(weights)
 
 
-def _values(feature: Mapping[str, Any], name: str) -> np.ndarray:
+def _numbers(record: bytes) -> dict[str, np.ndarray]:
+    """Returns int64 ``[n]`` of each feature, float32 of the weights."""
+    try:
+        if (packed := packed_values(record)) is not None:
+            weights = np.frombuffer(packed.pop(WEIGHTS), _FLOAT)
+            flat, counts = decode_lists(list(packed.values()))
+            stops = itertools.accumulate(counts)
+            numbers = {
+                name: flat[stop - count : stop]
+                for name, count, stop in zip(packed, counts, stops, strict=True)
+            }
+            return {**numbers, WEIGHTS: weights}
+        feature = tf_example.Example.FromString(record).features.feature
+    except (DecodeError, ValueError):  # bytes that no number or float ends with
+        raise ValueError("found no tf.train.Example, allowed: one in each record") from None
+    return {
+        name: np.array(_values(feature, name), _FLOAT if name == WEIGHTS else np.int64)
+        for name in FEATURES
+    }
+
+
+def packed_values(record: bytes) -> dict[str, bytes] | None:
+    """Returns the bytes that the numbers of each feature are packed into.
+
+    Returns:
+        Varints, of the weights little-endian floats; None where the record has to be read number
+        by number: it is not as all known writers write it, or a feature is missing.
+
+    Raises:
+        DecodeError: the bytes are no example.
+    """
+    example = tf_example.packed_example(record)
+    if example is None:
+        return None
+    feature = example.features.feature
+    try:
+        return {name: b"".join(_values(feature, name)) for name in FEATURES}
+    except ValueError:
+        return None
+
+
+def _values(feature: Mapping[str, Any], name: str) -> Sequence[Any]:
     if name not in feature:
         found = ", ".join(sorted(feature)) or "no feature at all"
         raise ValueError(f"found no feature {name} (but {found}), allowed: {', '.join(FEATURES)}")
@@ -102,7 +142,7 @@ def _values(feature: Mapping[str, Any], name: str) -> np.ndarray:
     if not held.HasField(wanted):
         found = held.WhichOneof("kind") or "an empty feature"
         raise ValueError(f"found {name} as {found}, allowed: {wanted}")
-    return np.array(getattr(held, wanted).value, np.float32 if name == WEIGHTS else np.int64)
+    return getattr(held, wanted).value
 
 
 def _length(mask: np.ndarray) -> int:

@@ -9,7 +9,7 @@ import pydantic
 from bert_jax.finetune.registry import TaskSection
 from bert_jax.finetune.sweep import SweepSection
 from bert_jax.model.config import Dtype
-from bert_jax.optim.finetune import FinetuneOptimizerSection
+from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.section import Section
 
 

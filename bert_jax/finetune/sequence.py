@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
-from scipy import special
 
 from bert_jax.data.assemble import assemble
 from bert_jax.errors import RunStopped
@@ -172,6 +171,10 @@ class SequenceCollector:
         Raises:
             ValueError: an example's logits are missing.
         """
+        from scipy import (
+            special,  # a tenth of a second, which reading a configuration need not take
+        )
+
         if not self._seen.all():
             missing = np.flatnonzero(~self._seen)
             raise ValueError(

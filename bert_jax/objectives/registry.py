@@ -4,34 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
-from bert_jax.data.masking import MaskingSection
 from bert_jax.data.pairing import PairingKind
 from bert_jax.data.records import Dataset
 from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.objectives.bert import BertObjective
-from bert_jax.section import Section
+from bert_jax.objectives.section import ObjectiveName, ObjectiveSection
 from bert_jax.task import Objective
 from bert_jax.text.tokenizer import Tokenizer
-
-ObjectiveName = Literal["bert", "sop", "roberta"]
-
-
-class ObjectiveSection(Section):
-    """Which loss, and how it masks; the two combine freely.
-
-    ``objective: {name: sop, masking: {unit: ngram}}`` is ALBERT's.
-
-    Attributes:
-        name: ``bert``: masked language model and next sentence prediction. ``sop``: masked language
-            model and sentence order prediction. ``roberta``: masked language model alone.
-        masking: of training rows.
-    """
-
-    name: ObjectiveName = "bert"
-    masking: MaskingSection = MaskingSection()
 
 
 class _Entry(NamedTuple):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 import optax
-import pydantic
 from jax.typing import ArrayLike
 
 from bert_jax.errors import UserError
@@ -20,6 +19,7 @@ from bert_jax.optim.layerwise import (
 )
 from bert_jax.optim.optimizer import decay_mask, scale_by_bert_adam
 from bert_jax.optim.schedule import slanted_triangular, warmup_constant, warmup_linear
+from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.optim.units import (
     NEVER,
     frozen_units,
@@ -28,47 +28,8 @@ from bert_jax.optim.units import (
     unit_names,
     unit_of_parameters,
 )
-from bert_jax.section import Section
 
 Axes = Any  # a nested dict of LogicalAxes
-
-
-class FinetuneOptimizerSection(Section):
-    """How a pretrained model is changed. The constants are BERT's but for bias correction.
-
-    The release fine-tunes without bias correction, which makes some seeds fail on small data
-    (arXiv 2006.05987); `bias_correction=False` is its way.
-    """
-
-    learning_rate: float = pydantic.Field(default=5e-5, gt=0)  # the peak, of the heads
-    schedule: Literal["linear", "slanted_triangular", "constant"] = "linear"
-    # Of all steps, with "linear" and "constant"; rounded up to whole steps.
-    warmup_fraction: float = pydantic.Field(default=0.1, ge=0, le=1)
-    # With "slanted_triangular": the rise's part of all steps, and peak over lowest rate.
-    cut_fraction: float = pydantic.Field(default=0.1, ge=0, lt=1)
-    ratio: float = pydantic.Field(default=32.0, ge=1)
-    beta1: float = pydantic.Field(default=0.9, ge=0, lt=1)
-    beta2: float = pydantic.Field(default=0.999, ge=0, lt=1)
-    eps: float = pydantic.Field(default=1e-6, gt=0)
-    weight_decay: float = pydantic.Field(default=0.01, ge=0)
-    bias_correction: bool = True
-    clip_norm: float | None = pydantic.Field(default=1.0, gt=0)
-    # The rate of a layer over that of the layer above; the heads and the pooler have the full
-    # rate, the topmost layer the first factor (after arXiv 1905.05583).
-    layer_decay: float = pydantic.Field(default=1.0, gt=0, le=1)
-    # "embeddings", "encoder", "pooler", "layers.N", "layers.N-M" (from 0, both included).
-    freeze: tuple[str, ...] = ()
-    # Epochs from one thawed unit to the next, from the top (arXiv 1801.06146, section 3.3).
-    unfreeze_every: int | None = pydantic.Field(default=None, ge=1)
-
-    @pydantic.model_validator(mode="after")
-    def _something_to_thaw(self) -> FinetuneOptimizerSection:
-        if self.unfreeze_every is not None and "encoder" in self.freeze:
-            raise ValueError(
-                f"unfreeze_every: found {self.unfreeze_every}, allowed: null, since freeze has "
-                '"encoder" and nothing is left to thaw'
-            )
-        return self
 
 
 def make_schedule(section: FinetuneOptimizerSection, *, total_steps: int) -> optax.Schedule:

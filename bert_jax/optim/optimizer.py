@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-import pydantic
 
+from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.rules import LogicalAxes
-from bert_jax.section import Section
 
 Params = Any  # a nested dict of float32 arrays
 Axes = Any  # the same nested dict of LogicalAxes
 
 NO_DECAY = ("bias", "scale")
-
-
-class OptimizerSection(Section):
-    """The optimizer and its constants. The defaults are the release's."""
-
-    name: Literal["adamw", "lamb"] = "adamw"
-    learning_rate: float = pydantic.Field(default=1e-4, gt=0)
-    warmup_steps: int = pydantic.Field(default=0, ge=0)
-    beta1: float = pydantic.Field(default=0.9, ge=0, lt=1)
-    beta2: float = pydantic.Field(default=0.999, ge=0, lt=1)
-    eps: float = pydantic.Field(default=1e-6, gt=0)
-    weight_decay: float = pydantic.Field(default=0.01, ge=0)
-    bias_correction: bool = False
-    clip_norm: float | None = pydantic.Field(default=1.0, gt=0)
 
 
 class MomentsState(NamedTuple):

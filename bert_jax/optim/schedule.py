@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-
-class Stretch(NamedTuple):
-    """A stretch of steps under one warm-up and decay."""
-
-    steps: int
-    peak: float
-    warmup_steps: int
+from bert_jax.optim.sections import Stretch
 
 
 def linear_schedule(stretch: Stretch) -> optax.Schedule:

@@ -6,42 +6,16 @@ import dataclasses
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
-import pydantic
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from bert_jax.errors import UserError, first_line
 from bert_jax.parallel.rules import DATA, FSDP, MESH_AXES, TENSOR
-from bert_jax.section import Section
-
-Platform = Literal["auto", "cpu", "gpu", "tpu"]
-
-
-class DistributedSection(Section):
-    """How several processes find each other. On a Cloud TPU everything is found by itself."""
-
-    enabled: bool = False
-    coordinator_address: str | None = None
-    coordinator_port: int = pydantic.Field(default=8482, ge=1, le=65535)
-    process_count: int | None = pydantic.Field(default=None, ge=1)
-    process_index: int | None = pydantic.Field(default=None, ge=0)
-    timeout_seconds: int = pydantic.Field(default=300, ge=1)
-
-
-class MeshSection(Section):
-    """Devices and how a run is split over them. One axis may be -1: all devices left over."""
-
-    platform: Platform = "auto"
-    data: int = pydantic.Field(default=-1, ge=-1)
-    fsdp: int = pydantic.Field(default=1, ge=-1)
-    tensor: int = pydantic.Field(default=1, ge=-1)
-    slices: int = pydantic.Field(default=1, ge=1)
-    simulated_devices: int | None = pydantic.Field(default=None, ge=1, le=512)
-    distributed: DistributedSection = DistributedSection()
+from bert_jax.parallel.section import DistributedSection, MeshSection
 
 
 def initialise(section: MeshSection) -> None:

@@ -8,8 +8,7 @@ import pydantic
 
 from bert_jax.data.packing import PackingSection
 from bert_jax.errors import UserError
-from bert_jax.optim.optimizer import OptimizerSection
-from bert_jax.optim.schedule import Stretch
+from bert_jax.optim.sections import OptimizerSection, Stretch
 from bert_jax.section import Section
 
 

@@ -22,7 +22,7 @@ from bert_jax.model.config import (
     ModelSection,
     resolve_architecture,
 )
-from bert_jax.objectives import make_objective
+from bert_jax.objectives.registry import make_objective
 from bert_jax.task import Objective
 from bert_jax.text import Tokenizer, load_tokenizer
 

@@ -193,6 +193,14 @@ def test_what_is_no_row_of_the_release_is_named_with_its_record(files: Path) -> 
     )
 
 
+def test_a_damaged_row_among_hundreds_is_named(files: Path) -> None:
+    rows = [example_bytes(row) for row in random_rows(600)]
+    rows[519] = example_bytes(ROWS[3] | {"next_sentence_labels": [2]})
+    (files / "tf_examples.tfrecord-1").write_bytes(b"".join(map(frame, rows)))
+    with pytest.raises(UserError, match=r"tfrecord-1: record 520: found next_sentence_labels"):
+        open_released(files)
+
+
 def test_rows_that_do_not_fit_the_run_are_refused(files: Path) -> None:
     dataset: ReleasedDataset = open_released(files)
     rng = np.random.default_rng(0)

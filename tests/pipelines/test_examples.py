@@ -485,6 +485,18 @@ def test_the_default_number_of_shards_follows_the_corpus(
     assert default_shards(documents=documents, tokens=tokens) == shards
 
 
+def test_the_lengths_index_is_a_npy_file_of_all_examples(tmp_path: Path) -> None:
+    made = make_dataset(tmp_path)
+    for name, split in made.splits.items():
+        path = tmp_path / "dataset" / f"{name}.lengths.npy"
+        lengths = np.load(path)
+        dataset = open_dataset(tmp_path / "dataset", name)
+        assert lengths.dtype == np.uint16
+        assert lengths.tolist() == [len(dataset[i].input_ids) for i in range(split.examples)]
+        np.save(tmp_path / "again.npy", lengths)
+        assert path.read_bytes() == (tmp_path / "again.npy").read_bytes()
+
+
 def test_tfds_files_name_the_splits_and_their_sizes(tmp_path: Path) -> None:
     made = make_dataset(tmp_path)
     info = json.loads((tmp_path / "dataset" / "dataset_info.json").read_text())
