@@ -8,11 +8,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from bert_jax.data.provenance import LanguageRecord
 from bert_jax.report.charts import bar, histogram
 from bert_jax.report.drawn import DrawnExample, Piece
 from bert_jax.report.drawn_html import example_item, mark
 from bert_jax.report.html import Element, Node, count, element, number
-from bert_jax.report.languages import LanguageFigures, language_table
+from bert_jax.report.languages import language_table
 from bert_jax.report.page import examples, facts, page, quiet, section, table
 
 BINS: Final = 64  # bars of the histogram, at most
@@ -91,8 +92,8 @@ class ExamplesInputs(NamedTuple):
     """None: not looked for."""
     drawn: Sequence[DrawnExample]
     footer: str
-    languages: Mapping[str, Sequence[LanguageFigures]]
-    """By split; none, where the settings tell no languages apart."""
+    languages: Mapping[str, Mapping[str, LanguageRecord]]
+    """By split and code; none, where the settings tell no languages apart."""
 
 
 def render(inputs: ExamplesInputs) -> str:

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
+from bert_jax.data.provenance import LanguageRecord
 from bert_jax.report.html import Element, element
 from bert_jax.report.page import table
 
 
-class LanguageFigures(NamedTuple):
-    """A language's part of a split."""
-
-    language: str
-    documents: int
-    tokens: int
-    """Of the text, each document counted once."""
-    share: float
-    """Of the text's tokens."""
-    mixture_share: float
-    """What that is to be by the mixture."""
-    passes: float
-    """Over a document, on average."""
-    examples: int
-    example_tokens: int
-
-
-def language_table(split: str, languages: Sequence[LanguageFigures]) -> Element:
+def language_table(split: str, languages: Mapping[str, LanguageRecord]) -> Element:
     """Returns a split's languages, a row for each.
 
     Args:
         split: its name.
-        languages: at least one.
+        languages: at least one, by code.
     """
-    total = sum(each.example_tokens for each in languages)
+    total = sum(each.example_tokens for each in languages.values())
     rows = [
         (
-            each.language,
+            code,
             each.documents,
             each.tokens,
             _percent(each.share),
@@ -45,7 +28,7 @@ def language_table(split: str, languages: Sequence[LanguageFigures]) -> Element:
             each.examples,
             _percent(each.example_tokens / total),
         )
-        for each in languages
+        for code, each in languages.items()
     ]
     columns = (
         *("language", "documents", "tokens", "share of text", "share wanted", "passes"),

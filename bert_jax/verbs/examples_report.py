@@ -35,7 +35,6 @@ from bert_jax.report.examples import (
     SplitFigures,
     render,
 )
-from bert_jax.report.languages import LanguageFigures
 from bert_jax.text import Tokenizer
 from pipelines.preparation import Preparation, read_preparation
 
@@ -103,7 +102,11 @@ def write_examples_report(
             dropped=_dropped(preparation),
             overlaps=_overlaps(preparation),
             drawn=sample.drawn,
-            languages={s.split: figures for s in splits if (figures := _languages(s))},
+            languages={
+                name: split.languages
+                for name, split in provenance.splits.items()
+                if split.languages
+            },
             footer=f"bert-jax {bert_jax.__version__}, {time.strftime('%Y-%m-%d %H:%M %Z')}",
         )
     )
@@ -240,13 +243,6 @@ def _split_figures(split: Dataset) -> SplitFigures:
         repeated_sentences=record.repeated_sentences,
         impure=impure,
     )
-
-
-def _languages(split: Dataset) -> list[LanguageFigures]:
-    languages = split.provenance.splits[split.split].languages or {}
-    return [
-        LanguageFigures(language=code, **record.model_dump()) for code, record in languages.items()
-    ]
 
 
 def _padding(counts: np.ndarray, *, capacity: int) -> Padding:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data.masking import Masked
+from bert_jax.data.provenance import LanguageRecord
 from bert_jax.data.schema import Example
 from bert_jax.report.charts import histogram
 from bert_jax.report.drawn import DrawnExample, Piece, count_changes, draw_example
@@ -21,7 +22,6 @@ from bert_jax.report.examples import (
     render,
 )
 from bert_jax.report.html import element
-from bert_jax.report.languages import LanguageFigures
 from bert_jax.report.page import page, section
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.report.strict_html import read
@@ -96,11 +96,21 @@ def test_the_page_shows_every_figure() -> None:
     assert "unknown pieces 0.200%" in text
 
 
+def language(documents: int, share: float, wanted: float, **figures: Any) -> LanguageRecord:
+    return LanguageRecord(
+        documents=documents,
+        tokens=100 * documents,
+        share=share,
+        mixture_share=wanted,
+        **figures,
+    )
+
+
 def test_languages_are_shown_with_their_shares() -> None:
-    languages = [
-        LanguageFigures("en", 90, 9000, 0.9, 0.823, 9.144, 700, 64_000),
-        LanguageFigures("is", 10, 1000, 0.1, 0.177, 17.7, 200, 16_000),
-    ]
+    languages = {
+        "en": language(90, 0.9, 0.823, passes=9.144, examples=700, example_tokens=64_000),
+        "is": language(10, 0.1, 0.177, passes=17.7, examples=200, example_tokens=16_000),
+    }
     root = body(inputs(languages={"train": languages}))
     assert rows(root, "Languages of train") == {
         "en": ["90", "9,000", "90.00%", "82.30%", "9.1440", "700", "80.00%"],
