@@ -26,6 +26,7 @@ from tests.extract.runs import (
 )
 
 TEXTS = [*texts(20), "w1x1", "w59"]
+FEW = [*texts(3), "w1x1", "w59"]  # each length of text is a program
 # Written out by hand for five layers, and not by what is under test.
 CHOSEN: dict[str, Any] = {
     "embeddings": lambda s: s[0],
@@ -61,24 +62,24 @@ def test_layers_are_those_of_hugging_face_at_every_level(
     imported: tuple[Path, BertModel], tmp_path: Path, layers: str
 ) -> None:
     run, model = imported
-    chosen = [CHOSEN[layers](reference_states(model, text)) for text in TEXTS]
+    chosen = [CHOSEN[layers](reference_states(model, text)) for text in FEW]
 
     def close(found: np.ndarray, expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(found, np.concatenate(expected), atol=2e-5, rtol=1e-5)
 
-    tokens = extract(run, tmp_path, TEXTS, "--layers", layers, "--level", "token")
+    tokens = extract(run, tmp_path, FEW, "--layers", layers, "--level", "token")
     close(tokens["vectors"], [states[1:-1] for states in chosen])
-    assert tokens["tokens"].tolist() == [piece for text in TEXTS for piece in pieces_of(text)]
-    mean = extract(run, tmp_path, TEXTS, "--layers", layers)
+    assert tokens["tokens"].tolist() == [piece for text in FEW for piece in pieces_of(text)]
+    mean = extract(run, tmp_path, FEW, "--layers", layers)
     close(mean["vectors"], [states.mean(axis=0, keepdims=True) for states in chosen])
-    cls = extract(run, tmp_path, TEXTS, "--layers", layers, "--pool", "cls")
+    cls = extract(run, tmp_path, FEW, "--layers", layers, "--pool", "cls")
     close(cls["vectors"], [states[:1] for states in chosen])
-    words = extract(run, tmp_path, TEXTS, "--layers", layers, "--level", "word")
-    assert words["words"].tolist() == [word for text in TEXTS for word in text.split()]
-    assert np.diff(words["offsets"]).tolist() == [len(text.split()) for text in TEXTS]
+    words = extract(run, tmp_path, FEW, "--layers", layers, "--level", "word")
+    assert words["words"].tolist() == [word for text in FEW for word in text.split()]
+    assert np.diff(words["offsets"]).tolist() == [len(text.split()) for text in FEW]
     close(
         words["vectors"],
-        [word_means(text, states) for text, states in zip(TEXTS, chosen, strict=True)],
+        [word_means(text, states) for text, states in zip(FEW, chosen, strict=True)],
     )
 
 
