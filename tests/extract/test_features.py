@@ -57,24 +57,32 @@ def extract(run: Path, tmp_path: Path, lines: list[str], *options: object) -> di
     return load(tmp_path / "out.npz")
 
 
+def close(found: np.ndarray, expected: list[np.ndarray]) -> None:
+    np.testing.assert_allclose(found, np.concatenate(expected), atol=2e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("layers", CHOSEN)
-def test_layers_are_those_of_hugging_face_at_every_level(
+def test_layers_are_those_of_hugging_face(
     imported: tuple[Path, BertModel], tmp_path: Path, layers: str
 ) -> None:
     run, model = imported
     chosen = [CHOSEN[layers](reference_states(model, text)) for text in FEW]
-
-    def close(found: np.ndarray, expected: list[np.ndarray]) -> None:
-        np.testing.assert_allclose(found, np.concatenate(expected), atol=2e-5, rtol=1e-5)
-
     tokens = extract(run, tmp_path, FEW, "--layers", layers, "--level", "token")
     close(tokens["vectors"], [states[1:-1] for states in chosen])
     assert tokens["tokens"].tolist() == [piece for text in FEW for piece in pieces_of(text)]
-    mean = extract(run, tmp_path, FEW, "--layers", layers)
+
+
+def test_every_level_is_made_of_the_states_of_hugging_face(
+    imported: tuple[Path, BertModel], tmp_path: Path
+) -> None:
+    run, model = imported
+    chosen = [CHOSEN["concat-last-four"](reference_states(model, text)) for text in FEW]
+    layers = ("--layers", "concat-last-four")
+    mean = extract(run, tmp_path, FEW, *layers)
     close(mean["vectors"], [states.mean(axis=0, keepdims=True) for states in chosen])
-    cls = extract(run, tmp_path, FEW, "--layers", layers, "--pool", "cls")
+    cls = extract(run, tmp_path, FEW, *layers, "--pool", "cls")
     close(cls["vectors"], [states[:1] for states in chosen])
-    words = extract(run, tmp_path, FEW, "--layers", layers, "--level", "word")
+    words = extract(run, tmp_path, FEW, *layers, "--level", "word")
     assert words["words"].tolist() == [word for text in FEW for word in text.split()]
     assert np.diff(words["offsets"]).tolist() == [len(text.split()) for text in FEW]
     close(
