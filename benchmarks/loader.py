@@ -19,7 +19,8 @@ import psutil
 
 from benchmarks.report import report
 from bert_jax.data.batches import count_tokens
-from bert_jax.data.loader import Loader, LoaderSection
+from bert_jax.data.loader import Loader
+from bert_jax.data.loader_section import LoaderSection
 from bert_jax.data.masking import MaskedRow, MaskingSection
 from bert_jax.data.packed_row import PackedRow, packed
 from bert_jax.data.packing import PackingSection

@@ -7,13 +7,14 @@ from typing import Annotated, Any, TypeAlias
 import pydantic
 
 
-def _as_tuple(value: Any) -> Any:
+def as_tuple(value: Any) -> Any:
+    """Returns a list or a single text, as YAML has them, as a tuple."""
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
 
 
-Strings: TypeAlias = Annotated[tuple[str, ...], pydantic.BeforeValidator(_as_tuple)]
+Strings: TypeAlias = Annotated[tuple[str, ...], pydantic.BeforeValidator(as_tuple)]
 """A list of texts; YAML may give one as it is."""
 
 

@@ -10,7 +10,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from etils import epath
@@ -69,19 +68,13 @@ class BeamEngine:
         self._runner = section.runner
         self._flags = (*section.options, *_default_flags(section, workers=workers))
         self._directory = epath.Path(directory)
-        _check_runner(section.runner)
-        _check_flags(self._flags, runner=section.runner)
+        _check_flags(self._flags, runner=_make_runner(section.runner))
 
     def __enter__(self) -> BeamEngine:
         self._remove_stages()  # of a run that was killed
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._remove_stages()
 
     def run(
@@ -241,7 +234,8 @@ def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
     return [f"{name}={value}" for name, value in defaults.items() if name not in given]
 
 
-def _check_runner(name: str) -> None:
+def _make_runner(name: str) -> Any:
+    """Returns a runner; importing it makes its options known to Beam."""
     beam = _import_beam()
     known = beam.options.pipeline_options.StandardOptions.KNOWN_RUNNER_NAMES
     allowed = sorted({*known, *_FULL_NAMES})
@@ -251,16 +245,13 @@ def _check_runner(name: str) -> None:
             f"{', '.join(allowed)}, or module.Class"
         )
     try:
-        beam.runners.runner.create_runner(_FULL_NAMES.get(name, name))
+        return beam.runners.runner.create_runner(_FULL_NAMES.get(name, name))
     except (ImportError, AttributeError) as error:
         raise UserError(f"beam.runner: {name} cannot be imported ({first_line(error)})") from error
 
 
-def _check_flags(flags: Sequence[str], *, runner: str) -> None:
-    """Makes sure that Beam knows every option; it would leave out what it does not know.
-
-    After :func:`_check_runner`, since importing a runner makes its options known.
-    """
+def _check_flags(flags: Sequence[str], *, runner: Any) -> None:
+    """Makes sure that Beam knows every option; it would leave out what it does not know."""
     beam = _import_beam()
 
     def check(parser: Any) -> None:
@@ -275,7 +266,7 @@ def _check_flags(flags: Sequence[str], *, runner: str) -> None:
             )
 
     portable = beam.runners.portability.portable_runner.PortableRunner
-    if isinstance(beam.runners.runner.create_runner(_FULL_NAMES.get(runner, runner)), portable):
+    if isinstance(runner, portable):
         return  # its job server may know more
     beam.options.pipeline_options.PipelineOptions(list(flags)).get_all_options(
         add_extra_args_fn=check

@@ -64,10 +64,7 @@ def pass_boosts(section: ExamplesSection, languages: Languages, *, split: str) -
         languages: those with examples in the split.
         split: of the dataset.
     """
-    if section.mixture is None or split != "train":
-        return dict.fromkeys(languages, 1.0)
-    sizes = {name: language.tokens[split] for name, language in languages.items()}
-    return boosts(sizes, smoothing=section.mixture.smoothing)
+    return boosts(_tokens(languages, split), smoothing=_smoothing(section, split))
 
 
 def describe_languages(
@@ -88,10 +85,7 @@ def describe_languages(
     if not isinstance(section.input, dict):
         return None
     paired = pairable(section, languages, split=split)
-    sizes = {name: language.tokens[split] for name, language in paired.items()}
-    mixed = section.mixture is not None and split == "train"
-    smoothing = section.mixture.smoothing if section.mixture is not None and mixed else 1.0
-    wanted = mixed_shares(sizes, smoothing=smoothing)
+    wanted = mixed_shares(_tokens(paired, split), smoothing=_smoothing(section, split))
     boost = pass_boosts(section, paired, split=split)
     total = sum(language.tokens[split] for language in languages.values())
     records = {}
@@ -116,6 +110,14 @@ def pairable(section: ExamplesSection, languages: Languages, *, split: str) -> d
         for name, language in languages.items()
         if language.documents[split] >= section.min_documents
     }
+
+
+def _tokens(languages: Languages, split: str) -> dict[str, int]:
+    return {name: language.tokens[split] for name, language in languages.items()}
+
+
+def _smoothing(section: ExamplesSection, split: str) -> float:
+    return section.mixture.smoothing if section.mixture is not None and split == "train" else 1.0
 
 
 def _check(section: ExamplesSection, name: str, language: Language) -> None:

@@ -7,8 +7,8 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from types import TracebackType
-from typing import TypeVar
+from multiprocessing import forkserver
+from typing import Final, TypeVar
 
 from bert_jax.data.worker import end_with_parent
 from bert_jax.errors import RunStopped
@@ -16,12 +16,27 @@ from bert_jax.errors import RunStopped
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
+# What the workers' jobs load, half a second of it.
+_LOADED_ONCE: Final = ["pipelines.tokenise", "pipelines.shards"]
+
+
+def load_early() -> None:
+    """Loads what workers need while this process loads what it needs itself.
+
+    In a process of its own, of which the workers of every :class:`WorkerPool` are then forks: they
+    start at once, whatever threads this process has. Without this call it happens when the first
+    pool gets its first job. On one core, or a system that cannot fork, nothing is done.
+    """
+    if available_cores() > 1 and _can_fork():
+        _context()
+        forkserver.ensure_running()
+
 
 class WorkerPool:
-    """Worker processes that stay for several lists of jobs, since each takes a second to start.
+    """Worker processes that stay for several lists of jobs.
 
-    A context manager. Processes start when there is work for them, spawned, not forked, so a script
-    that comes here needs the ``if __name__ == "__main__":`` guard.
+    A context manager. Processes start when there is work for them, and import the main script, so
+    one that comes here needs the ``if __name__ == "__main__":`` guard.
     """
 
     def __init__(self, workers: int | None) -> None:
@@ -36,17 +51,13 @@ class WorkerPool:
         if self._count > 1:
             self._executor = concurrent.futures.ProcessPoolExecutor(
                 self._count,
-                mp_context=multiprocessing.get_context("spawn"),
+                mp_context=_context(),
                 initializer=_prepare_worker,
+                initargs=(dict(os.environ),),
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
 
@@ -93,6 +104,21 @@ def use_one_thread() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def _prepare_worker() -> None:
+def _can_fork() -> bool:
+    return "forkserver" in multiprocessing.get_all_start_methods()
+
+
+def _context() -> multiprocessing.context.BaseContext:
+    """Returns how workers start: never as forks of this process, whose threads they would lack."""
+    if not _can_fork():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_LOADED_ONCE)
+    return context
+
+
+def _prepare_worker(environment: dict[str, str]) -> None:
+    os.environ.clear()  # the one of when the process began that this one is a fork of
+    os.environ.update(environment)
     use_one_thread()
     end_with_parent()

@@ -30,7 +30,7 @@ from pipelines.tokenise import SPLITS, TokeniseJob, read_summary, tokenise_part
 OVERLAP_INDEX: Final = "evaluation"
 """Directory of the evaluation sets' n-grams, below that of the runs."""
 
-_MIN_PART_BYTES: Final = 2 << 20
+_MIN_PART_BYTES: Final = 1 << 20
 _MAX_PART_BYTES: Final = 64 << 20
 _MOST_PARTS: Final = 2048
 _MEGABYTE: Final = 1e6

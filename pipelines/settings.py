@@ -8,7 +8,7 @@ import pydantic
 
 from bert_jax.data.mixture import MixtureSection
 from bert_jax.data.pairing import PairingSection
-from bert_jax.section import Section
+from bert_jax.section import Section, as_tuple
 from pipelines.beam_engine import BeamSection
 from pipelines.cleaning.settings import CleaningSection
 from pipelines.engine import EngineName
@@ -23,13 +23,6 @@ Format: TypeAlias = Literal[
 
 
 _LANGUAGE: Final = "en"
-
-
-def as_tuple(value: Any) -> Any:
-    """Returns a list or a single string, as YAML has them, as a tuple."""
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
 
 
 def as_inputs(value: Any) -> Any:

@@ -6,7 +6,6 @@ import json
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Final
 
 from etils import epath
@@ -62,12 +61,7 @@ class Workspace:
                 raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._lock.give_back()
 
     @property

@@ -64,7 +64,7 @@ def predict(
     """Predict with a fine-tuned run: OUTPUT is a .jsonl, a .csv, or a directory (--submission)."""
     from rich.console import Console
 
-    from bert_jax.parallel.mesh import MeshSection
+    from bert_jax.parallel.section import MeshSection
     from bert_jax.verbs.predict import predict as run
 
     run(
@@ -128,7 +128,7 @@ def features(
     """Write contextual embeddings of every text: INPUT → OUTPUT."""
     from rich.console import Console
 
-    from bert_jax.parallel.mesh import MeshSection
+    from bert_jax.parallel.section import MeshSection
     from bert_jax.verbs.features import features as run
 
     run(

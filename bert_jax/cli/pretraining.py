@@ -63,6 +63,9 @@ def examples(
 
     A dataset that is there already is not made again, and its text is then not needed.
     """
+    from pipelines.pool import load_early
+
+    load_early()
     from bert_jax.config import load_config
     from bert_jax.verbs.examples import Look
     from bert_jax.verbs.examples import examples as run
@@ -111,7 +114,7 @@ def evaluate(
     platform: str,
 ) -> None:
     """Evaluate a run's checkpoint on held-out examples: of pretraining, or of its task."""
-    from bert_jax.parallel.mesh import MeshSection
+    from bert_jax.parallel.section import MeshSection
     from bert_jax.verbs.evaluate import evaluate as run
 
     run(

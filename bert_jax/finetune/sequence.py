@@ -171,9 +171,8 @@ class SequenceCollector:
         Raises:
             ValueError: an example's logits are missing.
         """
-        from scipy import (
-            special,  # a tenth of a second, which reading a configuration need not take
-        )
+        # A tenth of a second, which reading a configuration need not take.
+        from scipy import special
 
         if not self._seen.all():
             missing = np.flatnonzero(~self._seen)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.errors import UserError, did_you_mean
 
@@ -195,24 +196,11 @@ def reason_to_ignore(name: str, ignored: Mapping[str, str]) -> str | None:
     return None
 
 
-def flatten(nested: Params, prefix: str = "") -> dict[str, Any]:
+def flatten(nested: Params) -> dict[str, Any]:
     """``{"a": {"b": x}}`` → ``{"a/b": x}``."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}/")
-        else:
-            flat[prefix + key] = value
-    return flat
+    return flatten_dict(nested, sep="/")
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
     """``{"a/b": x}`` → ``{"a": {"b": x}}``."""
-    nested: dict[str, Any] = {}
-    for path, value in flat.items():
-        *parents, last = path.split("/")
-        node = nested
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
-    return nested
+    return unflatten_dict(flat, sep="/")

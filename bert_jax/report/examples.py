@@ -12,7 +12,7 @@ from bert_jax.data.provenance import LanguageRecord
 from bert_jax.report.charts import bar, histogram
 from bert_jax.report.drawn import DrawnExample, Piece
 from bert_jax.report.drawn_html import example_item, mark
-from bert_jax.report.html import Element, Node, count, element, number
+from bert_jax.report.html import Element, Node, count, element, number, percent
 from bert_jax.report.languages import language_table
 from bert_jax.report.page import examples, facts, page, quiet, section, table
 
@@ -283,7 +283,7 @@ def _text(inputs: ExamplesInputs) -> list[Node]:
 
 def _cleaning(inputs: ExamplesInputs) -> list[Node]:
     rows = [
-        (split.name, split.sentences, element("span", f"{split.repeated_sentences:.2%}"))
+        (split.name, split.sentences, percent(split.repeated_sentences))
         for split in inputs.splits
         if split.sentences is not None and split.repeated_sentences is not None
     ]
@@ -320,7 +320,7 @@ def _cleaning(inputs: ExamplesInputs) -> list[Node]:
                     each.name,
                     each.examples,
                     each.found,
-                    element("span", f"{each.found / max(each.examples, 1):.2%}"),
+                    percent(each.found / max(each.examples, 1)),
                     each.documents,
                 )
                 for each in inputs.overlaps

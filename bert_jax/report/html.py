@@ -72,6 +72,11 @@ def number(value: float) -> str:
     return text.replace("-", "−")
 
 
+def percent(share: float) -> Element:
+    """Returns ``12.34%``, as a column of figures has it."""
+    return element("span", f"{share:.2%}")
+
+
 def count(amount: int, noun: str) -> str:
     """Returns ``1 error``, ``1,204 errors``."""
     return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}s"

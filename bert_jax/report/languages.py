@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bert_jax.data.provenance import LanguageRecord
-from bert_jax.report.html import Element, element
+from bert_jax.report.html import Element, percent
 from bert_jax.report.page import table
 
 
@@ -22,11 +22,11 @@ def language_table(split: str, languages: Mapping[str, LanguageRecord]) -> Eleme
             code,
             each.documents,
             each.tokens,
-            _percent(each.share),
-            _percent(each.mixture_share),
+            percent(each.share),
+            percent(each.mixture_share),
             each.passes,
             each.examples,
-            _percent(each.example_tokens / total),
+            percent(each.example_tokens / total),
         )
         for code, each in languages.items()
     ]
@@ -40,7 +40,3 @@ def language_table(split: str, languages: Mapping[str, LanguageRecord]) -> Eleme
         caption=f"Languages of {split}: their share of the text's tokens, the share wanted of the "
         "examples' tokens, and what it is; passes over a document, on average",
     )
-
-
-def _percent(share: float) -> Element:
-    return element("span", f"{share:.2%}")

@@ -15,7 +15,8 @@ from bert_jax.config import need
 from bert_jax.data.loader import evaluation_batches
 from bert_jax.errors import UserError
 from bert_jax.files import write_whole
-from bert_jax.parallel.mesh import MeshSection, process_share
+from bert_jax.parallel.mesh import process_share
+from bert_jax.parallel.section import MeshSection
 from bert_jax.train.compiled import compile_evaluation
 from bert_jax.train.loop import evaluate as run_evaluation
 from bert_jax.train.progress import format_scores

@@ -9,7 +9,8 @@ from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.data.released import ReleasedDataset, find_splits, is_released, open_released
 from bert_jax.data.static_rows import StaticRow
 from bert_jax.errors import UserError
-from bert_jax.objectives.registry import ObjectiveSection, check_pairing
+from bert_jax.objectives.registry import check_pairing
+from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.task import Features, Objective
 from bert_jax.text import Tokenizer
 

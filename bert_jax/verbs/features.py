@@ -21,7 +21,7 @@ from bert_jax.extract.probe import ProbeScore, mixed, probe
 from bert_jax.extract.sink import Sink, check_output, open_sink
 from bert_jax.extract.source import Columns, read_records
 from bert_jax.files import write_whole
-from bert_jax.parallel.mesh import MeshSection
+from bert_jax.parallel.section import MeshSection
 from bert_jax.verbs.loading import load_params
 from bert_jax.verbs.run_dir import Run, open_run
 

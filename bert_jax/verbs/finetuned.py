@@ -17,7 +17,7 @@ from bert_jax.finetune.family import Family, Opening, Record, dev_splits
 from bert_jax.finetune.predictor import Predictor, predict_splits, score_splits
 from bert_jax.finetune.registry import open_family
 from bert_jax.finetune.section import FinetuneSection
-from bert_jax.parallel.mesh import MeshSection
+from bert_jax.parallel.section import MeshSection
 from bert_jax.train.progress import format_scores
 from bert_jax.verbs.finetune_report import write_report
 from bert_jax.verbs.loading import LoadedParams, load_params

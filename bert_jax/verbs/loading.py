@@ -9,7 +9,8 @@ import optax
 
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.optim.optimizer import MomentsState, find_moments, make_optimizer
-from bert_jax.parallel.mesh import MeshSection, initialise, make_mesh
+from bert_jax.parallel.mesh import initialise, make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import ModelDefinition, abstract_params, abstract_state, define_model

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Final, NamedTuple
 
-from bert_jax.parallel.mesh import DistributedSection
+from bert_jax.parallel.section import DistributedSection
 from bert_jax.verbs.findings import Finding, ok, problem, warn
 
 # Cloud TPU's default firewall rule for v6e networks lets this port through and not JAX's own

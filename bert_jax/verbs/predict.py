@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.files import write_whole
 from bert_jax.finetune.family import Family, Record
 from bert_jax.finetune.predictor import predict_splits, score_splits
-from bert_jax.parallel.mesh import MeshSection
+from bert_jax.parallel.section import MeshSection
 from bert_jax.train.progress import format_scores
 from bert_jax.verbs.finetuned import open_data, predictor_of, write_records
 from bert_jax.verbs.loading import load_params

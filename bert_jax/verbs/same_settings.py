@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from etils import epath
+from flax.traverse_util import flatten_dict
 
 from bert_jax.errors import UserError
 
@@ -13,8 +14,8 @@ from bert_jax.errors import UserError
 def refuse_other_settings(
     root: epath.Path,
     *,
-    held: Mapping[str, Any],
-    asked: Mapping[str, Any],
+    held: dict[str, Any],
+    asked: dict[str, Any],
     free: Collection[str],
     what: str,
 ) -> None:
@@ -30,21 +31,10 @@ def refuse_other_settings(
     Raises:
         UserError: naming the first key that differs, in the order of their names.
     """
-    was, now = _dotted(held), _dotted(asked)
+    was, now = flatten_dict(held, sep="."), flatten_dict(asked, sep=".")
     for key in sorted(was.keys() | now.keys()):
         if was.get(key) != now.get(key) and key not in free:
             raise UserError(
                 f"{key}: found {now.get(key)}, but {root} holds a {what} with {was.get(key)}; "
                 f"allowed: the same, or a new run_dir"
             )
-
-
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` → ``{"a.b": 1}``."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _dotted(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found

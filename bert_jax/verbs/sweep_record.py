@@ -46,7 +46,7 @@ class Record:
         if (root / SWEEP).exists():
             found = read_json_object(root / SWEEP)
             refuse_other_settings(
-                root, held=found["settings"], asked=settings, free=_FREE, what="sweep"
+                root, held=found["settings"], asked=self._settings, free=_FREE, what="sweep"
             )
             self.done = found["done"]
             results = map(Result.from_json, found["runs"])

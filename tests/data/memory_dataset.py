@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from bert_jax.data.loader import Loader, LoaderSection
+from bert_jax.data.loader import Loader
+from bert_jax.data.loader_section import LoaderSection
 from bert_jax.data.masking import MaskedRow, MaskingSection
 from bert_jax.data.packed_row import PackedRow
 from bert_jax.data.records import Example

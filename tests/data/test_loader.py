@@ -11,7 +11,8 @@ import pytest
 from hypothesis import strategies as st
 
 from bert_jax.data.batches import count_tokens
-from bert_jax.data.loader import LoaderSection, evaluation_batches
+from bert_jax.data.loader import evaluation_batches
+from bert_jax.data.loader_section import LoaderSection
 from bert_jax.data.position import Position
 from bert_jax.data.rng import stream
 from bert_jax.errors import UserError

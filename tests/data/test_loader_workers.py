@@ -16,7 +16,8 @@ import numpy as np
 import psutil
 import pytest
 
-from bert_jax.data.loader import Loader, LoaderSection
+from bert_jax.data.loader import Loader
+from bert_jax.data.loader_section import LoaderSection
 from bert_jax.data.masking import MaskedRow, MaskingSection
 from bert_jax.data.records import Example, open_dataset
 from bert_jax.errors import UserError

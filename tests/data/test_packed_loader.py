@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from bert_jax.data.loader import LoaderSection
+from bert_jax.data.loader_section import LoaderSection
 from bert_jax.data.packed_row import PackedRow
 from bert_jax.data.rng import stream
 from bert_jax.errors import UserError

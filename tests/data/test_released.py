@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.data.loader import Loader, LoaderSection, evaluation_batches
+from bert_jax.data.loader import Loader, evaluation_batches
+from bert_jax.data.loader_section import LoaderSection
 from bert_jax.data.released import ReleasedDataset, is_released, open_released
 from bert_jax.data.released_schema import FEATURES, decode_row, encode_row
 from bert_jax.data.static_rows import StaticRow

@@ -12,7 +12,8 @@ from etils import epath
 from bert_jax.config import RunConfig
 from bert_jax.finetune.task import FinetuneTask
 from bert_jax.model.config import Execution, HeadsSection, ModelSection
-from bert_jax.parallel.mesh import MeshSection, make_mesh
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.text import load_wordpiece
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.train.checkpoint import Checkpointer

@@ -18,7 +18,8 @@ from bert_jax.finetune.family import NO_LABEL
 from bert_jax.finetune.task import FinetuneTask, logits
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import Execution, HeadsSection
-from bert_jax.optim.finetune import FinetuneOptimizerSection, frozen_parameters
+from bert_jax.optim.finetune import frozen_parameters
+from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.train.state import define_model
 from tests.support import small_architecture
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import jax
 
-from bert_jax.optim.optimizer import MomentsState, OptimizerSection, make_optimizer
-from bert_jax.parallel.mesh import MeshSection, make_mesh
+from bert_jax.optim.optimizer import MomentsState, make_optimizer
+from bert_jax.optim.sections import OptimizerSection
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.train.state import TrainState, abstract_state, define_model
 from tests.support import small_task
 

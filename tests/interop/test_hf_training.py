@@ -18,9 +18,11 @@ import pytest
 import torch
 from transformers import BertForPreTraining
 
-from bert_jax.optim.optimizer import OptimizerSection, make_optimizer
-from bert_jax.optim.schedule import Stretch, linear_schedule
-from bert_jax.parallel.mesh import MeshSection, make_mesh
+from bert_jax.optim.optimizer import make_optimizer
+from bert_jax.optim.schedule import linear_schedule
+from bert_jax.optim.sections import OptimizerSection, Stretch
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import TrainState, abstract_state, define_model
 from tests.interop.hf_checkpoints import (

@@ -15,7 +15,8 @@ from bert_jax.data.pairing import PairingKind, PairingSection
 from bert_jax.errors import UserError
 from bert_jax.model.config import Execution
 from bert_jax.objectives.bert import MLM_EPSILON, BertObjective
-from bert_jax.objectives.registry import ObjectiveSection, check_pairing, make_objective
+from bert_jax.objectives.registry import check_pairing, make_objective
+from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.model.parts import fresh_params, model_of
 from tests.support import small_architecture, small_batch

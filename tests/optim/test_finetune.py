@@ -12,13 +12,9 @@ import pydantic
 import pytest
 import torch
 
-from bert_jax.optim.finetune import (
-    FinetuneOptimizerSection,
-    make_direction,
-    make_finetune_optimizer,
-    make_schedule,
-)
+from bert_jax.optim.finetune import make_direction, make_finetune_optimizer, make_schedule
 from bert_jax.optim.optimizer import find_moments
+from bert_jax.optim.sections import FinetuneOptimizerSection
 
 DEPTH, STEPS, EPOCH = 3, 20, 4
 AXES: dict[str, Any] = {

@@ -17,14 +17,11 @@ from jax.interpreters import partial_eval as pe
 from bert_jax.errors import UserError
 from bert_jax.model.bert import bert_builder
 from bert_jax.model.config import Execution, HeadsSection
-from bert_jax.optim.finetune import (
-    FinetuneOptimizerSection,
-    first_steps,
-    frozen_parameters,
-    make_finetune_optimizer,
-)
+from bert_jax.optim.finetune import first_steps, frozen_parameters, make_finetune_optimizer
+from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.optim.units import frozen_units, unit_names
-from bert_jax.parallel.mesh import MeshSection, make_mesh
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.train.state import ModelDefinition, abstract_state, define_model
 from tests.support import small_architecture
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from bert_jax.optim.optimizer import OptimizerSection, decay_mask, make_optimizer
+from bert_jax.optim.optimizer import decay_mask, make_optimizer
+from bert_jax.optim.sections import OptimizerSection
 
 STEPS = 10
 RATES = [1e-3 * (step + 1) / STEPS for step in range(STEPS)]

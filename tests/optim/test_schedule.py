@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.optim.schedule import (
-    Stretch,
     join,
     linear_schedule,
     slanted_triangular,
     warmup_constant,
     warmup_linear,
 )
+from bert_jax.optim.sections import Stretch
 
 LONGEST = 400  # steps of any schedule drawn here: one shape, compiled once
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
-from bert_jax.parallel.mesh import MeshSection, initialise, make_mesh, mesh_shape, process_share
+from bert_jax.parallel.mesh import initialise, make_mesh, mesh_shape, process_share
+from bert_jax.parallel.section import MeshSection
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,8 @@ def test_one_process_reads_everything() -> None:
 IN_A_TOPOLOGY = """
 import sys
 from jax.experimental import topologies
-from bert_jax.parallel.mesh import MeshSection, make_mesh, process_share
+from bert_jax.parallel.mesh import make_mesh, process_share
+from bert_jax.parallel.section import MeshSection
 for name, tensor in (("v5e:4x4", 2), ("v3:4x4", 2), ("v5e:4x4", 4)):
     devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     mesh = make_mesh(MeshSection(tensor=tensor), devices)

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.errors import UserError
-from bert_jax.parallel.mesh import MeshSection, make_mesh
+from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import (
     MESH_AXES,
     MOMENT_RULES,
@@ -21,6 +21,7 @@ from bert_jax.parallel.rules import (
     partition_spec,
     tensor_parts,
 )
+from bert_jax.parallel.section import MeshSection
 from bert_jax.train.state import abstract_params, define_model
 from tests.golden.make_specs import GOLDEN, text
 from tests.support import small_task

@@ -20,7 +20,7 @@ from bert_jax.errors import RunStopped, UserError
 from pipelines.beam_engine import BeamSection
 from pipelines.engine import open_engine
 from pipelines.examples import ExamplesSection
-from pipelines.pool import WorkerPool
+from pipelines.pool import WorkerPool, load_early
 from tests.corpus import section, sentences, write_corpus, write_tokenizer
 from tests.project import bert_jax, environment, said, write_config
 
@@ -263,6 +263,23 @@ def test_the_pools_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> N
         parent.wait()
     _, alive = psutil.wait_procs(children, timeout=20)
     assert alive == []
+
+
+def facts_of_a_worker(variable: str) -> tuple[int, str | None, bool]:
+    time.sleep(0.2)  # so that no worker takes both jobs before the other has started
+    return os.getppid(), os.environ.get(variable), "jax" in sys.modules
+
+
+def test_workers_are_forks_of_one_light_process_with_the_environment_of_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load_early()
+    monkeypatch.setenv("SET_AFTER_THAT", "yes")
+    with WorkerPool(2) as pool:
+        facts = [fact for _, fact in pool.run(facts_of_a_worker, ["SET_AFTER_THAT"] * 2)]
+    parents, values, heavy = zip(*facts, strict=True)
+    assert len(set(parents)) == 1 and parents[0] != os.getpid()
+    assert set(values) == {"yes"} and not any(heavy)
 
 
 def die(job: int) -> None:

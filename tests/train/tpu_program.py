@@ -19,10 +19,12 @@ from jax.experimental import topologies
 from bert_jax.data.masking import MaskingSection
 from bert_jax.model.config import ModelSection, resolve_architecture
 from bert_jax.objectives.bert import BertObjective
-from bert_jax.optim.optimizer import OptimizerSection, make_optimizer
-from bert_jax.optim.schedule import Stretch, linear_schedule
-from bert_jax.parallel.mesh import MeshSection, make_mesh
+from bert_jax.optim.optimizer import make_optimizer
+from bert_jax.optim.schedule import linear_schedule
+from bert_jax.optim.sections import OptimizerSection, Stretch
+from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_sharding
+from bert_jax.parallel.section import MeshSection
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import abstract_state, define_model
 

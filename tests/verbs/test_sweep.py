@@ -18,7 +18,8 @@ from rich.console import Console
 from bert_jax.cli import cli
 from bert_jax.config import RunConfig, parse_config
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.parallel.mesh import MeshSection, make_mesh
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.train.dump import StopSignal
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs import sweep as sweep_verb
