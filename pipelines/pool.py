@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
 from typing import Final, TypeVar
 
 from bert_jax.data.worker import end_with_parent
@@ -108,7 +109,7 @@ def _can_fork() -> bool:
     return "forkserver" in multiprocessing.get_all_start_methods()
 
 
-def _context() -> multiprocessing.context.BaseContext:
+def _context() -> BaseContext:
     """Returns how workers start: never as forks of this process, whose threads they would lack."""
     if not _can_fork():
         return multiprocessing.get_context("spawn")
