@@ -278,8 +278,10 @@ def test_workers_are_forks_of_one_light_process_with_the_environment_of_now(
     with WorkerPool(2) as pool:
         facts = [fact for _, fact in pool.run(facts_of_a_worker, ["SET_AFTER_THAT"] * 2)]
     parents, values, heavy = zip(*facts, strict=True)
-    assert len(set(parents)) == 1 and parents[0] != os.getpid()
-    assert set(values) == {"yes"} and not any(heavy)
+    assert len(set(parents)) == 1
+    assert parents[0] != os.getpid()
+    assert set(values) == {"yes"}
+    assert not any(heavy)
 
 
 def die(job: int) -> None:
