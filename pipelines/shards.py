@@ -200,8 +200,6 @@ def _read_finished(done: epath.Path, target: epath.Path) -> ShardSummary | None:
     record = ShardRecord(**content.pop("record"))
     if target.stat().length != record.bytes or sha256_of(target) != record.sha256:
         return None
-    if not {"pairs", "languages"} <= content.keys():  # a release that did not count them
-        return None
     pairs = content.pop("pairs")
     if pairs is not None:
         pairs = PairsRecord.model_validate_json(json.dumps(pairs))

@@ -18,6 +18,9 @@ from pipelines.storage import is_remote
 
 _SETTINGS: Final = "settings.json"
 
+# Of what an unfinished run leaves, and of how its parts are cut: only its own release goes on.
+_WORK_VERSION: Final = 2
+
 
 class Workspace:
     """Where a dataset is made: its finished shards, and ``work/`` for what goes when it is whole.
@@ -76,13 +79,18 @@ class Workspace:
             settings: everything that decides the dataset's bytes, as JSON values.
 
         Raises:
-            UserError: naming the first setting that differs.
+            UserError: naming the first setting that differs, or that another release began it.
         """
         path = self.work / _SETTINGS
-        spelled = json.dumps(settings, indent=1, sort_keys=True)
+        spelled = json.dumps({"work_version": _WORK_VERSION, **settings}, indent=1, sort_keys=True)
         # A run that ended on a mistake before it had made anything is nobody's to finish.
         if path.exists() and any(made.name != _SETTINGS for made in self.work.iterdir()):
             held = json.loads(path.read_text())
+            if held.get("work_version") != _WORK_VERSION:
+                raise UserError(
+                    f"{self.partial}: holds an unfinished run of another release of bert-jax; "
+                    "finish it with that one, or delete the directory"
+                )
             for key, value in json.loads(spelled).items():
                 if held.get(key) != value:
                     raise UserError(

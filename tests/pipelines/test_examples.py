@@ -280,6 +280,15 @@ def test_an_unfinished_run_is_not_mixed_with_another(corpus: Path) -> None:
         make_examples(section(corpus))
 
 
+def test_an_unfinished_run_of_another_release_is_refused(corpus: Path) -> None:
+    killed_run(corpus)
+    settings = corpus / "dataset.partial" / "work" / "settings.json"
+    held = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**held, "work_version": held["work_version"] - 1}))
+    with pytest.raises(UserError, match=r"an unfinished run of another release"):
+        make_examples(section(corpus))
+
+
 def test_a_run_that_made_nothing_stands_in_nobodys_way(corpus: Path) -> None:
     bad = corpus / "bad.txt"
     bad.write_bytes(b"A sentence.\n\xff\n")
