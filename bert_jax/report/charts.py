@@ -227,11 +227,18 @@ def bar(share: float) -> Element:
 def ticks(low: float, high: float, *, about: int = 5) -> tuple[float, ...]:
     """Returns round values that lie from `low` to `high`: ``ticks(0, 1)`` → 0, 0.2, … 1.
 
-    Steps are 1, 2 or 5 times a power of ten.
+    Steps are 1, 2 or 5 times a power of ten. ``ticks(1, 91, about=4)`` → 50 alone.
     """
+    return _multiples(_step(low, high, about), low, high)
+
+
+def _step(low: float, high: float, about: int) -> float:
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+
+
+def _multiples(step: float, low: float, high: float) -> tuple[float, ...]:
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return tuple(float(f"{index * step:.10g}") for index in range(first, last + 1))
 
@@ -263,11 +270,10 @@ def _axes(points: Sequence[tuple[float, float]], *, height: int = HEIGHT) -> tup
         if low == high:
             room = abs(low) * 0.05 or 0.5
             low, high = low - room, high + room
-        marks = ticks(low, high, about=round(abs(end - start) / 40))
+        step = _step(low, high, about=round(abs(end - start) / 40))
         if start > end:  # a y axis reaches from mark to mark
-            step = marks[1] - marks[0]
-            marks = ticks(math.floor(low / step) * step, math.ceil(high / step) * step)
-            low, high = min(low, marks[0]), max(high, marks[-1])
+            low, high = math.floor(low / step) * step, math.ceil(high / step) * step
+        marks = _multiples(step, low, high)
         room = 0.03 * (high - low)
         axes.append(Axis(low - room, high + room, start, end, marks))
     return axes[0], axes[1]

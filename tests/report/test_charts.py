@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.report.charts import POINTS, Series, heat_map, line_chart, scatter, ticks
@@ -82,6 +82,24 @@ def test_one_point_and_a_flat_line_can_be_drawn() -> None:
     for points in ([(5, 0.25)], [(1, 0.0), (2, 0.0)], [(1, -3.0), (9, -3.0)]):
         line_chart("t", [Series("a", points)])
     scatter("t", [(1.0, 1.0)], x_label="x", y_label="y", worst=1)
+
+
+@given(low=st.floats(-1e3, 1e3), size=st.floats(1e-4, 1e4))
+@example(low=1.0, size=90.3)  # one multiple of 50 alone lies between
+@settings(deadline=None, max_examples=60)
+def test_the_marks_of_the_vertical_axis_hold_the_curve_between_them(
+    low: float, size: float
+) -> None:
+    made = line_chart("t", [Series("a", [(1, low), (2, low + size)])])
+    marks = [
+        float(path.attrib["d"].split()[1].split("H")[0])
+        for path in made.iter("path")
+        if path.get("class") == "grid"
+    ]
+    curve = [float(circle.attrib["cy"]) for circle in made.iter("circle")]
+    assert len(marks) >= 2
+    assert min(marks) - 0.11 <= min(curve)
+    assert max(curve) <= max(marks) + 0.11
 
 
 def test_lines_can_be_told_apart_without_colour() -> None:
