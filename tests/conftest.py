@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 
+import pytest
+
 # Before JAX is first imported: its backend reads these once. Child processes inherit them.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu is installed and would ask for a TPU's metadata
@@ -31,6 +33,11 @@ install_import_hook("bert_jax.model", "beartype.beartype")
 
 # A fixture for every test; after the hook, since it imports the models.
 from tests.project import project  # noqa: F401
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts what takes long first, so that at the end no process waits for another's long test."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_unconfigure() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from bert_jax.config import load_config
 from bert_jax.optim.optimizer import make_optimizer
@@ -30,6 +31,7 @@ TOTAL_STEPS = 10 + SECOND_PHASE
 LAST_BEFORE_KILLS = (6, 14)  # in the first phase, between checkpoints, and in the second
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit_across_phases_and_loader_workers(
     project: Path, tmp_path: Path
 ) -> None:

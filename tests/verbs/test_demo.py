@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from bert_jax.cli import cli
@@ -19,6 +20,7 @@ SHORT = (
 )
 
 
+@pytest.mark.slow
 def test_the_demo_goes_from_text_to_filled_masks_and_goes_on_where_it_stopped(
     tmp_path: Path,
 ) -> None:

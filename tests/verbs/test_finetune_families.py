@@ -130,6 +130,7 @@ FAMILIES: dict[
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_trained_evaluated_predicted_and_submitted(name: str, tmp_path: Path) -> None:
     write, metric, official, epochs = FAMILIES[name]

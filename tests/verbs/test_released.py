@@ -43,6 +43,7 @@ def values(project: Path, root: Path, dataset: object) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_them_and_is_evaluated(
     project: Path, records: Path, tmp_path: Path
 ) -> None:
