@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import io
 import itertools
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +29,19 @@ from tests.corpus import section, write_corpus, write_tokenizer
 CLEANING = {"duplicate_documents": True, "near_duplicates": {}, "duplicate_lines": "corpus"}
 
 
+class Upload(io.FileIO):
+    """An object on its way. As in a bucket, it is there once it is closed, and then whole."""
+
+    def __init__(self, target: Path, *, aside: Path) -> None:
+        super().__init__(aside, "wb")
+        self._target, self._aside = target, aside
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._aside.replace(self._target)
+
+
 class Bucket(DirFileSystem):
     """A bucket, on this machine's disk. As there, a directory is what its files' names share."""
 
@@ -42,9 +57,13 @@ class Bucket(DirFileSystem):
         """Does nothing."""
 
     def open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
-        if "w" in mode:
-            Path(self._join(path)).parent.mkdir(parents=True, exist_ok=True)
-        return super().open(path, mode, **kwargs)
+        if "w" not in mode:
+            return super().open(path, mode, **kwargs)
+        target = Path(self._join(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(self.path).with_name(f"upload-{uuid.uuid4().hex}")
+        writer = io.BufferedWriter(Upload(target, aside=aside))
+        return writer if "b" in mode else io.TextIOWrapper(writer, encoding="utf-8")
 
     def rename(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("objects cannot be renamed")
