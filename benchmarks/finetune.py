@@ -4,8 +4,8 @@
 
 Without arguments an encoder of random weights is fine-tuned on sentences of this Python's own
 documentation. Both sides train on the same examples with the same batch size, length and
-optimizer, a stretch of steps each by turns; ours pads to the bucket of a batch of rows of like
-length, theirs to the longest of a batch as drawn, as transformers' own example does. Compiling is
+optimizer, a stretch of steps each by turns; ours pads each half of a batch to its own
+bucket, theirs to the longest of a batch as drawn, as transformers' own example does. Compiling is
 a figure of its own.
 """
 
@@ -28,6 +28,7 @@ from benchmarks.features import python_docs, random_checkpoint
 from benchmarks.hf_finetune import TABLES, Peer, Settings, read
 from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.config import parse_config
+from bert_jax.data.batches import count_tokens
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.train.compiled import StepPrograms, lower_train_step
 from bert_jax.train.feed import to_devices
@@ -149,7 +150,7 @@ class Ours:
 
     @property
     def programs(self) -> int:
-        """How many lengths there are."""
+        """How many shapes there are."""
         return self.run.compiled
 
     @property
@@ -162,16 +163,16 @@ class Ours:
         return self._take(next(self.stream))
 
     def _take(self, batch: Any) -> int:
-        self.pieces += int((batch["segment_ids"] > 0).sum())
-        self.positions += batch["segment_ids"].size
+        self.pieces += count_tokens(batch)
+        self.positions += sum(part["segment_ids"].size for part in batch)
         on_devices = to_devices(batch, batch_sharding(self.mesh), shares=1)
         with jax.set_mesh(self.mesh):
             self.state, metrics = self.run(self.state, on_devices)
         jax.block_until_ready(metrics)
-        return int(batch["row_weights"].sum())
+        return int(sum(part["row_weights"].sum() for part in batch))
 
     def _compile(self) -> float:
-        """Takes a step of every length, and returns what the first steps took beyond others."""
+        """Takes a step of every shape, and returns what the first steps took beyond others."""
         seconds = 0.0
         for at in itertools.count():
             if self.programs == self.batches.plan.shapes or at == self.batches.plan.steps:

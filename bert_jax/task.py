@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 Row: TypeAlias = dict[str, np.ndarray]
 Batch: TypeAlias = "Mapping[str, jax.Array]"
 
+# What a train step takes: a batch, or the parts of one whose rows are padded to different lengths.
+StepBatch: TypeAlias = "Batch | tuple[Batch, ...]"
+HostBatch: TypeAlias = Mapping[str, np.ndarray] | tuple[Mapping[str, np.ndarray], ...]
+
 # Every metric is a (sum, count) pair until the very end: pairs of parts of a batch, of batches
 # and of hosts add up to the pair of the whole, means of means do not.
 Metrics: TypeAlias = "dict[str, tuple[jax.Array, jax.Array]]"
@@ -51,8 +55,9 @@ class Task(Protocol):
     def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
         """Returns the divisor of each loss term over the batch handed in (float32 scalars).
 
-        The step calls it once for the GLOBAL batch, before the batch is cut into microbatches:
-        only so do the losses of unevenly masked microbatches add up to the loss of the batch.
+        The step calls it for the GLOBAL batch, before the batch is cut into microbatches: only so
+        do the losses of unevenly masked microbatches add up to the loss of the batch. Those of a
+        batch in parts are added.
         """
         ...
 
@@ -69,7 +74,7 @@ class Task(Protocol):
         Args:
             model: what `build` returned, with the current parameters.
             batch: a microbatch.
-            weights: what `weights` returned for the whole batch.
+            weights: what `weights` returned for the whole batch, all its parts together.
             dropout_key: None in evaluation.
         """
         ...

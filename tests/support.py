@@ -11,6 +11,7 @@ from bert_jax.data.masking import MaskingSection
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.parallel.rules import batch_sharding
+from bert_jax.task import HostBatch
 
 
 def small_architecture(**changes: Any) -> Architecture:
@@ -59,8 +60,8 @@ def small_batch(
     }
 
 
-def on_mesh(batch: dict[str, np.ndarray], mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:
-    """Puts a batch on a mesh."""
+def on_mesh(batch: HostBatch, mesh: jax.sharding.Mesh) -> Any:
+    """Puts a batch, or its parts, on a mesh."""
     return jax.device_put(batch, batch_sharding(mesh))
 
 

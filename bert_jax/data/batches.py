@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.task import Row
+from bert_jax.task import HostBatch, Row
 
 
 def stack_rows(rows: Sequence[Row], *, batch_size: int) -> Row:
@@ -30,6 +30,7 @@ def stack_rows(rows: Sequence[Row], *, batch_size: int) -> Row:
     return batch
 
 
-def count_tokens(batch: Mapping[str, np.ndarray]) -> int:
+def count_tokens(batch: HostBatch) -> int:
     """Returns the tokens in a batch that are not padding (those of ``segment_ids`` above 0)."""
-    return int(np.count_nonzero(batch["segment_ids"]))
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    return sum(int(np.count_nonzero(part["segment_ids"])) for part in parts)

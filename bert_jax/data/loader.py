@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 import grain
 import numpy as np
@@ -22,15 +22,17 @@ from bert_jax.data.position import Position
 from bert_jax.data.steps import EvaluationBatch, HostShare, TrainingBatch
 from bert_jax.data.worker import prepare_worker
 from bert_jax.errors import UserError
-from bert_jax.task import Features
+from bert_jax.task import Features, Row
 
 if TYPE_CHECKING:
     from bert_jax.data.sequence import ExampleSequence
 
+Made = TypeVar("Made")
+
 _STEPS = 2**40  # steps of an endless run: more than can be walked, and Grain still slices it
 
 
-class Batches(Iterator[dict[str, np.ndarray]]):
+class Batches(Iterator[Made]):
     """Batches in order, made in the background.
 
     Iterate, then call ``close()`` or leave the ``with`` block. Making them starts at construction,
@@ -67,7 +69,7 @@ class Batches(Iterator[dict[str, np.ndarray]]):
         self._iterator.get_state()
         self._iterator.start_prefetch()
 
-    def __next__(self) -> dict[str, np.ndarray]:
+    def __next__(self) -> Made:
         """Returns the next batch.
 
         Raises:
@@ -149,7 +151,7 @@ class Loader:
         """Rows after which every example has been seen once more, over all hosts."""
         return self._order.rows
 
-    def batches(self, *, first_step: int) -> Batches:
+    def batches(self, *, first_step: int) -> Batches[Row]:
         """Returns this host's rows of batch ``first_step``, ``first_step + 1``, ... without end.
 
         Each batch is a dict of arrays ``[batch_size / process_count, ...]``.
@@ -198,7 +200,7 @@ def evaluation_batches(
     limit: int | None,
     process_index: int = 0,
     process_count: int = 1,
-) -> Batches:
+) -> Batches[Row]:
     """Returns this host's rows of every example once, in the dataset's order, always masked alike.
 
     Ten examples in batches of four are three batches on every host, and the last two rows of the
@@ -227,7 +229,7 @@ def evaluation_batches(
     return Batches(steps.map(make), LoaderSection())
 
 
-def made_ahead(make: Callable[[int], dict[str, np.ndarray]], *, first_step: int) -> Batches:
+def made_ahead(make: Callable[[int], Made], *, first_step: int) -> Batches[Made]:
     """Returns ``make(first_step)``, ``make(first_step + 1)``, … without end, made in a thread.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from bert_jax.data.buckets import buckets_of, buckets_up_to
 from bert_jax.data.loader import Batches, made_ahead
 from bert_jax.data.position import Position
 from bert_jax.finetune.family import NO_LABEL, Encoded, Split
+from bert_jax.task import Row
 
 # Where a row stands in its split; filler has none.
 ROW: Final = "row"
@@ -24,21 +25,30 @@ INPUTS: Final = ("input_ids", "token_type_ids", "segment_ids")
 SPARSE: Final = 0.05
 
 
-class Planned(NamedTuple):
-    """One batch, not made yet."""
+class Part(NamedTuple):
+    """Rows of one batch that are padded to one length."""
 
     length: int  # positions of each row
-    rows: np.ndarray  # int64 [<= batch size]
+    size: int  # rows that it has room for; what is left is filled up
+    rows: np.ndarray  # int64 [<= size]
+
+
+Planned: TypeAlias = tuple[Part, ...]  # one batch, not made yet
 
 
 class EpochPlan:
     """Which rows make up which batch of an epoch.
 
-    Rows of one bucket are shuffled and cut into batches; what is left of a bucket, less than a
-    batch, joins the next longer one. So every row comes once, every batch but the epoch's last
-    is full, and an epoch has ``ceil(rows / batch_size)`` batches. Lengths and order of the batches
-    depend on the epoch alone, only which rows are in them on the seed: runs that differ in their
-    seed can then be computed side by side in one program.
+    Rows are put in the order of their buckets, shuffled within each, and cut into half batches.
+    The shortest half joins the one right above the median, and so on up to the median and the
+    longest: texts of one length are often of one source, and batches of them alone noisier samples
+    than random ones, which costs a dev figure a point or more. A half is padded to its own bucket;
+    two halves of one bucket are one part.
+
+    So every row comes once, every batch but one is full, and an epoch has
+    ``ceil(rows / batch_size)`` batches. Lengths and order of the batches depend on the epoch alone,
+    only which rows are in them on the seed: runs that differ in their seed can then be computed
+    side by side in one program.
     """
 
     def __init__(self, lengths: np.ndarray, *, batch_size: int, max_length: int, seed: int) -> None:
@@ -70,25 +80,28 @@ class EpochPlan:
 
     @property
     def shapes(self) -> int:
-        """How many different lengths the batches have."""
-        return len(self._by_bucket)
+        """How many different shapes the batches have."""
+        return len({tuple(part[:2] for part in planned) for planned in self._plan(0)})
 
     @property
     def mean_length(self) -> float:
         """Positions of a row, padding included, on average over an epoch."""
-        return sum(planned.length for planned in self._plan(0)) / self.steps
+        parts = [part for planned in self._plan(0) for part in planned]
+        return sum(part.length * part.size for part in parts) / sum(part.size for part in parts)
 
     def _plan(self, epoch: int) -> list[Planned]:
         generator = rng.stream(self._seed, "finetune rows", epoch)
-        batches, carried = [], np.empty(0, np.int64)
-        for bucket, members in self._by_bucket:
-            # What was carried goes first, so that no row is carried twice.
-            rows = np.concatenate([carried, generator.permutation(members)])
-            full = len(rows) // self.batch_size * self.batch_size
-            batches += [Planned(bucket, part) for part in _cut(rows[:full], self.batch_size)]
-            carried = rows[full:]
-        if len(carried):
-            batches.append(Planned(self._by_bucket[-1][0], carried))
+        rows = np.concatenate([generator.permutation(members) for _, members in self._by_bucket])
+        padded = np.concatenate([np.full(len(rows), length) for length, rows in self._by_bucket])
+
+        def part(at: Stretch) -> Part:
+            # Without rows it has the length of those that follow: no shape of its own.
+            return Part(int(padded[max(at.first, at.end - 1)]), at.size, rows[at.first : at.end])
+
+        batches = [
+            _joined(part(shorter), part(longer))
+            for shorter, longer in _halves(len(rows), self.batch_size)
+        ]
         order = rng.stream(0, "finetune batches", epoch).permutation(len(batches))
         return [batches[at] for at in order]
 
@@ -104,6 +117,7 @@ class TrainBatches:
         max_length: int,
         seed: int,
         pad_id: int,
+        unit: int = 1,
         process: tuple[int, int] = (0, 1),
     ) -> None:
         """Plans the first epoch.
@@ -114,12 +128,13 @@ class TrainBatches:
             max_length: no row is longer.
             seed: of the run.
             pad_id: of the tokenizer.
+            unit: each part of a batch is filled up to a multiple of so many rows.
             process: this host's share of a batch, and the number of shares.
         """
         self.plan = EpochPlan(
             split.lengths, batch_size=batch_size, max_length=max_length, seed=seed
         )
-        self._split, self._pad_id = split, pad_id
+        self._split, self._pad_id, self._unit = split, pad_id, unit
         self._index, self._count = process
         self._fingerprint: dict[str, str | int | float] = {
             "seed": seed,
@@ -141,14 +156,16 @@ class TrainBatches:
         """
         return position.step(batch_size=self.plan.batch_size, fingerprint=self._fingerprint)
 
-    def make(self, step: int) -> dict[str, np.ndarray]:
-        """Returns this host's rows of a step's batch."""
-        planned = self.plan.batch(step)
-        share = self.plan.batch_size // self._count
-        mine = planned.rows[self._index * share : (self._index + 1) * share]
-        return collate(self._split, mine, count=share, length=planned.length, pad_id=self._pad_id)
+    def make(self, step: int) -> tuple[Row, ...]:
+        """Returns this host's rows of each part of a step's batch."""
+        return tuple(self._collate(part) for part in self.plan.batch(step))
 
-    def batches(self, *, first_step: int) -> Batches:
+    def _collate(self, part: Part) -> Row:
+        share = -(-part.size // self._unit) * self._unit // self._count
+        mine = part.rows[self._index * share : (self._index + 1) * share]
+        return collate(self._split, mine, count=share, length=part.length, pad_id=self._pad_id)
+
+    def batches(self, *, first_step: int) -> Batches[tuple[Row, ...]]:
         """Returns the endless stream of batches, made ahead in the background."""
         return made_ahead(self.make, first_step=first_step)
 
@@ -181,13 +198,14 @@ def collate(
 
     Args:
         split: where the rows come from.
-        rows: at most `count` of them, and at least one.
+        rows: at most `count` of them; without any, all of it is filler.
         count: rows of the batch.
         length: positions of a row.
         pad_id: of the tokenizer.
     """
     encoded = [split.row(int(row)) for row in rows]
-    choices = len(encoded[0].sequences) if encoded else 1
+    like = encoded[0] if encoded else split.row(0)  # for the targets' names and shapes
+    choices = len(like.sequences)
     batch: dict[str, Any] = {
         "input_ids": np.full((count, choices, length), pad_id, np.int32),
         "token_type_ids": np.zeros((count, choices, length), np.int32),
@@ -206,7 +224,47 @@ def collate(
     if choices == 1:
         for name in INPUTS:
             batch[name] = batch[name][:, 0]
-    return batch | _targets(encoded, count=count, length=length)
+    return batch | _targets(encoded, like, count=count, length=length)
+
+
+class Stretch(NamedTuple):
+    """Some of the rows, counted from the shortest."""
+
+    first: int
+    end: int
+    size: int  # rows there is room for
+
+
+def _halves(rows: int, batch_size: int) -> Iterator[tuple[Stretch, Stretch]]:
+    """Yields the two halves of each batch, the shorter rows first.
+
+    Five rows in batches of two: ``((0, 0, 1), (2, 3, 1))``, ``((0, 1, 1), (3, 4, 1))``,
+    ``((1, 2, 1), (4, 5, 1))``. Only the first batch may have less than its size, and its longer
+    half only if its shorter half has nothing.
+    """
+    batches = -(-rows // batch_size)
+    missing = batches * batch_size - rows
+    small, large = batch_size // 2, batch_size - batch_size // 2
+    counts = np.repeat([small, large], batches)
+    counts[0] = max(small - missing, 0)
+    counts[batches] = large - max(missing - small, 0)
+    ends = np.cumsum(counts)
+    for at in range(batches):
+        shorter, longer = int(ends[at]), int(ends[batches + at])
+        yield (
+            Stretch(shorter - int(counts[at]), shorter, small),
+            Stretch(longer - int(counts[batches + at]), longer, large),
+        )
+
+
+def _joined(shorter: Part, longer: Part) -> Planned:
+    """Returns two halves as parts of a batch: as one, if they have one length."""
+    if not shorter.size:
+        return (longer,)
+    if shorter.length != longer.length:
+        return (shorter, longer)
+    rows = np.concatenate([shorter.rows, longer.rows])
+    return (Part(longer.length, shorter.size + longer.size, rows),)
 
 
 def _without_sparse(by_bucket: list[tuple[int, np.ndarray]]) -> list[tuple[int, np.ndarray]]:
@@ -224,9 +282,11 @@ def _without_sparse(by_bucket: list[tuple[int, np.ndarray]]) -> list[tuple[int, 
     return kept
 
 
-def _targets(encoded: Sequence[Encoded], *, count: int, length: int) -> dict[str, np.ndarray]:
+def _targets(
+    encoded: Sequence[Encoded], like: Encoded, *, count: int, length: int
+) -> dict[str, np.ndarray]:
     targets = {}
-    for name, first in (encoded[0].targets if encoded else {}).items():
+    for name, first in like.targets.items():
         first = np.asarray(first)
         kind = np.int32 if first.dtype.kind in "iub" else np.float32
         per_piece = first.ndim == 1 and kind is np.int32

@@ -20,7 +20,7 @@ from bert_jax.data.loader import made_ahead
 from bert_jax.finetune.batches import TrainBatches
 from bert_jax.finetune.task import FinetuneTask
 from bert_jax.parallel.rules import runs_sharding
-from bert_jax.task import Batch, Metrics
+from bert_jax.task import HostBatch, Metrics, StepBatch
 from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.state import (
     ModelDefinition,
@@ -42,7 +42,7 @@ MakeOptimizer = Callable[[ArrayLike], tuple[optax.GradientTransformation, optax.
 class StackedBatch(NamedTuple):
     """One batch of every run, on the devices."""
 
-    batch: Batch  # [R, B, …]
+    batch: StepBatch  # [R, B, …]
     tokens: int  # that are not padding
     waited: float  # seconds the loop stood still for it
 
@@ -118,10 +118,9 @@ class SideBySide:
     def feed(self) -> Generator[StackedBatch, None, None]:
         """Yields batches of all runs without end, made ahead in the background."""
 
-        def make(step: int) -> dict[str, np.ndarray]:
+        def make(step: int) -> HostBatch:
             by_seed = {seed: batches.make(step) for seed, batches in self.batches.items()}
-            names = by_seed[self.seeds[0]]
-            return {name: np.stack([by_seed[s][name] for s in self.seeds]) for name in names}
+            return jax.tree.map(lambda *rows: np.stack(rows), *(by_seed[s] for s in self.seeds))
 
         with made_ahead(make, first_step=0) as rows:
             while True:
@@ -152,18 +151,20 @@ class SideBySide:
             stacked = np.stack([np.asarray(jax.device_get(leaf)) for leaf in leaves])
         return jax.device_put(stacked, self.sharding)
 
-    def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
+    def lower(self, state: TrainState, batch: StepBatch) -> jax.stages.Lowered:
         """Returns one step of all runs, lowered for the shapes of these arrays."""
         # No mesh is set: the layouts that the model's code asks for are those of a single run.
         peaks = jnp.asarray(self.learning_rates, jnp.float32)
 
-        def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        def step(state: TrainState, batch: StepBatch) -> tuple[TrainState, Metrics]:
             return jax.vmap(self._step)(state, batch, peaks)
 
         outputs = (self.sharding, self.sharding)
         return jax.jit(step, donate_argnums=0, out_shardings=outputs).lower(state, batch)
 
-    def _step(self, state: TrainState, batch: Batch, peak: jax.Array) -> tuple[TrainState, Metrics]:
+    def _step(
+        self, state: TrainState, batch: StepBatch, peak: jax.Array
+    ) -> tuple[TrainState, Metrics]:
         optimizer, schedule = self.make_optimizer(peak)
         step = make_train_step(
             self.task,

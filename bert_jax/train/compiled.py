@@ -14,7 +14,7 @@ import optax
 from jax.sharding import Mesh
 
 from bert_jax.parallel.rules import replicated
-from bert_jax.task import Batch, Metrics, Task
+from bert_jax.task import Batch, Metrics, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
 from bert_jax.train.step import RngName, make_evaluation_step, make_train_step
 
@@ -25,7 +25,7 @@ def lower_train_step(
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
     state: TrainState,
-    batch: Batch,
+    batch: StepBatch,
     *,
     accumulation: int,
     rng: RngName,
@@ -50,10 +50,13 @@ def lower_train_step(
     return jitted.lower(state, batch)
 
 
+LowerStep = Callable[[TrainState, StepBatch], jax.stages.Lowered]
+
+
 class StepPrograms:
     """The train step, compiled once for each shape that a phase's batches may have, and no more."""
 
-    def __init__(self, lower: Callable[[TrainState, Batch], jax.stages.Lowered], *, shapes: int):
+    def __init__(self, lower: LowerStep, *, shapes: int):
         """Compiles nothing yet.
 
         Args:
@@ -63,13 +66,14 @@ class StepPrograms:
         self._lower, self._shapes = lower, shapes
         self._programs: dict[Any, jax.stages.Compiled] = {}
 
-    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def __call__(self, state: TrainState, batch: StepBatch) -> tuple[TrainState, Metrics]:
         """Runs the step, compiled for the shapes of `batch`.
 
         Raises:
             RuntimeError: it would have to be compiled for a shape too many.
         """
-        shape = tuple((name, batch[name].shape) for name in sorted(batch))
+        leaves = jax.tree_util.tree_leaves_with_path(batch)
+        shape = tuple((jax.tree_util.keystr(path), leaf.shape) for path, leaf in leaves)
         if shape not in self._programs:
             if len(self._programs) == self._shapes:
                 raise RuntimeError(f"a batch of a shape that was not announced: {dict(shape)}")

@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import RunStopped
-from bert_jax.task import Batch
+from bert_jax.task import StepBatch
 from bert_jax.train.state import TrainState
 
 
@@ -47,7 +47,7 @@ def dump_non_finite(
     run_dir: epath.Path,
     step: int,
     state: TrainState,
-    batch: Batch,
+    batch: StepBatch,
     metrics: Mapping[str, tuple[float, float]],
 ) -> None:
     """Writes the batch, the metrics and the parameters before it, then stops the run.
@@ -65,10 +65,13 @@ def dump_non_finite(
     folder = run_dir / f"non_finite_{step}"
     folder.mkdir(parents=True, exist_ok=True)
     process = jax.process_index()
-    _save(folder / f"batch_{process}.npz", {name: _local(a) for name, a in batch.items()})
-    leaves = jax.tree_util.tree_leaves_with_path(state.params)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-    _save(folder / f"params_{process}.npz", {name: _local(leaf) for name, leaf in named.items()})
+    for name, tree in (("batch", batch), ("params", state.params)):
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        arrays = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): _local(leaf)
+            for path, leaf in leaves
+        }
+        _save(folder / f"{name}_{process}.npz", arrays)
     figures = {name: {"sum": repr(s), "count": repr(c)} for name, (s, c) in metrics.items()}
     (folder / f"metrics_{process}.json").write_text(json.dumps({"step": step, **figures}, indent=1))
     bad = [name for name, (total, _) in metrics.items() if not np.isfinite(total)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,18 +12,18 @@ from jax.sharding import Mesh, NamedSharding
 
 from bert_jax.data.batches import count_tokens
 from bert_jax.parallel.rules import batch_sharding
-from bert_jax.task import Batch
+from bert_jax.task import HostBatch, StepBatch
 
 
 class Fed(NamedTuple):
     """A batch on the devices."""
 
-    batch: Batch
+    batch: StepBatch
     tokens: int  # that are not padding, on all processes
     waited: float  # seconds the loop stood still for it
 
 
-def feed(rows: Iterator[Mapping[str, np.ndarray]], mesh: Mesh, *, shares: int) -> Iterator[Fed]:
+def feed(rows: Iterator[HostBatch], mesh: Mesh, *, shares: int) -> Iterator[Fed]:
     """Yields batches already on the devices.
 
     The loop asks for the next one right after it has dispatched a step, so that reading and
@@ -49,13 +49,11 @@ def feed(rows: Iterator[Mapping[str, np.ndarray]], mesh: Mesh, *, shares: int) -
         yield fed
 
 
-def to_devices(
-    host: Mapping[str, np.ndarray], sharding: NamedSharding, *, shares: int
-) -> dict[str, jax.Array]:
-    """Returns this process's rows as part of the global batch."""
-    return {
-        name: jax.make_array_from_process_local_data(
-            sharding, array, (array.shape[0] * shares, *array.shape[1:])
-        )
-        for name, array in host.items()
-    }
+def to_devices(host: HostBatch, sharding: NamedSharding, *, shares: int) -> Any:
+    """Returns this process's rows as part of the global batch, in the same containers."""
+
+    def place(array: np.ndarray) -> jax.Array:
+        shape = (array.shape[0] * shares, *array.shape[1:])
+        return jax.make_array_from_process_local_data(sharding, array, shape)
+
+    return jax.tree.map(place, host)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import numpy as np
 import optax
 from etils import epath
 from jax.sharding import Mesh
@@ -17,14 +16,14 @@ from bert_jax.data.position import Position
 from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import Share
 from bert_jax.parallel.rules import batch_parts
-from bert_jax.task import Task
+from bert_jax.task import HostBatch, Task
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.plateau import Plateau
 from bert_jax.train.sections import TrainSection
 from bert_jax.train.state import ModelDefinition
 from bert_jax.train.step import RngName
 
-HostBatches = AbstractContextManager[Iterator[Mapping[str, np.ndarray]]]
+HostBatches = AbstractContextManager[Iterator[HostBatch]]
 
 
 class BatchSource(Protocol):
@@ -55,7 +54,7 @@ class Phase:
     batch_size: int
     accumulation: int
     loader: BatchSource
-    shapes: int  # how many different lengths its batches have
+    shapes: int  # how many different shapes its batches have
     flops_per_row: float
     evaluate: Callable[[Any], Mapping[str, float]] | None  # parameters → scores
     plateau: Plateau | None

@@ -16,7 +16,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
-from bert_jax.task import Batch, Task
+from bert_jax.task import StepBatch, Task
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import StepPrograms, compile_evaluation, lower_train_step
 from bert_jax.train.cursor import IMPORTED, Cursor
@@ -140,7 +140,7 @@ class _Run:
                     if self.interrupted or self.ended or cursor.phase_step >= steps:
                         return
 
-    def _lower(self, phase: Phase, state: TrainState, batch: Batch) -> jax.stages.Lowered:
+    def _lower(self, phase: Phase, state: TrainState, batch: StepBatch) -> jax.stages.Lowered:
         job = self.job
         return lower_train_step(
             job.task,
@@ -261,7 +261,7 @@ def make_evaluation(
 
 
 def evaluate(
-    evaluation: Callable[[Any, Batch], Any],
+    evaluation: Callable[[Any, Any], Any],
     params: Any,
     open_batches: Callable[[], HostBatches],
     mesh: Mesh,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -11,11 +12,11 @@ import optax
 from flax import nnx
 
 from bert_jax.parallel.rules import constrain
-from bert_jax.task import Batch, Metrics, Task
+from bert_jax.task import Batch, Metrics, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
 
 RngName = Literal["threefry2x32", "rbg", "unsafe_rbg"]
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+TrainStep = Callable[[TrainState, StepBatch], tuple[TrainState, Metrics]]
 EvaluationStep = Callable[[Any, Batch], Metrics]
 
 
@@ -31,9 +32,10 @@ def make_train_step(
     """Returns ``step(state, batch) -> (state, metrics)``.
 
     The divisors of the loss are taken over the whole global batch before it is cut into
-    microbatches, so accumulation changes memory and nothing else. A step whose loss or gradient
-    is not finite leaves the state as it was and marks it unhealthy; later steps then leave it
-    alone too, so that what stopped the run can be looked at.
+    microbatches, so accumulation changes memory and nothing else; likewise for the parts of a batch
+    whose rows are padded to different lengths. A step whose loss or gradient is not finite leaves
+    the state as it was and marks it unhealthy; later steps then leave it alone too, so that what
+    stopped the run can be looked at.
 
     Args:
         task: gives loss and divisors.
@@ -44,8 +46,9 @@ def make_train_step(
         rng: the generator of dropout bits. The state holds a threefry key whichever it is.
     """
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        weights = task.weights(batch)
+    def step(state: TrainState, batch: StepBatch) -> tuple[TrainState, Metrics]:
+        parts = batch if isinstance(batch, tuple) else (batch,)
+        weights = _sum(task.weights(part) for part in parts)
 
         def loss(params: Any, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
             bound = nnx.merge(model.graphdef, params)
@@ -53,10 +56,7 @@ def make_train_step(
 
         grad = jax.value_and_grad(loss, has_aux=True)
         key = dropout_key(state, rng)
-        if accumulation == 1:
-            (value, metrics), grads = grad(state.params, batch, key)
-        else:
-            value, metrics, grads = _accumulate(grad, state.params, batch, key, accumulation)
+        value, metrics, grads = _sum_over_parts(grad, state.params, parts, key, accumulation)
 
         norm = optax.tree.norm(grads)
         healthy = state.healthy & jnp.isfinite(value) & jnp.isfinite(norm)
@@ -98,10 +98,28 @@ def dropout_key(state: TrainState, rng: RngName) -> jax.Array:
     return jax.random.wrap_key_data(jax.random.bits(key, (4,), jnp.uint32), impl=rng)
 
 
+def _sum_over_parts(
+    grad: Callable[..., Any], params: Any, parts: Sequence[Batch], key: jax.Array, accumulation: int
+) -> tuple[jax.Array, Metrics, Any]:
+    """Sums value, metrics and gradients over the parts of a batch."""
+    keys = [jax.random.fold_in(key, at) for at in range(len(parts))] if len(parts) > 1 else [key]
+    return _sum(
+        _accumulate(grad, params, part, part_key, accumulation)
+        for part, part_key in zip(parts, keys, strict=True)
+    )
+
+
+def _sum(trees: Iterable[Any]) -> Any:
+    return functools.reduce(functools.partial(jax.tree.map, jnp.add), trees)
+
+
 def _accumulate(
     grad: Callable[..., Any], params: Any, batch: Batch, key: jax.Array, parts: int
 ) -> tuple[jax.Array, Metrics, Any]:
     """Sums value, metrics and gradients over microbatches, one at a time in memory."""
+    if parts == 1:
+        (value, metrics), grads = grad(params, batch, key)
+        return value, metrics, grads
     microbatches = {name: _cut(array, parts) for name, array in batch.items()}
 
     def add(total: Any, part: tuple[jax.Array, Mapping[str, jax.Array]]) -> tuple[Any, None]:

@@ -62,6 +62,7 @@ class Prepared(NamedTuple):
             max_length=self.section.max_length,
             seed=seed,
             pad_id=self.origin.tokenizer.special.pad,
+            unit=batch_parts(self.mesh) * self.section.accumulation,
             process=process,
         )
 

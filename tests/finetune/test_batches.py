@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,11 +18,13 @@ from bert_jax.finetune.batches import (
     ROW,
     WEIGHTS,
     EpochPlan,
+    Planned,
     TrainBatches,
     collate,
     evaluation_batches,
 )
 from bert_jax.finetune.family import NO_LABEL, Encoded
+from bert_jax.task import Row
 
 MAX_LENGTH = 100
 
@@ -50,6 +53,14 @@ def plan(lengths: Sequence[int], *, batch_size: int = 4, seed: int = 0) -> Epoch
     return EpochPlan(np.asarray(lengths), batch_size=batch_size, max_length=MAX_LENGTH, seed=seed)
 
 
+def rows_of(batch: Planned) -> list[int]:
+    return [row for part in batch for row in part.rows.tolist()]
+
+
+def shape(batch: Planned) -> tuple[tuple[int, int], ...]:
+    return tuple((part.length, part.size) for part in batch)
+
+
 lengths_of_rows = st.lists(st.integers(3, MAX_LENGTH), min_size=1, max_size=120)
 
 
@@ -61,11 +72,14 @@ def test_every_row_comes_once_an_epoch_and_fits_its_batch(
     made = plan(lengths, batch_size=batch_size)
     batches = [made.batch(epoch * made.steps + at) for at in range(made.steps)]
     assert made.steps == -(-len(lengths) // batch_size)
-    assert sorted(np.concatenate([each.rows for each in batches])) == list(range(len(lengths)))
-    assert sum(len(each.rows) < batch_size for each in batches) <= 1
-    assert all(max(lengths[row] for row in each.rows) <= each.length for each in batches)
-    assert len({each.length for each in batches}) <= made.shapes
-    assert {each.length for each in batches} <= set(buckets_up_to(MAX_LENGTH))
+    parts = [part for batch in batches for part in batch]
+    assert sorted(np.concatenate([part.rows for part in parts])) == list(range(len(lengths)))
+    assert all(sum(part.size for part in batch) == batch_size for batch in batches)
+    assert all(len(part.rows) <= part.size for part in parts)
+    assert sum(sum(len(part.rows) for part in batch) < batch_size for batch in batches) <= 1
+    assert all(lengths[row] <= part.length for part in parts for row in part.rows)
+    assert {part.length for part in parts} <= set(buckets_up_to(MAX_LENGTH))
+    assert len({shape(batch) for batch in batches}) == made.shapes
 
 
 @given(lengths=lengths_of_rows, seed=st.integers(1, 5))
@@ -75,16 +89,16 @@ def test_runs_of_other_seeds_have_batches_of_the_same_lengths_in_the_same_order(
 ) -> None:
     one, other = plan(lengths), plan(lengths, seed=seed)
     steps = range(2 * one.steps)
-    assert [one.batch(at).length for at in steps] == [other.batch(at).length for at in steps]
+    assert [shape(one.batch(at)) for at in steps] == [shape(other.batch(at)) for at in steps]
 
 
 def test_seeds_and_epochs_put_other_rows_together() -> None:
     lengths = [10] * 64
     first, other = plan(lengths), plan(lengths, seed=1)
-    rows = [tuple(first.batch(at).rows) for at in range(first.steps)]
-    assert rows != [tuple(other.batch(at).rows) for at in range(other.steps)]
-    assert rows != [tuple(first.batch(first.steps + at).rows) for at in range(first.steps)]
-    assert rows == [tuple(plan(lengths).batch(at).rows) for at in range(first.steps)]
+    rows = [rows_of(first.batch(at)) for at in range(first.steps)]
+    assert rows != [rows_of(other.batch(at)) for at in range(other.steps)]
+    assert rows != [rows_of(first.batch(first.steps + at)) for at in range(first.steps)]
+    assert rows == [rows_of(plan(lengths).batch(at)) for at in range(first.steps)]
 
 
 def test_a_step_is_found_without_those_before_it() -> None:
@@ -93,13 +107,40 @@ def test_a_step_is_found_without_those_before_it() -> None:
     last = 3 * walked.steps - 1
     for step in range(last):
         walked.batch(step)
-    np.testing.assert_array_equal(walked.batch(last).rows, sought.batch(last).rows)
+    assert rows_of(walked.batch(last)) == rows_of(sought.batch(last))
 
 
 def test_a_bucket_of_few_rows_has_no_program_of_its_own() -> None:
     lengths = [10] * 100 + [20] * 2 + [60] * 100
     made = plan(lengths)
-    assert {made.batch(at).length for at in range(made.steps)} == {12, 64}
+    found = {part.length for at in range(made.steps) for part in made.batch(at)}
+    assert found == {12, 64}
+
+
+def test_short_rows_share_their_batch_with_long_ones() -> None:
+    lengths = np.random.default_rng(3).permutation(np.arange(3, 99).repeat(10))
+    made = plan(lengths, batch_size=16)
+    for at in range(made.steps):
+        found = lengths[rows_of(made.batch(at))]
+        # The median lies in the bucket of 49 to 56.
+        assert (found < 49).sum() <= 8
+        assert (found > 56).sum() <= 8
+
+
+def test_each_half_is_as_far_up_in_its_half_of_the_rows() -> None:
+    # Eleven rows for twelve places: one short row is missing.
+    made = plan([10] * 4 + [20] * 2 + [30] * 2 + [40] * 3, batch_size=4)
+    found = [made.batch(at) for at in range(made.steps)]
+    assert sorted(shape(batch) for batch in found) == [
+        ((12, 2), (32, 2)),
+        ((12, 2), (40, 2)),
+        ((20, 2), (40, 2)),
+    ]
+    assert sorted(len(part.rows) for batch in found for part in batch) == [1, 2, 2, 2, 2, 2]
+    # Three rows are less than half a batch: all of them are its longer half.
+    (small,) = [b for b in map(plan([10] * 11, batch_size=8).batch, (0, 1)) if len(rows_of(b)) < 8]
+    assert shape(small) == ((12, 8),)
+    assert len(rows_of(small)) == 3
 
 
 def test_padding_is_a_small_share_where_lengths_spread() -> None:
@@ -165,16 +206,48 @@ def batches(**changes: Any) -> TrainBatches:
 def test_hosts_make_the_shares_of_the_one_host_batch() -> None:
     whole = batches().make(3)
     shares = [batches(process=(index, 2)).make(3) for index in range(2)]
-    for name, array in whole.items():
-        np.testing.assert_array_equal(np.concatenate([share[name] for share in shares]), array)
+    for at, part in enumerate(whole):
+        for name, array in part.items():
+            joined = np.concatenate([share[at][name] for share in shares])
+            np.testing.assert_array_equal(joined, array)
+
+
+def test_a_part_is_filled_up_to_what_the_devices_divide() -> None:
+    plain, filled = batches().make(0), batches(unit=8).make(0)
+    assert [part[ROW].shape for part in plain] == [(2,), (2,)]
+    assert [part[ROW].shape for part in filled] == [(8,), (8,)]
+    for part, more in zip(plain, filled, strict=True):
+        assert more[WEIGHTS].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+        for name, array in part.items():
+            np.testing.assert_array_equal(more[name][:2], array)
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+def test_a_host_without_rows_makes_filler_of_the_same_shapes(choices: int) -> None:
+    def first(process: tuple[int, int]) -> tuple[Row, ...]:
+        made = TrainBatches(
+            Rows([10], choices=choices),
+            batch_size=4,
+            max_length=16,
+            seed=0,
+            pad_id=0,
+            process=process,
+        )
+        return made.make(0)
+
+    (some,), (none,) = first((0, 2)), first((1, 2))
+    assert some[WEIGHTS].tolist() == [1, 0]
+    assert none[WEIGHTS].tolist() == [0, 0]
+    assert {name: (array.shape, array.dtype) for name, array in some.items()} == {
+        name: (array.shape, array.dtype) for name, array in none.items()
+    }
 
 
 def test_the_stream_begins_at_any_step() -> None:
     with batches().batches(first_step=5) as stream:
         found = [next(stream), next(stream)]
     for at, batch in enumerate(found, start=5):
-        for name, array in batches().make(at).items():
-            np.testing.assert_array_equal(batch[name], array)
+        jax.tree.map(np.testing.assert_array_equal, batch, batches().make(at))
 
 
 def test_a_position_is_good_for_the_same_data_and_seed_only() -> None:

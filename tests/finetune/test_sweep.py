@@ -29,6 +29,7 @@ from bert_jax.finetune.sweep import (
 )
 from bert_jax.finetune.way import Size, choose_way, step_bytes
 from bert_jax.model.config import Execution
+from bert_jax.task import Row
 from tests.support import small_architecture
 
 
@@ -289,7 +290,11 @@ def test_at_each_step_the_batches_of_all_seeds_have_one_shape(
         for seed in (0, 1, 5)
     ]
     for step in range(2 * seeds[0].plan.steps):
-        assert len({batches.make(step)["input_ids"].shape for batches in seeds}) == 1
+        assert len({_shapes(batches.make(step)) for batches in seeds}) == 1
+
+
+def _shapes(parts: tuple[Row, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple(part["input_ids"].shape for part in parts)
 
 
 def test_activations_of_a_step_are_those_of_the_formula() -> None:

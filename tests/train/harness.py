@@ -15,6 +15,7 @@ from bert_jax.optim.schedule import linear_schedule
 from bert_jax.optim.sections import OptimizerSection, Stretch
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
+from bert_jax.task import HostBatch
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import TrainState, abstract_state, define_model, initialise
 from tests.support import on_mesh, small_task
@@ -50,9 +51,7 @@ class Setting:
 class Trainer:
     """The compiled train step of a setting on a mesh, and its layouts."""
 
-    def __init__(
-        self, setting: Setting, shape: tuple[int, int, int], batch: dict[str, np.ndarray]
-    ) -> None:
+    def __init__(self, setting: Setting, shape: tuple[int, int, int], batch: HostBatch) -> None:
         task = setting.task
         self.model = define_model(task.build)
         self.schedule = linear_schedule(Stretch(20, PEAK, setting.section.warmup_steps))
@@ -80,7 +79,7 @@ class Trainer:
         )
 
     def step(
-        self, state: TrainState, batch: dict[str, np.ndarray]
+        self, state: TrainState, batch: HostBatch
     ) -> tuple[TrainState, dict[str, tuple[float, float]]]:
         """One step; the metrics as numbers."""
         with jax.set_mesh(self.mesh):
