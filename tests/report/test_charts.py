@@ -8,7 +8,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bert_jax.report.charts import POINTS, Series, heat_map, line_chart, scatter, ticks
+from bert_jax.report.charts import (
+    HEIGHT,
+    POINTS,
+    TALL,
+    WIDTH,
+    Series,
+    heat_map,
+    line_chart,
+    scatter,
+    ticks,
+)
 from bert_jax.report.html import Element
 from bert_jax.report.png import png
 
@@ -79,9 +89,13 @@ def test_a_long_line_is_averaged_and_keeps_its_mean() -> None:
 
 
 def test_one_point_and_a_flat_line_can_be_drawn() -> None:
-    for points in ([(5, 0.25)], [(1, 0.0), (2, 0.0)], [(1, -3.0), (9, -3.0)]):
-        line_chart("t", [Series("a", points)])
-    scatter("t", [(1.0, 1.0)], x_label="x", y_label="y", worst=1)
+    lines = ([(5, 0.25)], [(1, 0.0), (2, 0.0)], [(1, -3.0), (9, -3.0)])
+    charts = [line_chart("t", [Series("a", points)]) for points in lines]
+    charts.append(scatter("t", [(1.0, 1.0)], x_label="x", y_label="y", worst=1))
+    for made, height in zip(charts, (HEIGHT, HEIGHT, HEIGHT, TALL), strict=True):
+        dots = [circle.attrib for circle in made.iter("circle")]
+        assert dots
+        assert all(0 < float(dot["cx"]) < WIDTH and 0 < float(dot["cy"]) < height for dot in dots)
 
 
 @given(low=st.floats(-1e3, 1e3), size=st.floats(1e-4, 1e4))
