@@ -22,7 +22,11 @@ WEIGHTS: Final = "row_weights"
 INPUTS: Final = ("input_ids", "token_type_ids", "segment_ids")
 
 # A bucket with a smaller share of the rows is none of its own.
-SPARSE: Final = 0.05
+SPARSE: Final = 0.1
+
+# Positions that a second part of a batch costs, whatever is in it: the gradient of the embedding
+# table is written once more. Halves that as much padding makes alike are one part.
+SECOND_PART: Final = 128
 
 
 class Part(NamedTuple):
@@ -43,7 +47,7 @@ class EpochPlan:
     The shortest half joins the one right above the median, and so on up to the median and the
     longest: texts of one length are often of one source, and batches of them alone noisier samples
     than random ones, which costs a dev figure a point or more. A half is padded to its own bucket;
-    two halves of one bucket are one part.
+    halves of nearly one length are one part.
 
     So every row comes once, every batch but one is full, and an epoch has
     ``ceil(rows / batch_size)`` batches. Lengths and order of the batches depend on the epoch alone,
@@ -258,10 +262,10 @@ def _halves(rows: int, batch_size: int) -> Iterator[tuple[Stretch, Stretch]]:
 
 
 def _joined(shorter: Part, longer: Part) -> Planned:
-    """Returns two halves as parts of a batch: as one, if they have one length."""
+    """Returns two halves as parts of a batch: as one, where that costs little padding."""
     if not shorter.size:
         return (longer,)
-    if shorter.length != longer.length:
+    if (longer.length - shorter.length) * shorter.size > SECOND_PART:
         return (shorter, longer)
     rows = np.concatenate([shorter.rows, longer.rows])
     return (Part(longer.length, shorter.size + longer.size, rows),)

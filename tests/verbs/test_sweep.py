@@ -165,6 +165,25 @@ def test_parameters_after_every_step_equal_the_ordinary_loops(
         assert_close(ours, last.params)
 
 
+def test_batches_of_two_lengths_train_side_by_side_as_in_the_ordinary_loop(tmp_path: Path) -> None:
+    base = tiny_config(tmp_path, epochs=1, batch_size=32)
+    finetune(config(base, tmp_path / "alone"), console=Console(quiet=True))
+    alone = load_params(open_run(tmp_path / "alone"), checkpoint="last")
+    prepared = prepare(config(base, tmp_path))
+    group = side_by_side(prepared, sweep_verb.plan(config(base, tmp_path), seeds=2)[1])
+    state, step = first_state(prepared, group), group.programs()
+    feed = group.feed()
+    lengths = set()
+    for _ in range(alone.step):
+        batch = next(feed).batch
+        lengths |= {tuple(part["input_ids"].shape for part in batch)}
+        state, _ = step(state, batch)
+    feed.close()
+    # [runs, rows, positions] of each half.
+    assert ((2, 16, 8), (2, 16, 20)) in lengths
+    assert_close(group.params_of(state.params, 0), alone.params)
+
+
 def test_runs_that_fail_are_flagged_and_the_others_go_on(together: Path) -> None:
     found = runs(together)
     for seed in (0, 1):
