@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 from etils import epath
 
 from bert_jax.config import RunConfig
 from bert_jax.finetune.task import FinetuneTask
-from bert_jax.model.config import Execution, HeadsSection, ModelSection
+from bert_jax.model.config import Architecture, Execution, HeadsSection, ModelSection
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.text import load_wordpiece
@@ -57,15 +59,21 @@ def tiny_run(directory: Path) -> Path:
         tokenizer=tokenizer,
         origin={"imported_from": "random numbers"},
     )
+    with Checkpointer(root / CHECKPOINTS, CheckpointSection(), ranked=False) as checkpointer:
+        checkpointer.save_params(_random_params(architecture, heads), step=STEP)
+    return root
+
+
+@functools.cache
+def _random_params(architecture: Architecture, heads: HeadsSection) -> Any:
+    """Parameters on one device: of eight copies Orbax would compile how to cut each."""
     # Any task builds this model; only `loss` would need the labels that there are none of.
     task = FinetuneTask(
         architecture=architecture, execution=Execution(dtype="float32"), heads=heads
     )
-    model, mesh, untrained = define_model(task.build), make_mesh(MeshSection()), optax.identity()
-    state = initialise(task, untrained, abstract_state(model, untrained, mesh), seed=5)
-    with Checkpointer(root / CHECKPOINTS, CheckpointSection(), ranked=False) as checkpointer:
-        checkpointer.save_params(state.params, step=STEP)
-    return root
+    model, untrained = define_model(task.build), optax.identity()
+    mesh = make_mesh(MeshSection(data=1), jax.devices()[:1])
+    return initialise(task, untrained, abstract_state(model, untrained, mesh), seed=5).params
 
 
 def write_table(directory: Path, rows: int, seed: int) -> Path:
