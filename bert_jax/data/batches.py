@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from bert_jax.task import HostBatch, Row
+
+Part = TypeVar("Part")
 
 
 def stack_rows(rows: Sequence[Row], *, batch_size: int) -> Row:
@@ -30,7 +33,11 @@ def stack_rows(rows: Sequence[Row], *, batch_size: int) -> Row:
     return batch
 
 
+def parts_of(batch: Part | tuple[Part, ...]) -> tuple[Part, ...]:
+    """Returns the parts of a batch whose rows have different lengths; of another, it alone."""
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
 def count_tokens(batch: HostBatch) -> int:
     """Returns the tokens in a batch that are not padding (those of ``segment_ids`` above 0)."""
-    parts = batch if isinstance(batch, tuple) else (batch,)
-    return sum(int(np.count_nonzero(part["segment_ids"])) for part in parts)
+    return sum(int(np.count_nonzero(part["segment_ids"])) for part in parts_of(batch))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from bert_jax.data.batches import parts_of
 from bert_jax.parallel.rules import constrain
 from bert_jax.task import Batch, Metrics, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
@@ -47,7 +48,7 @@ def make_train_step(
     """
 
     def step(state: TrainState, batch: StepBatch) -> tuple[TrainState, Metrics]:
-        parts = batch if isinstance(batch, tuple) else (batch,)
+        parts = parts_of(batch)
         weights = _sum(task.weights(part) for part in parts)
 
         def loss(params: Any, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
