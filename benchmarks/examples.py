@@ -34,11 +34,11 @@ from benchmarks.release_script import (
 )
 from benchmarks.report import median_ratio, report
 from benchmarks.watched import Watched, watch
-from bert_jax.data.provenance import read_provenance
-from bert_jax.data.tfrecord import scan_records
+from bert_jax.data.dataset.provenance import read_provenance
+from bert_jax.data.google_bert.tfrecord import scan_records
+from bert_jax.pipelines.python_docs.corpus import write_python_docs
+from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab
 from bert_jax.text import load_wordpiece
-from pipelines.python_docs import write_python_docs
-from pipelines.vocab import VocabSection, train_vocab
 
 WORKERS = (1, 2)
 TIMES = (1, 10)

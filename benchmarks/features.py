@@ -27,14 +27,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import interleaved, median_ratio, report
-from bert_jax.extract.extractor import Extractor, ExtractSection
-from bert_jax.extract.layers import parse_layers
-from bert_jax.extract.probe import probe
-from bert_jax.extract.source import Record
+from bert_jax.feature_extraction.extractor import Extractor, ExtractSection
+from bert_jax.feature_extraction.layers import parse_layers
+from bert_jax.feature_extraction.probe import probe
+from bert_jax.feature_extraction.texts import Record
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.parameters import load_params
 from bert_jax.verbs.features import features
 from bert_jax.verbs.import_checkpoint import import_checkpoint
-from bert_jax.verbs.loading import load_params
-from bert_jax.verbs.run_dir import open_run
 
 BATCH = 32
 PACKAGES = ("jax", "flax", "torch", "transformers", "scikit-learn")

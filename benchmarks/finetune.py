@@ -28,12 +28,13 @@ from benchmarks.features import python_docs, random_checkpoint
 from benchmarks.hf_finetune import TABLES, Peer, Settings, read
 from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.config import parse_config
-from bert_jax.data.batches import count_tokens
+from bert_jax.data.rows.collate import count_tokens
 from bert_jax.parallel.rules import batch_sharding
+from bert_jax.tasks.training.setup import origin_params, prepare
 from bert_jax.train.compiled import StepPrograms, lower_train_step
-from bert_jax.train.feed import to_devices
+from bert_jax.train.prefetch import to_devices
 from bert_jax.train.state import abstract_state, initialise
-from bert_jax.verbs.finetune_setup import origin_params, prepare
+from bert_jax.verbs.finetune import finetune_settings
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 
 PACKAGES = ("jax", "flax", "optax", "torch", "transformers")
@@ -124,7 +125,7 @@ class Ours:
                 "optimizer": {"learning_rate": settings.learning_rate},
             },
         }
-        prepared = prepare(parse_config(values, source="benchmark"))
+        prepared = prepare(finetune_settings(parse_config(values, source="benchmark")))
         self.mesh = prepared.mesh
         self.batches = prepared.batches(seed=1)
         model = prepared.model

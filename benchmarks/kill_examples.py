@@ -27,8 +27,8 @@ from pathlib import Path
 import yaml
 
 from benchmarks.report import report
-from pipelines.python_docs import write_python_docs
-from pipelines.vocab import VocabSection, train_vocab
+from bert_jax.pipelines.python_docs.corpus import write_python_docs
+from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab
 
 COPIES = 4
 

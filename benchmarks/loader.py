@@ -18,16 +18,16 @@ import numpy as np
 import psutil
 
 from benchmarks.report import report
-from bert_jax.data.batches import count_tokens
-from bert_jax.data.loader import Loader
-from bert_jax.data.loader_section import LoaderSection
-from bert_jax.data.masking import MaskedRow, MaskingSection
-from bert_jax.data.packed_row import PackedRow, packed
-from bert_jax.data.packing import PackingSection
-from bert_jax.data.records import Dataset, open_dataset
+from bert_jax.data.dataset.reader import Dataset, open_dataset
+from bert_jax.data.loader.loader import Loader
+from bert_jax.data.loader.section import LoaderSection
+from bert_jax.data.rows.collate import count_tokens
+from bert_jax.data.rows.masking import MaskedRow, MaskingSection
+from bert_jax.data.rows.packing import PackedRow, packed
+from bert_jax.data.rows.packing_plan import PackingSection
+from bert_jax.pipelines.examples import ExamplesSection, make_examples
 from bert_jax.text import load_tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from pipelines.examples import ExamplesSection, make_examples
 
 SEQ_LENGTH = 512
 BATCH_SIZE = 256

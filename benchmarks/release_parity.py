@@ -24,14 +24,14 @@ from etils import epath
 from benchmarks.release_script import DUPE_FACTOR, PEER, SEQ_LENGTH, release_command
 from benchmarks.report import report
 from benchmarks.watched import watch
-from bert_jax.data.masking import MaskedRow, MaskingSection
-from bert_jax.data.records import open_dataset
-from bert_jax.data.released_schema import decode_row
-from bert_jax.data.static_rows import StaticExample
-from bert_jax.data.tfrecord import scan_records
+from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.data.google_bert.schema import decode_row
+from bert_jax.data.google_bert.tfrecord import scan_records
+from bert_jax.data.rows.masking import MaskedRow, MaskingSection
+from bert_jax.data.rows.static_masks import StaticExample
+from bert_jax.pipelines.examples import ExamplesSection, make_examples
+from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
 from bert_jax.text import load_wordpiece
-from pipelines.examples import ExamplesSection, make_examples
-from pipelines.tfrecords import write_tfrecords
 
 PERMUTATIONS: Final = 5000
 _BINS: Final = 30  # of a figure, each with as many examples as any other where that can be

@@ -20,10 +20,10 @@ import transformers
 from flax import nnx
 
 from benchmarks.report import report
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.parameters import load_params
 from bert_jax.text import Tokenizer
 from bert_jax.verbs.import_checkpoint import import_checkpoint
-from bert_jax.verbs.loading import load_params
-from bert_jax.verbs.run_dir import open_run
 
 LENGTH = 128
 

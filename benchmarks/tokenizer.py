@@ -21,9 +21,9 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.errors import UserError
 from bert_jax.interop.hf_tokenizer import library_pipeline
+from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab
 from bert_jax.text import load_tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from pipelines.vocab import VocabSection, train_vocab
 
 PACKAGES = ("tokenizers",)
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks import glibc
 from benchmarks.report import interleaved, median_ratio, report
-from bert_jax.data.masking import MaskingSection
+from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.optim.optimizer import make_optimizer

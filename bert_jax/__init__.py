@@ -14,7 +14,9 @@ library, so that data workers may import it.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from bert_jax.version import __version__
 
 if TYPE_CHECKING:
     from bert_jax.verbs.demo import demo
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
     from bert_jax.verbs.pretrain import pretrain
     from bert_jax.verbs.vocab import vocab
 
-__version__: Final = "0.1.0"
 __all__ = [
+    "__version__",
     "demo",
     "doctor",
     "evaluate",

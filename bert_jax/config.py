@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar, get_args
+from collections.abc import Sequence
+from typing import Any
 
 import pydantic
-import yaml
 from etils import epath
 
-from bert_jax.data.loader_section import LoaderSection
-from bert_jax.errors import UserError, did_you_mean
-from bert_jax.finetune.section import FinetuneSection
+from bert_jax.data.loader.section import LoaderSection
+from bert_jax.errors import UserError
+from bert_jax.files.yaml_file import dump_yaml, parse_yaml, read_yaml
 from bert_jax.model.config import ModelSection
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
+from bert_jax.pipelines.examples import ExamplesSection
+from bert_jax.pipelines.vocabulary.train import VocabSection
 from bert_jax.section import Section
+from bert_jax.tasks.section import FinetuneSection
 from bert_jax.train.sections import TrainSection
-from pipelines.examples import ExamplesSection
-from pipelines.vocab import VocabSection
-
-T = TypeVar("T")
-
-# The key that tells sections of several kinds apart.
-KIND: Final = "kind"
+from bert_jax.validation import validate
 
 
 class RunConfig(Section):
@@ -60,16 +53,7 @@ def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfi
         UserError: no such file, not YAML, an unknown key, a value of the wrong type, an override
             without ``=``.
     """
-    file = epath.Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such configuration file") from error
-    except IsADirectoryError as error:
-        raise UserError(f"{path}: found a directory, expected a YAML file") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}") from error
-    return parse_config(_parse_yaml(text, str(path)), overrides, source=str(path))
+    return parse_config(read_yaml(path), overrides, source=str(path))
 
 
 def parse_config(values: Any, overrides: Sequence[str] = (), *, source: str) -> RunConfig:
@@ -85,69 +69,15 @@ def parse_config(values: Any, overrides: Sequence[str] = (), *, source: str) -> 
     """
     if values is None:
         values = {}
-    if not isinstance(values, dict):
-        raise UserError(f"{source}: found {type(values).__name__}, expected keys and values")
-    for override in overrides:
-        _override(values, override)
-    try:
-        # By way of JSON: strict about types, and a list is the only sequence YAML has.
-        return RunConfig.model_validate_json(json.dumps(values))
-    except pydantic.ValidationError as error:
-        raise UserError(f"{source}: {_first_error(error, values)}") from error
-    except TypeError as error:
-        raise UserError(f"{source}: {error}; allowed: text, numbers, lists, keys") from error
+    if isinstance(values, dict):
+        for override in overrides:
+            _override(values, override)
+    return validate(RunConfig, values, source=source)
 
 
 def dump_config(config: RunConfig) -> str:
     """Returns the configuration as YAML with every setting spelled out."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def need(value: T | None, key: str, verb: str) -> T:
-    """Returns a setting that a verb cannot do without.
-
-    Raises:
-        UserError: it is not set.
-    """
-    if value is None:
-        raise UserError(f"{key}: missing; `bert-jax {verb}` needs it in the configuration")
-    return value
-
-
-@contextlib.contextmanager
-def under(key: str, section: type[Section]) -> Iterator[None]:
-    """Completes the keys in messages of code that knows its own section only.
-
-    ``with under("examples", ExamplesSection)`` turns ``input: no file x`` into
-    ``examples.input: no file x``.
-    """
-    try:
-        yield
-    except UserError as error:
-        if str(error).partition(":")[0] in section.model_fields:
-            raise UserError(f"{key}.{error}") from error
-        raise
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 1e-4 for text, since it has no dot. Here it is the number it looks like."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
-
-
-def _parse_yaml(text: str, source: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise UserError(f"{source}{where}: not YAML ({problem})") from error
+    return dump_yaml(config.model_dump(mode="json"))
 
 
 def _override(values: dict[str, Any], override: str) -> None:
@@ -158,7 +88,7 @@ def _override(values: dict[str, Any], override: str) -> None:
     node: Any = values
     for part in parents:
         node = _child(node, part, override)
-    value = _parse_yaml(text, override)
+    value = parse_yaml(text, override)
     if isinstance(node, list):
         node[_index(node, last, override)] = value
     else:
@@ -180,65 +110,3 @@ def _index(node: list[Any], part: str, override: str) -> int:
     if not part.isdigit() or int(part) >= len(node):
         raise UserError(f'"{override}": found "{part}", allowed: 0 to {len(node) - 1}')
     return int(part)
-
-
-def _first_error(error: pydantic.ValidationError, values: Mapping[str, Any]) -> str:
-    """Says the first error in one line: key, found, allowed, nearest name."""
-    first = error.errors()[0]
-    location, sections = _walk(RunConfig, first["loc"])
-    key = ".".join(map(str, location))
-    context = first.get("ctx", {})
-    if first["type"] == "extra_forbidden":
-        names = list(dict.fromkeys(name for each in sections for name in each.model_fields))
-        near = did_you_mean(str(location[-1]), names)
-        return f"{key}: unknown key{near}; allowed: {', '.join(names)}"
-    if first["type"] == "missing":
-        return f"{key}: missing ({first['msg'].lower()})"
-    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        kinds = [each.model_fields[KIND].default for each in sections]
-        found = context.get("tag")
-        shown = "nothing" if found is None else f'"{found}"'
-        return f"{key}.{KIND}: found {shown}, allowed: {', '.join(kinds)}" + (
-            "" if found is None else did_you_mean(found, kinds)
-        )
-    found = first["input"]
-    shown = json.dumps(found) if isinstance(found, str | int | float | bool) else repr(found)
-    message = str(context["error"]) if "error" in context else first["msg"]
-    if first["type"] == "literal_error" and isinstance(found, str):
-        allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-        return f"{key}: found {shown}, allowed: {', '.join(allowed)}{did_you_mean(found, allowed)}"
-    return f"{key}: found {shown}, {message[:1].lower()}{message[1:]}"
-
-
-def _walk(
-    root: type[pydantic.BaseModel], location: Sequence[str | int]
-) -> tuple[list[str | int], list[type[pydantic.BaseModel]]]:
-    """Returns a place as its owner wrote it, and the sections that its last key may belong to.
-
-    pydantic puts the kind of a section that is one of several between its key and what is below.
-    For a place that is such a section itself, the sections are those it may be.
-    """
-    key: list[str | int] = []
-    sections: list[type[pydantic.BaseModel]] = [root]
-    for at, part in enumerate(location):
-        kinds = [each for each in sections if _is_kind(each, part)]
-        if kinds:
-            sections = kinds
-            continue
-        key.append(part)
-        owners = [each for each in sections if isinstance(part, str) and part in each.model_fields]
-        if owners:
-            below = _sections_of(owners[0].model_fields[str(part)].annotation)
-            if at + 1 < len(location) or len(below) > 1:
-                sections = below
-    return key, sections
-
-
-def _is_kind(section: type[pydantic.BaseModel], part: str | int) -> bool:
-    return KIND in section.model_fields and section.model_fields[KIND].default == part
-
-
-def _sections_of(annotation: Any) -> list[type[pydantic.BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-        return [annotation]
-    return [section for part in get_args(annotation) for section in _sections_of(part)]

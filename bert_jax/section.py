@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import pydantic
+
+from bert_jax.errors import UserError
+
+T = TypeVar("T")
 
 
 def as_tuple(value: Any) -> Any:
@@ -28,3 +34,29 @@ class Section(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(
         extra="forbid", frozen=True, strict=True, validate_default=True, protected_namespaces=()
     )
+
+
+def need(value: T | None, key: str, verb: str) -> T:
+    """Returns a setting that a verb cannot do without.
+
+    Raises:
+        UserError: it is not set.
+    """
+    if value is None:
+        raise UserError(f"{key}: missing; `bert-jax {verb}` needs it in the configuration")
+    return value
+
+
+@contextlib.contextmanager
+def under(key: str, section: type[Section]) -> Iterator[None]:
+    """Completes the keys in messages of code that knows its own section only.
+
+    ``with under("examples", ExamplesSection)`` turns ``input: no file x`` into
+    ``examples.input: no file x``.
+    """
+    try:
+        yield
+    except UserError as error:
+        if str(error).partition(":")[0] in section.model_fields:
+            raise UserError(f"{key}.{error}") from error
+        raise

@@ -1,5 +1,5 @@
 """Ready-made configurations, found wherever the package is installed.
 
-``importlib.resources.files("configs") / "demo.yaml"``. A package with this file, since an editable
+``importlib.resources.files("bert_jax.configs") / "demo.yaml"``. A package with this file, since an editable
 install hides the files of one without it from `importlib.resources`.
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from bert_jax.data.provenance import read_provenance
+from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.train.writer import read_metrics
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pydantic
 from etils import epath
 
-from bert_jax.data.pairing import PairingSection
-from bert_jax.data.provenance import (
+from bert_jax.data.dataset.provenance import (
     FORMAT_VERSION,
     PROVENANCE_NAME,
     Provenance,
@@ -19,27 +18,28 @@ from bert_jax.data.provenance import (
     TextRecord,
     read_provenance,
 )
-from bert_jax.data.schema import token_dtype
+from bert_jax.data.dataset.recipe import PairingSection
+from bert_jax.data.dataset.schema import token_dtype
 from bert_jax.errors import UserError, first_line
-from bert_jax.text import Tokenizer, load_tokenizer
-from bert_jax.text.sentences import check_language
-from pipelines.cleaning.tally import Tally, sum_tallies
-from pipelines.engine import Engine, open_engine
-from pipelines.inputs import Source, find_sources
-from pipelines.metadata import write_metadata
-from pipelines.preparation import (
+from bert_jax.files.remote import is_remote
+from bert_jax.pipelines.cleaning.tally import Tally, sum_tallies
+from bert_jax.pipelines.engines.engine import Engine, open_engine
+from bert_jax.pipelines.preparation import (
     PreparationRecipe,
     preparation_recipe,
     read_preparation,
     write_preparation,
 )
-from pipelines.problems import Problems
-from pipelines.runs import OVERLAP_INDEX, describe_corpus, tokenise_corpus
-from pipelines.settings import ExamplesSection
-from pipelines.sources import absolute
-from pipelines.splits import write_splits
-from pipelines.storage import is_remote
-from pipelines.workspace import Workspace, shorten
+from bert_jax.pipelines.section import ExamplesSection
+from bert_jax.pipelines.shards.splits import write_splits
+from bert_jax.pipelines.shards.tfds_metadata import write_metadata
+from bert_jax.pipelines.sources.files import absolute
+from bert_jax.pipelines.sources.problems import Problems
+from bert_jax.pipelines.sources.sources import Source, find_sources
+from bert_jax.pipelines.tokenised.corpus import OVERLAP_INDEX, describe_corpus, tokenise_corpus
+from bert_jax.pipelines.workspace import Workspace, shorten
+from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.text.sentences import check_language
 
 __all__ = ["ExamplesSection", "make_examples"]
 
@@ -47,10 +47,10 @@ __all__ = ["ExamplesSection", "make_examples"]
 def make_examples(
     section: ExamplesSection, *, progress: Callable[[str], None] | None = None
 ) -> Provenance:
-    """Makes a dataset directory that :func:`bert_jax.data.records.open_dataset` and TFDS open.
+    """Makes a dataset directory that :func:`open_dataset` and TFDS open.
 
-    The documents are tokenised part by part (``pipelines.tokenise``), dealt into buckets by a hash
-    of their ids, and each bucket is paired and written as one shard (``pipelines.shards``), all in
+    The documents are tokenised part by part (``tokenise``), dealt into buckets by a hash
+    of their ids, and each bucket is paired and written as one shard (``write_shard``), all in
     ``<output>.partial``, which gets the output's name when it is whole. A run that was stopped goes
     on where it ended; the same settings and input give the same bytes on either engine with any
     number of workers.

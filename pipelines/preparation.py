@@ -10,18 +10,18 @@ import pydantic
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.hooks import load_function
+from bert_jax.files.atomic import write_aside
+from bert_jax.pipelines.cleaning.contamination import OverlapRecord, load_index
+from bert_jax.pipelines.cleaning.language import KEY as LANGUAGE_FILTER
+from bert_jax.pipelines.cleaning.near import ALGORITHM_VERSION
+from bert_jax.pipelines.cleaning.settings import CleaningSection
+from bert_jax.pipelines.cleaning.tally import Tally
+from bert_jax.pipelines.section import ExamplesSection
+from bert_jax.pipelines.sources.decompress import open_text
+from bert_jax.pipelines.sources.files import find_files
+from bert_jax.pipelines.sources.sources import Source
 from bert_jax.section import Section
-from pipelines.cleaning.contamination import OverlapRecord, load_index
-from pipelines.cleaning.language import KEY as LANGUAGE_FILTER
-from pipelines.cleaning.near import ALGORITHM_VERSION
-from pipelines.cleaning.settings import CleaningSection
-from pipelines.cleaning.tally import Tally
-from pipelines.disk import write_aside
-from pipelines.inputs import Source
-from pipelines.settings import ExamplesSection
-from pipelines.sources import find_files
-from pipelines.unpack import open_text
+from bert_jax.user_function import load_function
 
 PREPARATION_NAME: Final = "preparation.json"
 

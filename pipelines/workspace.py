@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from etils import epath
 
-from bert_jax.data.provenance import PROVENANCE_NAME
+from bert_jax.data.dataset.provenance import PROVENANCE_NAME
 from bert_jax.errors import UserError
-from pipelines.disk import disk_errors, remove_unfinished, unfinished, write_aside
-from pipelines.lock import lock_at
-from pipelines.storage import is_remote
+from bert_jax.files.atomic import disk_errors, remove_unfinished, unfinished, write_aside
+from bert_jax.files.lock import lock_at
+from bert_jax.files.remote import is_remote
 
 _SETTINGS: Final = "settings.json"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.provenance import Provenance
+from bert_jax.data.dataset.provenance import Provenance
+from bert_jax.pipelines.examples import ExamplesSection, make_examples
 from bert_jax.text import load_wordpiece
-from pipelines.examples import ExamplesSection, make_examples
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [

@@ -13,9 +13,9 @@ import yaml
 from rich.console import Console
 
 from bert_jax.config import parse_config
+from bert_jax.pipelines.python_docs.corpus import write_python_docs
 from bert_jax.verbs.examples import examples
 from bert_jax.verbs.vocab import vocab
-from pipelines.python_docs import write_python_docs
 
 ROOT = Path(__file__).resolve().parent.parent
 

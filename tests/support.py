@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.data.masking import MaskingSection
+from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.parallel.rules import batch_sharding

@@ -11,6 +11,7 @@ import pytest
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
 ROOT = Path(__file__).parent.parent
+# The links in bert_jax/ to top-level folders are not followed.
 SOURCES = sorted(
     path for package in ("bert_jax", "pipelines") for path in (ROOT / package).rglob("*.py")
 )
@@ -65,13 +66,13 @@ def test_legacy_parallel_interfaces_of_jax_are_not_used() -> None:
     "module",
     [
         "bert_jax",
-        "bert_jax.data.masking",
-        "bert_jax.data.pairing",
-        "bert_jax.data.records",
+        "bert_jax.data.rows.masking",
+        "bert_jax.pipelines.pairing.pair_documents",
+        "bert_jax.data.dataset.reader",
         "bert_jax.text",
-        "pipelines.examples",
-        "pipelines.python_docs",
-        "pipelines.vocab",
+        "bert_jax.pipelines.examples",
+        "bert_jax.pipelines.python_docs.corpus",
+        "bert_jax.pipelines.vocabulary.train",
     ],
 )
 def test_importing_data_code_loads_no_accelerator_library(module: str) -> None:

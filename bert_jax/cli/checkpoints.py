@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from bert_jax.cli.parts import (
+from bert_jax.cli.base import (
     checkpoint_option,
     cli,
     force_option,

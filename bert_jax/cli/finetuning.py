@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from bert_jax.cli.parts import (
+from bert_jax.cli.base import (
     INTERRUPTED,
     batch_size_option,
     checkpoint_option,

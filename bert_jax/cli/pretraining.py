@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from bert_jax.cli.parts import (
+from bert_jax.cli.base import (
     INTERRUPTED,
     batch_size_option,
     checkpoint_option,
@@ -63,7 +63,7 @@ def examples(
 
     A dataset that is there already is not made again, and its text is then not needed.
     """
-    from pipelines.pool import load_early
+    from bert_jax.pipelines.engines.local import load_early
 
     load_early()
     from bert_jax.config import load_config

@@ -1,1 +1,1 @@
-"""Datasets of two-span examples: their form on disk, pairing, masking, packing and the loader."""
+"""From a dataset on disk to batches: reader, row transforms, loader, google-research/bert files."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.data.masking import MaskedRow, MaskingSection
+from bert_jax.data.rows.masking import MaskedRow, MaskingSection
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.model.flops import train_flops
 from bert_jax.model.heads import Scored, cross_entropy
@@ -78,7 +78,7 @@ class BertObjective:
     def features(
         self, *, seq_length: int, max_predictions: int | None, evaluation: bool
     ) -> Features:
-        """Returns the row maker (see `bert_jax.data.masking.MaskedRow`).
+        """Returns the row maker (see `bert_jax.data.rows.masking.MaskedRow`).
 
         Args:
             seq_length: positions of a row.

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from bert_jax.data.pairing import PairingKind
-from bert_jax.data.records import Dataset
+from bert_jax.data.dataset.reader import Dataset
+from bert_jax.data.dataset.recipe import PairingKind
 from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.objectives.section import ObjectiveName, ObjectiveSection
+from bert_jax.runs.directory import Run, describe
 from bert_jax.task import Objective
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -43,6 +44,25 @@ def make_objective(
         architecture=architecture,
         execution=execution,
         tokenizer=tokenizer,
+    )
+
+
+def objective_of(run: Run) -> Objective:
+    """Returns the objective that a run was pretrained on.
+
+    Raises:
+        UserError: the run was imported without one of the heads that pretraining needs.
+    """
+    if not run.heads.pretraining:
+        raise UserError(
+            f"{run.directory}: has {describe(run.heads)}; pretraining and its evaluation need a "
+            f"pooler, an MLM head and a next-sentence head"
+        )
+    return make_objective(
+        run.section("objective", ObjectiveSection, verb="evaluate"),
+        architecture=run.architecture,
+        execution=run.model.execution,
+        tokenizer=run.tokenizer,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from bert_jax.data.masking import MaskingSection
+from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.section import Section
 
 ObjectiveName = Literal["bert", "sop", "roberta"]

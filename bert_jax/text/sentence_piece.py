@@ -13,11 +13,11 @@ import sentencepiece
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files import read_bytes, write_whole
+from bert_jax.files.small import read_bytes, write_whole
+from bert_jax.text.basic_tokenizer import UNICODE_VERSION, fold
 from bert_jax.text.tokenizer import CONFIG_FILE, SpecialIds, spell
 from bert_jax.text.vocabulary import find_special
 from bert_jax.text.wordpiece import special_settings
-from bert_jax.text.words import UNICODE_VERSION, fold
 
 MODEL_FILE = "spiece.model"
 WORD_START = "▁"

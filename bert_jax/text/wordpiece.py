@@ -12,10 +12,10 @@ import numpy as np
 from etils import epath
 from tokenizers import decoders, models
 
-from bert_jax.files import write_whole
+from bert_jax.files.small import write_whole
+from bert_jax.text.basic_tokenizer import UNICODE_VERSION, WordSplitter
 from bert_jax.text.tokenizer import CONFIG_FILE, SpecialIds, spell
 from bert_jax.text.vocabulary import SPECIAL_PIECES, UNK, find_special, read_vocabulary
-from bert_jax.text.words import UNICODE_VERSION, WordSplitter
 
 VOCAB_FILE = "vocab.txt"
 CONTINUATION = "##"

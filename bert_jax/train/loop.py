@@ -19,11 +19,11 @@ from bert_jax.errors import UserError
 from bert_jax.task import StepBatch, Task
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import StepPrograms, compile_evaluation, lower_train_step
-from bert_jax.train.cursor import IMPORTED, Cursor
 from bert_jax.train.dump import StopSignal, dump_non_finite
-from bert_jax.train.feed import Fed, feed
-from bert_jax.train.job import HostBatches, Job, Phase
-from bert_jax.train.progress import Progress
+from bert_jax.train.prefetch import Fed, feed
+from bert_jax.train.progress import IMPORTED, Cursor
+from bert_jax.train.progress_display import Progress
+from bert_jax.train.spec import HostBatches, Job, Phase
 from bert_jax.train.state import (
     ModelDefinition,
     TrainState,

@@ -1,80 +1,67 @@
-"""What a person sees while a run goes on: one line, refreshed on a terminal, plain elsewhere."""
+"""Where a run stands."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from datetime import timedelta
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from bert_jax.data.loader.position import Position
 
-from bert_jax.train.throughput import Throughput
+# What stands in an imported checkpoint's progress: it has a step and no place in any data.
+IMPORTED: Final = "imported"
 
 
-class Progress:
-    """Shows steps, scores, speed and the time left."""
+@dataclasses.dataclass
+class Cursor:
+    """Where the run stands; saved with the state."""
 
-    def __init__(self, console: Console, *, first_step: int, total_steps: int) -> None:
-        """Starts the clock.
+    step: int = 0  # of the run
+    phase: int = 0
+    phase_step: int = 0
+    position: Position | None = None
+    window: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    best_rank: float | None = None  # of all evaluations so far, smaller is better
+    without_better: int = 0  # evaluations since
+
+    @classmethod
+    def at(cls, step: int, phases: Sequence[int]) -> Cursor:
+        """Returns where a run of these phases stands after so many steps, its data unread.
+
+        ``Cursor.at(120, [100, 50])`` is in the second phase, 20 steps into it.
 
         Args:
-            console: a terminal gets one live line, anything else a plain line per report.
-            first_step: steps done before this process started.
-            total_steps: of the whole run.
+            step: optimizer steps done elsewhere, fewer than the phases have.
+            phases: steps of each phase.
         """
-        self._console = console
-        self._first = first_step
-        self._total = total_steps
-        self._started = time.monotonic()
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-        if self._live:
-            self._live.start()
+        ends = list(itertools.accumulate(phases))
+        phase = bisect.bisect_right(ends, step)
+        return cls(step=step, phase=phase, phase_step=step - (ends[phase] - phases[phase]))
 
-    def report(self, step: int, scores: Mapping[str, float], throughput: Throughput) -> None:
-        """Shows the state of the run after `step` steps."""
-        self._show(Text(self._line(step, scores, throughput), no_wrap=True, overflow="ellipsis"))
-
-    def evaluated(self, step: int, scores: Mapping[str, float], place: str | None) -> None:
-        """Shows an evaluation, as a line that stays."""
-        told = f" ({place})" if place else ""
-        self.say(f"step {step} validation: {format_scores(scores)}{told}", style="cyan")
-
-    def say(self, message: str, *, style: str = "") -> None:
-        """Shows a line that stays."""
-        self._console.print(Text(message), style=style, soft_wrap=True)
-
-    def close(self) -> None:
-        """Leaves the last line standing."""
-        if self._live:
-            self._live.stop()
-
-    def _show(self, text: Text) -> None:
-        if self._live:
-            self._live.update(text, refresh=True)
+    def evaluated(self, rank: float) -> None:
+        """Takes note of an evaluation, for the run that stops when none gets better."""
+        if self.best_rank is None or rank < self.best_rank:
+            self.best_rank, self.without_better = rank, 0
         else:
-            self._console.print(text, soft_wrap=True)
+            self.without_better += 1
 
-    def _line(self, step: int, scores: Mapping[str, float], throughput: Throughput) -> str:
-        done = step - self._first
-        left = (time.monotonic() - self._started) / max(done, 1) * (self._total - step)
-        mfu = "" if throughput.mfu is None else f" mfu {throughput.mfu:.1%}"
-        return (
-            f"step {step}/{self._total} {format_scores(scores)} "
-            f"tokens/s {throughput.tokens_per_second:,.0f}{mfu} "
-            f"input {throughput.input_share:.0%} eta {timedelta(seconds=round(left))}"
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON."""
+        position = None if self.position is None else self.position.model_dump()
+        return {**dataclasses.asdict(self), "position": position}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Cursor:
+        """Reads what `to_json` returned."""
+        position = saved["position"]
+        return cls(
+            step=saved["step"],
+            phase=saved["phase"],
+            phase_step=saved["phase_step"],
+            position=None if position is None else Position.model_validate(position),
+            window={name: (pair[0], pair[1]) for name, pair in saved["window"].items()},
+            best_rank=saved["best_rank"],
+            without_better=saved["without_better"],
         )
-
-
-def format_scores(scores: Mapping[str, float]) -> str:
-    """Returns ``loss 6.912 mlm_accuracy 12.1% learning_rate 9.9e-05``."""
-    return " ".join(f"{name} {_format(name, value)}" for name, value in scores.items())
-
-
-def _format(name: str, value: float) -> str:
-    if name.endswith("accuracy"):
-        return f"{value:.1%}"
-    if name == "learning_rate":
-        return f"{value:.2e}"
-    return f"{value:.3f}"

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pydantic
 
-from bert_jax.data.packing import PackingSection
+from bert_jax.data.rows.packing_plan import PackingSection
 from bert_jax.errors import UserError
 from bert_jax.optim.sections import OptimizerSection, Stretch
 from bert_jax.section import Section

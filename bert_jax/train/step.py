@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from bert_jax.data.batches import parts_of
+from bert_jax.data.rows.collate import parts_of
 from bert_jax.parallel.rules import constrain
 from bert_jax.task import Batch, Metrics, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from etils import epath
 from tensorboardX import SummaryWriter
 
-from bert_jax.files import write_whole
+from bert_jax.files.small import write_whole
 
 
 class Writer(Protocol):

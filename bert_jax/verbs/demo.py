@@ -11,15 +11,16 @@ from typing import Final, NamedTuple
 from etils import epath
 from rich.console import Console
 
-from bert_jax.config import RunConfig, load_config, need
-from bert_jax.data.provenance import PROVENANCE_NAME, read_provenance
-from bert_jax.data.records import open_dataset
+from bert_jax.config import RunConfig, load_config
+from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
+from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.pipelines.python_docs.corpus import write_python_docs
+from bert_jax.section import need
 from bert_jax.verbs.evaluate import Evaluation, evaluate
 from bert_jax.verbs.examples import examples
 from bert_jax.verbs.fill_mask import Filled, fill_mask
 from bert_jax.verbs.pretrain import VALIDATION, pretrain
 from bert_jax.verbs.vocab import vocab
-from pipelines.python_docs import write_python_docs
 
 SENTENCES: Final = (
     "the function returns a [MASK] .",
@@ -107,7 +108,9 @@ def demo_config(directory: str, overrides: Sequence[str] = ()) -> RunConfig:
     }
     moved = [f"{key}={directory}/{place}" for key, place in places.items()]
     moved += [f"{key}.input=['{directory}/text/*.txt']" for key in ("vocab", "examples")]
-    with importlib.resources.as_file(importlib.resources.files("configs") / "demo.yaml") as path:
+    with importlib.resources.as_file(
+        importlib.resources.files("bert_jax.configs") / "demo.yaml"
+    ) as path:
         return load_config(path, [*moved, *overrides])
 
 

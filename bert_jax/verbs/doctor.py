@@ -16,12 +16,12 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from bert_jax.diagnostics.findings import DoctorReport, Finding, ok, problem, render, warn
+from bert_jax.diagnostics.network import check_coordinator, check_hosts, expected_hosts
+from bert_jax.diagnostics.storage import check_run_dir
 from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.section import MeshSection
-from bert_jax.verbs.findings import DoctorReport, Finding, ok, problem, render, warn
-from bert_jax.verbs.network import check_coordinator, check_hosts, expected_hosts
-from bert_jax.verbs.storage import check_run_dir
 
 __all__ = ["DoctorReport", "Finding", "doctor", "render"]
 

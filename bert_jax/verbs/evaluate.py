@@ -11,20 +11,22 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from bert_jax.config import need
-from bert_jax.data.loader import evaluation_batches
+from bert_jax.data.loader.loader import evaluation_batches
 from bert_jax.errors import UserError
-from bert_jax.files import write_whole
+from bert_jax.files.small import write_whole
+from bert_jax.objectives.example_source import open_source
+from bert_jax.objectives.registry import objective_of
+from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.parallel.mesh import process_share
 from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.directory import Run, open_run
+from bert_jax.runs.parameters import load_params
+from bert_jax.tasks.training.evaluation import EVALUATION, evaluate_task
 from bert_jax.train.compiled import compile_evaluation
 from bert_jax.train.loop import evaluate as run_evaluation
-from bert_jax.train.progress import format_scores
+from bert_jax.train.progress_display import format_scores
+from bert_jax.train.sections import TrainSection
 from bert_jax.train.state import define_model
-from bert_jax.verbs.example_source import open_source
-from bert_jax.verbs.finetuned import EVALUATION, evaluate_task
-from bert_jax.verbs.loading import load_params
-from bert_jax.verbs.run_dir import Run, open_run
 
 
 class Evaluation(NamedTuple):
@@ -68,7 +70,7 @@ def evaluate(
         UserError: no such run, checkpoint, dataset or split.
     """
     run = open_run(run_dir)
-    if run.config.finetune is None:
+    if not run.is_fine_tuned:
         result = _evaluate_objective(
             run,
             dataset=dataset,
@@ -102,13 +104,17 @@ def _evaluate_objective(
     batch_size: int | None,
     mesh: MeshSection | None,
 ) -> Evaluation:
-    task = run.task
+    task = objective_of(run)
     loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
-    section = need(run.config.train, "train", "evaluate")
+    section = run.section("train", TrainSection, verb="evaluate")
     phase = section.phases[-1]
     path = dataset or phase.dataset
     source = open_source(
-        path, split, objective=run.config.objective, tokenizer=run.tokenizer, key="dataset"
+        path,
+        split,
+        objective=run.section("objective", ObjectiveSection, verb="evaluate"),
+        tokenizer=run.tokenizer,
+        key="dataset",
     )
     share = process_share(loaded.mesh)
     batches = functools.partial(
@@ -121,7 +127,7 @@ def _evaluate_objective(
             evaluation=True,
         ),
         batch_size=batch_size or phase.batch_size,
-        seed=run.config.seed,
+        seed=run.seed,
         limit=None,
         process_index=share.index,
         process_count=share.count,

@@ -8,16 +8,17 @@ from pathlib import Path
 from etils import epath
 from rich.console import Console
 
-from bert_jax.config import RunConfig, need, under
-from bert_jax.data.masking import MaskedRow
-from bert_jax.data.provenance import PROVENANCE_NAME, Provenance, read_provenance
-from bert_jax.data.records import open_dataset
+from bert_jax.config import RunConfig
+from bert_jax.data.dataset.provenance import PROVENANCE_NAME, Provenance, read_provenance
+from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.data.rows.masking import MaskedRow
 from bert_jax.errors import UserError
+from bert_jax.files.remote import is_remote
+from bert_jax.pipelines.examples import ExamplesSection, dataset_directory, make_examples
+from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
+from bert_jax.report.dataset.collect import print_examples, write_examples_report
+from bert_jax.section import need, under
 from bert_jax.text import load_tokenizer
-from bert_jax.verbs.examples_report import print_examples, write_examples_report
-from pipelines.examples import ExamplesSection, dataset_directory, make_examples
-from pipelines.storage import is_remote
-from pipelines.tfrecords import write_tfrecords
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,17 +11,16 @@ import jax
 from etils import epath
 from rich.console import Console
 
-from bert_jax.config import need
 from bert_jax.errors import UserError
-from bert_jax.files import new_directory, write_whole
+from bert_jax.files.small import new_directory, write_whole
 from bert_jax.interop.hf import write_hf
 from bert_jax.interop.model_card import model_card
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tf_bert import write_tf
-from bert_jax.verbs.finetuned import EVALUATION
-from bert_jax.verbs.loading import LoadedParams, load_moments, load_params
-from bert_jax.verbs.run_dir import CONFIG, PROVENANCE, TOKENIZER, Run, describe, open_run
+from bert_jax.runs.directory import CONFIG, PROVENANCE, TOKENIZER, Run, describe, open_run
+from bert_jax.runs.parameters import LoadedParams, load_moments, load_params
+from bert_jax.tasks.training.evaluation import EVALUATION
 
 Format = Literal["hf", "tf", "stablehlo"]
 
@@ -113,7 +112,7 @@ def _write(
         export_stablehlo(
             directory,
             architecture=run.architecture,
-            execution=need(run.config.model, "model", "export").execution,
+            execution=run.model.execution,
             heads=run.heads,
             params=params,
             outputs=choice.outputs,

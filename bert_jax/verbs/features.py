@@ -15,15 +15,22 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.errors import UserError
-from bert_jax.extract.extractor import Counts, Extractor, ExtractSection, Feature, Level, Pool
-from bert_jax.extract.layers import DEFAULT, MIX, Layers, parse_layers
-from bert_jax.extract.probe import ProbeScore, mixed, probe
-from bert_jax.extract.sink import Sink, check_output, open_sink
-from bert_jax.extract.source import Columns, read_records
-from bert_jax.files import write_whole
+from bert_jax.feature_extraction.extractor import (
+    Counts,
+    Extractor,
+    ExtractSection,
+    Feature,
+    Level,
+    Pool,
+)
+from bert_jax.feature_extraction.layers import DEFAULT, MIX, Layers, parse_layers
+from bert_jax.feature_extraction.probe import ProbeScore, mixed, probe
+from bert_jax.feature_extraction.texts import Columns, read_records
+from bert_jax.feature_extraction.writers import Sink, check_output, open_sink
+from bert_jax.files.small import write_whole
 from bert_jax.parallel.section import MeshSection
-from bert_jax.verbs.loading import load_params
-from bert_jax.verbs.run_dir import Run, open_run
+from bert_jax.runs.directory import Run, open_run
+from bert_jax.runs.parameters import load_params
 
 PROBE: Final = "probe.json"
 LONGEST: Final = 512  # pieces, where the model has more positions

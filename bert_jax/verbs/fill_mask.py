@@ -12,9 +12,9 @@ from flax import nnx
 from rich.console import Console
 
 from bert_jax.errors import UserError
+from bert_jax.runs.directory import describe, open_run
+from bert_jax.runs.parameters import LoadedParams, load_params
 from bert_jax.text import Tokenizer
-from bert_jax.verbs.loading import LoadedParams, load_params
-from bert_jax.verbs.run_dir import describe, open_run
 
 MASK: Final = "[MASK]"
 

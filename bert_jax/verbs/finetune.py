@@ -6,10 +6,12 @@ from rich.console import Console
 
 from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
+from bert_jax.section import need
+from bert_jax.tasks.sweep.run import SWEEP, plan, sweep
+from bert_jax.tasks.training.run import fine_run
+from bert_jax.tasks.training.settings import FinetuneSettings
+from bert_jax.tasks.training.setup import claim, make_predictor, prepare, tell_data
 from bert_jax.train.loop import Outcome
-from bert_jax.verbs.finetune_run import fine_run
-from bert_jax.verbs.finetune_setup import claim, make_predictor, prepare, tell_data
-from bert_jax.verbs.sweep import SWEEP, plan, sweep
 
 
 def finetune(
@@ -23,7 +25,7 @@ def finetune(
     Args:
         config: needs `run_dir` and `finetune`.
         seeds: how many to run and compare; None for what `finetune.sweep` says. A sweep's run
-            directory is that of its best run; see `bert_jax.verbs.sweep`.
+            directory is that of its best run; see `bert_jax.tasks.sweep.run`.
         console: where progress is shown; standard output where none is given.
 
     Returns:
@@ -34,12 +36,32 @@ def finetune(
         RunStopped: the loss was not finite.
     """
     console = console or Console()
-    config, points = plan(config, seeds=seeds)
+    settings, points = plan(finetune_settings(config), seeds=seeds)
     if len(points) > 1:
-        return sweep(config, points, console=console)
-    prepared = prepare(config)
+        return sweep(settings, points, console=console)
+    prepared = prepare(settings)
     root = claim(prepared)
     if (root / SWEEP).exists():
         raise UserError(f"run_dir: {root} holds a sweep; allowed: its settings, or a new run_dir")
     tell_data(prepared, console)
     return fine_run(prepared, root, make_predictor(prepared), console=console)
+
+
+def finetune_settings(config: RunConfig) -> FinetuneSettings:
+    """Returns what `finetune` needs of a configuration, complete.
+
+    Raises:
+        UserError: a section is missing, or there is one that a fine-tuning run does not take.
+    """
+    if config.model is not None:
+        raise UserError(
+            "model: found settings, allowed: none beside finetune, whose model is the one of "
+            "finetune.init_from (finetune.dropout and finetune.dtype change it)"
+        )
+    return FinetuneSettings(
+        finetune=need(config.finetune, "finetune", "finetune"),
+        run_dir=need(config.run_dir, "run_dir", "finetune"),
+        seed=config.seed,
+        mesh=config.mesh,
+        config=config.model_dump(mode="json"),
+    )

@@ -15,19 +15,19 @@ from rich.console import Console
 
 from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
-from bert_jax.files import new_directory
+from bert_jax.files.small import new_directory
 from bert_jax.interop.hf import is_hf, read_hf
 from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.tf_bert import is_tf, read_tf
 from bert_jax.model.config import ModelSection
 from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments
+from bert_jax.runs.directory import CHECKPOINTS, describe, write_run
 from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
 from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.cursor import IMPORTED
+from bert_jax.train.progress import IMPORTED
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState, run_key
-from bert_jax.verbs.run_dir import CHECKPOINTS, describe, write_run
 
 # Orbax wants room for more than one array is.
 SLACK: Final = 1 << 20
@@ -85,8 +85,9 @@ def import_checkpoint(
         model = found.model
         write_run(
             epath.Path(aside),
-            _config(model),
+            RunConfig().model_dump(mode="json"),
             run_dir=run_dir,
+            model=_model_section(model),
             architecture=model.architecture,
             tokenizer=model.tokenizer,
             origin={
@@ -144,7 +145,7 @@ def _save(directory: Path, found: _Found) -> None:
 
 def _training_state(model: Pretrained, moments: MomentsState, *, step: int) -> TrainState:
     """Returns what a run of ours would have saved at that step."""
-    config = _config(model)
+    config = RunConfig()
     for part in moments:
         _to_device(part)
     # LAMB alone asks for the axes, and the learning rate is no part of the state.
@@ -168,10 +169,10 @@ def _to_device(params: dict[str, Any]) -> None:
             params[name] = jax.device_put(value, jax.devices("cpu")[0])
 
 
-def _config(found: Pretrained) -> RunConfig:
-    """A run's configuration: float32, as the numbers were written; `dtype` may be changed."""
+def _model_section(found: Pretrained) -> ModelSection:
+    """Returns the model's settings: float32, as the numbers were written."""
     sizes = found.architecture.model_dump(exclude={"vocab_size"})
-    return RunConfig(model=ModelSection(**sizes, dtype="float32", heads=found.heads))
+    return ModelSection(**sizes, dtype="float32", heads=found.heads)
 
 
 def _origin(directory: Path, files: Sequence[Path]) -> dict[str, Any]:

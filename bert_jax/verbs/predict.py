@@ -14,14 +14,14 @@ from pyarrow import csv as pa_csv
 from rich.console import Console
 
 from bert_jax.errors import UserError
-from bert_jax.files import write_whole
-from bert_jax.finetune.family import Family, Record
-from bert_jax.finetune.predictor import predict_splits, score_splits
+from bert_jax.files.small import write_whole
 from bert_jax.parallel.section import MeshSection
-from bert_jax.train.progress import format_scores
-from bert_jax.verbs.finetuned import open_data, predictor_of, write_records
-from bert_jax.verbs.loading import load_params
-from bert_jax.verbs.run_dir import open_run
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.parameters import load_params
+from bert_jax.tasks.family import Family, Record
+from bert_jax.tasks.predictor import predict_splits, score_splits
+from bert_jax.tasks.training.evaluation import open_data, predictor_of, write_records
+from bert_jax.train.progress_display import format_scores
 
 SUFFIXES: Final = (".jsonl", ".csv")
 

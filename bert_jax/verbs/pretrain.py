@@ -9,27 +9,29 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from bert_jax.config import RunConfig, need, under
-from bert_jax.data.loader import Loader, evaluation_batches
-from bert_jax.data.packed_row import packed
-from bert_jax.data.static_rows import StaticRow
+from bert_jax.config import RunConfig
+from bert_jax.data.loader.loader import Loader, evaluation_batches
+from bert_jax.data.rows.packing import packed
+from bert_jax.data.rows.static_masks import StaticRow
 from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, resolve_architecture
+from bert_jax.objectives.example_source import ExampleSource, open_source
+from bert_jax.objectives.registry import make_objective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import join
 from bert_jax.parallel.mesh import Share, initialise, make_mesh, process_share
 from bert_jax.parallel.rules import check_divides
+from bert_jax.runs.directory import CHECKPOINTS, claim_run, open_run, write_run
+from bert_jax.runs.reporting import choose_rng, make_progress, make_writer
+from bert_jax.section import need, under
 from bert_jax.task import Objective
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.job import Job, Pace, Phase, Ranking, check_batches
 from bert_jax.train.loop import Outcome, make_evaluation, train
 from bert_jax.train.plateau import PATIENCE_STEPS, Plateau
 from bert_jax.train.sections import CheckpointSection, PhaseSection, stretches
+from bert_jax.train.spec import Job, Pace, Phase, Ranking, check_batches
 from bert_jax.train.state import ModelDefinition, abstract_like, define_model
-from bert_jax.verbs.example_source import ExampleSource, open_source
-from bert_jax.verbs.loop_parts import choose_rng, make_progress, make_writer
-from bert_jax.verbs.run_dir import CHECKPOINTS, claim_run, make_task, open_run, write_run
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -59,12 +61,16 @@ def pretrain(
     initialise(config.mesh)
     mesh = make_mesh(config.mesh)
     tokenizer = load_tokenizer(need(config.tokenizer, "tokenizer", "pretrain"))
-    architecture = resolve_architecture(
-        need(config.model, "model", "pretrain"), vocab_size=tokenizer.vocab_size
-    )
+    model_section = need(config.model, "model", "pretrain")
+    architecture = resolve_architecture(model_section, vocab_size=tokenizer.vocab_size)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     check_batches(section, mesh)
-    task = make_task(config, architecture, tokenizer)
+    task = make_objective(
+        config.objective,
+        architecture=architecture,
+        execution=model_section.execution,
+        tokenizer=tokenizer,
+    )
     model = define_model(task.build)
     share = process_share(mesh)
     phases, fingerprints = [], {}
@@ -85,12 +91,15 @@ def pretrain(
                     tokenizer=tokenizer,
                 )
             )
-    root = claim_run(config, architecture=architecture, tokenizer=tokenizer)
+    root = claim_run(
+        need(config.run_dir, "run_dir", "pretrain"), architecture=architecture, tokenizer=tokenizer
+    )
     write_config = functools.partial(
         write_run,
         root,
-        config,
+        config.model_dump(mode="json"),
         run_dir=str(root),
+        model=model_section,
         architecture=architecture,
         tokenizer=tokenizer,
         origin={"datasets": fingerprints, "init_from": init_from},

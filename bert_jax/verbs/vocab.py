@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bert_jax.config import RunConfig, need, under
+from bert_jax.config import RunConfig
+from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab
+from bert_jax.section import need, under
 from bert_jax.text import Tokenizer
-from pipelines.vocab import VocabSection, train_vocab
 
 
 def vocab(config: RunConfig) -> Tokenizer:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from pipelines.cleaning.settings import BoilerplateSection
-from pipelines.cleaning.tally import Tally
-from pipelines.cleaning.words import words
+from bert_jax.pipelines.cleaning.settings import BoilerplateSection
+from bert_jax.pipelines.cleaning.tally import Tally
+from bert_jax.pipelines.cleaning.words import words
 
 _END: Final = re.compile("[.!?。！？．｡…؟।\"”’'»」』]$")
 _ENDS: Final = re.compile("[.!?؟।]+[\"”’'»)\\]]*(?=\\s|$)|[。！？．｡]+")

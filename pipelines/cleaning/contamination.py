@@ -13,16 +13,16 @@ from typing import Final
 import numpy as np
 from etils import epath
 
-from bert_jax.data.tokenised import save_array
+from bert_jax.files.atomic import is_whole, whole_directory
+from bert_jax.files.remote import local_copies
+from bert_jax.pipelines.cleaning.evaluation import evaluation_texts
+from bert_jax.pipelines.cleaning.settings import ContaminationSection
+from bert_jax.pipelines.cleaning.tally import Tally
+from bert_jax.pipelines.cleaning.words import ngram_hashes, word_hashes
+from bert_jax.pipelines.sources.files import find_files, relative_names
+from bert_jax.pipelines.sources.problems import MOST_LISTED
+from bert_jax.pipelines.tokenised.documents import save_array
 from bert_jax.section import Section
-from pipelines.cleaning.evaluation import evaluation_texts
-from pipelines.cleaning.settings import ContaminationSection
-from pipelines.cleaning.tally import Tally
-from pipelines.cleaning.words import ngram_hashes, word_hashes
-from pipelines.disk import is_whole, whole_directory
-from pipelines.problems import MOST_LISTED
-from pipelines.sources import find_files, relative_names
-from pipelines.storage import local_copies
 
 _FILES: Final = "files.json"
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files import read_json_object
-from pipelines.sources import read_lines
-from pipelines.unpack import bare_suffix
+from bert_jax.files.small import read_json_object
+from bert_jax.pipelines.sources.decompress import bare_suffix
+from bert_jax.pipelines.sources.files import read_lines
 
 # A first row with one of these is a header. CoLA and the like have none.
 _COLUMNS: Final = frozenset(

@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 import rensa
 
-from bert_jax.data.tokenised import save_array
-from pipelines.cleaning.repeats import hash_ranges
-from pipelines.cleaning.settings import NearDuplicatesSection
-from pipelines.cleaning.spill import save_hashes
-from pipelines.cleaning.words import combine, ngram_hashes, text_hash, word_hashes
+from bert_jax.pipelines.cleaning.repeats import hash_ranges
+from bert_jax.pipelines.cleaning.settings import NearDuplicatesSection
+from bert_jax.pipelines.cleaning.spill import save_hashes
+from bert_jax.pipelines.cleaning.words import combine, ngram_hashes, text_hash, word_hashes
+from bert_jax.pipelines.tokenised.documents import save_array
 
 _Minhash: Final[Any] = rensa.RMinHash  # pyright: ignore[reportAttributeAccessIssue]
 ALGORITHM_VERSION: Final[int] = _Minhash.ALGORITHM_VERSION

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pipelines.cleaning.spill import load_hashes
+from bert_jax.pipelines.cleaning.spill import load_hashes
 
 _MOST_AT_A_TIME: Final = 1 << 19
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 
-from bert_jax.hooks import load_function
-from pipelines.cleaning.boilerplate import prose_lines
-from pipelines.cleaning.contamination import load_index
-from pipelines.cleaning.language import KEY, keeps
-from pipelines.cleaning.settings import CleaningSection
-from pipelines.cleaning.tally import Tally
+from bert_jax.pipelines.cleaning.boilerplate import prose_lines
+from bert_jax.pipelines.cleaning.contamination import load_index
+from bert_jax.pipelines.cleaning.language import KEY, keeps
+from bert_jax.pipelines.cleaning.settings import CleaningSection
+from bert_jax.pipelines.cleaning.tally import Tally
+from bert_jax.user_function import load_function
 
 
 class DocumentRules:

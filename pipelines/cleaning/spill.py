@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 from etils import epath
 
-from bert_jax.data.tokenised import save_array
-from pipelines.documents import Document
-from pipelines.storage import load_array
+from bert_jax.files.remote import load_array
+from bert_jax.pipelines.sources.documents import Document
+from bert_jax.pipelines.tokenised.documents import save_array
 
 DOCUMENTS: Final = "documents"
 LINES: Final = "lines"

@@ -11,9 +11,9 @@ from typing import Final
 
 from etils import epath
 
-from pipelines.disk import is_whole
-from pipelines.problems import MOST_LISTED, Problems
-from pipelines.storage import each
+from bert_jax.files.atomic import is_whole
+from bert_jax.files.remote import each
+from bert_jax.pipelines.sources.problems import MOST_LISTED, Problems
 
 TALLY: Final = "tally.json"
 """Written last in the directory of a stage's part: with it, the directory is whole."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from bert_jax.data.loader import Loader
-from bert_jax.data.loader_section import LoaderSection
-from bert_jax.data.masking import MaskedRow, MaskingSection
-from bert_jax.data.packed_row import PackedRow
-from bert_jax.data.records import Example
+from bert_jax.data.dataset.reader import Example
+from bert_jax.data.loader.loader import Loader
+from bert_jax.data.loader.section import LoaderSection
+from bert_jax.data.rows.masking import MaskedRow, MaskingSection
+from bert_jax.data.rows.packing import PackedRow
 from bert_jax.errors import UserError
 from bert_jax.text import SpecialIds
 

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from bert_jax.data.pairing import Pair, PairingSection, Single, pair_documents
-from bert_jax.data.tokenised import TokenisedDocuments, from_lists
+from bert_jax.data.dataset.recipe import PairingSection
+from bert_jax.pipelines.pairing.pair_documents import pair_documents
+from bert_jax.pipelines.pairing.spans import Pair, Single
+from bert_jax.pipelines.tokenised.documents import TokenisedDocuments, from_lists
 
 # Documents as the lengths of their sentences.
 LENGTHS = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_size=2, max_size=6)

@@ -11,10 +11,10 @@ import hashlib
 import numpy as np
 import pytest
 
-from bert_jax.data.masking import MaskingSection, mask_tokens
-from bert_jax.data.pairing import PairingSection
+from bert_jax.data.dataset.recipe import PairingSection
 from bert_jax.data.rng import stream
-from bert_jax.data.tokenised import TokenisedDocuments, from_lists
+from bert_jax.data.rows.masking import MaskingSection, mask_tokens
+from bert_jax.pipelines.tokenised.documents import TokenisedDocuments, from_lists
 from tests.data.numbered import pairs_of
 from tests.data.test_masking import IS_CONTINUATION, SPECIAL, VOCAB_SIZE
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from bert_jax.data.batches import count_tokens
-from bert_jax.data.loader import evaluation_batches
-from bert_jax.data.loader_section import LoaderSection
-from bert_jax.data.position import Position
+from bert_jax.data.loader.loader import evaluation_batches
+from bert_jax.data.loader.position import Position
+from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rng import stream
+from bert_jax.data.rows.collate import count_tokens
 from bert_jax.errors import UserError
 from tests.data.memory_dataset import (
     SEQ_LENGTH,

@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 import pytest
 
-from bert_jax.data.loader import Loader
-from bert_jax.data.loader_section import LoaderSection
-from bert_jax.data.masking import MaskedRow, MaskingSection
-from bert_jax.data.records import Example, open_dataset
+from bert_jax.data.dataset.reader import Example, open_dataset
+from bert_jax.data.loader.loader import Loader
+from bert_jax.data.loader.section import LoaderSection
+from bert_jax.data.rows.masking import MaskedRow, MaskingSection
 from bert_jax.errors import UserError
 from bert_jax.text import load_tokenizer
 from tests.corpus import make_dataset

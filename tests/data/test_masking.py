@@ -13,9 +13,9 @@ import pydantic
 import pytest
 from hypothesis import strategies as st
 
-from bert_jax.data.masking import Masked, MaskedRow, MaskingSection, mask_tokens
-from bert_jax.data.records import Example
+from bert_jax.data.dataset.reader import Example
 from bert_jax.data.rng import stream
+from bert_jax.data.rows.masking import Masked, MaskedRow, MaskingSection, mask_tokens
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import SpecialIds
 from tests.data.distributions import same_distribution

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from bert_jax.data.loader_section import LoaderSection
-from bert_jax.data.packed_row import PackedRow
+from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rng import stream
+from bert_jax.data.rows.packing import PackedRow
 from bert_jax.errors import UserError
 from tests.data.memory_dataset import (
     MAX_EXAMPLES,

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from bert_jax.data.packed_row import PackedRow, packed
-from bert_jax.data.packing import PackingSection
-from bert_jax.data.records import Example
+from bert_jax.data.dataset.reader import Example
 from bert_jax.data.rng import stream
+from bert_jax.data.rows.packing import PackedRow, packed
+from bert_jax.data.rows.packing_plan import PackingSection
 from bert_jax.errors import UserError
 from tests.data.memory_dataset import SEQ_LENGTH, SPECIAL, Batch, row_maker
 

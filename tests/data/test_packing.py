@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from bert_jax.data.exchange import Exchange
-from bert_jax.data.length_index import LengthIndex
-from bert_jax.data.packing import PackingPlan, first_fit_decreasing
+from bert_jax.data.loader.affine_permutation import Exchange
+from bert_jax.data.loader.length_index import LengthIndex
+from bert_jax.data.rows.packing_plan import PackingPlan, first_fit_decreasing
 
 settings = hypothesis.settings(deadline=None, max_examples=100)
 CAPACITY = 24

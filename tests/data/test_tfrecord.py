@@ -9,7 +9,7 @@ from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.tfrecord import RecordFile, frame, scan_records
+from bert_jax.data.google_bert.tfrecord import RecordFile, frame, scan_records
 from bert_jax.errors import UserError
 
 RECORDS = [b"", b"a", b"\x00" * 300, bytes(range(256)) * 40]

@@ -21,6 +21,7 @@ from transformers import BertForPreTraining
 
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import Execution
+from bert_jax.objectives.registry import objective_of
 from tests.interop.hf_checkpoints import (
     Imported,
     bind,
@@ -130,7 +131,7 @@ def shallower(found: Imported, depth: int) -> Callable[[nnx.Rngs], Bert]:
 def run_ours(found: Imported, arrays: dict[str, np.ndarray]) -> Side:
     """Loss and gradients through the objective of the run, the rest through its model."""
     batch = jax.tree.map(jnp.asarray, arrays)
-    task, real = found.run.task, arrays["segment_ids"] == 1
+    task, real = objective_of(found.run), arrays["segment_ids"] == 1
     everywhere = jnp.broadcast_to(jnp.arange(real.shape[1]), real.shape)
 
     @functools.partial(jax.value_and_grad, has_aux=True)

@@ -17,14 +17,13 @@ from etils import epath
 from flax import nnx
 from transformers import AutoTokenizer, BertConfig, PreTrainedModel
 
-from bert_jax.config import RunConfig
 from bert_jax.interop.hf_config import CLASSES
 from bert_jax.model.config import ModelSection, resolve_architecture
+from bert_jax.runs.directory import CHECKPOINTS, open_run, write_run
 from bert_jax.text import load_tokenizer
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.verbs.export import export
-from bert_jax.verbs.run_dir import CHECKPOINTS, open_run, write_run
 from tests.interop.hf_checkpoints import (
     Imported,
     hf_config,
@@ -205,8 +204,9 @@ def own_run(where: Path) -> Imported:
     )
     write_run(
         epath.Path(root),
-        RunConfig(model=section),
+        {},
         run_dir=str(root),
+        model=section,
         architecture=resolve_architecture(section, vocab_size=vocab_size),
         tokenizer=load_tokenizer(tokenizer_dir),
         origin={},

@@ -18,6 +18,7 @@ import pytest
 import torch
 from transformers import BertForPreTraining
 
+from bert_jax.objectives.registry import objective_of
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
 from bert_jax.optim.sections import OptimizerSection, Stretch
@@ -59,7 +60,7 @@ def train_ours(
     found: Imported, batches: Sequence[dict[str, np.ndarray]], section: OptimizerSection
 ) -> dict[int, Trained]:
     """The sides after the steps to compare, by the step that the loop compiles."""
-    task = found.run.task
+    task = objective_of(found.run)
     definition = define_model(task.build)
     schedule = linear_schedule(Stretch(TRAIN_STEPS, section.learning_rate, section.warmup_steps))
     optimizer = make_optimizer(section, schedule, definition.axes)

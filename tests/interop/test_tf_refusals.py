@@ -14,8 +14,8 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.model.config import Architecture, HeadsSection
+from bert_jax.pipelines.vocabulary.train_sentencepiece import train_sentencepiece
 from bert_jax.text.sentence_piece import SentencePieceTokenizer
-from bert_jax.text.train_sentencepiece import train_sentencepiece
 from tests.interop.reference_modeling import draw, encoder_shapes, pretraining_shapes
 from tests.interop.tf1_writer import (
     LABELLED,

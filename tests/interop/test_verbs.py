@@ -13,9 +13,9 @@ import safetensors.numpy
 from click.testing import CliRunner, Result
 
 from bert_jax.cli import cli
-from bert_jax.train.cursor import Cursor
-from bert_jax.verbs.loading import load_moments, load_params
-from bert_jax.verbs.run_dir import open_run
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.parameters import load_moments, load_params
+from bert_jax.train.progress import Cursor
 from tests.interop.tf1_writer import read_tf1
 from tests.project import bert_jax, project_config, said, write_config
 

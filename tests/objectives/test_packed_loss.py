@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.batches import stack_rows
-from bert_jax.data.masking import MaskedRow, MaskingSection
-from bert_jax.data.packed_row import PackedRow
-from bert_jax.data.packing import PackingPlan
-from bert_jax.data.records import Example
+from bert_jax.data.dataset.reader import Example
 from bert_jax.data.rng import stream
+from bert_jax.data.rows.collate import stack_rows
+from bert_jax.data.rows.masking import MaskedRow, MaskingSection
+from bert_jax.data.rows.packing import PackedRow
+from bert_jax.data.rows.packing_plan import PackingPlan
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.text import SpecialIds
 from tests.model.parts import fresh_params, model_of

@@ -18,12 +18,12 @@ from fsspec.implementations.local import LocalFileSystem
 
 from bert_jax.config import parse_config
 from bert_jax.errors import RunStopped, UserError
+from bert_jax.files import atomic as disk
+from bert_jax.files.cloud_object import CloudObject, Content
+from bert_jax.files.lock import ObjectLock
+from bert_jax.pipelines.engines.beam import BeamSection
+from bert_jax.pipelines.examples import ExamplesSection, make_examples
 from bert_jax.verbs.examples import Look, examples
-from pipelines import disk
-from pipelines.beam_engine import BeamSection
-from pipelines.cloud_object import CloudObject, Content
-from pipelines.examples import ExamplesSection, make_examples
-from pipelines.lock import ObjectLock
 from tests.corpus import section, write_corpus, write_tokenizer
 
 CLEANING = {"duplicate_documents": True, "near_duplicates": {}, "duplicate_lines": "corpus"}
@@ -113,8 +113,8 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "_get_filesystem",
         lambda name: remote if name == "gcs" else fsspec.filesystem(name),
     )
-    monkeypatch.setattr("pipelines.workspace.lock_at", object_lock)
-    monkeypatch.setattr("pipelines.runs._MIN_PART_BYTES", 1000)
+    monkeypatch.setattr("bert_jax.pipelines.workspace.lock_at", object_lock)
+    monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 1000)
     FakeObject.held.clear()
     return root / "bucket"
 

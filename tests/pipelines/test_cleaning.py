@@ -13,13 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from pipelines.cleaning.boilerplate import prose_lines, sentence_ends
-from pipelines.cleaning.contamination import OverlapIndex, build_index
-from pipelines.cleaning.evaluation import evaluation_texts
-from pipelines.cleaning.rules import DocumentRules
-from pipelines.cleaning.settings import BoilerplateSection, CleaningSection, ContaminationSection
-from pipelines.cleaning.tally import Tally
-from pipelines.cleaning.words import ngram_hashes, word_hashes, words
+from bert_jax.pipelines.cleaning.boilerplate import prose_lines, sentence_ends
+from bert_jax.pipelines.cleaning.contamination import OverlapIndex, build_index
+from bert_jax.pipelines.cleaning.evaluation import evaluation_texts
+from bert_jax.pipelines.cleaning.rules import DocumentRules
+from bert_jax.pipelines.cleaning.settings import (
+    BoilerplateSection,
+    CleaningSection,
+    ContaminationSection,
+)
+from bert_jax.pipelines.cleaning.tally import Tally
+from bert_jax.pipelines.cleaning.words import ngram_hashes, word_hashes, words
 
 PROSE = "The quick brown fox jumps over the lazy dog."
 

@@ -22,20 +22,25 @@ from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.records import open_dataset
+from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.errors import UserError
+from bert_jax.pipelines.cleaning import repeats
+from bert_jax.pipelines.cleaning.cleaned_documents import CorpusJob
+from bert_jax.pipelines.cleaning.duplicates import (
+    SpillJob,
+    find_duplicates,
+    spill_part,
+    unique_documents,
+)
+from bert_jax.pipelines.cleaning.near import Signatures, find_near_duplicates
+from bert_jax.pipelines.cleaning.repeats import find_repeats
+from bert_jax.pipelines.cleaning.settings import CleaningSection, NearDuplicatesSection
+from bert_jax.pipelines.cleaning.spill import save_hashes
+from bert_jax.pipelines.examples import make_examples
+from bert_jax.pipelines.preparation import Preparation, read_preparation
+from bert_jax.pipelines.section import SourcesSection
+from bert_jax.pipelines.sources.files import Part
 from bert_jax.text import load_tokenizer
-from pipelines.cleaning import repeats
-from pipelines.cleaning.near import Signatures, find_near_duplicates
-from pipelines.cleaning.repeats import find_repeats
-from pipelines.cleaning.settings import CleaningSection, NearDuplicatesSection
-from pipelines.cleaning.spill import save_hashes
-from pipelines.corpus import CorpusJob
-from pipelines.duplicates import SpillJob, find_duplicates, spill_part, unique_documents
-from pipelines.examples import make_examples
-from pipelines.preparation import Preparation, read_preparation
-from pipelines.settings import SourcesSection
-from pipelines.sources import Part
 from tests.corpus import marker, section, sentences, write_corpus, write_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -225,7 +230,7 @@ def test_a_cleaned_dataset_depends_neither_on_workers_nor_on_parts(
     once = files(corpus / "dataset")
     make_examples(cleaned(corpus, output=str(corpus / "two"), workers=2))
     assert files(corpus / "two") == once
-    monkeypatch.setattr("pipelines.runs._MIN_PART_BYTES", 700)
+    monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 700)
     monkeypatch.setattr(repeats, "_MOST_AT_A_TIME", 10)
     lines: list[str] = []
     make_examples(cleaned(corpus, output=str(corpus / "parts")), progress=lines.append)
@@ -240,10 +245,10 @@ def test_a_killed_cleaning_goes_on_where_it_ended(
     program = textwrap.dedent(
         f"""
         import os, signal, pathlib
-        import pipelines.runs
-        from pipelines.examples import make_examples
+        import bert_jax.pipelines.tokenised.corpus
+        from bert_jax.pipelines.examples import make_examples
         from tests.pipelines.test_duplicates import cleaned
-        pipelines.runs._MIN_PART_BYTES = 2000
+        bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES = 2000
         def progress(line):
             if line.startswith({stop!r}):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -252,7 +257,7 @@ def test_a_killed_cleaning_goes_on_where_it_ended(
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL
-    monkeypatch.setattr("pipelines.runs._MIN_PART_BYTES", 2000)
+    monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 2000)
     lines: list[str] = []
     make_examples(cleaned(corpus), progress=lines.append)
     again = sum(line.startswith("cleaned part") for line in lines)
@@ -284,7 +289,9 @@ def test_bad_files_among_good_ones_are_skipped_counted_and_listed(
             raise PermissionError(13, "Permission denied", path)
         return epath.Path(path)
 
-    monkeypatch.setattr("pipelines.unpack.epath", SimpleNamespace(Path=unreadable))
+    monkeypatch.setattr(
+        "bert_jax.pipelines.sources.decompress.epath", SimpleNamespace(Path=unreadable)
+    )
     settings_ = {"max_line_length": 2000, "cleaning": CleaningSection()}
     with pytest.raises(UserError) as caught:
         make_examples(cleaned(corpus, **settings_))

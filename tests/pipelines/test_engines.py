@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from bert_jax.errors import RunStopped, UserError
-from pipelines.beam_engine import BeamSection
-from pipelines.engine import open_engine
-from pipelines.examples import ExamplesSection
-from pipelines.pool import WorkerPool, load_early
+from bert_jax.pipelines.engines.beam import BeamSection
+from bert_jax.pipelines.engines.engine import open_engine
+from bert_jax.pipelines.engines.local import WorkerPool, load_early
+from bert_jax.pipelines.examples import ExamplesSection
 from tests.corpus import section, sentences, write_corpus, write_tokenizer
 from tests.project import bert_jax, environment, said, write_config
 
@@ -31,10 +31,10 @@ CLEANING = {"duplicate_documents": True, "duplicate_lines": "corpus"}
 
 PROGRAM = """
 import sys
-import pipelines.runs
-from pipelines.examples import ExamplesSection, make_examples
+import bert_jax.pipelines.tokenised.corpus
+from bert_jax.pipelines.examples import ExamplesSection, make_examples
 if __name__ == "__main__":
-    pipelines.runs._MIN_PART_BYTES = int(sys.argv[2])
+    bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES = int(sys.argv[2])
     make_examples(ExamplesSection.model_validate_json(sys.argv[1]), progress=print)
 """
 
@@ -200,7 +200,7 @@ def test_results_that_do_not_arrive_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a worker whose disk is another.
-    monkeypatch.setattr("pipelines.beam_engine.do_job", lambda element: None)
+    monkeypatch.setattr("bert_jax.pipelines.engines.beam.do_job", lambda element: None)
     with (
         open_engine("beam", workers=None, beam=IN_MEMORY, directory=tmp_path) as engine,
         pytest.raises(UserError, match="2 of 2 jobs left no result; allowed: an output that all"),
@@ -243,7 +243,7 @@ def test_the_pools_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> N
     program = textwrap.dedent(
         f"""
         import pathlib, time
-        from pipelines.pool import WorkerPool
+        from bert_jax.pipelines.engines.local import WorkerPool
         if __name__ == "__main__":
             with WorkerPool(2) as pool:
                 list(pool.run(len, ["a", "b"]))

@@ -19,14 +19,14 @@ import pydantic
 import pytest
 import tensorflow_datasets as tfds
 
-from bert_jax.data.records import open_dataset
+from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.errors import UserError
+from bert_jax.pipelines.examples import make_examples
+from bert_jax.pipelines.shards.document_buckets import bucket_ranges, default_shards
+from bert_jax.pipelines.tokenised import tokenise
+from bert_jax.pipelines.tokenised.corpus import unigram_entropy
+from bert_jax.pipelines.workspace import Workspace
 from bert_jax.text import Tokenizer, load_tokenizer
-from pipelines import tokenise
-from pipelines.buckets import bucket_ranges, default_shards
-from pipelines.examples import make_examples
-from pipelines.runs import unigram_entropy
-from pipelines.workspace import Workspace
 from tests.corpus import make_dataset, marker, section, sentences, write_corpus, write_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ def test_the_bytes_do_not_depend_on_the_workers_nor_on_the_parts(
     once = files(corpus / "dataset")
     make_examples(section(corpus, output=str(corpus / "three"), workers=3))
     assert files(corpus / "three") == once
-    monkeypatch.setattr("pipelines.runs._MIN_PART_BYTES", 1000)
+    monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 1000)
     lines: list[str] = []
     make_examples(section(corpus, output=str(corpus / "parts")), progress=lines.append)
     assert sum(line.startswith("tokenised part") for line in lines) > 5
@@ -121,7 +121,7 @@ def test_a_shard_of_several_buckets_has_all_documents_and_truthful_labels(
 ) -> None:
     write_corpus(corpus / "text.txt", documents=range(150))
     whole = make_examples(section(corpus, num_shards=1, validation_fraction=0.0))
-    monkeypatch.setattr("pipelines.buckets.TOKENS_PER_BUCKET", 1000)
+    monkeypatch.setattr("bert_jax.pipelines.shards.document_buckets.TOKENS_PER_BUCKET", 1000)
     made = make_examples(
         section(corpus, num_shards=1, validation_fraction=0.0, output=str(corpus / "several"))
     )
@@ -229,7 +229,7 @@ def killed_run(corpus: Path) -> None:
     program = textwrap.dedent(
         f"""
         import os, signal, pathlib
-        from pipelines.examples import make_examples
+        from bert_jax.pipelines.examples import make_examples
         from tests.corpus import section
         def progress(line):
             if line.startswith("shard 2"):
@@ -420,7 +420,7 @@ def limited_run(corpus: Path, *, bytes_per_file: int) -> str:
         f"""
         import pathlib, resource
         from bert_jax.errors import UserError
-        from pipelines.examples import make_examples
+        from bert_jax.pipelines.examples import make_examples
         from tests.corpus import section
         resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes_per_file}, {bytes_per_file}))
         try:

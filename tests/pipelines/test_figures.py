@@ -8,14 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.pairing import Pair
-from bert_jax.data.provenance import read_provenance
-from bert_jax.data.records import open_dataset
-from bert_jax.data.tokenised import from_lists
+from bert_jax.data.dataset.provenance import read_provenance
+from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.pipelines.examples import make_examples
+from bert_jax.pipelines.pairing.spans import Pair
+from bert_jax.pipelines.shards import figures
+from bert_jax.pipelines.shards import write_shard as shards
+from bert_jax.pipelines.shards.figures import (
+    SKETCH,
+    PairTally,
+    count_distinct,
+    sentence_hashes,
+    sketch,
+)
+from bert_jax.pipelines.tokenised.documents import from_lists
 from bert_jax.text import load_tokenizer
-from pipelines import figures, shards
-from pipelines.examples import make_examples
-from pipelines.figures import SKETCH, PairTally, count_distinct, sentence_hashes, sketch
 from tests.corpus import make_dataset, section, sentences
 
 SENTENCES = st.lists(st.integers(0, 3), min_size=1, max_size=4)

@@ -13,15 +13,15 @@ import pytest
 from rich.console import Console
 
 from bert_jax.config import parse_config
-from bert_jax.data.mixture import MixtureSection
-from bert_jax.data.provenance import read_provenance
-from bert_jax.data.records import open_dataset
+from bert_jax.data.dataset.provenance import read_provenance
+from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.data.dataset.recipe import MixtureSection
 from bert_jax.errors import UserError
+from bert_jax.pipelines.cleaning.settings import CleaningSection
+from bert_jax.pipelines.examples import make_examples
+from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.text import load_wordpiece
 from bert_jax.verbs.examples import Look, examples
-from pipelines.cleaning.settings import CleaningSection
-from pipelines.examples import make_examples
-from pipelines.settings import ExamplesSection
 from tests.corpus import SPECIAL
 from tests.corpus import section as plain_section
 from tests.report.strict_html import read
@@ -157,7 +157,7 @@ def test_the_bytes_of_a_mixture_do_not_depend_on_the_workers_nor_on_the_parts(
     mixture = MixtureSection()
     make_examples(section(corpus, tmp_path / "one", mixture=mixture))
     make_examples(section(corpus, tmp_path / "two", mixture=mixture, workers=2))
-    monkeypatch.setattr("pipelines.runs._MIN_PART_BYTES", 5000)
+    monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 5000)
     make_examples(section(corpus, tmp_path / "parts", mixture=mixture))
     once = shards(tmp_path / "one")
     assert shards(tmp_path / "two") == once

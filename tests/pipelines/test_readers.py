@@ -21,11 +21,11 @@ from etils import epath
 from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
 from bert_jax.errors import UserError
-from pipelines.documents import Document, document_id
-from pipelines.inputs import cut_sources, find_sources, iter_text, read_documents
-from pipelines.problems import Problems
-from pipelines.readers.wikitext import wikitext_paragraphs
-from pipelines.settings import SourcesSection
+from bert_jax.pipelines.section import SourcesSection
+from bert_jax.pipelines.sources.documents import Document, document_id
+from bert_jax.pipelines.sources.problems import Problems
+from bert_jax.pipelines.sources.readers.wikitext import wikitext_paragraphs
+from bert_jax.pipelines.sources.sources import cut_sources, find_sources, iter_text, read_documents
 
 TEXTS = [f"Document {n} begins.\n\nIt is «{n}»." for n in range(20)]
 IDS = [f"q{n}" for n in range(20)]

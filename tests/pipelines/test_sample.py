@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from bert_jax.errors import UserError
-from pipelines.sample import cut_line, measure, sample_lines, sample_mixture
+from bert_jax.pipelines.vocabulary.sample import cut_line, measure, sample_lines, sample_mixture
 
 
 @settings(deadline=None, max_examples=100)

@@ -12,10 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from pipelines.documents import FORMATS, Document, document_id, document_key, is_validation
-from pipelines.inputs import iter_text
-from pipelines.settings import SourcesSection
-from pipelines.sources import (
+from bert_jax.pipelines.section import SourcesSection
+from bert_jax.pipelines.sources.documents import (
+    FORMATS,
+    Document,
+    document_id,
+    document_key,
+    is_validation,
+)
+from bert_jax.pipelines.sources.files import (
     Line,
     Part,
     cut_file,
@@ -24,6 +29,7 @@ from pipelines.sources import (
     read_part,
     relative_names,
 )
+from bert_jax.pipelines.sources.sources import iter_text
 
 
 def iter_lines(patterns: list[str], **settings: Any) -> Iterator[str]:
@@ -124,7 +130,7 @@ def test_an_endless_line_is_refused_without_being_read_to_its_end(
     path = tmp_path / "endless.txt"
     with path.open("wb") as file:
         file.truncate(2 << 40)  # no machine reads so much in a test's time
-    monkeypatch.setattr("pipelines.sources._MAX_UNENDED_BYTES", 8 << 20)
+    monkeypatch.setattr("bert_jax.pipelines.sources.files._MAX_UNENDED_BYTES", 8 << 20)
     is_gap = FORMATS["blank_line"].is_gap
     parts = cut_file(str(path), "endless.txt", part_bytes=1 << 20, is_gap=is_gap)
     assert [(part.start, part.stop) for part in parts] == [(0, 2 << 40)]

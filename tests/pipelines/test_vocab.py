@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.data.mixture import MixtureSection
+from bert_jax.data.dataset.recipe import MixtureSection
 from bert_jax.errors import UserError
+from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab
 from bert_jax.text import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary import reserved_pieces
-from pipelines.vocab import VocabSection, train_vocab
 
 TOPICS = list(pydoc_data.topics.topics.values())
 KINDS = [

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.report.attention import AttentionExample, attention_example
-from bert_jax.report.finetune import ReportInputs
+from bert_jax.report.finetuning.attention import AttentionExample, attention_example
+from bert_jax.report.finetuning.page import ReportInputs
 
 EVIL = '<script>alert("x")</script> & "quotes" \'single\' </style> <!-- -- > \x00\x1f ünï😀'
 

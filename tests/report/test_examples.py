@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.masking import Masked
-from bert_jax.data.provenance import LanguageRecord
-from bert_jax.data.schema import Example
+from bert_jax.data.dataset.provenance import LanguageRecord
+from bert_jax.data.dataset.schema import Example
+from bert_jax.data.rows.masking import Masked
 from bert_jax.report.charts import histogram
-from bert_jax.report.drawn import DrawnExample, Piece, count_changes, draw_example
-from bert_jax.report.examples import (
+from bert_jax.report.dataset.page import (
     ExamplesInputs,
     MaskCounts,
     Overlap,
@@ -21,6 +20,7 @@ from bert_jax.report.examples import (
     SplitFigures,
     render,
 )
+from bert_jax.report.dataset.sample import DrawnExample, Piece, count_changes, draw_example
 from bert_jax.report.html import element
 from bert_jax.report.page import page, section
 from bert_jax.text.wordpiece import WordPieceTokenizer

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.report.attention import AttentionExample, attention_example
-from bert_jax.report.finetune import ReportInputs, render
+from bert_jax.report.finetuning.attention import AttentionExample, attention_example
+from bert_jax.report.finetuning.page import ReportInputs, render
 from tests.report.records import (
     EVIL,
     choice,

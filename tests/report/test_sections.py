@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.report import answers, choices, classification, tokens
+from bert_jax.report.finetuning import answers, choices, classification, tokens
+from bert_jax.report.finetuning.tokens import Span, spans
 from bert_jax.report.html import Element, Node, element
-from bert_jax.report.tokens import Span, spans
 from tests.report.records import choice, multi, numbers, question, single, words
 
 

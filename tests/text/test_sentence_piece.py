@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.text import Tokenizer, load_tokenizer
-from bert_jax.text.sentence_piece import SentencePieceTokenizer, load_sentencepiece, prepare
-from bert_jax.text.train_sentencepiece import (
+from bert_jax.pipelines.vocabulary.train_sentencepiece import (
     SentencePieceAlgorithm,
     VocabularyTooSmall,
     train_sentencepiece,
 )
+from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.text.sentence_piece import SentencePieceTokenizer, load_sentencepiece, prepare
 from bert_jax.text.vocabulary import reserved_pieces
 
 TEXT = "\n".join(list(pydoc_data.topics.topics.values())[:30])

@@ -19,7 +19,7 @@ from bert_jax.text import wordpiece as wordpiece_module
 from bert_jax.text.vocabulary import reserved_pieces
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.text.reference_wordpiece import tokenize
-from tests.text.test_words import HOT, texts
+from tests.text.test_basic_tokenizer import HOT, texts
 
 ENGLISH = [
     "un",

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 from bert_jax.config import load_config
+from bert_jax.objectives.registry import objective_of
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import join
 from bert_jax.parallel.mesh import make_mesh
+from bert_jax.runs.directory import CHECKPOINTS, open_run
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.sections import stretches
 from bert_jax.train.state import abstract_state, define_model
-from bert_jax.verbs.run_dir import CHECKPOINTS, open_run
 from tests.project import ROOT, bert_jax, environment, project_config, write_config
 
 # A step takes a few milliseconds: enough of them that a kill still comes before the end.
@@ -101,7 +102,7 @@ def final_state(run_dir: Path) -> tuple[Any, dict[str, Any]]:
     config = load_config(run_dir / "config.yaml")
     assert config.train is not None
     mesh = make_mesh(config.mesh, jax.devices()[: config.mesh.simulated_devices])
-    model = define_model(run.task.build)
+    model = define_model(objective_of(run).build)
     schedule = join(stretches(config.train, config.optimizer))
     abstract = abstract_state(model, make_optimizer(config.optimizer, schedule, model.axes), mesh)
     with Checkpointer(run_dir / CHECKPOINTS, config.train.checkpoint) as checkpointer:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from bert_jax.data.masking import MaskingSection
+from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.model.config import ModelSection, resolve_architecture
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.optim.optimizer import make_optimizer

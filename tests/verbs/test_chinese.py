@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bert_jax.cli import cli
-from bert_jax.data.provenance import read_provenance
+from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.train.writer import read_metrics
 from tests.corpus import SPECIAL
 from tests.data.chinese import LEXICON

@@ -13,10 +13,15 @@ from rich.console import Console
 
 import bert_jax
 from bert_jax.cli import cli
+from bert_jax.diagnostics.network import (
+    ExpectedHosts,
+    check_coordinator,
+    check_hosts,
+    expected_hosts,
+)
+from bert_jax.diagnostics.storage import check_run_dir
 from bert_jax.parallel.section import DistributedSection, MeshSection
 from bert_jax.verbs.doctor import DoctorReport, Finding, doctor, render
-from bert_jax.verbs.network import ExpectedHosts, check_coordinator, check_hosts, expected_hosts
-from bert_jax.verbs.storage import check_run_dir
 
 
 def texts(report: DoctorReport, topic: str) -> list[str]:

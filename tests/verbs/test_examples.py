@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from bert_jax.config import RunConfig, parse_config
-from bert_jax.data.provenance import PROVENANCE_NAME, read_provenance
-from bert_jax.data.records import Dataset, open_dataset
-from bert_jax.data.released import open_released
+from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
+from bert_jax.data.dataset.reader import Dataset, open_dataset
+from bert_jax.data.google_bert.reader import open_released
 from bert_jax.errors import UserError
+from bert_jax.report.dataset import collect as examples_report
 from bert_jax.text import load_tokenizer
-from bert_jax.verbs import examples_report
 from bert_jax.verbs.examples import Look, examples
 from tests.corpus import section, write_corpus, write_tokenizer
 from tests.project import bert_jax, said, write_config

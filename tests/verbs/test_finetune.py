@@ -16,11 +16,11 @@ import yaml
 from click.testing import CliRunner, Result
 
 from bert_jax.cli import INTERRUPTED, cli
-from bert_jax.finetune.predictor import Predictor
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.parameters import load_params
+from bert_jax.tasks.predictor import Predictor
 from bert_jax.train.writer import read_metrics
-from bert_jax.verbs.loading import load_params
-from bert_jax.verbs.run_dir import open_run
-from tests.finetune.runs import tiny_config, write_table
+from tests.tasks.runs import tiny_config, write_table
 
 # One worker makes the runs that most of these tests look at.
 pytestmark = pytest.mark.xdist_group("finetune")
@@ -101,7 +101,7 @@ def test_figures_do_not_depend_on_batch_size_or_devices(tuned: Path, batch_size:
 
 
 def predictions(run_dir: Path, loaded: Any, batch_size: int) -> list[str]:
-    from bert_jax.verbs.finetuned import open_data, predictor_of
+    from bert_jax.tasks.training.evaluation import open_data, predictor_of
 
     opened = open_run(run_dir)
     split = open_data(opened, roles=("dev",)).splits["dev"]
@@ -212,7 +212,7 @@ def test_a_second_task_starts_from_the_first_ones_head(tuned: Path, tmp_path: Pa
 
 def test_the_dev_set_split_off_is_the_same_for_every_seed(tuned: Path) -> None:
     from bert_jax.config import load_config
-    from bert_jax.verbs.finetune_setup import prepare
+    from bert_jax.tasks.training.setup import prepare
 
     def texts(seed: int) -> list[str]:
         override = [f"seed={seed}", "finetune.task.dev=null"]

@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from bert_jax.cli import cli
-from tests.finetune.runs import BAD, FILLERS, GOOD, tiny_run
+from tests.tasks.runs import BAD, FILLERS, GOOD, tiny_run
 
 
 def ok(*arguments: object) -> str:

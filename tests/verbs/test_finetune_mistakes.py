@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 from bert_jax.cli import cli
-from tests.finetune.runs import tiny_config
+from tests.tasks.runs import tiny_config
 
 
 @pytest.fixture(scope="module")

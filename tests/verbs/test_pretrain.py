@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bert_jax.cli import cli
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.parameters import load_params
 from bert_jax.train.writer import read_metrics
-from bert_jax.verbs.loading import load_params
-from bert_jax.verbs.run_dir import open_run
 from tests.project import ROOT, environment, project_config, write_config
 
 # One worker makes the runs that most of these tests look at.

@@ -20,18 +20,18 @@ from bert_jax.config import RunConfig, parse_config
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.parameters import load_params
+from bert_jax.tasks.sweep import run as sweep_verb
+from bert_jax.tasks.sweep import run_batched as sweep_together
+from bert_jax.tasks.sweep.run_batched import first_state, side_by_side
+from bert_jax.tasks.training.run import fine_run
+from bert_jax.tasks.training.setup import prepare
 from bert_jax.train.dump import StopSignal
 from bert_jax.train.writer import read_metrics
-from bert_jax.verbs import sweep as sweep_verb
-from bert_jax.verbs import sweep_together
 from bert_jax.verbs.export import export
 from bert_jax.verbs.finetune import finetune
-from bert_jax.verbs.finetune_run import fine_run
-from bert_jax.verbs.finetune_setup import prepare
-from bert_jax.verbs.loading import load_params
-from bert_jax.verbs.run_dir import open_run
-from bert_jax.verbs.sweep_together import first_state, side_by_side
-from tests.finetune.runs import tiny_config
+from tests.tasks.runs import tiny_config
 
 # One worker makes the runs that most of these tests look at.
 pytestmark = pytest.mark.xdist_group("sweep")
@@ -133,7 +133,7 @@ def test_the_best_run_is_the_same_and_has_the_same_parameters_and_predictions(
     together: Path, one_by_one: Path
 ) -> None:
     opened = [open_run(root) for root in (together, one_by_one)]
-    assert opened[0].config.seed == opened[1].config.seed
+    assert opened[0].seed == opened[1].seed
     ours, theirs = (load_params(run, checkpoint="best") for run in opened)
     assert ours.step == theirs.step
     assert_close(ours.params, theirs.params)

@@ -1,0 +1,1 @@
+"""The dataset on disk: its format, its provenance, its reader."""

@@ -1,0 +1,189 @@
+"""What a dataset was made from, and what its files must look like."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+import pydantic
+from etils import epath
+
+from bert_jax.data.dataset.recipe import MixtureSection, PairingSection
+from bert_jax.errors import UserError
+from bert_jax.section import Section
+
+FORMAT_VERSION: Final = 1
+"""The newest dataset format that this release reads, and the one that it writes."""
+
+PROVENANCE_NAME: Final = "provenance.json"
+
+
+class ShardRecord(Section):
+    """One shard file as it was written: a reader checks its size, ``Dataset.verify`` its hash."""
+
+    name: str
+    bytes: int
+    examples: int
+    sha256: str
+
+
+class PairsRecord(Section):
+    """Pairs by the document of their spans, for label 0 and for label 1.
+
+    With kind ``nsp`` a pair of label 1 (random) has spans of two documents, any other of one.
+    """
+
+    same_document: tuple[int, int]
+    other_document: tuple[int, int]
+
+
+class LanguageRecord(Section):
+    """One language's part of a split, where the settings tell languages apart."""
+
+    documents: int
+    tokens: int
+    """Of the text, each document counted once."""
+    share: float
+    """Of the split's tokens."""
+    mixture_share: float
+    """What the share is to be by the mixture."""
+    passes: float
+    """How often a document is used, on average; 0: there are too few documents for pairs."""
+    examples: int
+    example_tokens: int
+    """Special tokens included."""
+
+
+class SplitRecord(Section):
+    """One split: its shards in order, and the sums that say how large it is."""
+
+    shards: tuple[ShardRecord, ...]
+    documents: int
+    examples: int
+    tokens: int
+    """Tokens of all examples, special tokens included, padding not (there is none on disk)."""
+    lengths_sha256: str
+    """SHA-256 of the lengths index, the file ``<split>.lengths.npy``."""
+    pairs: PairsRecord | None = None
+    """``None``: there is no pair task, or the release that made the dataset did not count."""
+    sentences: int | None = None
+    """Of the documents, each once."""
+    repeated_sentences: float | None = None
+    """Share of the sentences that another has all tokens of; of more than 16,384 different ones an
+    estimate, off by 1% of what is left to 1."""
+    languages: dict[str, LanguageRecord] | None = None
+    """By ISO 639 code; absent where the settings do not tell languages apart."""
+
+    @pydantic.model_serializer(mode="wrap")
+    def _leave_out(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_none(handler(self), "languages")
+
+
+class SourceRecord(Section):
+    """One input file: its name below the input root, and its size."""
+
+    name: str
+    bytes: int
+
+
+class TextRecord(Section):
+    """How the input files were read."""
+
+    layout: str
+    documents: str
+    language: str | tuple[str, ...] | None
+    """By whose rules prose was split; of each file, where the settings tell languages apart."""
+    files: tuple[SourceRecord, ...]
+
+
+class CorpusRecord(Section):
+    """Figures of the corpus, each document counted once, before pairing (train and validation)."""
+
+    documents: int
+    sentences: int
+    tokens: int
+    unigram_entropy: float
+    """Entropy of the token distribution in nats per token: the masked-token loss of a model that
+    has learnt how frequent each piece is, and nothing else."""
+    unknown_rate: float
+    """Share of the tokens that are the unknown piece."""
+
+
+class Recipe(Section):
+    """Everything that decides a dataset's content: equal recipes and equal input, equal bytes."""
+
+    tokenizer_hash: str
+    vocab_size: int
+    special_ids: dict[str, int]
+    """``{"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}``."""
+    token_dtype: str
+    """``"uint16"`` or ``"uint32"``: the type of the stored ``input_ids``."""
+    seed: int
+    validation_fraction: float
+    num_shards: int | None
+    """Training shards as asked for; ``None``: as many as the corpus' size calls for."""
+    pairing: PairingSection
+    text: TextRecord
+    mixture: MixtureSection | None = None
+
+
+class Provenance(Recipe):
+    """``provenance.json``: written last, so that a directory that has it is whole."""
+
+    format_version: int = FORMAT_VERSION
+    corpus: CorpusRecord
+    splits: dict[str, SplitRecord]
+
+    @pydantic.model_serializer(mode="wrap")
+    def _leave_out(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_none(handler(self), "mixture")
+
+    def fingerprint(self, split: str) -> str:
+        """Returns the identity of one split's content: 32 hexadecimal digits.
+
+        Over the tokenizer hash, the stored type and the hashes of the shards in order: what decides
+        the example that an index means. The names of the source files, say, do not.
+        """
+        content = [self.tokenizer_hash, self.token_dtype]
+        content += [f"{shard.sha256}:{shard.examples}" for shard in self.splits[split].shards]
+        return hashlib.blake2b("\n".join(content).encode(), digest_size=16).hexdigest()
+
+
+def _without_none(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """Drops a field that holds nothing: few datasets have it, and their files stay as they were."""
+    return {key: value for key, value in fields.items() if key != name or value is not None}
+
+
+def read_provenance(directory: epath.PathLike) -> Provenance:
+    """Reads ``provenance.json`` of a dataset directory.
+
+    Raises:
+        UserError: there is no such directory, it is not a whole dataset, it was written by a newer
+            release, or the file is damaged.
+    """
+    root = epath.Path(directory)
+    path = root / PROVENANCE_NAME
+    if not path.exists():
+        found = "no provenance.json in it" if root.exists() else "no such directory"
+        raise UserError(
+            f"{root}: {found}; expected a dataset that `bert-jax examples` has finished"
+        )
+    try:
+        content = json.loads(path.read_text())
+        version = content["format_version"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{path}: damaged ({type(error).__name__}: {error}); make the dataset again"
+        ) from error
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise UserError(
+            f"{path}: format_version is {version!r}, this release reads up to {FORMAT_VERSION}; "
+            "upgrade bert-jax"
+        )
+    try:
+        return Provenance.model_validate_json(json.dumps(content))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path}: {key}: {first['msg']}; make the dataset again") from error

@@ -1,0 +1,200 @@
+"""Reading a dataset directory: random access to its examples, without TensorFlow."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import itertools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
+from etils import epath
+
+from bert_jax.data.dataset.provenance import Provenance, ShardRecord, SplitRecord, read_provenance
+from bert_jax.data.dataset.schema import Example, decode, lengths_name
+from bert_jax.errors import UserError, did_you_mean
+
+__all__ = ["Dataset", "Example", "open_dataset"]
+
+# Without read-ahead a random read fetches one record instead of the megabytes after it.
+_READER_OPTIONS = "readahead_buffer_size:0"
+_READER_BUFFER_BYTES = 32768
+
+
+def open_dataset(directory: epath.PathLike, split: str) -> Dataset:
+    """Opens one split: ``open_dataset("data/wiki", "train")[0].input_ids``.
+
+    Checks that every shard is there with the size it was written with; reads none of them.
+    :meth:`Dataset.verify` checks every byte.
+
+    Args:
+        directory: what ``bert-jax examples`` has written.
+        split: ``"train"`` or ``"validation"``.
+
+    Raises:
+        UserError: no dataset there, no such split, a shard or the lengths index missing or damaged,
+            or a dataset that a newer release has written.
+    """
+    root = epath.Path(directory)
+    provenance = read_provenance(root)
+    if split not in provenance.splits:
+        allowed = ", ".join(provenance.splits)
+        raise UserError(
+            f'{root}: no split "{split}", it has: {allowed}{did_you_mean(split, provenance.splits)}'
+        )
+    for shard in provenance.splits[split].shards:
+        _check_size(root / shard.name, shard)
+    return Dataset(directory=str(root), split=split, provenance=provenance)
+
+
+class Dataset:
+    """One split of a dataset directory: a sequence of :class:`Example`.
+
+    May be pickled: a worker process gets the directory's name and opens the files for itself. Meets
+    Grain's random-access protocol (``__len__``, ``__getitem__``, stable ``__repr__``).
+
+    Attributes:
+        provenance: what the dataset was made from.
+        fingerprint: identity of the split's content, see :meth:`Provenance.fingerprint`.
+        lengths: ``[len(self)]`` uint16 or uint32, tokens per example, memory-mapped: read-only.
+    """
+
+    def __init__(self, *, directory: str, split: str, provenance: Provenance) -> None:
+        self.directory = directory
+        self.split = split
+        self.provenance = provenance
+        self.fingerprint = provenance.fingerprint(split)
+        self._dtype = np.dtype(provenance.token_dtype)
+        self._record: SplitRecord = provenance.splits[split]
+        # starts[k] is the index of shard k's first example; one more entry holds the total.
+        self._starts = [0, *itertools.accumulate(s.examples for s in self._record.shards)]
+        self._readers: list[Any] = [None] * len(self._record.shards)
+        self.lengths = _open_lengths(epath.Path(directory) / lengths_name(split), len(self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"directory": self.directory, "split": self.split, "provenance": self.provenance}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    def __repr__(self) -> str:
+        return f"Dataset(split={self.split!r}, fingerprint={self.fingerprint!r})"
+
+    def __len__(self) -> int:
+        return self._record.examples
+
+    def __getitem__(self, index: int) -> Example:
+        """Returns one example; a negative index counts from the end."""
+        shard, position = self._locate(int(index))
+        return self._read(shard, [position])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        """Returns examples in the order of ``indices``: several times faster than one by one.
+
+        Args:
+            indices: in ``[-len(self), len(self))``, in any order, repeats allowed.
+
+        Raises:
+            IndexError: an index out of range.
+            UserError: a shard is damaged: the message names the file.
+        """
+        positions: dict[int, tuple[list[int], list[int]]] = {}
+        for place, index in enumerate(indices):
+            shard, position = self._locate(int(index))
+            wanted, places = positions.setdefault(shard, ([], []))
+            wanted.append(position)
+            places.append(place)
+        examples: list[Any] = [None] * len(indices)
+        for shard, (wanted, places) in positions.items():
+            for place, example in zip(places, self._read(shard, wanted), strict=True):
+                examples[place] = example
+        return examples
+
+    def verify(self) -> None:
+        """Reads every byte of the split: hashes of the shards and of the lengths index.
+
+        Raises:
+            UserError: naming the first file that differs from what was written.
+        """
+        root = epath.Path(self.directory)
+        for shard in self._record.shards:
+            _check_size(root / shard.name, shard)
+            _check_hash(root / shard.name, shard.sha256)
+        _check_hash(root / lengths_name(self.split), self._record.lengths_sha256)
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        """Returns the shard's number and the position in it."""
+        total = self._starts[-1]
+        if not -total <= index < total:
+            raise IndexError(f"example {index} of {total}")
+        index %= total
+        shard = bisect.bisect_right(self._starts, index) - 1
+        return shard, index - self._starts[shard]
+
+    def _read(self, shard: int, positions: list[int]) -> list[Example]:
+        dtype = self._dtype
+        try:
+            reader = self._readers[shard] or self._open_reader(shard)
+            return [decode(record, dtype) for record in reader.read(positions)]
+        except (RuntimeError, ValueError) as error:  # the reader raises RuntimeError for any damage
+            reason = str(error).splitlines()[0]
+            path = self._shard_path(shard)
+            raise UserError(f"{path}: damaged shard ({reason}); make the dataset again") from error
+
+    def _open_reader(self, shard: int) -> Any:
+        reader = array_record_module.ArrayRecordReader(
+            str(self._shard_path(shard)),
+            options=_READER_OPTIONS,
+            file_reader_buffer_size=_READER_BUFFER_BYTES,
+        )
+        # A file cut at a block's edge opens without complaint, with fewer records.
+        expected = self._record.shards[shard].examples
+        if reader.num_records() != expected:
+            raise ValueError(f"{reader.num_records()} examples, expected {expected}")
+        self._readers[shard] = reader
+        return reader
+
+    def _shard_path(self, shard: int) -> epath.Path:
+        return epath.Path(self.directory) / self._record.shards[shard].name
+
+
+def _open_lengths(path: epath.Path, count: int) -> np.ndarray:
+    if not path.exists():
+        raise UserError(f"{path}: missing lengths index; make the dataset again")
+    try:
+        lengths = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise UserError(
+            f"{path}: damaged lengths index ({error}); make the dataset again"
+        ) from error
+    if lengths.shape != (count,):
+        raise UserError(
+            f"{path}: shape {lengths.shape}, expected ({count},); make the dataset again"
+        )
+    return lengths
+
+
+def _check_size(path: epath.Path, shard: ShardRecord) -> None:
+    if not path.exists():
+        raise UserError(f"{path}: missing shard; make the dataset again, or copy this file again")
+    found = path.stat().length
+    if found != shard.bytes:
+        raise UserError(
+            f"{path}: damaged shard: {found} bytes, expected {shard.bytes}; copy or make it again"
+        )
+
+
+def _check_hash(path: epath.Path, expected: str) -> None:
+    found = sha256_of(path)
+    if found != expected:
+        raise UserError(
+            f"{path}: damaged: SHA-256 is {found}, expected {expected}; copy or make it again"
+        )
+
+
+def sha256_of(path: epath.PathLike) -> str:
+    """Returns the SHA-256 of a file's bytes in hexadecimal, reading it in pieces."""
+    with epath.Path(path).open("rb") as file:
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()

@@ -1,0 +1,104 @@
+"""How an example is spelled on disk."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from bert_jax.data.google_bert import tf_example
+
+DATASET_NAME: Final = "bert_examples"
+"""The TFDS name of the dataset, the first part of its shards' names."""
+
+_MOST_USES: Final = 512  # of one message
+
+
+class Example(NamedTuple):
+    """``[CLS] A [SEP] B [SEP]``, or ``[CLS] A [SEP]`` without a pair task: unmasked, unpadded."""
+
+    input_ids: np.ndarray
+    """``[n]`` uint16 or uint32, read-only."""
+    first_length: int
+    """Tokens of type 0: those of ``[CLS] A [SEP]``; n where there is no second span."""
+    next_sentence_label: int
+    """0 if B really follows A, 1 if B is random: the 2018 release's numbers. Where the dataset is
+    of pairing kind ``sop``, 1 if A really follows B. 0 where there is no second span."""
+
+    @property
+    def has_pair(self) -> bool:
+        """Whether there is a second span, so that the label stands for something."""
+        return self.first_length < len(self.input_ids)
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Returns the narrower type that holds every id: ``30_522 -> uint16, 119_547 -> uint32``."""
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+
+
+def shard_name(split: str, index: int, count: int) -> str:
+    """Returns ``"bert_examples-train.array_record-00003-of-00010"``, as TFDS names shards."""
+    return f"{DATASET_NAME}-{split}.array_record-{index:05d}-of-{count:05d}"
+
+
+def lengths_name(split: str) -> str:
+    """Returns ``"train.lengths.npy"``: tokens per example in the split's order."""
+    return f"{split}.lengths.npy"
+
+
+class ExampleEncoder:
+    """Spells examples as serialized ``tf.train.Example`` messages."""
+
+    def __init__(self) -> None:
+        self._renew()
+
+    def encode(self, input_ids: bytes, *, first_length: int, next_sentence_label: int) -> bytes:
+        """Returns one example as bytes.
+
+        Args:
+            input_ids: the ids' bytes, little-endian, in the dataset's token type.
+            first_length: tokens of type 0.
+            next_sentence_label: 0 or 1.
+
+        Returns:
+            The message in protobuf's deterministic order, so that equal examples are equal bytes.
+        """
+        if self._used == _MOST_USES:
+            self._renew()
+        self._used += 1
+        self._ids[0] = input_ids
+        self._first_length[0] = first_length
+        self._label[0] = next_sentence_label
+        return self._message.SerializeToString(deterministic=True)
+
+    def _renew(self) -> None:
+        # One message is filled many times over, since making one takes three times as long; but
+        # protobuf frees nothing that it ever held before it goes itself.
+        self._used = 0
+        self._message: Any = tf_example.Example()
+        feature = self._message.features.feature
+        self._ids = feature["input_ids"].bytes_list.value
+        self._first_length = feature["first_length"].int64_list.value
+        self._label = feature["next_sentence_label"].int64_list.value
+        self._ids.append(b"")
+        self._first_length.append(0)
+        self._label.append(0)
+
+
+def decode(record: bytes, dtype: np.dtype) -> Example:
+    """Reads what :class:`ExampleEncoder` has written.
+
+    Raises:
+        ValueError: the bytes are not such a message.
+    """
+    try:
+        feature = tf_example.Example.FromString(record).features.feature
+        ids = feature["input_ids"].bytes_list.value[0]
+        return Example(
+            np.frombuffer(ids, dtype),
+            feature["first_length"].int64_list.value[0],
+            feature["next_sentence_label"].int64_list.value[0],
+        )
+    except (DecodeError, IndexError) as error:
+        raise ValueError(f"not an example: {error}") from error

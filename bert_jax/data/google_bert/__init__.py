@@ -1,0 +1,1 @@
+"""TFRecords in the format of google-research/bert, read and written without TensorFlow."""

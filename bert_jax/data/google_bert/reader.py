@@ -1,0 +1,175 @@
+"""Datasets that google-research/bert's ``create_pretraining_data.py`` has written."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from etils import epath
+
+from bert_jax.data.dataset.provenance import PROVENANCE_NAME
+from bert_jax.data.google_bert.index import ReleasedFigures, ReleasedIndex, load_index
+from bert_jax.data.google_bert.schema import decode_row
+from bert_jax.data.google_bert.tfrecord import RecordFile
+from bert_jax.data.rows.static_masks import StaticExample
+from bert_jax.errors import UserError
+
+_MARK: Final = "tfrecord"
+_WILD: Final = "*?["
+_MOST_OPEN: Final = 256  # files at once
+SPLITS: Final = ("train", "validation")
+
+
+def is_released(path: epath.PathLike) -> bool:
+    """Whether a path means TFRecords and not a dataset that ``bert-jax examples`` has written.
+
+    True for a file, a glob, and a directory with files that have ``tfrecord`` in their names.
+    """
+    spelled = os.fspath(path)
+    if any(character in spelled for character in _WILD):
+        return True
+    found = epath.Path(path)
+    if found.is_dir():
+        return not (found / PROVENANCE_NAME).exists() and bool(_files_in(found))
+    return found.exists()
+
+
+def open_released(path: epath.PathLike, split: str = "train") -> ReleasedDataset:
+    """Opens TFRecords: ``open_released("data/tf_examples.tfrecord*")[0].input_ids``.
+
+    The first time every byte is read and checked, see
+    `bert_jax.data.google_bert.index.load_index`.
+
+    Args:
+        path: a file, a glob or a directory, local or ``gs://``; of a directory, the files that have
+            ``tfrecord`` in their names.
+        split: files whose names begin with ``train.`` or ``validation.`` are of that split, as
+            ``bert-jax examples --tfrecords`` names them; others are all of ``train``.
+
+    Raises:
+        UserError: no such file, none of that split, or a damaged one.
+    """
+    splits = find_splits(path)
+    if split not in splits:
+        raise UserError(f'{path}: no split "{split}", it has: {", ".join(splits)}')
+    return ReleasedDataset(str(path), split, splits[split], load_index(splits[split]))
+
+
+def find_splits(path: epath.PathLike) -> dict[str, list[epath.Path]]:
+    """Returns the files of each split that there is, sorted by name.
+
+    Raises:
+        UserError: there is no file.
+    """
+    spelled = os.fspath(path)
+    root = epath.Path(path)
+    if any(character in spelled for character in _WILD):
+        parts = root.parts
+        first = next(at for at, part in enumerate(parts) if any(c in part for c in _WILD))
+        found = epath.Path(*parts[:first]).glob("/".join(parts[first:]))
+        files = sorted(file for file in found if _is_data(file))
+    elif root.is_dir():
+        files = _files_in(root)
+    else:
+        files = [root] if root.exists() else []
+    if not files:
+        raise UserError(f"{path}: no such TFRecord file")
+    splits: dict[str, list[epath.Path]] = {}
+    for file in files:
+        prefix = file.name.partition(".")[0]
+        splits.setdefault(prefix if prefix in SPLITS else "train", []).append(file)
+    return splits
+
+
+class ReleasedDataset:
+    """One split of TFRecords: a sequence of `StaticExample`, masks as they stand.
+
+    May be pickled, and meets Grain's random-access protocol, as `Dataset`.
+
+    Attributes:
+        directory: the path that was opened.
+        figures: of the records.
+        fingerprint: identity of the split's content, whatever the files are called.
+        lengths: ``[len(self)]`` uint16, tokens per example: read-only.
+    """
+
+    def __init__(
+        self, directory: str, split: str, files: Sequence[epath.Path], index: ReleasedIndex
+    ) -> None:
+        """Takes what `open_released` has found."""
+        self.directory = directory
+        self.split = split
+        self.figures: ReleasedFigures = index.figures
+        self.fingerprint = index.figures.fingerprint
+        self.lengths = index.lengths
+        self._files = list(files)
+        self._offsets = index.offsets
+        self._starts = [0, *itertools.accumulate(file.records for file in index.figures.files)]
+        self._open: dict[int, RecordFile] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = isinstance(self.lengths, np.memmap)  # a worker maps the same file
+        index = None if kept else ReleasedIndex(self.figures, self._offsets, self.lengths)
+        return {
+            "directory": self.directory,
+            "split": self.split,
+            "files": [os.fspath(file) for file in self._files],
+            "fingerprint": self.fingerprint,
+            "index": index,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        files = [epath.Path(file) for file in state["files"]]
+        index = state["index"] or load_index(files)
+        if index.figures.fingerprint != state["fingerprint"]:
+            raise UserError(f"{state['directory']}: its files have changed; run again")
+        self.__init__(state["directory"], state["split"], files, index)
+
+    def __repr__(self) -> str:
+        return f"ReleasedDataset(split={self.split!r}, fingerprint={self.fingerprint!r})"
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: int) -> StaticExample:
+        """Returns one example; a negative index counts from the end.
+
+        Raises:
+            IndexError: out of range.
+            UserError: the file is damaged: names it and the record, counted from 1.
+        """
+        total = len(self)
+        if not -total <= index < total:
+            raise IndexError(f"example {index} of {total}")
+        index = int(index) % total
+        at = bisect.bisect_right(self._starts, index) - 1
+        number = index - self._starts[at] + 1
+        payload = self._file(at).read(int(self._offsets[index]), number=number)
+        try:
+            return decode_row(payload)[0]
+        except ValueError as error:
+            raise UserError(f"{self._files[at]}: record {number}: {error}") from None
+
+    def __getitems__(self, indices: Sequence[int]) -> list[StaticExample]:
+        """Returns examples in the order of ``indices``."""
+        return [self[index] for index in indices]
+
+    def _file(self, at: int) -> RecordFile:
+        file = self._open.get(at)
+        if file is None:
+            if len(self._open) >= _MOST_OPEN:
+                self._open.clear()  # whoever still reads one holds it; the last one closes it
+            file = self._open[at] = RecordFile(self._files[at])
+        return file
+
+
+def _is_data(path: epath.Path) -> bool:
+    return not path.name.startswith(".") and path.is_file()
+
+
+def _files_in(directory: epath.Path) -> list[epath.Path]:
+    return sorted(path for path in directory.iterdir() if _MARK in path.name and _is_data(path))

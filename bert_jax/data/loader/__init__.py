@@ -1,0 +1,1 @@
+"""The loader: row order, batches, worker processes, data position."""

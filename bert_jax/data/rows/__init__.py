@@ -1,0 +1,1 @@
+"""Row transforms: masking, packing and padding of examples."""

@@ -1,0 +1,1 @@
+"""The checks of `bert-jax doctor`, a file a subject."""

@@ -1,1 +1,0 @@
-"""The verb `features`: texts in, vectors of pieces, words or sentences out."""

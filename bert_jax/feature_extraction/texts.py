@@ -1,0 +1,94 @@
+"""Texts from a file, one record at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bert_jax.data.tables import SUFFIXES as TABLES
+from bert_jax.data.tables import TableRow, read_lines, read_table
+from bert_jax.errors import UserError, did_you_mean
+
+SUFFIXES: Final = (".txt", *TABLES)
+
+
+class Columns(NamedTuple):
+    """Which fields of a table are read; a .txt has none."""
+
+    text: str | None = None
+    pair: str | None = None
+    label: str | None = None
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """The names given, by option."""
+        options = {"--column": self.text, "--pair-column": self.pair, "--probe": self.label}
+        return {option: name for option, name in options.items() if name is not None}
+
+
+class Record(NamedTuple):
+    """One text, or two, with the number of the line it ends in."""
+
+    line: int
+    text: str
+    pair: str | None
+    label: str | None
+
+
+def read_records(path: Path, columns: Columns) -> Iterator[Record]:
+    """Yields the records of a file in its order.
+
+    Args:
+        path: .txt (a text per line) or a table that `read_table` reads, in UTF-8.
+        columns: fields to read; without `text`, the only one that there is.
+
+    Raises:
+        UserError: no such file, suffix, or column; a line with too few or too many fields; no JSON;
+            no UTF-8; a label that is not there.
+    """
+    if path.suffix not in SUFFIXES:
+        raise UserError(
+            f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}"
+        )
+    if path.suffix != ".txt":
+        for row in read_table(path):
+            yield _record(row, _resolve(row, columns))
+        return
+    if columns.asked:
+        option, name = next(iter(columns.asked.items()))
+        raise UserError(
+            f'{option}: found "{name}" with a .txt, which has no columns; allowed: with '
+            f"{', '.join(TABLES)}"
+        )
+    for number, line in read_lines(path):
+        yield Record(number, line, None, None)
+
+
+def _resolve(row: TableRow, columns: Columns) -> Columns:
+    """Returns the columns with `text` filled in, all of them there."""
+    names = list(row.values)
+    for option, name in columns.asked.items():
+        if name not in names:
+            raise UserError(
+                f'{option}: found "{name}", allowed: {", ".join(names)} ({row.names_place})'
+                f"{did_you_mean(name, names)}"
+            )
+    if columns.text is not None:
+        return columns
+    rest = [name for name in names if name not in columns.asked.values()]
+    if len(rest) != 1:
+        raise UserError(f"--column: found none, allowed: {', '.join(names)} ({row.names_place})")
+    return columns._replace(text=rest[0])
+
+
+def _record(row: TableRow, columns: Columns) -> Record:
+    label = None
+    if columns.label is not None:
+        found = row.values[columns.label]
+        if found is None or found == "" or isinstance(found, dict | list):
+            raise UserError(f'{row.place}: "{columns.label}" found {found!r}, allowed: a label')
+        label = str(found)
+    assert columns.text is not None
+    pair = None if columns.pair is None else row.text(columns.pair)
+    return Record(row.line, row.text(columns.text), pair, label)

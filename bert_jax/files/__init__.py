@@ -1,0 +1,1 @@
+"""Files: read with errors that name them, written atomically, locked; local or in a bucket."""

@@ -1,0 +1,66 @@
+"""YAML as configurations use it: plain values, and 1e-4 is a number."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+from etils import epath
+
+from bert_jax.errors import UserError
+
+
+def read_yaml(path: epath.PathLike) -> Any:
+    """Returns the values in a YAML file.
+
+    Args:
+        path: local or gs://.
+
+    Raises:
+        UserError: no such file, not UTF-8, not YAML.
+    """
+    try:
+        text = epath.Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such configuration file") from error
+    except IsADirectoryError as error:
+        raise UserError(f"{path}: found a directory, expected a YAML file") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}") from error
+    return parse_yaml(text, str(path))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes 1e-4 for text, since it has no dot. Here it is the number it looks like."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Returns the values that a YAML text holds.
+
+    Args:
+        text: one document.
+        source: where it comes from, for messages.
+
+    Raises:
+        UserError: not YAML; names the line.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise UserError(f"{source}{where}: not YAML ({problem})") from error
+
+
+def dump_yaml(values: Any) -> str:
+    """Returns plain values as YAML, keys in their order."""
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

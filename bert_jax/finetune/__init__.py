@@ -1,1 +1,0 @@
-"""Fine-tuning: one small file per task family; what they share is named in `family`."""

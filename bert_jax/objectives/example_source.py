@@ -1,0 +1,154 @@
+"""Where a run's examples come from: a dataset of ours, or TFRecords as the release writes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+from bert_jax.data.dataset.reader import Dataset, open_dataset
+from bert_jax.data.google_bert.reader import (
+    ReleasedDataset,
+    find_splits,
+    is_released,
+    open_released,
+)
+from bert_jax.data.rows.static_masks import StaticRow
+from bert_jax.errors import UserError
+from bert_jax.objectives.registry import check_pairing
+from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.task import Features, Objective
+from bert_jax.text import Tokenizer
+
+
+class ExampleSource(Protocol):
+    """One split of examples that fit the objective and the tokenizer, and how to make rows."""
+
+    @property
+    def dataset(self) -> Dataset | ReleasedDataset:
+        """The examples."""
+        ...
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Splits that there are, this one among them."""
+        ...
+
+    @property
+    def unigram_entropy(self) -> float:
+        """Of the text before masking, in nats per token."""
+        ...
+
+    def features(
+        self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
+    ) -> Features:
+        """Returns the row maker; takes what `Objective.features` takes."""
+        ...
+
+
+def open_source(
+    path: str, split: str, *, objective: ObjectiveSection, tokenizer: Tokenizer, key: str
+) -> ExampleSource:
+    """Opens one split and checks that it fits.
+
+    Args:
+        path: a dataset directory, or TFRecords: a file, a glob or a directory.
+        split: "train" or "validation".
+        objective: what is to be learnt.
+        tokenizer: the run's.
+        key: what named the path, for messages.
+
+    Raises:
+        UserError: nothing there, damaged, made for another objective or with another vocabulary.
+    """
+    if is_released(path):
+        return _ReleasedSource(
+            _check_released(open_released(path, split), objective, tokenizer, key=key), tokenizer
+        )
+    dataset = open_dataset(path, split)
+    if dataset.provenance.tokenizer_hash != tokenizer.hash:
+        raise UserError(
+            f"{key}: {path} was made with another tokenizer "
+            f"({dataset.provenance.tokenizer_hash[:12]}) than the one given ({tokenizer.hash[:12]})"
+        )
+    check_pairing(objective, dataset, key=key)
+    return _OwnSource(dataset)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OwnSource:
+    dataset: Dataset
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.dataset.provenance.splits)
+
+    @property
+    def unigram_entropy(self) -> float:
+        return self.dataset.provenance.corpus.unigram_entropy
+
+    def features(
+        self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
+    ) -> Features:
+        return task.features(
+            seq_length=seq_length, max_predictions=max_predictions, evaluation=evaluation
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _ReleasedSource:
+    dataset: ReleasedDataset
+    tokenizer: Tokenizer
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(find_splits(self.dataset.directory))
+
+    @property
+    def unigram_entropy(self) -> float:
+        return self.dataset.figures.unigram_entropy
+
+    def features(
+        self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
+    ) -> StaticRow:
+        """Masks stand as they are, in evaluation too."""
+        del task, evaluation
+        figures = self.dataset.figures
+        slots = max_predictions or figures.slots
+        if slots < figures.most_predictions:
+            raise UserError(
+                f"max_predictions: found {slots}, but an example of {self.dataset.directory} has "
+                f"{figures.most_predictions} predictions; allowed: {figures.most_predictions} or "
+                "more"
+            )
+        return StaticRow(
+            seq_length=seq_length,
+            max_predictions=slots,
+            vocab_size=self.tokenizer.vocab_size,
+            pad_id=self.tokenizer.special.pad,
+        )
+
+
+def _check_released(
+    dataset: ReleasedDataset, objective: ObjectiveSection, tokenizer: Tokenizer, *, key: str
+) -> ReleasedDataset:
+    """Returns the dataset if its rows are made for the objective and look like the tokenizer's."""
+    if objective.name != "bert":
+        raise UserError(
+            f"{key}: {dataset.directory} holds TFRecords with next sentence labels, but "
+            f"objective.name {objective.name} does not learn from them; allowed: objective.name: "
+            "bert"
+        )
+    highest, special = dataset.figures.highest_id, tokenizer.special
+    if highest >= tokenizer.vocab_size:
+        raise UserError(
+            f"{key}: {dataset.directory} has the token id {highest}, allowed: 0 to "
+            f"{tokenizer.vocab_size - 1}; it was made with another vocabulary than the run's"
+        )
+    ends = dataset[0].original()[[0, -1]].tolist()
+    if ends != [special.cls, special.sep]:
+        raise UserError(
+            f"{key}: {dataset.directory} begins and ends an example with the ids {ends}, allowed: "
+            f"[{special.cls}, {special.sep}], [CLS] and [SEP]; it was made with another vocabulary "
+            "than the run's"
+        )
+    return dataset

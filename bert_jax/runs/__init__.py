@@ -1,0 +1,1 @@
+"""Run directories: open, claim, check before a resume, load parameters."""

@@ -1,0 +1,203 @@
+"""A run directory: what makes it self-contained, written by one verb and read by the others."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any, Final, NamedTuple, TypeVar
+
+from etils import epath
+from flax import nnx
+
+from bert_jax.errors import UserError
+from bert_jax.files.small import write_whole
+from bert_jax.files.yaml_file import dump_yaml, read_yaml
+from bert_jax.model.bert import Bert, bert_builder
+from bert_jax.model.config import (
+    Architecture,
+    HeadsSection,
+    ModelSection,
+    resolve_architecture,
+)
+from bert_jax.section import Section, need
+from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.validation import validate
+from bert_jax.version import __version__
+
+S = TypeVar("S", bound=Section)
+
+CONFIG: Final = "config.yaml"
+TOKENIZER: Final = "tokenizer"
+CHECKPOINTS: Final = "checkpoints"
+PROVENANCE: Final = "provenance.json"
+
+
+class Run(NamedTuple):
+    """A run directory opened."""
+
+    directory: epath.Path
+    tokenizer: Tokenizer
+    architecture: Architecture
+    model: ModelSection
+    settings: Mapping[str, Any]  # config.yaml as it is; `section` checks one part of it
+
+    @property
+    def heads(self) -> HeadsSection:
+        """The heads on its encoder."""
+        return self.model.heads
+
+    @property
+    def build(self) -> Callable[[nnx.Rngs], Bert]:
+        """Makes its model with fresh parameters."""
+        return bert_builder(self.architecture, self.model.execution, self.heads)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the whole run."""
+        return self.settings.get("seed", 0)
+
+    @property
+    def is_fine_tuned(self) -> bool:
+        """Whether `finetune` wrote it."""
+        return self.has("finetune")
+
+    def has(self, key: str) -> bool:
+        """Says whether a section of its configuration is set."""
+        return self.settings.get(key) is not None
+
+    def section(self, key: str, kind: type[S], *, verb: str) -> S:
+        """Returns a section of its configuration.
+
+        Args:
+            key: of the section, such as `train`.
+            kind: the section's class.
+            verb: what needs it, for the message.
+
+        Raises:
+            UserError: it is not set, or does not fit the class.
+        """
+        values = need(self.settings.get(key), key, verb)
+        return validate(kind, values, source=str(self.directory / CONFIG), key=key)
+
+
+def describe(heads: HeadsSection) -> str:
+    """Returns what stands on an encoder, in words: ``no head but a pooler``."""
+    names = {"an MLM head": heads.mlm, "a next-sentence head": heads.next_sentence}
+    found = [name for name, there in names.items() if there]
+    if heads.task is not None:
+        found.append(f"a {heads.task.replace('_', '-')} head")
+    if not found:
+        return "no head but a pooler" if heads.pooler else "no head and no pooler"
+    return " and ".join(["a pooler", *found] if heads.pooler else found)
+
+
+def open_run(directory: epath.PathLike) -> Run:
+    """Opens what `pretrain` (or `import`) wrote.
+
+    Args:
+        directory: local or gs://.
+
+    Raises:
+        UserError: it is no run directory.
+    """
+    root = epath.Path(directory)
+    if not (root / CONFIG).exists():
+        what = "no config.yaml in it" if root.exists() else "no such directory"
+        raise UserError(f"{root}: {what}; expected a run directory of `bert-jax pretrain`")
+    settings = read_yaml(root / CONFIG)
+    if not isinstance(settings, dict):
+        raise UserError(f"{root / CONFIG}: found no keys, allowed: what `bert-jax pretrain` wrote")
+    tokenizer = load_tokenizer(root / TOKENIZER)
+    section = validate(
+        ModelSection,
+        need(settings.get("model"), "model", "pretrain"),
+        source=str(root / CONFIG),
+        key="model",
+    )
+    architecture = resolve_architecture(section, vocab_size=tokenizer.vocab_size)
+    return Run(root, tokenizer, architecture, section, settings)
+
+
+def claim_run(run_dir: str, *, architecture: Architecture, tokenizer: Tokenizer) -> epath.Path:
+    """Returns the run directory, made if it is not there.
+
+    Raises:
+        UserError: the directory cannot be made, or holds a run of another architecture or
+            tokenizer.
+    """
+    root = epath.Path(run_dir)
+    try:
+        if (root / CONFIG).exists():
+            _same_model(open_run(root), architecture, tokenizer)
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run_dir: cannot write {root} ({error.strerror or error})") from error
+    return root
+
+
+def write_run(
+    root: epath.Path,
+    settings: Mapping[str, Any],
+    *,
+    run_dir: str,
+    model: ModelSection,
+    architecture: Architecture,
+    tokenizer: Tokenizer,
+    origin: Mapping[str, Any],
+) -> None:
+    """Writes what makes a run self-contained: resolved config.yaml, tokenizer/, provenance.json.
+
+    Args:
+        root: where to write.
+        settings: the configuration as plain values.
+        run_dir: where the run will lie.
+        model: of the run.
+        architecture: resolved from it.
+        tokenizer: copied, so that the run needs nothing else.
+        origin: what the parameters were made from: datasets, another run, an import.
+
+    Raises:
+        UserError: the directory cannot be written.
+    """
+    resolved = {
+        **settings,
+        "run_dir": run_dir,
+        "model": _spelled_out(model, architecture).model_dump(mode="json"),
+    }
+    tokenizer.save(root / TOKENIZER)
+    write_whole(root / CONFIG, dump_yaml(resolved).encode())
+    write_whole(root / PROVENANCE, json.dumps(_provenance(tokenizer, origin), indent=2).encode())
+
+
+def _same_model(run: Run, architecture: Architecture, tokenizer: Tokenizer) -> None:
+    if run.tokenizer.hash != tokenizer.hash:
+        raise UserError(
+            f"tokenizer: differs from the one in {run.directory}; allowed: the same one, or a new "
+            f"run_dir"
+        )
+    for name in Architecture.model_fields:
+        was, now = getattr(run.architecture, name), getattr(architecture, name)
+        if was != now:
+            raise UserError(
+                f"model.{name}: found {now}, but {run.directory} holds a run with {was}; allowed: "
+                f"{was}, or a new run_dir"
+            )
+
+
+def _spelled_out(section: ModelSection, architecture: Architecture) -> ModelSection:
+    """Every size as a number: the file that they came from need not exist later."""
+    sizes = architecture.model_dump(exclude={"vocab_size"})
+    return section.model_copy(update={"size": None, "bert_config": None, **sizes})
+
+
+def _provenance(tokenizer: Tokenizer, origin: Mapping[str, Any]) -> dict[str, Any]:
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+    return {
+        "tokenizer_hash": tokenizer.hash,
+        **origin,
+        "bert_jax": __version__,
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in packages},
+    }

@@ -1,0 +1,1 @@
+"""Fine-tuning: one folder a task family, and what all families share."""

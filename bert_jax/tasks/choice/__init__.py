@@ -1,0 +1,1 @@
+"""Multiple choice: SWAG, CODAH, any table of questions with choices."""

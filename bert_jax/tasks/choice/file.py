@@ -1,0 +1,155 @@
+"""Tables of questions with several choices: SWAG's, CODAH's, any by names of columns."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from bert_jax.data.tables import TableRow, read_lines, read_table
+from bert_jax.errors import UserError, did_you_mean
+from bert_jax.tasks.table.files import no_column
+
+
+class ChoiceColumns(NamedTuple):
+    """Which columns are read. Without a header their names are "0", "1" and so on."""
+
+    text: str
+    choices: tuple[str, ...]
+    label: str
+    stem: str | None = None  # how every choice begins
+    id: str | None = None
+    header: bool = True
+    # What the label column holds: the number of the choice, its column's name, its text, or one of
+    # these names, one for each choice.
+    label_is: Literal["index", "column", "text"] | tuple[str, ...] = "index"
+
+
+class Question(NamedTuple):
+    """One row of a table."""
+
+    id: str | None
+    text: str
+    choices: tuple[str, ...]  # each with the stem before it
+    label: int | None
+
+
+class ChoiceFile(NamedTuple):
+    """What a file holds."""
+
+    path: Path
+    questions: list[Question]  # all of them labelled, or none
+    stray_labels: int = 0  # of an unlabelled file: questions that have a label nevertheless
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every question has a label."""
+        return self.questions[0].label is not None
+
+
+def read_choices(
+    path: Path, columns: ChoiceColumns, *, labels: Literal["required", "optional"]
+) -> ChoiceFile:
+    """Reads a table of questions.
+
+    Args:
+        path: what `read_table` reads; without a header .csv or .tsv.
+        columns: what to read.
+        labels: "optional" lets the label column be missing, or empty.
+
+    Raises:
+        UserError: as `read_table`; a column that is not there, no question, a line with too few or
+            too many fields, an empty choice, or a label that is none of the choices.
+    """
+    questions: list[Question] = []
+    for row in read_table(path) if columns.header else _read_bare(path):
+        _check_columns(row, columns, labels=labels)
+        questions.append(_question(row, columns))
+        if labels == "required" and questions[-1].label is None:
+            raise UserError(f"{row.place}: found no label, allowed: one in each line")
+    if not questions:
+        raise UserError(f"{path}: found no question, allowed: one in each line")
+    given = sum(question.label is not None for question in questions)
+    if given < len(questions):
+        unlabelled = [question._replace(label=None) for question in questions]
+        return ChoiceFile(path, unlabelled, stray_labels=given)
+    return ChoiceFile(path, questions)
+
+
+def _read_bare(path: Path) -> Iterator[TableRow]:
+    """Yields the rows of a table without a header, with numbers for names."""
+    if path.suffix not in (".csv", ".tsv"):
+        raise UserError(
+            f"{path}: found {path.suffix or 'no suffix'} with header: false, allowed: .csv, .tsv"
+        )
+    width = None
+    for line, fields in _read_fields(path):
+        width = width or len(fields)
+        if len(fields) != width:
+            raise UserError(
+                f"{path}: line {line}: found {len(fields)} fields, allowed: {width}, as in the "
+                "first line"
+            )
+        yield TableRow(path, line, {str(number): field for number, field in enumerate(fields)})
+
+
+def _read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+    if path.suffix == ".tsv":
+        for line, text in read_lines(path):
+            yield line, text.split("\t")
+        return
+    reader = csv.reader((f"{text}\n" for _, text in read_lines(path)), strict=True)
+    try:
+        for fields in reader:
+            yield reader.line_num, fields
+    except csv.Error as error:
+        raise UserError(f"{path}: line {reader.line_num}: found no CSV ({error})") from None
+
+
+def _check_columns(row: TableRow, columns: ChoiceColumns, *, labels: str) -> None:
+    asked = [("text", columns.text), *(("choices", name) for name in columns.choices)]
+    asked += [("stem", columns.stem)] if columns.stem else []
+    asked += [("id", columns.id)] if columns.id else []
+    asked += [("label", columns.label)] if labels == "required" else []
+    for key, name in asked:
+        if name not in row.values:
+            raise no_column(key, name, list(row.values), row.names_place)
+
+
+def _question(row: TableRow, columns: ChoiceColumns) -> Question:
+    choices = tuple(row.text(name) for name in columns.choices)
+    for name, choice in zip(columns.choices, choices, strict=True):
+        if not choice.strip():
+            raise UserError(
+                f'{row.place}: found an empty "{name}", allowed: {len(choices)} choices, as in '
+                "every line"
+            )
+    stem = f"{row.text(columns.stem)} " if columns.stem else ""
+    label = row.values.get(columns.label)
+    return Question(
+        id=str(row.values[columns.id]) if columns.id else None,
+        text=row.text(columns.text),
+        choices=tuple(f"{stem}{choice}".strip() for choice in choices),
+        label=None if label in (None, "") else _label(row, str(label), choices, columns),
+    )
+
+
+def _label(row: TableRow, label: str, choices: tuple[str, ...], columns: ChoiceColumns) -> int:
+    names = {
+        "index": tuple(str(number) for number in range(len(choices))),
+        "column": columns.choices,
+        "text": choices,
+    }
+    kind = columns.label_is
+    allowed = names[kind] if isinstance(kind, str) else kind
+    if allowed.count(label) == 1:
+        return allowed.index(label)
+    if label in allowed:
+        raise UserError(
+            f'{row.place}: found the label "{label}", which is {allowed.count(label)} of the '
+            "choices, allowed: one of them"
+        )
+    others = [other for other, texts in names.items() if label in texts]
+    hint = f"; did you mean label_is: {others[0]}?" if others else did_you_mean(label, allowed)
+    raise UserError(f'{row.place}: found the label "{label}", allowed: {", ".join(allowed)}{hint}')

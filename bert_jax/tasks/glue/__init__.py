@@ -1,0 +1,1 @@
+"""The tasks of GLUE: files, TFDS, metrics, submission."""

@@ -1,0 +1,221 @@
+"""The tasks of GLUE and the layouts of their original files.
+
+Sources: the files of gluebenchmark.com; names and order of labels as in Hugging Face's `glue` and
+in TFDS's, so that a head's outputs mean the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from bert_jax.data.tables import TableRow, ragged, read_lines, read_table
+from bert_jax.errors import UserError
+from bert_jax.tasks.table.files import no_column
+
+TaskName: TypeAlias = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
+
+
+class GlueTask(NamedTuple):
+    """What one task is called, made of and measured by."""
+
+    directory: str  # of its files, in the archive
+    text: tuple[str, ...]  # the column, under any of its names
+    pair: tuple[str, ...]  # () without one
+    label: tuple[str, ...]
+    names: tuple[str, ...]  # of the labels, in the order of the logits
+    spelled: Literal["number", "name"]  # the labels in the files, by their number or name
+    figures: tuple[str, ...]  # the first is what checkpoints are ranked by
+    # What to do with a line of too few fields ("skip") or too many ("trim"); else it is an error.
+    ragged: Literal["refuse", "skip", "trim"] = "refuse"
+
+    @property
+    def positive(self) -> str:
+        """The label that F1 is of."""
+        return self.names[-1]
+
+
+_SENTENCES: Final = (("sentence1",), ("sentence2",))
+_NLI: Final = ("entailment", "not_entailment")
+
+TASKS: Final[Mapping[str, GlueTask]] = {
+    "cola": GlueTask(
+        "CoLA",
+        ("sentence",),
+        (),
+        ("label",),
+        ("unacceptable", "acceptable"),
+        "number",
+        ("matthews", "accuracy"),
+    ),
+    "sst2": GlueTask(
+        "SST-2",
+        ("sentence",),
+        (),
+        ("label",),
+        ("negative", "positive"),
+        "number",
+        ("accuracy",),
+    ),
+    "mrpc": GlueTask(
+        "MRPC",
+        ("#1 String", "sentence1"),
+        ("#2 String", "sentence2"),
+        ("Quality", "label"),
+        ("not_equivalent", "equivalent"),
+        "number",
+        ("f1", "accuracy"),
+    ),
+    "stsb": GlueTask(
+        "STS-B", *_SENTENCES, ("score",), ("similarity",), "number", ("spearman", "pearson"), "trim"
+    ),
+    "qqp": GlueTask(
+        "QQP",
+        ("question1",),
+        ("question2",),
+        ("is_duplicate",),
+        ("not_duplicate", "duplicate"),
+        "number",
+        ("f1", "accuracy"),
+        "skip",
+    ),
+    # The diagnostic set with its labels (diagnostic-full.tsv) names its columns otherwise. Its
+    # figure is Matthews' correlation, theirs accuracy.
+    "mnli": GlueTask(
+        "MNLI",
+        ("sentence1", "Premise"),
+        ("sentence2", "Hypothesis"),
+        ("gold_label", "Label"),
+        ("entailment", "neutral", "contradiction"),
+        "name",
+        ("accuracy", "matthews"),
+    ),
+    "qnli": GlueTask("QNLI", ("question",), ("sentence",), ("label",), _NLI, "name", ("accuracy",)),
+    "rte": GlueTask("RTE", *_SENTENCES, ("label",), _NLI, "name", ("accuracy",)),
+    "wnli": GlueTask("WNLI", *_SENTENCES, ("label",), _NLI[::-1], "number", ("accuracy",)),
+}
+
+_COLA: Final = ("source", "label", "star", "sentence")  # train.tsv and dev.tsv have no header
+_IDS: Final = ("index", "id")
+
+
+class GlueRow(NamedTuple):
+    """One example, its label still as the file spells it."""
+
+    place: str  # such as "dev.tsv: line 7"
+    line: int
+    id: int  # its index or id, or its number in the file, from 0
+    text: str
+    pair: str | None
+    label: str | float | None
+
+
+class GlueRows(NamedTuple):
+    """One file."""
+
+    rows: list[GlueRow]
+    skipped: tuple[int, ...] = ()  # lines with too few fields, where they are known to be there
+    trimmed: tuple[int, ...] = ()  # lines with too many
+
+
+def files_of(task: str, role: str, directory: Path) -> dict[str, Path]:
+    """Returns the files of a role by the split they make.
+
+    ``("mnli", "dev", d)`` → ``{"dev_matched": d/dev_matched.tsv, "dev_mismatched": …}``
+
+    Args:
+        task: a key of `TASKS`.
+        role: "train", "dev" or "test".
+        directory: with the original files. The diagnostic set joins the test sets of MNLI if it is
+            there or beside it, as the archive has it.
+    """
+    if task != "mnli" or role == "train":
+        return {role: directory / f"{role}.tsv"}
+    names = [f"{role}_matched", f"{role}_mismatched"]
+    files = {name: directory / f"{name}.tsv" for name in names}
+    if role == "test":
+        beside = directory.absolute().parent
+        for place in (directory, beside / "diagnostic", beside):
+            if (place / "diagnostic.tsv").exists():
+                return {**files, "diagnostic": place / "diagnostic.tsv"}
+    return files
+
+
+def read_glue(path: Path, task: str, *, labelled: bool) -> GlueRows:
+    """Returns the examples of one file.
+
+    Args:
+        path: a .tsv in the original layout, without quotes; or any other table with the columns of
+            the task.
+        task: a key of `TASKS`.
+        labelled: whether the column of labels has to be there.
+
+    Raises:
+        UserError: no such file; a column that is not there; a line with another number of fields
+            than the header, where the original has none such.
+    """
+    layout = TASKS[task]
+    if path.suffix != ".tsv":
+        rows = (_row(row, n, layout, labelled) for n, row in enumerate(read_table(path)))
+        return GlueRows(list(rows))
+    found, skipped, trimmed = [], [], []
+    header: Sequence[str] = ()
+    for line, fields in _fields(path):
+        if not header:
+            header = _COLA if _is_bare_cola(task, fields) else fields
+            if header is fields:
+                continue
+        if len(fields) < len(header) and layout.ragged == "skip":
+            skipped.append(line)
+            continue
+        if len(fields) > len(header) and layout.ragged == "trim":
+            trimmed.append(line)
+            fields = fields[: len(header)]
+        if len(fields) != len(header):
+            raise ragged(path, line, found=len(fields), allowed=len(header))
+        row = TableRow(path, line, dict(zip(header, fields, strict=True)))
+        found.append(_row(row, len(found), layout, labelled))
+    return GlueRows(found, tuple(skipped), tuple(trimmed))
+
+
+def _fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+    for line, content in read_lines(path):
+        yield line, content.split("\t")
+
+
+def _is_bare_cola(task: str, fields: Sequence[str]) -> bool:
+    return task == "cola" and len(fields) == len(_COLA) and "sentence" not in fields
+
+
+def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> GlueRow:
+    text = _column(row, layout.text, "text")
+    pair = _column(row, layout.pair, "pair") if layout.pair else None
+    label = None
+    if labelled or any(name in row.values for name in layout.label):
+        label = row.values[_column(row, layout.label, "label")]
+    index = next((row.values[name] for name in _IDS if name in row.values), number)
+    if not isinstance(index, int):
+        index = int(index) if str(index).isdecimal() else number
+    return GlueRow(
+        place=row.place,
+        line=row.line,
+        id=index,
+        text=_text(row, text),
+        pair=None if pair is None else _text(row, pair),
+        label=None if label in ("", None, -1, "-1") else label,
+    )
+
+
+def _column(row: TableRow, names: Sequence[str], key: str) -> str:
+    for name in names:
+        if name in row.values:
+            return name
+    raise no_column(key, names[0], list(row.values), row.names_place)
+
+
+def _text(row: TableRow, name: str) -> str:
+    found = row.values[name]
+    if not isinstance(found, str):
+        raise UserError(f'{row.place}: "{name}" found {found!r}, allowed: text')
+    return found

@@ -1,0 +1,114 @@
+"""The tasks of GLUE from TensorFlow Datasets, without TensorFlow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bert_jax.errors import UserError, did_you_mean, first_line
+from bert_jax.tasks.glue.files import GlueRow, GlueRows
+
+NAME: Final = "tfds"  # in the place of a directory
+_DIAGNOSTIC: Final = "diagnostic"
+_SPLITS: Final = {"train": "train", "dev": "validation", "test": "test"}
+# How TFDS names the texts: the first, then the second of a pair.
+_TEXTS: Final = (
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("premise", "hypothesis"),
+    ("question", "sentence"),
+    ("sentence",),
+)
+
+
+def read_tfds(task: str, role: str, data_dir: str | None) -> dict[str, GlueRows]:
+    """Returns the examples of a role by the split they make, in the order of their index.
+
+    A dataset that is not there is downloaded and prepared by TFDS.
+
+    Args:
+        task: as TFDS calls it, which is as `glue_files.TASKS` does.
+        role: "train", "dev" or "test".
+        data_dir: of TFDS; None for its own default.
+
+    Raises:
+        UserError: it is neither there nor can be prepared, or is not in a format that can be read
+            without TensorFlow.
+    """
+    split = _SPLITS[role]
+    if task != "mnli" or role == "train":
+        return {role: _read(f"glue/{task}", split, data_dir)}
+    found = {
+        f"{role}_{kind}": _read("glue/mnli", f"{split}_{kind}", data_dir)
+        for kind in ("matched", "mismatched")
+    }
+    if role == "test":
+        found[_DIAGNOSTIC] = _read("glue/ax", split, data_dir)
+    return found
+
+
+def _read(name: str, split: str, data_dir: str | None) -> GlueRows:
+    builder = _builder(name, data_dir)
+    if split not in builder.info.splits:
+        splits = list(builder.info.splits)
+        raise UserError(
+            f'tfds {name}: found no split "{split}", allowed: {", ".join(splits)} '
+            f"({builder.data_path}){did_you_mean(split, splits)}"
+        )
+    try:
+        source = builder.as_data_source(split=split)
+    except NotImplementedError:
+        raise UserError(
+            f"tfds {name}: found it as {builder.info.file_format.value} in {builder.data_path}, "
+            f"allowed: array_record; another task.data_dir, or a directory with the original files"
+        ) from None
+    feature = builder.info.features["label"]
+    names = getattr(feature, "names", None)  # a class's; a similarity has none
+    place = f"tfds {name} {split}"
+    rows = [_row(dict(example), names, place) for example in source]
+    return GlueRows(sorted(rows, key=lambda row: row.id))
+
+
+def _builder(name: str, data_dir: str | None) -> Any:
+    # It takes a second to import, and few ask for it.
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder(name, data_dir=data_dir)
+        if not builder.is_prepared():
+            builder.download_and_prepare(file_format="array_record")
+    # What comes out of it is whatever the network, the mirror's owner or a checksum has gone wrong
+    # with; none of it is this program's.
+    except Exception as error:
+        raise UserError(
+            f"tfds {name}: could not be prepared in {data_dir or 'its default directory'} "
+            f"({type(error).__name__}: {first_line(error)}), allowed: a directory with the "
+            f"original files as task.data"
+        ) from error
+    return builder
+
+
+def _row(example: Mapping[str, Any], names: list[str] | None, place: str) -> GlueRow:
+    number = int(example["idx"])
+    keys = next(keys for keys in _TEXTS if keys[0] in example)
+    texts = [_decoded(example[key]) for key in keys]
+    return GlueRow(
+        place=f"{place}: index {number}",
+        line=number + 1,
+        id=number,
+        text=texts[0],
+        pair=texts[1] if len(texts) == 2 else None,
+        label=_label(example["label"], names),
+    )
+
+
+def _decoded(text: bytes | str) -> str:
+    return text.decode("utf-8") if isinstance(text, bytes) else text
+
+
+def _label(found: Any, names: list[str] | None) -> str | float | None:
+    """-1 stands for none."""
+    if names is not None:
+        return None if int(found) < 0 else names[int(found)]
+    return None if math.isclose(float(found), -1) else float(found)

@@ -1,0 +1,162 @@
+"""Figures of predictions, by scikit-learn and SciPy.
+
+Every function takes what was right first and what was predicted second. Where a figure has no
+value, it is 0: the correlation of a constant, F1 without any positive.
+
+The libraries take seconds to import, and the settings of every verb lead here: each function
+imports what it needs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from bert_jax.tasks.family import Record
+
+
+def accuracy(labels: Sequence[str], predictions: Sequence[str]) -> float:
+    """Returns the share of predictions that are right: ``aab`` against ``abb`` → 2/3."""
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(labels, predictions))
+
+
+def f1(labels: Sequence[str], predictions: Sequence[str], *, positive: str) -> float:
+    """Returns 2·tp / (2·tp + fp + fn) of one label; 0 where it neither is nor is predicted.
+
+    Args:
+        labels: names.
+        predictions: names.
+        positive: the label that counts.
+    """
+    return float(_f1_score(labels, predictions, labels=[positive], average="macro"))
+
+
+def _f1_score(*arguments: Any, **options: Any) -> Any:
+    from sklearn.metrics import f1_score
+
+    function: Any = f1_score  # its annotation knows only the default of `zero_division`
+    return function(*arguments, zero_division=0, **options)
+
+
+def macro_f1(labels: Sequence[str], predictions: Sequence[str]) -> float:
+    """Returns the mean of `f1` over the labels that are there or are predicted."""
+    return float(_f1_score(labels, predictions, average="macro"))
+
+
+def matthews(labels: Sequence[str], predictions: Sequence[str]) -> float:
+    """Returns Matthews' correlation, −1 to 1, of two labels or more.
+
+    0 where all labels or all predictions are the same. For two it is
+    (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)); for more, Gorodkin's R_K.
+    """
+    from sklearn.metrics import matthews_corrcoef
+
+    if len(set(labels)) < 2 or len(set(predictions)) < 2:
+        return 0.0
+    return float(matthews_corrcoef(labels, predictions))
+
+
+def pearson(labels: Sequence[float], predictions: Sequence[float]) -> float:
+    """Returns the correlation of the numbers; 0 where either are all the same.
+
+    Raises:
+        ValueError: either is not a plain sequence of numbers, or they differ in length. A column
+            [n, 1] against [n] would broadcast to [n, n] and give a figure of something else.
+    """
+    from scipy.stats import pearsonr
+
+    return _correlation(pearsonr, labels, predictions)
+
+
+def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
+    """Returns the correlation of the numbers' ranks; of equals the mean rank. Else as `pearson`."""
+    from scipy.stats import spearmanr
+
+    return _correlation(spearmanr, labels, predictions)
+
+
+def _correlation(function: Any, labels: Sequence[float], predictions: Sequence[float]) -> float:
+    from scipy.stats import NearConstantInputWarning
+
+    x, y = _numbers(labels, predictions)
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    with warnings.catch_warnings():
+        # That a model's answers differ little is no news for its user as a warning.
+        warnings.simplefilter("ignore", NearConstantInputWarning)
+        return float(function(x, y).statistic)
+
+
+def mean_squared_error(labels: Sequence[float], predictions: Sequence[float]) -> float:
+    """Returns the mean of (prediction − label)²; raises as `pearson`."""
+    x, y = _numbers(labels, predictions)
+    return float(np.square(x - y).mean())
+
+
+def _numbers(
+    labels: Sequence[float], predictions: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    x, y = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ValueError(f"predictions: found shape {y.shape}, allowed: {x.shape[:1]} as labels")
+    return x, y
+
+
+def multi_label_figures(
+    labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Returns the figures of several labels for each example.
+
+    Returns:
+        micro_f1: of all decisions together. macro_f1: the mean of F1 over the labels that are
+        there or are predicted. subset_accuracy: the share of examples with all labels right.
+    """
+    names = sorted({name for found in (*labels, *predictions) for name in found})
+    at = {name: number for number, name in enumerate(names)}
+
+    def matrix(rows: Sequence[Sequence[str]]) -> np.ndarray:
+        # A matrix of one column would be taken for one label of two kinds; an empty one adds
+        # nothing.
+        made = np.zeros((len(rows), max(len(names), 2)), np.int8)
+        for number, row in enumerate(rows):
+            made[number, [at[name] for name in row]] = 1
+        return made
+
+    x, y = matrix(labels), matrix(predictions)
+    per_label = _f1_score(x, y, average=None)
+    return {
+        "micro_f1": float(_f1_score(x, y, average="micro")),
+        "macro_f1": float(per_label[: len(names)].mean()) if names else 0.0,
+        "subset_accuracy": float((x == y).all(axis=1).mean()),
+    }
+
+
+_OF_LABELS: Final = {"accuracy": accuracy, "macro_f1": macro_f1, "matthews": matthews}
+_OF_NUMBERS: Final = {"pearson": pearson, "spearman": spearman, "mse": mean_squared_error}
+
+
+def figures(
+    records: Sequence[Record], keys: Sequence[str], *, positive: str | None = None
+) -> dict[str, float]:
+    """Returns figures of records by their keys.
+
+    Args:
+        records: one or more, all labelled.
+        keys: of "accuracy", "f1", "macro_f1", "matthews" for one label; "micro_f1", "macro_f1",
+            "subset_accuracy" for several (a list); "pearson", "spearman", "mse" for a number.
+        positive: the label that "f1" is of.
+    """
+    labels = [record["label"] for record in records]
+    predictions = [record["prediction"] for record in records]
+    if isinstance(labels[0], list):
+        several = multi_label_figures(labels, predictions)
+        return {key: several[key] for key in keys}
+    functions: Mapping[str, Any] = {**_OF_LABELS, **_OF_NUMBERS}
+    if positive is not None:
+        functions = {**functions, "f1": lambda x, y: f1(x, y, positive=positive)}
+    return {key: functions[key](labels, predictions) for key in keys}

@@ -1,0 +1,180 @@
+"""SQuAD files: read, checked, and taken apart into questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import pydantic
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.files.small import read_json_object
+
+Version: TypeAlias = Literal["1.1", "2.0"]
+
+_ALLOWED: Final = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "model_type": "an object",
+}
+_SHOWN = 40  # characters of a wrong value in an error
+
+
+class Answer(NamedTuple):
+    """An answer as the file has it; the text need not stand at `start`."""
+
+    text: str
+    start: int  # in characters
+
+
+class Question(NamedTuple):
+    """One question. Those of one paragraph share its context."""
+
+    id: str
+    title: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...] | None  # () where there is no answer, None where none is told
+
+
+class SquadFile(NamedTuple):
+    """What a file holds."""
+
+    version: Version
+    questions: tuple[Question, ...]
+
+
+def read_squad(
+    path: epath.PathLike, *, version: Literal["auto", "1.1", "2.0"], needs_answers: bool
+) -> SquadFile:
+    """Reads a SQuAD file: `{"data": [{"title", "paragraphs": [{"context", "qas": [...]}]}]}`.
+
+    A file is of version 2.0 if it says so or if one of its questions has `is_impossible` set.
+
+    Args:
+        path: a JSON file.
+        version: what the file is taken for; "auto": what it is.
+        needs_answers: whether a question that does not tell its answers is a mistake.
+
+    Returns:
+        The questions, in the order of the file.
+
+    Raises:
+        UserError: not such a file; an id that comes twice; a question without an answer in a file
+          taken for version 1.1; no question at all.
+    """
+    path = epath.Path(path)
+    try:
+        content = _File.model_validate(read_json_object(path))
+    except pydantic.ValidationError as error:
+        raise UserError(f"{path}: {_first_mistake(error)}") from None
+    impossible = sum(bool(question.is_impossible) for *_, question in _walk(content))
+    if version == "1.1" and impossible:
+        raise UserError(
+            f'{path}: found {impossible:,} questions with is_impossible, allowed in version "1.1": '
+            'none; set version to "2.0" or "auto"'
+        )
+    if version == "auto":
+        says_2 = str(content.version).lower().removeprefix("v").startswith("2")
+        version = "2.0" if impossible or says_2 else "1.1"
+    questions = tuple(_questions(content, path, version=version, needs_answers=needs_answers))
+    if not questions:
+        raise UserError(f"{path}: found no question, allowed: at least one")
+    return SquadFile(version, questions)
+
+
+class _Part(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
+class _Answer(_Part):
+    text: str
+    answer_start: int
+
+
+class _Question(_Part):
+    id: str
+    question: str
+    answers: list[_Answer] | None = None
+    is_impossible: bool | None = None
+
+
+class _Paragraph(_Part):
+    context: str
+    qas: list[_Question]
+
+
+class _Article(_Part):
+    title: str = ""
+    paragraphs: list[_Paragraph]
+
+
+class _File(_Part):
+    version: Any = None
+    data: list[_Article]
+
+
+def _walk(content: _File) -> Iterator[tuple[str, _Article, _Paragraph, _Question]]:
+    for i, article in enumerate(content.data):
+        for j, paragraph in enumerate(article.paragraphs):
+            for k, question in enumerate(paragraph.qas):
+                yield f"data[{i}].paragraphs[{j}].qas[{k}]", article, paragraph, question
+
+
+def _questions(
+    content: _File, path: epath.Path, *, version: Version, needs_answers: bool
+) -> Iterator[Question]:
+    places: dict[str, str] = {}
+    for place, article, paragraph, question in _walk(content):
+        first = places.setdefault(question.id, place)
+        if first is not place:
+            raise UserError(
+                f'{path}: {place}: found the id "{question.id}" of {first} again, '
+                "allowed: each id once"
+            )
+        if question.is_impossible and question.answers:
+            raise UserError(
+                f"{path}: {place}: found is_impossible with {len(question.answers)} answers, "
+                "allowed: none"
+            )
+        answers = _answers(question, version=version)
+        if answers is None and needs_answers:
+            raise UserError(
+                f"{path}: {place}.answers: found none, allowed: at least one"
+                + (", or is_impossible" if version == "2.0" else "")
+            )
+        yield Question(question.id, article.title, question.question, paragraph.context, answers)
+
+
+def _answers(question: _Question, *, version: Version) -> tuple[Answer, ...] | None:
+    if question.is_impossible:
+        return ()
+    if question.answers:
+        return tuple(Answer(answer.text, answer.answer_start) for answer in question.answers)
+    # As evaluate-v2.0.py sees it: a question is answerable if it has answers.
+    told = question.answers is not None and question.is_impossible is None
+    return () if told and version == "2.0" else None
+
+
+def _first_mistake(error: pydantic.ValidationError) -> str:
+    mistake = error.errors(include_url=False)[0]
+    if mistake["type"] == "missing":
+        *place, key = mistake["loc"]
+        return f'{_place(place)}no "{key}"'
+    allowed = _ALLOWED.get(mistake["type"], mistake["msg"])
+    return f"{_place(mistake['loc'])}found {_shown(mistake['input'])}, allowed: {allowed}"
+
+
+def _place(loc: Sequence[int | str]) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    path = "".join(parts).removeprefix(".")
+    return f"{path}: " if path else ""
+
+
+def _shown(value: Any) -> str:
+    names = {dict: "an object", list: "a list", type(None): "null", bool: str(value).lower()}
+    shown = names.get(type(value)) or ascii(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"

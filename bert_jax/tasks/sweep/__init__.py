@@ -1,0 +1,1 @@
+"""Seeds × learning rates × epochs as one job."""

@@ -1,0 +1,260 @@
+"""`bert-jax finetune --seeds N`, or with `finetune.sweep`: many runs as one job.
+
+The run directory of a sweep is that of its best run, so every other verb works on it::
+
+    <run_dir>/config.yaml, checkpoints/, evaluation.json, …   the best run
+    <run_dir>/sweep.json, sweep.csv                           every run, and the table
+    <run_dir>/runs/seed1-lr5e-05-epochs3/                     one of them
+
+One by one, each run is an ordinary one in its directory: a sweep that was stopped goes on with the
+run that was. Side by side, those with the same number of epochs are one program
+(`finetune.side_by_side`), which starts again if it was stopped; their directories have the curves,
+that of the best also its parameters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import jax
+from etils import epath
+from rich.console import Console
+
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.files.small import read_text, write_whole
+from bert_jax.parallel.rules import runs_sharding
+from bert_jax.runs.directory import CHECKPOINTS, claim_run, open_run, write_run
+from bert_jax.runs.parameters import load_params
+from bert_jax.tasks.degenerate import degenerate
+from bert_jax.tasks.predictor import Predictor
+from bert_jax.tasks.sweep.grid import Point, Result, SweepSection, best_of, points_of
+from bert_jax.tasks.sweep.record import SWEEP, Record
+from bert_jax.tasks.sweep.run_batched import point_settings, run_together
+from bert_jax.tasks.sweep.strategy import Size, Way, choose_way, step_bytes
+from bert_jax.tasks.training.evaluation import EVALUATION, PREDICTIONS, conclude
+from bert_jax.tasks.training.run import fine_run
+from bert_jax.tasks.training.settings import FinetuneSettings
+from bert_jax.tasks.training.setup import (
+    Prepared,
+    claim,
+    make_predictor,
+    prepare,
+    tell_data,
+)
+from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.loop import Outcome
+from bert_jax.train.sections import CheckpointSection
+
+__all__ = ["SWEEP", "plan", "sweep"]
+
+RUNS: Final = "runs"
+
+
+def plan(settings: FinetuneSettings, *, seeds: int | None) -> tuple[FinetuneSettings, list[Point]]:
+    """Returns the runs that settings ask for, and the settings that say so themselves.
+
+    Args:
+        settings: as given.
+        seeds: in place of `finetune.sweep.seeds`.
+
+    Returns:
+        The settings with `seeds` in them; with one run, the settings of that run.
+
+    Raises:
+        UserError: fewer than one seed.
+    """
+    if seeds is not None:
+        if seeds < 1:
+            raise UserError(f"--seeds: found {seeds}, allowed: 1 or more")
+        asked = (settings.finetune.sweep or SweepSection()).model_copy(update={"seeds": seeds})
+        settings = settings.with_finetune(sweep=asked)
+    section = settings.finetune
+    points = points_of(
+        section.sweep or SweepSection(),
+        seed=settings.seed,
+        learning_rate=section.optimizer.learning_rate,
+        epochs=section.epochs,
+    )
+    if len(points) == 1:
+        return point_settings(settings, points[0], run_dir=settings.run_dir), points
+    return settings, points
+
+
+def sweep(settings: FinetuneSettings, points: Sequence[Point], *, console: Console) -> Outcome:
+    """Runs all points that are not done yet, shows the table, and writes the best run.
+
+    Args:
+        settings: from `plan`.
+        points: from `plan`.
+        console: where progress is shown.
+
+    Returns:
+        The best run's step and figures, or that a signal stopped the sweep.
+
+    Raises:
+        UserError: the configuration does not fit the data, the origin or the run directory, or
+            its runs cannot be compared.
+        RunStopped: no run ended with a figure.
+    """
+    prepared = prepare(settings)
+    _check(prepared, points)
+    way = _way(prepared, points)
+    root = claim_run(
+        settings.run_dir, architecture=prepared.architecture, tokenizer=prepared.origin.tokenizer
+    )
+    record = Record(root, settings=settings.decisive(), metric=prepared.family.best_metric)
+    if not record.done:
+        tell_data(prepared, console)
+        record.write()
+        predictor = make_predictor(prepared)
+        if not _run_all(prepared, points, way, root, record, predictor, console):
+            return Outcome(0, True, {})
+        _promote(prepared, root, record, predictor, console)
+    record.show(console)
+    best = best_of(record.results)
+    assert best is not None  # otherwise it would not be done
+    return Outcome(best.step, False, best.scores)
+
+
+def _run_all(
+    prepared: Prepared,
+    points: Sequence[Point],
+    way: Way,
+    root: epath.Path,
+    record: Record,
+    predictor: Predictor,
+    console: Console,
+) -> bool:
+    """Runs what is not done, and returns False if a signal came before all was."""
+    told = "side by side" if way.together else "one by one"
+    done = f", {len(record.results)} of them done" if record.results else ""
+    _say(console, f"{len(points)} runs {told} ({way.why}){done}")
+    for epochs, found in itertools.groupby(points, key=lambda point: point.epochs):
+        group = [point for point in found if point not in record]
+        if way.together and group:
+            _say(console, f"epochs {epochs}: {len(group)} runs")
+            results = run_together(
+                _at(prepared, group[0], root),
+                group,
+                root=root / RUNS,
+                predictor=predictor,
+                console=console,
+            )
+            if results is None:
+                return False
+            record.add(results)
+            continue
+        for point in group:
+            _say(console, point.name)
+            result = _run_point(_at(prepared, point, root), point, predictor, console)
+            if result is None:
+                return False
+            record.add([result])
+    return True
+
+
+def _run_point(
+    prepared: Prepared, point: Point, predictor: Predictor, console: Console
+) -> Result | None:
+    """Runs one point as an ordinary run, from where it was stopped; None if it is stopped again."""
+    started = time.monotonic()
+    root = claim(prepared)
+    try:
+        outcome = fine_run(prepared, root, predictor, console=console)
+    except RunStopped as stopped:
+        _say(console, f"{point.name}: {stopped}")
+        seconds = time.monotonic() - started
+        return Result(point, None, 0, {}, f"stopped: {stopped}", seconds)
+    if outcome.interrupted:
+        return None
+    found = json.loads(read_text(root / EVALUATION))
+    lines = read_text(root / PREDICTIONS / f"{prepared.dev[0]}.jsonl").splitlines()
+    why = degenerate(prepared.family, [json.loads(line) for line in lines])
+    scores = found["scores"]
+    seconds = time.monotonic() - started
+    metric = prepared.family.best_metric
+    return Result(point, scores[metric], found["step"], scores, why, seconds)
+
+
+def _promote(
+    prepared: Prepared, root: epath.Path, record: Record, predictor: Predictor, console: Console
+) -> None:
+    """Makes the sweep's directory that of its best run."""
+    best = best_of(record.results)
+    if best is None:
+        raise RunStopped(
+            f"none of {len(record.results)} runs ended with a figure; see {root / SWEEP}"
+        )
+    run = open_run(root / RUNS / best.point.name)
+    loaded = load_params(run, checkpoint="auto", on=prepared.mesh)
+    with Checkpointer(root / CHECKPOINTS, CheckpointSection()) as checkpointer:
+        # There already, if the process was killed below.
+        if checkpointer.latest_step() is None:
+            checkpointer.save_params(loaded.params, step=loaded.step, rank=0.0)
+    of_best = point_settings(prepared.settings, best.point, run_dir=str(root))
+    own = of_best.with_finetune(sweep=prepared.section.sweep)
+    if jax.process_index() == 0:
+        write_whole(root / "metrics.jsonl", (run.directory / "metrics.jsonl").read_bytes())
+        write_run(
+            root,
+            own.to_config(),
+            run_dir=str(root),
+            model=prepared.model_section,
+            architecture=prepared.architecture,
+            tokenizer=prepared.origin.tokenizer,
+            origin={"init_from": str(prepared.origin.directory), "best_of": SWEEP},
+        )
+    conclude(
+        open_run(root),
+        prepared.family,
+        predictor,
+        mesh=prepared.mesh,
+        console=console,
+        seeds=[result.to_json() for result in record.results if result.score is not None],
+    )
+    record.finish()
+
+
+def _at(prepared: Prepared, point: Point, root: epath.Path) -> Prepared:
+    """Returns what is prepared for one point: the same data, its own settings."""
+    run_dir = str(root / RUNS / point.name)
+    return prepared._replace(settings=point_settings(prepared.settings, point, run_dir=run_dir))
+
+
+def _check(prepared: Prepared, points: Sequence[Point]) -> None:
+    if not prepared.dev:
+        raise UserError(
+            f"finetune.task.dev: found none, allowed: a file, since {len(points)} runs are "
+            f"compared by their dev figures"
+        )
+
+
+def _way(prepared: Prepared, points: Sequence[Point]) -> Way:
+    """Decides between side by side and one by one."""
+    section, mesh = prepared.section, prepared.mesh
+    runs = sum(point.epochs == points[0].epochs for point in points)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(prepared.model.params))
+    choices = len(prepared.family.splits["train"].row(0).sequences)
+    activations = step_bytes(
+        prepared.architecture,
+        prepared.task.execution,
+        rows=section.batch_size // section.accumulation * choices,
+        length=section.max_length,
+    )
+    return choose_way(
+        (section.sweep or SweepSection()).together,
+        runs=runs,
+        size=Size(parameters, activations),
+        devices=list(runs_sharding(mesh, runs).device_set),
+        processes=jax.process_count(),
+        patience=section.patience is not None,
+    )
+
+
+def _say(console: Console, line: str) -> None:
+    if jax.process_index() == 0:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

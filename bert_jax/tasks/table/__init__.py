@@ -1,0 +1,1 @@
+"""Classification and regression on a table of the user."""

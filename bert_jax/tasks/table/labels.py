@@ -1,0 +1,196 @@
+"""What the labels of a table mean: the kind of problem, the names, the targets."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+from bert_jax.errors import UserError, did_you_mean
+from bert_jax.model.config import ProblemName
+from bert_jax.tasks.sequence import Labelling, Target
+from bert_jax.tasks.table.files import RawRow
+
+Weighting: TypeAlias = Literal["none", "balanced"] | Mapping[str, float]
+
+SHOWN: Final = 20  # labels in a message
+
+
+def find_problem(rows: Sequence[RawRow]) -> tuple[ProblemName, str]:
+    """Returns the kind of problem that labels are of, and why.
+
+    Lists → "multi_label". Numbers of which one at least is not whole → "regression". Whatever
+    else → "single_label".
+    """
+    labels = [row.label for row in rows if not is_missing(row)]
+    if any(isinstance(label, list) for label in labels):
+        return "multi_label", "labels are lists"
+    numbers = [number_of(label) for label in labels]
+    known = [number for number in numbers if number is not None]
+    if len(known) == len(labels) and any(not number.is_integer() for number in known):
+        return "regression", "labels are numbers, and not whole"
+    whole = bool(labels) and len(known) == len(labels)
+    return "single_label", "labels are whole numbers" if whole else "labels are names"
+
+
+def is_missing(row: RawRow) -> bool:
+    """Returns whether nothing stands where a row's label would."""
+    return row.label is None or row.label == ""
+
+
+def number_of(label: Any) -> float | None:
+    """Returns the finite number that a label is or spells; None of others."""
+    if isinstance(label, bool) or not isinstance(label, int | float | str):
+        return None
+    # Python's own spelling of 1000; no table means it.
+    if isinstance(label, str) and "_" in label:
+        return None
+    try:
+        found = float(label)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def names_of(row: RawRow, *, column: str, problem: ProblemName, separator: str) -> list[str]:
+    """Returns the names in a row's label: one, or for several labels none to many.
+
+    Raises:
+        UserError: a list where there is one label, or an object.
+    """
+    found = row.label
+    if is_missing(row):
+        return []
+    if problem == "multi_label":
+        parts = found.split(separator) if isinstance(found, str) else found
+        if isinstance(parts, list):
+            names = [_name(row, part, column) for part in parts]
+            return [name for name in (name.strip() for name in names) if name]
+    return [_name(row, found, column)]
+
+
+def _name(row: RawRow, found: Any, column: str) -> str:
+    if isinstance(found, bool):
+        return "true" if found else "false"
+    if isinstance(found, float) and found.is_integer():
+        return str(int(found))  # what Parquet makes of whole numbers when some are missing
+    if isinstance(found, str | int | float):
+        return str(found)
+    raise UserError(f'{row.place}: "{column}" found {found!r}, allowed: a label')
+
+
+def find_names(
+    rows: Sequence[RawRow], *, column: str, problem: ProblemName, separator: str
+) -> tuple[str, ...]:
+    """Returns the labels of a training set, sorted; whole numbers by their size.
+
+    Raises:
+        UserError: fewer than two.
+    """
+    if problem == "regression":
+        return (column,)
+    names = {
+        name
+        for row in rows
+        for name in names_of(row, column=column, problem=problem, separator=separator)
+    }
+    if len(names) < 2:
+        found = f'only "{names.pop()}"' if names else "no label"
+        file = rows[0].place.rpartition(": ")[0]
+        raise UserError(
+            f'{file}: "{column}" found {found} in {len(rows):,} rows, allowed: two labels or more'
+        )
+    if all(name.removeprefix("-").isdecimal() for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
+
+
+def target_of(
+    row: RawRow, labelling: Labelling, *, column: str, separator: str, required: bool
+) -> Target:
+    """Returns what a row's label is to the model.
+
+    Args:
+        row: of the table.
+        labelling: of the model.
+        column: of the label.
+        separator: between several labels in a text.
+        required: whether a missing label is an error; several labels may be none.
+
+    Raises:
+        UserError: no label where one is required, an unknown one, or no number in a regression.
+    """
+    several = labelling.problem == "multi_label"
+    # No labels at all are spelled "" in a text.
+    if is_missing(row) and not (several and row.label == ""):
+        if required:
+            raise UserError(
+                f'{row.place}: "{column}" found no label, allowed: {_allowed(labelling)}'
+            )
+        return None
+    if labelling.problem == "regression":
+        number = number_of(row.label)
+        if number is None:
+            raise UserError(f'{row.place}: "{column}" found {row.label!r}, allowed: a number')
+        return number
+    names = names_of(row, column=column, problem=labelling.problem, separator=separator)
+    numbers = [label_number(name, labelling.names, f'{row.place}: "{column}"') for name in names]
+    return frozenset(numbers) if several else numbers[0]
+
+
+def _allowed(labelling: Labelling) -> str:
+    return "a number" if labelling.problem == "regression" else spell_names(labelling.names)
+
+
+def spell_names(names: Sequence[str]) -> str:
+    """Returns labels for a message: ``negative, positive``."""
+    return ", ".join(names[:SHOWN]) + (", …" if names[SHOWN:] else "")
+
+
+def label_number(name: str, names: Sequence[str], place: str) -> int:
+    """Returns where a label is among the model's.
+
+    Raises:
+        UserError: nowhere.
+    """
+    try:
+        return names.index(name)
+    except ValueError:
+        raise UserError(
+            f'{place} found "{name}", allowed: {spell_names(names)}{did_you_mean(name, names)}'
+        ) from None
+
+
+def weights_of(
+    weighting: Weighting, labelling: Labelling, targets: Iterable[Target]
+) -> tuple[float, ...] | None:
+    """Returns what an example of each label weighs in the loss; None for 1.
+
+    "balanced" → labelled / (labels × labelled with this one), so that every label weighs the same
+    in all, as scikit-learn's `compute_class_weight`.
+
+    Args:
+        weighting: "none", "balanced", or weights by label, 1 for those not named.
+        labelling: of the model.
+        targets: of the training set.
+
+    Raises:
+        UserError: weights in a regression, or of a label that is not there.
+    """
+    if weighting == "none":
+        return None
+    if labelling.problem == "regression":
+        raise UserError('task.class_weights: found them in a regression, allowed: "none"')
+    if isinstance(weighting, Mapping):
+        for name in weighting:
+            label_number(name, labelling.names, "task.class_weights:")
+        return tuple(float(weighting.get(name, 1.0)) for name in labelling.names)
+    counts: Counter[int] = Counter()
+    for target in targets:
+        counts.update(target if isinstance(target, frozenset) else [int(target or 0)])
+    # A label of the model's that this training set lacks weighs as any.
+    return tuple(
+        counts.total() / (len(counts) * counts[number]) if counts[number] else 1.0
+        for number in range(len(labelling.names))
+    )

@@ -1,0 +1,137 @@
+"""What the train loop knows of a fine-tuning task: model, loss, divisor."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from bert_jax.model.bert import Bert, bert_builder
+from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.heads import cross_entropy
+from bert_jax.model.layers import subkey
+from bert_jax.task import Batch, Metrics, Sums
+from bert_jax.tasks.batches import INPUTS, WEIGHTS
+from bert_jax.tasks.family import NO_LABEL
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinetuneTask:
+    """Mean loss over the rows of the global batch, or over their labelled pieces."""
+
+    architecture: Architecture
+    execution: Execution
+    heads: HeadsSection
+    class_weights: tuple[float, ...] | None = None
+    # Nested dicts of parameters, True for those that never change; None where all may.
+    frozen: Any = None
+
+    def build(self, rngs: nnx.Rngs) -> Bert:
+        """Returns the encoder with the task's head, all of it freshly drawn."""
+        return bert_builder(self.architecture, self.execution, self.heads)(rngs)
+
+    def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
+        """Returns what the loss of the batch is divided by."""
+        return {"task": jnp.maximum(self._item_weights(batch).sum(), 1e-9)}
+
+    def loss(
+        self,
+        model: nnx.Module,
+        batch: Batch,
+        *,
+        weights: Mapping[str, jax.Array],
+        dropout_key: jax.Array | None,
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns this (micro)batch's share of the loss, and it again as (sum, count)."""
+        model = self._without_frozen_gradients(model)
+        losses = self._losses(logits(model, batch, dropout_key=dropout_key), batch)
+        items = self._item_weights(batch)
+        total = (losses * items).sum()
+        return total / weights["task"], {"task_loss": (total, items.sum())}
+
+    def score(self, sums: Sums) -> dict[str, float]:
+        """Returns the mean loss over everything summed."""
+        total, count = sums["task_loss"]
+        return {"loss": total / max(count, 1e-9)}
+
+    def _without_frozen_gradients(self, model: nnx.Module) -> Bert:
+        """Returns the same model, whose backward pass ends where nothing below it trains."""
+        if self.frozen is not None:
+            graphdef, state = nnx.split(model)
+            params = jax.tree.map(
+                lambda param, frozen: jax.lax.stop_gradient(param) if frozen else param,
+                nnx.to_pure_dict(state),
+                self.frozen,
+            )
+            model = nnx.merge(graphdef, params)
+        assert isinstance(model, Bert)
+        return model
+
+    def _item_weights(self, batch: Batch) -> jax.Array:
+        """Returns the weight of each row [B], or of each piece [B, L]."""
+        rows = batch[WEIGHTS]
+        if self.heads.task == "token_classification":
+            labels = batch["labels"]
+            return rows[:, None] * (labels != NO_LABEL) * self._class_weights(labels)
+        if self.heads.task == "sequence_classification" and self.heads.problem == "single_label":
+            return rows * self._class_weights(batch["label"])
+        return rows
+
+    def _class_weights(self, labels: jax.Array) -> jax.Array:
+        if self.class_weights is None:
+            return jnp.ones(labels.shape, jnp.float32)
+        return jnp.asarray(self.class_weights, jnp.float32)[jnp.maximum(labels, 0)]
+
+    def _losses(self, found: jax.Array, batch: Batch) -> jax.Array:
+        """Returns the loss of each row [B], or of each piece [B, L]."""
+        heads = self.heads
+        if heads.task == "token_classification":
+            return cross_entropy(found, jnp.maximum(batch["labels"], 0)).loss
+        if heads.task == "question_answering":
+            ends = jnp.stack([batch["start"], batch["end"]], axis=1)
+            inside = batch["segment_ids"][:, :, None] > 0
+            per_end = jnp.where(inside, found, NO_POSITION).swapaxes(1, 2)
+            return cross_entropy(per_end, ends).loss.mean(axis=1)
+        if heads.problem == "regression":
+            return jnp.square(_one_column(found) - batch["label"])
+        if heads.problem == "multi_label":
+            targets = batch["label"].astype(jnp.float32)
+            per_label = optax.sigmoid_binary_cross_entropy(found, targets)
+            if self.class_weights is not None:
+                per_label = per_label * jnp.asarray(self.class_weights, jnp.float32)
+            return per_label.mean(axis=-1)
+        return cross_entropy(found[:, None], batch["label"][:, None]).loss[:, 0]
+
+
+# The logit of a position that is padding: it must not be an answer.
+NO_POSITION = -1e9
+
+
+def logits(model: Bert, batch: Batch, *, dropout_key: jax.Array | None) -> jax.Array:
+    """Returns the task head's float32 logits of a batch of `collate`.
+
+    [B, labels], [B, choices], [B, L, labels] or [B, L, 2]: see `Bert.task_logits`.
+
+    Args:
+        model: with a task head.
+        batch: on the devices.
+        dropout_key: None in evaluation.
+    """
+    shape = batch["input_ids"].shape
+    flat = {name: batch[name].reshape(-1, shape[-1]) for name in INPUTS}
+    hidden = model.hidden(flat, dropout_key=dropout_key)
+    # 0 and 1 are taken by the encoder.
+    found = model.task_logits(hidden, dropout_key=subkey(dropout_key, 2))
+    return found.reshape(shape[:-1]) if len(shape) == 3 else found
+
+
+def _one_column(found: jax.Array) -> jax.Array:
+    """[B, 1] → [B]: left as it is it would be compared with every label of the batch."""
+    if found.shape[1:] != (1,):
+        raise ValueError(f"regression: found logits {found.shape}, allowed: one column")
+    return found[:, 0]

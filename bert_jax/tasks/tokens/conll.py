@@ -1,0 +1,151 @@
+"""Files of columns: a token per line, a blank line between sentences."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from bert_jax.data.tables import read_lines
+from bert_jax.errors import UserError
+
+_DOCUMENT_START: Final = "-DOCSTART-"
+# Not `str.split()`: a no-break space may stand within a token.
+_WHITE_SPACE: Final = re.compile("[ \t]+")
+
+
+class Columns(NamedTuple):
+    """Where things stand in a line; negative numbers count from its end."""
+
+    token: int = 0
+    label: int = -1
+    separator: str | None = None  # None: any run of spaces and tabs
+    comment: str | None = None  # lines that begin with it are skipped
+
+
+class Sentence(NamedTuple):
+    """``EU B-ORG`` / ``rejects O`` in lines 3 and 4: its tokens, their labels, their lines."""
+
+    tokens: list[str]
+    labels: list[str] | None
+    lines: list[int]
+
+
+class ConllFile(NamedTuple):
+    """What a file holds."""
+
+    path: Path
+    sentences: list[Sentence]  # all of them labelled, or none
+    # Of an unlabelled file: tokens that have a label nevertheless.
+    stray_labels: int = 0
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every token has a label."""
+        return self.sentences[0].labels is not None
+
+
+class _Line(NamedTuple):
+    number: int
+    fields: list[str]
+
+
+def read_conll(
+    path: Path, columns: Columns, *, labels: Literal["required", "optional"]
+) -> ConllFile:
+    r"""Reads a file of columns: ``"EU B-ORG\nrejects O\n\nPeter B-PER\n"`` → two sentences.
+
+    The layout of the CoNLL shared tasks of 2000 to 2003: ``-DOCSTART-`` lines, whatever else stands
+    in them, divide documents and are skipped. A file is labelled if every token has a label.
+
+    Args:
+        path: in UTF-8.
+        columns: where token and label stand.
+        labels: "optional" lets the label column be missing, or empty.
+
+    Raises:
+        UserError: no such file, not UTF-8, no sentence; a line with another number of columns than
+            the one before, without the token's or a required label's column, with an empty token or
+            without a required label.
+    """
+    blocks = _read_blocks(path, columns)
+    if not blocks:
+        raise UserError(f"{path}: found no sentence, allowed: a token per line, in columns")
+    first = blocks[0][0]
+    token = _column(columns.token, first)
+    if token is None:
+        raise UserError(f"{path}: {_too_few(first, 'token_column', columns.token)}")
+    label = _column(columns.label, first)
+    if label is None and labels == "required":
+        raise UserError(f"{path}: {_too_few(first, 'label_column', columns.label)}")
+    if label == token and labels == "required":
+        raise UserError(
+            f"{path}: line {first.number}: found token_column {columns.token} and label_column "
+            f"{columns.label} in {_count(first)}, allowed: two different ones"
+        )
+    sentences = [_sentence(path, block, token) for block in blocks]
+    if label is None or label == token:
+        return ConllFile(path, sentences)
+    found = [[line.fields[label] for line in block] for block in blocks]
+    empty = [line.number for block in blocks for line in block if not line.fields[label]]
+    if empty and labels == "required":
+        raise UserError(f"{path}: line {empty[0]}: found no label, allowed: one for every token")
+    if empty:
+        return ConllFile(path, sentences, stray_labels=sum(map(len, found)) - len(empty))
+    return ConllFile(
+        path,
+        [sentence._replace(labels=names) for sentence, names in zip(sentences, found, strict=True)],
+    )
+
+
+def _read_blocks(path: Path, columns: Columns) -> list[list[_Line]]:
+    """Returns the lines of each sentence, all of one width."""
+    blocks: list[list[_Line]] = [[]]
+    before: _Line | None = None
+    for number, line in read_lines(path):
+        if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
+            if blocks[-1]:
+                blocks.append([])
+            continue
+        if columns.comment is not None and line.startswith(columns.comment):
+            continue
+        if columns.separator is None:
+            fields = _WHITE_SPACE.split(line.strip(" \t"))
+        else:
+            fields = line.split(columns.separator)
+        found = _Line(number, fields)
+        if before is not None and len(before.fields) != len(fields):
+            raise UserError(
+                f"{path}: line {number}: found {_count(found)}, allowed: {len(before.fields)}, "
+                f"as in line {before.number}"
+            )
+        blocks[-1].append(found)
+        before = found
+    return blocks if blocks[-1] else blocks[:-1]
+
+
+def _sentence(path: Path, block: list[_Line], token: int) -> Sentence:
+    for line in block:
+        if not line.fields[token]:
+            raise UserError(
+                f"{path}: line {line.number}: found an empty token, allowed: a token, or an empty "
+                "line between sentences"
+            )
+    return Sentence([line.fields[token] for line in block], None, [line.number for line in block])
+
+
+def _column(number: int, line: _Line) -> int | None:
+    width = len(line.fields)
+    index = number if number >= 0 else width + number
+    return index if 0 <= index < width else None
+
+
+def _too_few(line: _Line, name: str, number: int) -> str:
+    needed = number + 1 if number >= 0 else -number
+    return (
+        f"line {line.number}: found {_count(line)}, allowed: at least {needed} ({name}: {number})"
+    )
+
+
+def _count(line: _Line) -> str:
+    return f"{len(line.fields)} column{'s' * (len(line.fields) != 1)}"

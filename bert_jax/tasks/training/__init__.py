@@ -1,0 +1,1 @@
+"""One fine-tuning run: set-up, training, evaluation, report."""

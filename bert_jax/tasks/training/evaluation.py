@@ -1,0 +1,158 @@
+"""What is made of a fine-tuned run: figures, predictions, the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import jax
+from etils import epath
+from rich.console import Console
+
+from bert_jax.errors import UserError, did_you_mean
+from bert_jax.files.small import write_whole
+from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.directory import Run
+from bert_jax.runs.parameters import LoadedParams, load_params
+from bert_jax.tasks.family import Family, Opening, Record, dev_splits
+from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
+from bert_jax.tasks.registry import open_family
+from bert_jax.tasks.section import FinetuneSection
+from bert_jax.tasks.training.report import write_report
+from bert_jax.train.progress_display import format_scores
+
+ROLES: Final = ("dev", "test")
+EVALUATION: Final = "evaluation.json"
+PREDICTIONS: Final = "predictions"
+
+
+def conclude(
+    run: Run,
+    family: Family,
+    predictor: Predictor,
+    *,
+    mesh: jax.sharding.Mesh,
+    console: Console,
+    seeds: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, float]:
+    """Evaluates the best checkpoint, and writes figures, dev predictions and the report.
+
+    Args:
+        run: fine-tuned.
+        family: its data, opened with the dev splits.
+        predictor: of its model.
+        mesh: to compute on.
+        console: where the figures are shown.
+        seeds: a row for each run of a sweep, for the report.
+
+    Returns:
+        The figures of the dev splits.
+    """
+    loaded = load_params(run, checkpoint="auto", on=mesh)
+    records = predict_splits(predictor, loaded.params, family, dev_splits(family))
+    scores = score_splits(family, records)
+    if jax.process_index() == 0:
+        for name, found in records.items():
+            write_records(run.directory / PREDICTIONS / f"{name}.jsonl", found)
+        write_scores(run, step=loaded.step, scores=scores)
+        write_report(run, family, loaded, records=records, seeds=seeds)
+        tell_scores(console, step=loaded.step, scores=scores)
+    return scores
+
+
+def evaluate_task(
+    run: Run, *, role: str, checkpoint: str, batch_size: int | None, mesh: MeshSection | None
+) -> tuple[int, int, dict[str, float]]:
+    """Returns step, number of examples and figures of a fine-tuned run.
+
+    Args:
+        run: fine-tuned.
+        role: "dev", or "test" where the test files are labelled.
+        checkpoint: see `load_params`.
+        batch_size: rows at a time; changes no figure.
+        mesh: devices to use; None for all there are.
+
+    Raises:
+        UserError: the task has no such split, or one without labels.
+    """
+    if role not in ROLES:
+        raise UserError(f"--split: found {role}, allowed: dev, test{did_you_mean(role, ROLES)}")
+    family = open_data(run, roles=(role,))
+    if not family.splits:
+        raise UserError(f"--split: {run.directory} has no {role} file; allowed: --split of one")
+    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
+    predictor = predictor_of(run, loaded, batch_size=batch_size)
+    records = predict_splits(predictor, loaded.params, family, list(family.splits))
+    for name, found in records.items():
+        if any(record.get("label") is None for record in found):
+            raise UserError(
+                f"--split: found {name}, which is not labelled; allowed: dev, or `bert-jax predict`"
+            )
+    examples = sum(split.examples for split in family.splits.values())
+    return loaded.step, examples, score_splits(family, records)
+
+
+def section_of(run: Run) -> FinetuneSection:
+    """Returns the settings that a run was fine-tuned with.
+
+    Raises:
+        UserError: it was not.
+    """
+    return run.section("finetune", FinetuneSection, verb="predict")
+
+
+def open_data(run: Run, *, roles: tuple[str, ...], **more: Any) -> Family:
+    """Opens splits of a fine-tuned run's task, with the labels of its model.
+
+    Args:
+        run: fine-tuned.
+        roles: see `Opening`.
+        **more: other fields of `Opening`.
+    """
+    section = section_of(run)
+    opening = Opening(
+        tokenizer=run.tokenizer,
+        max_length=section.max_length,
+        seed=section.split_seed,
+        roles=roles,
+        labels=run.heads.labels,
+        tuned=read_scores(run),
+        **more,
+    )
+    return open_family(section.task, opening)
+
+
+def predictor_of(run: Run, loaded: LoadedParams, *, batch_size: int | None = None) -> Predictor:
+    """Returns what predicts splits with a run's parameters."""
+    section = section_of(run)
+    return Predictor(
+        loaded.model,
+        loaded.mesh,
+        batch_size=batch_size or section.batch_size,
+        max_length=section.max_length,
+        pad_id=run.tokenizer.special.pad,
+    )
+
+
+def write_records(path: epath.Path, records: Sequence[Record]) -> None:
+    """Writes one JSON object a line."""
+    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    write_whole(path, "".join(lines).encode())
+
+
+def write_scores(run: Run, *, step: int, scores: Mapping[str, float]) -> None:
+    """Writes a run's dev figures, which `predict` reads a tuned threshold from."""
+    content = json.dumps({"step": step, "scores": dict(scores)}, indent=2)
+    write_whole(run.directory / EVALUATION, content.encode())
+
+
+def read_scores(run: Run) -> dict[str, float]:
+    """Returns a run's dev figures; none where it was not evaluated."""
+    path = run.directory / EVALUATION
+    return json.loads(path.read_text())["scores"] if path.exists() else {}
+
+
+def tell_scores(console: Console, *, step: int, scores: Mapping[str, float]) -> None:
+    """Shows figures in a line."""
+    console.print(f"best: step {step}: {format_scores(scores)}", markup=False, soft_wrap=True)

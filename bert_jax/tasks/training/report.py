@@ -1,0 +1,147 @@
+"""`report.html`: what a fine-tuned run learnt, and what it gets wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import jax
+import numpy as np
+from flax import nnx
+
+from bert_jax.files.small import write_whole
+from bert_jax.model.attention_maps import attention_maps
+from bert_jax.model.bert import Bert
+from bert_jax.report.finetuning.attention import AttentionExample, attention_example
+from bert_jax.report.finetuning.page import ReportInputs, render
+from bert_jax.runs.directory import Run
+from bert_jax.runs.parameters import LoadedParams
+from bert_jax.tasks.batches import INPUTS, collate
+from bert_jax.tasks.family import Family, Record, Split, dev_splits
+from bert_jax.tasks.section import FinetuneSection
+from bert_jax.tasks.squad.scores import overlap_f1
+from bert_jax.tasks.tokens.entities import entity_report
+from bert_jax.train.writer import read_metrics
+
+REPORT: Final = "report.html"
+
+# A row whose attention is shown unless another is asked for: a sentence, and one that fits a page.
+SHORTEST, LONGEST = 8, 32
+
+
+def write_report(
+    run: Run,
+    family: Family,
+    loaded: LoadedParams,
+    *,
+    records: Mapping[str, Sequence[Record]],
+    seeds: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Writes a fine-tuned run's report into its directory.
+
+    Args:
+        run: fine-tuned.
+        family: its data, with the dev splits.
+        loaded: the checkpoint that the records are of.
+        records: of the dev splits.
+        seeds: a row for each run of a sweep.
+    """
+    section = run.section("finetune", FinetuneSection, verb="finetune")
+    assert run.heads.task is not None
+    settings = section.model_dump(mode="json")
+    inputs = ReportInputs(
+        title=run.directory.name,
+        kind=run.heads.task,
+        problem=run.heads.problem,
+        labels=run.heads.labels,
+        best_metric=family.best_metric,
+        scores={name: family.score(found) for name, found in records.items() if found},
+        records=records,
+        settings={"seed": run.seed, **settings},
+        metrics=read_metrics(run.directory),
+        notes=family.notes,
+        run={
+            "step": loaded.step,
+            "device": f"{loaded.mesh.size} × {jax.devices()[0].device_kind}",
+            "jax": jax.__version__,
+            "written": time.strftime("%Y-%m-%d %H:%M %Z"),
+        },
+        attention=_attention(run, family, loaded, sentence=section.report_sentence),
+        seeds=seeds,
+        entities=_entities(run, family, records),
+        f1=_f1(run, records),
+    )
+    write_whole(run.directory / REPORT, render(inputs).encode())
+
+
+def _entities(
+    run: Run, family: Family, records: Mapping[str, Sequence[Record]]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Returns the figures of each type; labels that spell no spans are ranked by accuracy."""
+    if run.heads.task != "token_classification" or family.best_metric != "f1":
+        return {}
+    return {name: entity_report(_labelled(found)) for name, found in records.items()}
+
+
+def _f1(run: Run, records: Mapping[str, Sequence[Record]]) -> dict[str, list[float]]:
+    """Returns the best F1 over a question's answers, 0 to 1."""
+    if run.heads.task != "question_answering":
+        return {}
+
+    def best(record: Record) -> float:
+        answers = [answer["text"] for answer in record["label"]]
+        if not answers:
+            return float(not record["prediction"])
+        return max(overlap_f1(answer, record["prediction"]) for answer in answers)
+
+    return {name: [best(record) for record in _labelled(found)] for name, found in records.items()}
+
+
+def _labelled(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record["label"] is not None]
+
+
+def _attention(
+    run: Run, family: Family, loaded: LoadedParams, *, sentence: str | None
+) -> list[AttentionExample]:
+    """Returns where each head looks: in the sentence asked for, or in a dev row of fitting size."""
+    if sentence is not None:
+        special = run.tokenizer.special
+        room = run.architecture.max_position_embeddings - 2
+        ids = [special.cls, *run.tokenizer.encode(sentence)[:room], special.sep]
+        batch = {
+            "input_ids": np.asarray([ids], np.int32),
+            "token_type_ids": np.zeros((1, len(ids)), np.int32),
+            "segment_ids": np.ones((1, len(ids)), np.int32),
+        }
+        title = "The sentence asked for"
+    else:
+        found = _fitting_row(family)
+        if found is None:
+            return []
+        split, row = found
+        length = int(split.lengths[row])
+        pad = run.tokenizer.special.pad
+        whole = collate(split, np.asarray([row]), count=1, length=length, pad_id=pad)
+        batch = {name: whole[name].reshape(-1, length)[:1] for name in INPUTS}
+        title = f"Row {row} of dev"
+    # One device: a single row cannot be split.
+    params = jax.device_put(jax.device_get(loaded.params), jax.devices()[0])
+    model = nnx.merge(loaded.model.graphdef, params)
+    assert isinstance(model, Bert)
+    maps = attention_maps(model, jax.device_put(batch, jax.devices()[0]))
+    weights = np.asarray(jax.device_get(maps))[:, 0]
+    # Of several choices the first may be shorter than the row.
+    size = int((batch["segment_ids"][0] > 0).sum())
+    pieces = run.tokenizer.pieces(batch["input_ids"][0, :size].tolist())
+    return [attention_example(pieces, weights, title=title)]
+
+
+def _fitting_row(family: Family) -> tuple[Split, int] | None:
+    for name in dev_splits(family):
+        split = family.splits[name]
+        fitting = np.flatnonzero((split.lengths >= SHORTEST) & (split.lengths <= LONGEST))
+        if len(fitting):
+            return split, int(fitting[0])
+    return None

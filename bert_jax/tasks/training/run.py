@@ -1,0 +1,118 @@
+"""One fine-tuning run, from what is prepared to its report."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from etils import epath
+from rich.console import Console
+
+from bert_jax.parallel.mesh import process_share
+from bert_jax.runs.directory import CHECKPOINTS, open_run, write_run
+from bert_jax.runs.reporting import choose_rng, make_progress, make_writer
+from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
+from bert_jax.tasks.training.evaluation import conclude
+from bert_jax.tasks.training.setup import Prepared, origin_params
+from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.loop import Outcome, train
+from bert_jax.train.sections import CheckpointSection
+from bert_jax.train.spec import Job, Pace, Phase, Ranking
+
+
+def fine_run(
+    prepared: Prepared, root: epath.Path, predictor: Predictor, *, console: Console
+) -> Outcome:
+    """Trains what is prepared to its end, and writes what comes of it.
+
+    Args:
+        prepared: a run.
+        root: its directory, from `claim`.
+        predictor: of its model.
+        console: where progress is shown.
+
+    Raises:
+        RunStopped: the loss was not finite.
+    """
+    with Checkpointer(root / CHECKPOINTS, CheckpointSection(keep_last=1)) as checkpointer:
+        job = _job(prepared, root, checkpointer, predictor)
+        outcome = train(
+            job,
+            make_writer=functools.partial(make_writer, root),
+            make_progress=functools.partial(make_progress, console),
+        )
+    if outcome.interrupted:
+        return outcome
+    scores = conclude(
+        open_run(root), prepared.family, predictor, mesh=prepared.mesh, console=console
+    )
+    return Outcome(outcome.step, False, scores)
+
+
+def dev_evaluation(
+    prepared: Prepared, predictor: Predictor
+) -> Callable[[Any], dict[str, float]] | None:
+    """Returns what computes the dev figures of parameters; None without a dev split."""
+    if not prepared.dev:
+        return None
+
+    def scores(params: Any) -> dict[str, float]:
+        found = predict_splits(predictor, params, prepared.family, prepared.dev)
+        return score_splits(prepared.family, found)
+
+    return scores
+
+
+def _job(
+    prepared: Prepared, root: epath.Path, checkpointer: Checkpointer, predictor: Predictor
+) -> Job:
+    settings, section = prepared.settings, prepared.section
+    share = process_share(prepared.mesh)
+    batches = prepared.batches(seed=settings.seed, process=(share.index, share.count))
+    steps = batches.plan.steps
+    optimizer, schedule = prepared.optimizer(steps_per_epoch=steps)
+    every = section.evaluate_every(steps)
+    phase = Phase(
+        steps=steps * section.epochs,
+        batch_size=section.batch_size,
+        accumulation=section.accumulation,
+        loader=batches,
+        shapes=batches.plan.shapes,
+        flops_per_row=prepared.flops_per_row(batches.plan),
+        evaluate=dev_evaluation(prepared, predictor),
+        plateau=None,
+    )
+    write_config = functools.partial(
+        write_run,
+        root,
+        settings.to_config(),
+        run_dir=str(root),
+        model=prepared.model_section,
+        architecture=prepared.architecture,
+        tokenizer=prepared.origin.tokenizer,
+        origin={"init_from": str(prepared.origin.directory)},
+    )
+    return Job(
+        task=prepared.task,
+        model=prepared.model,
+        phases=[phase],
+        optimizer=optimizer,
+        schedule=schedule,
+        pace=Pace(
+            log_every=section.log_every,
+            evaluate_every=every,
+            checkpoint_every=every,
+            patience=section.patience,
+        ),
+        ranking=Ranking(metric=prepared.family.best_metric, larger_is_better=True),
+        rng=choose_rng(section.rng),
+        mesh=prepared.mesh,
+        share=share,
+        seed=settings.seed,
+        run_dir=root,
+        checkpointer=checkpointer,
+        initial_params=functools.partial(origin_params, prepared),
+        write_config=write_config if jax.process_index() == 0 else lambda: None,
+    )

@@ -1,0 +1,242 @@
+"""What a fine-tuning run is made of: origin, data, model, devices, checked against each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from etils import epath
+from jax.typing import ArrayLike
+from rich.console import Console
+
+from bert_jax.errors import UserError
+from bert_jax.model.config import Architecture, ModelSection
+from bert_jax.model.flops import train_flops
+from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finetune_optimizer
+from bert_jax.parallel.mesh import initialise, make_mesh
+from bert_jax.parallel.rules import batch_parts, check_divides
+from bert_jax.runs.directory import Run, claim_run, open_run
+from bert_jax.runs.parameters import load_params
+from bert_jax.runs.resume_check import refuse_other_settings
+from bert_jax.section import under
+from bert_jax.tasks.batches import EpochPlan, TrainBatches
+from bert_jax.tasks.family import Family, Opening, dev_splits
+from bert_jax.tasks.parameter_transfer import check_length, describe_graft, graft
+from bert_jax.tasks.predictor import Predictor
+from bert_jax.tasks.registry import open_family
+from bert_jax.tasks.section import FinetuneSection
+from bert_jax.tasks.task import FinetuneTask
+from bert_jax.tasks.training.settings import FinetuneSettings
+from bert_jax.train.state import ModelDefinition, define_model
+
+
+class Prepared(NamedTuple):
+    """Everything a fine-tuning run is made of, nothing of it begun."""
+
+    settings: FinetuneSettings
+    origin: Run
+    family: Family
+    architecture: Architecture
+    task: FinetuneTask
+    model_section: ModelSection  # the origin's, with what fine-tuning changes
+    model: ModelDefinition
+    mesh: jax.sharding.Mesh
+
+    @property
+    def section(self) -> FinetuneSection:
+        """The settings of the `finetune` section."""
+        return self.settings.finetune
+
+    @property
+    def dev(self) -> list[str]:
+        """The names of the dev splits; the first decides which checkpoint is the best."""
+        return dev_splits(self.family)
+
+    def batches(self, *, seed: int, process: tuple[int, int] = (0, 1)) -> TrainBatches:
+        """Returns the batches that a run of a seed trains on.
+
+        Args:
+            seed: of the run.
+            process: this host's share of a batch, and the number of shares.
+        """
+        return TrainBatches(
+            self.family.splits["train"],
+            batch_size=self.section.batch_size,
+            max_length=self.section.max_length,
+            seed=seed,
+            pad_id=self.origin.tokenizer.special.pad,
+            unit=batch_parts(self.mesh) * self.section.accumulation,
+            process=process,
+        )
+
+    def optimizer(
+        self, *, steps_per_epoch: int, peak: ArrayLike | None = None
+    ) -> tuple[optax.GradientTransformation, optax.Schedule]:
+        """Returns the run's optimizer, and its learning rate by step.
+
+        Args:
+            steps_per_epoch: optimizer steps of an epoch.
+            peak: the learning rate in place of the section's.
+        """
+        return make_finetune_optimizer(
+            self.section.optimizer,
+            self.model.axes,
+            depth=self.architecture.num_hidden_layers,
+            total_steps=steps_per_epoch * self.section.epochs,
+            steps_per_epoch=steps_per_epoch,
+            peak=peak,
+        )
+
+    def flops_per_row(self, plan: EpochPlan) -> float:
+        """Returns the model FLOPs of a row of mean length, forward and backward."""
+        return train_flops(self.architecture, seq_length=round(plan.mean_length), predictions=0)
+
+
+def prepare(settings: FinetuneSettings) -> Prepared:
+    """Opens the origin and the data, and checks that they and the devices fit together.
+
+    Args:
+        settings: of the run.
+
+    Raises:
+        UserError: they do not.
+    """
+    section = settings.finetune
+    origin = open_run(section.init_from)
+    check_length(section.max_length, positions=origin.architecture.max_position_embeddings)
+    with under("finetune", FinetuneSection):
+        family = open_family(
+            section.task,
+            Opening(
+                tokenizer=origin.tokenizer, max_length=section.max_length, seed=section.split_seed
+            ),
+        )
+    if not len(family.splits["train"].lengths):
+        raise UserError("finetune.task: found no training example, allowed: one or more")
+    changed: dict[str, Any] = {"heads": family.heads}
+    if section.dropout is not None:
+        changed |= {
+            "hidden_dropout_prob": section.dropout,
+            "attention_probs_dropout_prob": section.dropout,
+        }
+    if section.dtype is not None:
+        changed["dtype"] = section.dtype
+    model = origin.model.model_copy(update=changed)
+    architecture = origin.architecture.model_copy(
+        update={name: value for name, value in changed.items() if name in Architecture.model_fields}
+    )
+    initialise(settings.mesh)
+    mesh = make_mesh(settings.mesh)
+    check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
+    _check_batch(section, mesh)
+    task = FinetuneTask(
+        architecture=architecture,
+        execution=model.execution,
+        heads=family.heads,
+        class_weights=None if family.class_weights is None else tuple(family.class_weights),
+    )
+    definition = define_model(task.build)
+    if section.optimizer.freeze:
+        depth = architecture.num_hidden_layers
+        with under("finetune", FinetuneSection):
+            frozen = frozen_parameters(section.optimizer, definition.axes, depth=depth)
+        task = dataclasses.replace(task, frozen=frozen)
+    prepared = Prepared(settings, origin, family, architecture, task, model, definition, mesh)
+    # Now, before anything is written.
+    _check_thaw(prepared)
+    return prepared
+
+
+def claim(prepared: Prepared) -> epath.Path:
+    """Returns the run directory, made if it is not there.
+
+    Raises:
+        UserError: it holds a run of other settings, or another model.
+    """
+    settings = prepared.settings
+    root = claim_run(
+        settings.run_dir, architecture=prepared.architecture, tokenizer=prepared.origin.tokenizer
+    )
+    if (root / "config.yaml").exists():
+        refuse_other_settings(
+            root,
+            held=decisive_settings(open_run(root)),
+            asked=settings.decisive(),
+            free=("finetune.log_every", "finetune.report_sentence"),
+            what="run",
+        )
+    return root
+
+
+def tell_data(prepared: Prepared, console: Console) -> None:
+    """Says what was found: splits, notes, and what of the model starts fresh."""
+    if jax.process_index() != 0:
+        return
+    sizes = ", ".join(
+        f"{name} {split.examples:,}" for name, split in prepared.family.splits.items()
+    )
+    fresh = describe_graft(ours=prepared.family.heads, theirs=prepared.origin.heads)
+    console.print(f"examples: {sizes}", markup=False, soft_wrap=True)
+    for note in prepared.family.notes:
+        console.print(note, markup=False, soft_wrap=True)
+    if fresh:
+        console.print(f"{fresh} starts fresh", markup=False, soft_wrap=True)
+
+
+def origin_params(prepared: Prepared, fresh: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fresh parameters with the origin's in their place, on the run's mesh."""
+    origin = prepared.origin
+    loaded = load_params(origin, checkpoint="auto", on=prepared.mesh)
+    return graft(fresh, loaded.params, ours=prepared.family.heads, theirs=origin.heads)
+
+
+def make_predictor(prepared: Prepared) -> Predictor:
+    """Returns what predicts a split with the run's model."""
+    return Predictor(
+        prepared.model,
+        prepared.mesh,
+        batch_size=prepared.section.batch_size,
+        max_length=prepared.section.max_length,
+        pad_id=prepared.origin.tokenizer.special.pad,
+    )
+
+
+def _check_batch(section: FinetuneSection, mesh: jax.sharding.Mesh) -> None:
+    unit = batch_parts(mesh) * section.accumulation
+    if section.batch_size % unit:
+        raise UserError(
+            f"finetune.batch_size: found {section.batch_size}, allowed: a multiple of {unit} "
+            f"(data × fsdp = {batch_parts(mesh)}, accumulation {section.accumulation})"
+        )
+
+
+def _check_thaw(prepared: Prepared) -> None:
+    """Refuses a run that ends before gradual unfreezing has reached every unit.
+
+    Raises:
+        UserError: naming how many epochs it takes.
+    """
+    section = prepared.section
+    rows = len(prepared.family.splits["train"].lengths)
+    steps_per_epoch = -(-rows // section.batch_size)
+    found = first_steps(
+        section.optimizer,
+        depth=prepared.architecture.num_hidden_layers,
+        steps_per_epoch=steps_per_epoch,
+    )
+    last = max(step for step in found.values() if step is not None)
+    if last >= steps_per_epoch * section.epochs:
+        raise UserError(
+            f"finetune.optimizer.unfreeze_every: found {section.optimizer.unfreeze_every}, which "
+            f"takes {last // steps_per_epoch} epochs to reach every layer, allowed: fewer than the "
+            f"run's {section.epochs} (finetune.epochs), or freeze what need not train"
+        )
+
+
+def decisive_settings(run: Run) -> dict[str, Any]:
+    """Returns what decided the numbers of a fine-tuned run, as `FinetuneSettings.decisive` does."""
+    section = run.section("finetune", FinetuneSection, verb="finetune")
+    return {"seed": run.seed, "finetune": section.model_dump(mode="json")}

@@ -1,0 +1,59 @@
+"""Batches from this process's loader onto the mesh."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from bert_jax.data.rows.collate import count_tokens
+from bert_jax.parallel.rules import batch_sharding
+from bert_jax.task import HostBatch, StepBatch
+
+
+class Fed(NamedTuple):
+    """A batch on the devices."""
+
+    batch: StepBatch
+    tokens: int  # that are not padding, on all processes
+    waited: float  # seconds the loop stood still for it
+
+
+def feed(rows: Iterator[HostBatch], mesh: Mesh, *, shares: int) -> Iterator[Fed]:
+    """Yields batches already on the devices.
+
+    The loop asks for the next one right after it has dispatched a step, so that reading and
+    copying run beside the devices' work.
+
+    Args:
+        rows: this process's rows of each batch.
+        mesh: over which rows are split.
+        shares: number of different shares of a batch that processes hold.
+    """
+    sharding = batch_sharding(mesh)
+
+    def place() -> Fed | None:
+        started = time.perf_counter()
+        host = next(rows, None)
+        waited = time.perf_counter() - started
+        if host is None:
+            return None
+        tokens = count_tokens(host) * shares
+        return Fed(to_devices(host, sharding, shares=shares), tokens, waited)
+
+    while (fed := place()) is not None:
+        yield fed
+
+
+def to_devices(host: HostBatch, sharding: NamedSharding, *, shares: int) -> Any:
+    """Returns this process's rows as part of the global batch, in the same containers."""
+
+    def place(array: np.ndarray) -> jax.Array:
+        shape = (array.shape[0] * shares, *array.shape[1:])
+        return jax.make_array_from_process_local_data(sharding, array, shape)
+
+    return jax.tree.map(place, host)

@@ -1,0 +1,111 @@
+"""Values from a file against a section: the first mistake in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar, get_args
+
+import pydantic
+
+from bert_jax.errors import UserError, did_you_mean
+from bert_jax.section import Section
+
+S = TypeVar("S", bound=Section)
+
+# The key that tells sections of several kinds apart.
+KIND: Final = "kind"
+
+
+def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
+    """Returns a section filled with values.
+
+    Args:
+        section: what they should be.
+        values: nested, as YAML or JSON has them.
+        source: the file they come from, for messages.
+        key: where the section stands in that file; "" for the whole.
+
+    Raises:
+        UserError: an unknown key, a value of the wrong type, a missing one.
+    """
+    if not isinstance(values, Mapping):
+        raise UserError(
+            f"{_at(source, key)}: found {type(values).__name__}, allowed: keys and values"
+        )
+    try:
+        # By way of JSON: strict about types, and a list is the only sequence YAML has.
+        return section.model_validate_json(json.dumps(values))
+    except pydantic.ValidationError as error:
+        raise UserError(f"{source}: {_first_error(error, section, key)}") from error
+    except TypeError as error:
+        raise UserError(f"{source}: {error}; allowed: text, numbers, lists, keys") from error
+
+
+def _at(source: str, key: str) -> str:
+    return f"{source}: {key}" if key else source
+
+
+def _first_error(
+    error: pydantic.ValidationError, root: type[pydantic.BaseModel], above: str
+) -> str:
+    """Says the first error in one line: key, found, allowed, nearest name."""
+    first = error.errors()[0]
+    location, sections = _walk(root, first["loc"])
+    key = ".".join([*([above] if above else []), *map(str, location)])
+    context = first.get("ctx", {})
+    if first["type"] == "extra_forbidden":
+        names = list(dict.fromkeys(name for each in sections for name in each.model_fields))
+        near = did_you_mean(str(location[-1]), names)
+        return f"{key}: unknown key{near}; allowed: {', '.join(names)}"
+    if first["type"] == "missing":
+        return f"{key}: missing ({first['msg'].lower()})"
+    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        kinds = [each.model_fields[KIND].default for each in sections]
+        found = context.get("tag")
+        shown = "nothing" if found is None else f'"{found}"'
+        return f"{key}.{KIND}: found {shown}, allowed: {', '.join(kinds)}" + (
+            "" if found is None else did_you_mean(found, kinds)
+        )
+    found = first["input"]
+    shown = json.dumps(found) if isinstance(found, str | int | float | bool) else repr(found)
+    message = str(context["error"]) if "error" in context else first["msg"]
+    if first["type"] == "literal_error" and isinstance(found, str):
+        allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
+        return f"{key}: found {shown}, allowed: {', '.join(allowed)}{did_you_mean(found, allowed)}"
+    return f"{key}: found {shown}, {message[:1].lower()}{message[1:]}"
+
+
+def _walk(
+    root: type[pydantic.BaseModel], location: Sequence[str | int]
+) -> tuple[list[str | int], list[type[pydantic.BaseModel]]]:
+    """Returns a place as its owner wrote it, and the sections that its last key may belong to.
+
+    pydantic puts the kind of a section that is one of several between its key and what is below.
+    For a place that is such a section itself, the sections are those it may be.
+    """
+    key: list[str | int] = []
+    sections: list[type[pydantic.BaseModel]] = [root]
+    for at, part in enumerate(location):
+        kinds = [each for each in sections if _is_kind(each, part)]
+        if kinds:
+            sections = kinds
+            continue
+        key.append(part)
+        owners = [each for each in sections if isinstance(part, str) and part in each.model_fields]
+        if owners:
+            below = _sections_of(owners[0].model_fields[str(part)].annotation)
+            if at + 1 < len(location) or len(below) > 1:
+                sections = below
+    return key, sections
+
+
+def _is_kind(section: type[pydantic.BaseModel], part: str | int) -> bool:
+    return KIND in section.model_fields and section.model_fields[KIND].default == part
+
+
+def _sections_of(annotation: Any) -> list[type[pydantic.BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return [annotation]
+    return [section for part in get_args(annotation) for section in _sections_of(part)]

@@ -1,0 +1,7 @@
+"""The version, where reading it imports nothing else."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__version__: Final = "0.1.0"

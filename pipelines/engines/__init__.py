@@ -1,0 +1,1 @@
+"""What runs a list of jobs: local processes or Apache Beam."""

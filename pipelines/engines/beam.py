@@ -1,0 +1,301 @@
+"""Lists of jobs on an Apache Beam runner, a thin pipeline per list: docs/adr/0007-engines.md."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import pickle
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+from etils import epath
+
+from bert_jax.errors import UserError, did_you_mean, first_line
+from bert_jax.files.atomic import write_aside
+from bert_jax.pipelines.engines.local import available_cores, use_one_thread
+from bert_jax.section import Section, Strings
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+_DIRECT: Final = "DirectRunner"
+# Beam looks for a name without a dot among its own list, from which this one is missing.
+_FULL_NAMES: Final = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
+
+_STAGE: Final = "beam-"
+_JOBS: Final = "jobs.pickle"
+_STOP: Final = "stop"
+_RESULT: Final = ".result"
+
+_FIRST_LOOK_SECONDS: Final = 0.2
+_LONGEST_LOOK_SECONDS: Final = 10.0
+
+
+class BeamSection(Section):
+    """Which Apache Beam runner, and its options."""
+
+    runner: str = _DIRECT
+    """Beam's name of the runner, or ``module.Class``."""
+    options: Strings = ()
+    """Command line options of Beam's, handed on as they stand: ``["--region=europe-west4"]``."""
+
+
+class BeamEngine:
+    """Runs each list of jobs as one Beam pipeline: ``Create | Reshuffle | Map``.
+
+    A context manager. An element is a job's number: jobs go to the workers, and results come back,
+    as files in a directory, which must lie where every worker can read and write.
+    """
+
+    def __init__(
+        self, section: BeamSection, *, workers: int | None, directory: epath.PathLike
+    ) -> None:
+        """Checks the settings.
+
+        Args:
+            section: runner and options.
+            workers: processes of the direct runner; ``None``: one per core.
+            directory: for jobs and results. Only one engine at a time may use it.
+
+        Raises:
+            UserError: Beam is not installed, no such runner, an option that Beam does not know,
+                ``workers`` where the runner would not heed it.
+        """
+        self._runner = section.runner
+        self._flags = (*section.options, *_default_flags(section, workers=workers))
+        self._directory = epath.Path(directory)
+        _check_flags(self._flags, runner=_make_runner(section.runner))
+
+    def __enter__(self) -> BeamEngine:
+        self._remove_stages()  # of a run that was killed
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._remove_stages()
+
+    def run(
+        self, function: Callable[[Job], Result], jobs: Sequence[Job]
+    ) -> Iterator[tuple[Job, Result]]:
+        """Yields every job with ``function(job)``, in the order in which they are seen to finish.
+
+        Args:
+            function: a module's own function, which workers import. It may be called twice with one
+                job, also at once: Beam does again what seems lost.
+            jobs: what it is called with; each must be picklable, as must the results.
+
+        Raises:
+            UserError: of the first job that raises one; no job is begun after that. Or there are
+                jobs whose results did not arrive.
+            Exception: of Beam, if a job raises anything else.
+        """
+        if not jobs:
+            return
+        stage = self._directory / f"{_STAGE}{uuid.uuid4().hex}"
+        stage.mkdir(exist_ok=True)
+        write_aside(stage / _JOBS, pickle.dumps((function, list(jobs))))
+        pipeline = _Background(lambda: self._run_pipeline(stage, len(jobs)))
+        open_jobs = dict(enumerate(jobs))
+        error: UserError | None = None
+        try:
+            for number, result in _results(stage, pipeline):
+                job = open_jobs.pop(number)
+                if isinstance(result, UserError):
+                    error = error or result
+                else:
+                    yield job, result
+        finally:
+            # Also where the caller has stopped listening: what still runs somewhere ends soon.
+            (stage / _STOP).touch()
+        if error is not None:
+            raise error
+        if pipeline.error is not None:
+            raise pipeline.error
+        if open_jobs:
+            raise UserError(
+                f"{self._directory}: {len(open_jobs)} of {len(jobs)} jobs left no result; allowed: "
+                f"an output that all workers of {self._runner} reach under this name"
+            )
+
+    def _run_pipeline(self, stage: epath.Path, count: int) -> None:
+        beam = _import_beam()
+        options = beam.options.pipeline_options.PipelineOptions(list(self._flags))
+        pipeline = beam.Pipeline(
+            runner=_FULL_NAMES.get(self._runner, self._runner), options=options
+        )
+        _ = (
+            pipeline
+            | "jobs" >> beam.Create([(str(stage), number) for number in range(count)])
+            # Without it a runner may keep all of them together in one worker.
+            | "spread" >> beam.Reshuffle()
+            | "work" >> beam.Map(do_job)
+        )
+        pipeline.run().wait_until_finish()
+
+    def _remove_stages(self) -> None:
+        for path in self._directory.glob(f"{_STAGE}*"):
+            path.rmtree(missing_ok=True)
+
+
+def do_job(element: tuple[str, int]) -> None:
+    """Does one job and leaves its result, or the ``UserError`` that it raised, as a file.
+
+    A ``UserError`` is a result: Beam would take it for a failure and do the job four times.
+
+    Args:
+        element: the directory of the jobs, and this one's number.
+    """
+    stage, number = element
+    directory = epath.Path(stage)
+    target = directory / f"{number}{_RESULT}"
+    # No directory: this worker's disk is not the others', which the engine says in one line.
+    if not directory.exists() or (directory / _STOP).exists() or target.exists():
+        return
+    use_one_thread()
+    function, jobs = _load_jobs(stage)
+    try:
+        result = function(jobs[number])
+    except UserError as error:
+        result = error
+    write_aside(target, pickle.dumps(result))
+    if isinstance(result, UserError):
+        (directory / _STOP).touch()
+
+
+@functools.lru_cache(maxsize=1)
+def _load_jobs(stage: str) -> tuple[Callable[[Any], Any], list[Any]]:
+    return pickle.loads((epath.Path(stage) / _JOBS).read_bytes())
+
+
+class _Background:
+    """A function that runs in a thread, which does not keep the process from ending."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="beam", daemon=True)
+        self._thread.start()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Waits so long at most; returns whether the function has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._function()
+        except Exception as error:
+            self.error = error
+
+
+def _results(stage: epath.Path, pipeline: _Background) -> Iterator[tuple[int, Any]]:
+    """Yields the results as they arrive, and ends with the pipeline."""
+    seen: set[str] = set()
+    started = time.monotonic()
+    ended = False
+    while not ended:
+        # Short pipelines are looked at often; of long ones each look may cost money.
+        wait = _FIRST_LOOK_SECONDS + (time.monotonic() - started) / 20
+        ended = pipeline.ends_within(min(wait, _LONGEST_LOOK_SECONDS))
+        for path in stage.iterdir():
+            if path.suffix == _RESULT and path.name not in seen:
+                seen.add(path.name)
+                yield int(path.stem), pickle.loads(path.read_bytes())
+
+
+def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
+    """Returns the options that suit our jobs, where the user has not set them."""
+    given = {option.partition("=")[0] for option in section.options}
+    if "--runner" in given:
+        raise UserError("beam.options: found --runner, allowed: beam.runner for that")
+    if section.runner != _DIRECT:
+        if workers is not None:
+            raise UserError(
+                f"workers: found {workers}, but beam.runner is {section.runner}; allowed: leave "
+                "workers out, and that runner's own option in beam.options"
+            )
+        # Its bags hold 128 elements by default; a job is a minute's work.
+        own = {"--dask_partition_size", "--dask_npartitions"}
+        is_dask = section.runner.endswith("DaskRunner")
+        return ["--dask_partition_size=1"] if is_dask and not given & own else []
+    if workers is not None and "--direct_num_workers" in given:
+        raise UserError(
+            f"workers: found {workers}, but beam.options has --direct_num_workers; allowed: one of "
+            "them"
+        )
+    defaults = {
+        "--direct_running_mode": "multi_processing",
+        "--direct_num_workers": str(workers or available_cores()),
+        "--default_sdk_harness_log_level": "ERROR",
+    }
+    return [f"{name}={value}" for name, value in defaults.items() if name not in given]
+
+
+def _make_runner(name: str) -> Any:
+    """Returns a runner; importing it makes its options known to Beam."""
+    beam = _import_beam()
+    known = beam.options.pipeline_options.StandardOptions.KNOWN_RUNNER_NAMES
+    allowed = sorted({*known, *_FULL_NAMES})
+    if "." not in name and name not in allowed:
+        raise UserError(
+            f'beam.runner: found "{name}"{did_you_mean(name, allowed)}; allowed: '
+            f"{', '.join(allowed)}, or module.Class"
+        )
+    try:
+        return beam.runners.runner.create_runner(_FULL_NAMES.get(name, name))
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"beam.runner: {name} cannot be imported ({first_line(error)})") from error
+
+
+def _check_flags(flags: Sequence[str], *, runner: Any) -> None:
+    """Makes sure that Beam knows every option; it would leave out what it does not know."""
+    beam = _import_beam()
+
+    def check(parser: Any) -> None:
+        parser.error = _refuse_option
+        unknown = parser.parse_known_args(list(flags))[1]
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            names = [f"--{option}" for option in vars(parser.parse_known_args([])[0])]
+            raise UserError(
+                f'beam.options: found "{unknown[0]}"{did_you_mean(name, names)}; allowed: the '
+                f"options of Apache Beam {beam.__version__}"
+            )
+
+    portable = beam.runners.portability.portable_runner.PortableRunner
+    if isinstance(runner, portable):
+        return  # its job server may know more
+    beam.options.pipeline_options.PipelineOptions(list(flags)).get_all_options(
+        add_extra_args_fn=check
+    )
+
+
+def _refuse_option(message: str) -> None:
+    raise UserError(f"beam.options: {message}")
+
+
+def _import_beam() -> Any:
+    try:
+        with _quiet():
+            import apache_beam
+            import apache_beam.runners.portability.portable_runner
+    except ImportError as error:
+        raise UserError(
+            'engine: beam needs Apache Beam, which is not installed; pip install "bert-jax[beam]"'
+        ) from error
+    return apache_beam
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps back what Beam says while it is imported: that it cannot do BigQuery."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)

@@ -1,0 +1,62 @@
+"""Who does a list of jobs: this machine's processes, or an Apache Beam runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol, TypeAlias, TypeVar
+
+from etils import epath
+
+from bert_jax.pipelines.engines.beam import BeamEngine, BeamSection
+from bert_jax.pipelines.engines.local import WorkerPool
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+EngineName: TypeAlias = Literal["local", "beam"]
+
+
+class Engine(Protocol):
+    """Calls a function with many jobs, in any order and anywhere.
+
+    A function leaves what it makes on storage that all workers reach; only a small result comes
+    back. So which engine does a job, and how often, changes no byte.
+    """
+
+    def run(
+        self, function: Callable[[Job], Result], jobs: Sequence[Job]
+    ) -> Iterator[tuple[Job, Result]]:
+        """Yields every job with ``function(job)``, in the order in which they finish.
+
+        Args:
+            function: a module's own function, so that a worker can import it.
+            jobs: what it is called with; each must be picklable, as must the results.
+
+        Raises:
+            UserError: of the first job that raises one.
+        """
+        ...
+
+
+def open_engine(
+    name: EngineName,
+    *,
+    workers: int | None,
+    beam: BeamSection,
+    directory: epath.PathLike,
+) -> AbstractContextManager[Engine]:
+    """Returns an engine, to be used in a ``with`` block.
+
+    Args:
+        name: which.
+        workers: processes on this machine; ``None``: one per core.
+        beam: settings of the engine ``beam``.
+        directory: the run's own, for what an engine has to keep while it works.
+
+    Raises:
+        UserError: settings of Beam's that cannot be met.
+    """
+    if name == "local":
+        return WorkerPool(workers)
+    return BeamEngine(beam, workers=workers, directory=directory)

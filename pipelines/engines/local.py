@@ -1,0 +1,128 @@
+"""Lists of jobs on one machine's processes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
+from typing import Final, TypeVar
+
+from bert_jax.data.worker_process import end_with_parent
+from bert_jax.errors import RunStopped
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+# What the workers' jobs load, half a second of it.
+_LOADED_ONCE: Final = [
+    "bert_jax.pipelines.tokenised.tokenise",
+    "bert_jax.pipelines.shards.write_shard",
+]
+
+
+def load_early() -> None:
+    """Loads what workers need while this process loads what it needs itself.
+
+    In a process of its own, of which the workers of every :class:`WorkerPool` are then forks: they
+    start at once, whatever threads this process has. Without this call it happens when the first
+    pool gets its first job. On one core, or a system that cannot fork, nothing is done.
+    """
+    if available_cores() > 1 and _can_fork():
+        _context()
+        forkserver.ensure_running()
+
+
+class WorkerPool:
+    """Worker processes that stay for several lists of jobs.
+
+    A context manager. Processes start when there is work for them, and import the main script, so
+    one that comes here needs the ``if __name__ == "__main__":`` guard.
+    """
+
+    def __init__(self, workers: int | None) -> None:
+        """Prepares ``workers`` processes; ``None``: one per core that this process may use.
+
+        With one worker the jobs are done in this process.
+        """
+        self._count = workers or available_cores()
+        self._executor: concurrent.futures.ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> WorkerPool:
+        if self._count > 1:
+            self._executor = concurrent.futures.ProcessPoolExecutor(
+                self._count,
+                mp_context=_context(),
+                initializer=_prepare_worker,
+                initargs=(dict(os.environ),),
+            )
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+    def run(
+        self, function: Callable[[Job], Result], jobs: Sequence[Job]
+    ) -> Iterator[tuple[Job, Result]]:
+        """Yields every job with ``function(job)``, in the order in which they finish.
+
+        Args:
+            function: a module's own function, so that a worker process can import it.
+            jobs: what it is called with; each must be picklable, as must the results.
+
+        Raises:
+            RunStopped: the system has killed a worker.
+            Exception: of the first job that raises.
+        """
+        if self._executor is None or len(jobs) < 2:
+            for job in jobs:
+                yield job, function(job)
+            return
+        futures = {self._executor.submit(function, job): job for job in jobs}
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                yield futures[future], future.result()
+        except BrokenProcessPool as error:
+            raise RunStopped(
+                "a worker process was killed, as systems do when memory runs out; run again, with "
+                f"fewer workers than {self._count}: finished parts stay"
+            ) from error
+
+
+def available_cores() -> int:
+    """Returns the cores that this process may use, often fewer than the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def use_one_thread() -> None:
+    """Keeps the tokenizer library to one thread: the workers fill the cores already.
+
+    In each of them it would start as many threads as there are cores.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _can_fork() -> bool:
+    return "forkserver" in multiprocessing.get_all_start_methods()
+
+
+def _context() -> BaseContext:
+    """Returns how workers start: never as forks of this process, whose threads they would lack."""
+    if not _can_fork():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_LOADED_ONCE)
+    return context
+
+
+def _prepare_worker(environment: dict[str, str]) -> None:
+    os.environ.clear()  # the one of when the process began that this one is a fork of
+    os.environ.update(environment)
+    use_one_thread()
+    end_with_parent()

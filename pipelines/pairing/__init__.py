@@ -1,0 +1,1 @@
+"""Examples from tokenised documents: spans, pairs, full sentences."""

@@ -1,0 +1,114 @@
+"""Examples as stretches of a corpus' tokens, and what every way of making them shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data.dataset.recipe import MIN_PAIR_TOKENS
+
+
+class Pair(NamedTuple):
+    """``[CLS] A [SEP] B [SEP]``: two stretches of the corpus' tokens."""
+
+    first_start: int
+    first_stop: int
+    second_start: int
+    second_stop: int
+    next_sentence_label: int
+    """0 if the second span follows the first in its document; 1 if it comes from another document
+    (``nsp``) or stands before the first in its own (``sop``)."""
+
+    @property
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """Start and stop of what stands between the special tokens, in order."""
+        return (self.first_start, self.first_stop), (self.second_start, self.second_stop)
+
+    @property
+    def first_length(self) -> int:
+        """Tokens of type 0: ``[CLS] A [SEP]``."""
+        return self.first_stop - self.first_start + 2
+
+    @property
+    def length(self) -> int:
+        """Tokens of ``[CLS] A [SEP] B [SEP]``."""
+        return self.first_length + self.second_stop - self.second_start + 1
+
+
+class Single(NamedTuple):
+    """``[CLS] A [SEP]``, or ``[CLS] A [SEP] A' [SEP]`` across a document's end: all of type 0."""
+
+    stretches: tuple[tuple[int, int], ...]
+    """Start and stop of each document's part, in order."""
+
+    @property
+    def next_sentence_label(self) -> int:
+        """0, which stands for nothing where there is no second span."""
+        return 0
+
+    @property
+    def first_length(self) -> int:
+        """All tokens: that it is :attr:`length` says that there is no second span."""
+        return self.length
+
+    @property
+    def length(self) -> int:
+        """Tokens, [CLS] and a [SEP] after each stretch included."""
+        return 1 + sum(stop - start + 1 for start, stop in self.stretches)
+
+
+def draw_target(max_tokens: int, short_seq_prob: float, draw: Callable[[], float]) -> int:
+    """Returns how many tokens the pairs of one pass over a document aim at.
+
+    Source: ``create_instances_from_document`` in google-research/bert
+    ``create_pretraining_data.py``.
+
+    Args:
+        max_tokens: of both spans, special tokens not counted.
+        short_seq_prob: chance of a length drawn uniformly from 2 to ``max_tokens`` instead.
+        draw: uniform in [0, 1).
+    """
+    if draw() < short_seq_prob:
+        return MIN_PAIR_TOKENS + below(max_tokens - MIN_PAIR_TOKENS + 1, draw)
+    return max_tokens
+
+
+def truncate(
+    first: tuple[int, int], second: tuple[int, int], *, max_tokens: int, rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """Shortens two stretches to ``max_tokens``: ``(0, 5), (5, 10)`` to 6, say ``1, 4, 7, 10``.
+
+    The release takes one token at a time from the longer span (the second, when they are equal),
+    from its front or its back with equal chances. What remains has known lengths, and the tokens
+    lost at the front are binomially distributed.
+
+    Returns:
+        Start and stop of the first stretch, start and stop of the second.
+    """
+    length_a, length_b = first[1] - first[0], second[1] - second[0]
+    if length_a + length_b > max_tokens:
+        shorter = min(length_a, length_b, max_tokens // 2)
+        if length_b == shorter or min(length_a, length_b) > shorter:
+            kept_a, kept_b = max_tokens - shorter, shorter
+        else:
+            kept_a, kept_b = shorter, max_tokens - shorter
+        first = _lose(first, length_a - kept_a, rng)
+        second = _lose(second, length_b - kept_b, rng)
+    return *first, *second
+
+
+def below(count: int, draw: Callable[[], float]) -> int:
+    """Returns a number in ``[0, count)``; each has its chance up to one part in 2**53 / count."""
+    return int(draw() * count)
+
+
+def _lose(span: tuple[int, int], count: int, rng: np.random.Generator) -> tuple[int, int]:
+    """Takes ``count`` tokens off the ends, each from the front or the back with equal chances."""
+    if not count:
+        return span
+    # A fair binomial draw is the number of ones among that many random bits.
+    bits = int.from_bytes(rng.bytes((count + 7) // 8), "little") & ((1 << count) - 1)
+    front = bits.bit_count()
+    return span[0] + front, span[1] - (count - front)

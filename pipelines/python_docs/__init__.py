@@ -1,0 +1,1 @@
+"""The English prose in the installed Python's own documentation, as a corpus."""

@@ -1,0 +1,137 @@
+"""Settings of ``bert-jax examples``, and those of sources that ``bert-jax vocab`` shares."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import pydantic
+
+from bert_jax.data.dataset.recipe import MixtureSection, PairingSection
+from bert_jax.pipelines.cleaning.settings import CleaningSection
+from bert_jax.pipelines.engines.beam import BeamSection
+from bert_jax.pipelines.engines.engine import EngineName
+from bert_jax.pipelines.sources.files import MAX_LINE_LENGTH
+from bert_jax.section import Section, as_tuple
+
+MAX_DOCUMENT_LENGTH: Final = 16_000_000
+"""A record of this many characters is refused: larger than any book, so not one document."""
+
+Format: TypeAlias = Literal[
+    "auto", "text", "jsonl", "parquet", "wikiextractor", "wikipedia_xml", "tfds"
+]
+
+
+_LANGUAGE: Final = "en"
+
+
+def as_inputs(value: Any) -> Any:
+    """Returns names of files as a tuple, those of several languages as a mapping to tuples.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    inputs = {code: as_tuple(v) for code, v in value.items()} if isinstance(value, dict) else None
+    lists = [as_tuple(value)] if inputs is None else list(inputs.values())
+    if not all(isinstance(names, tuple) and all(map(_is_name, names)) for names in lists):
+        raise ValueError("allowed: a list of files and globs, or such a list for each language")
+    return lists[0] if inputs is None else inputs
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+class SourcesSection(Section):
+    """Where text is and how its files hold it. ``docs/data.md`` describes every format."""
+
+    input: Annotated[
+        tuple[str, ...] | dict[str, tuple[str, ...]], pydantic.BeforeValidator(as_inputs)
+    ]
+    """Files and globs, local or ``gs://``, also packed (``.gz``, ``.bz2``, ``.xz``, ``.zst``); of
+    TFDS datasets, directories or names. Or such a list for each language, by its ISO 639 code."""
+    mixture: MixtureSection | None = None
+    """How much of each language there is to be; by default as much as the corpus has."""
+    format: Format = "auto"
+    """How files hold documents; ``auto``: each as its suffix and its first bytes say."""
+    text_field: str = "text"
+    """The field, column or feature with the text of a JSONL, Parquet or TFDS record."""
+    id_field: str | None = None
+    """The one with the record's id, which must occur once in its file; by default the id is the
+    record's place in the file. Wikipedia's formats always use the page id."""
+    tfds_split: str = "train"
+    """Split of TFDS datasets."""
+    max_line_length: Annotated[int, pydantic.Field(ge=1)] = MAX_LINE_LENGTH
+    """A line of so many characters is an error."""
+    max_document_length: Annotated[int, pydantic.Field(ge=1)] = MAX_DOCUMENT_LENGTH
+    """A record of so many characters (of a JSONL file, its whole line) is an error."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What is done about a damaged file or record: stop with a message, or leave out that record or
+    the rest of that file's part, count it and list it in ``preparation.json``."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that ``input`` names."""
+        return tuple(name for names in self.by_language.values() for name in names)
+
+    @property
+    def by_language(self) -> dict[str | None, tuple[str, ...]]:
+        """What ``input`` names, by language in the order of codes; ``None``: it has one list."""
+        if isinstance(self.input, tuple):
+            return {None: self.input}
+        return dict(sorted(self.input.items()))
+
+    @pydantic.field_validator("mixture")
+    @classmethod
+    def _languages_are_told_apart(
+        cls, mixture: MixtureSection | None, info: pydantic.ValidationInfo
+    ) -> MixtureSection | None:
+        if mixture is not None and isinstance(info.data.get("input"), tuple):
+            raise ValueError(
+                "allowed: only where input has a list of files for each language, such as "
+                "input: {en: [en/*.txt], zh: [zh/*.txt]}"
+            )
+        return mixture
+
+
+class ExamplesSection(SourcesSection, PairingSection):
+    """Where the text is, what it looks like, and how examples are made of it.
+
+    The pairing settings come from :class:`PairingSection`, with the release's names and defaults.
+    """
+
+    tokenizer: str
+    """Directory of the tokenizer."""
+    output: str
+    """Directory of the dataset, which must not exist yet."""
+    layout: Literal["sentences", "prose"] = "sentences"
+    """``sentences``: each line is a sentence (the release's layout). ``prose``: each line is a
+    paragraph."""
+    documents: Literal["blank_line", "file"] = "blank_line"
+    """What separates documents in files of plain text: blank lines, or each file is one."""
+    language: str = _LANGUAGE
+    """ISO 639 code, for splitting prose into sentences, where ``input`` does not name languages."""
+    input_root: str | None = None
+    """File names below this directory go into document ids; by default the deepest that holds all
+    files."""
+    cleaning: CleaningSection = CleaningSection()
+    """What is left out of the text; by default nothing."""
+    validation_fraction: Annotated[float, pydantic.Field(ge=0.0, le=0.5)] = 0.01
+    """Share of the documents held out as the split ``validation``; 0: no such split."""
+    num_shards: Annotated[int, pydantic.Field(ge=1, le=99_999)] | None = None
+    """Shards of the split ``train``; by default a function of its size."""
+    engine: EngineName = "local"
+    """Who does the work: processes of this machine, or an Apache Beam runner. The dataset does not
+    depend on it, nor on the two that follow."""
+    workers: Annotated[int, pydantic.Field(ge=1)] | None = None
+    """Processes on this machine; by default one per core."""
+    beam: BeamSection = BeamSection()
+    """The runner of ``engine: beam``, and its options."""
+    seed: int = 12345
+    """Of every random draw; the release's default."""
+
+    @pydantic.field_validator("language")
+    @classmethod
+    def _language_is_said_once(cls, language: str, info: pydantic.ValidationInfo) -> str:
+        if isinstance(info.data.get("input"), dict) and language != _LANGUAGE:
+            raise ValueError("allowed: no language here, since input has a list for each language")
+        return language

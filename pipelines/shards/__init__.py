@@ -1,0 +1,1 @@
+"""Tokenised documents to the shards and indexes of a dataset."""

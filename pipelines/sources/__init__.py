@@ -1,0 +1,1 @@
+"""Raw text: files, formats, documents and their sentences."""

@@ -1,0 +1,124 @@
+"""Documents from the lines of text files, and their sentences.
+
+A new form of input is one function and one line in :data:`FORMATS` or :data:`LAYOUTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from bert_jax.data.rng import digest128
+from bert_jax.pipelines.sources.files import Line
+from bert_jax.text.sentences import split_sentences
+
+
+class Document(NamedTuple):
+    """A document as it stands in its file."""
+
+    offset: int
+    """Byte offset of its first line. With the file's name it is the document's id, see
+    :func:`document_id`."""
+    lines: list[str]
+    """Its lines without the white space around them; none is blank, there is at least one."""
+    id: str | None = None
+    """The id that the file gives it, once in the file; ``None``: the offset is its id."""
+    source: str | None = None
+    """What its file says of where it is from: a title or an address."""
+
+
+class DocumentFormat(NamedTuple):
+    """How files hold documents."""
+
+    read: Callable[[Iterable[Line]], Iterator[Document]]
+    """Documents from the lines of one part of a file."""
+    is_gap: Callable[[bytes], bool] | None
+    """True for a raw line after which a file may be cut in two, so that workers can share it;
+    ``None``:
+    files stay whole."""
+
+
+def blank_line_documents(lines: Iterable[Line]) -> Iterator[Document]:
+    """Yields the documents of a file in which blank lines stand between documents.
+
+    The end of the file ends a document too. (The release runs a last document on into the next
+    file, unless a blank line ends it.)
+    """
+    offset, held = 0, list[str]()
+    for line in lines:
+        if text := line.text.strip():
+            if not held:
+                offset = line.offset
+            held.append(text)
+        elif held:
+            yield Document(offset, held)
+            held = []
+    if held:
+        yield Document(offset, held)
+
+
+def file_documents(lines: Iterable[Line]) -> Iterator[Document]:
+    """Yields the one document that a file is, if it has a line that is not blank."""
+    held = [text for line in lines if (text := line.text.strip())]
+    if held:
+        yield Document(0, held)
+
+
+FORMATS: Final[dict[str, DocumentFormat]] = {
+    "blank_line": DocumentFormat(blank_line_documents, is_gap=lambda raw: not raw.strip()),
+    "file": DocumentFormat(file_documents, is_gap=None),
+}
+"""``documents:`` what separates one document from the next."""
+
+
+def sentence_per_line(document: Document, *, language: str) -> list[str]:
+    """The release's layout: each line is a sentence. ``language`` is not looked at."""
+    del language
+    return document.lines
+
+
+def prose(document: Document, *, language: str) -> list[str]:
+    """Free prose: each line is a paragraph, to be split into sentences."""
+    return [
+        sentence for line in document.lines for sentence in split_sentences(line, language=language)
+    ]
+
+
+LAYOUTS: Final[dict[str, Callable[..., list[str]]]] = {
+    "sentences": sentence_per_line,
+    "prose": prose,
+}
+"""``layout:`` what a line of a document is."""
+
+
+def document_id(name: str, offset: int, given: str | None = None) -> str:
+    """Returns ``"books/emma.txt:20480"``: file name below the input root, byte of the first line.
+
+    Or ``"wiki.jsonl#Q42"``, where the file gives the document an id of its own. It stays the same
+    however the files are cut into parts, on any machine and wherever the input root lies; it
+    changes when the file is renamed or, without an id of its own, text before the document changes.
+
+    Args:
+        name: the file's name below the input root.
+        offset: byte offset of the first line; in formats of records, the record's number.
+        given: the id in the file.
+    """
+    return f"{name}:{offset}" if given is None else f"{name}#{given}"
+
+
+def text_lines(text: str) -> list[str]:
+    r"""Returns the lines of a text that are not blank: ``" a\r\n\nb " -> ["a", "b"]``."""
+    return [line for raw in text.replace("\r", "\n").split("\n") if (line := raw.strip())]
+
+
+def is_validation(identity: str, *, fraction: float) -> bool:
+    """Whether a document is held out.
+
+    A function of its id alone, so that datasets with other seeds or tokenizers hold out the same.
+    """
+    return digest128(0, "validation", identity) < fraction * 2**128
+
+
+def document_key(identity: str, *, seed: int) -> int:
+    """Returns the 128-bit key that decides a document's place and its random stream."""
+    return digest128(seed, "document", identity)

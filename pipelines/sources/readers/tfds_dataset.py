@@ -1,0 +1,172 @@
+"""TFDS datasets that are prepared: a document per record."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from etils import epath
+
+from bert_jax.errors import UserError, did_you_mean, first_line
+from bert_jax.pipelines.section import SourcesSection
+from bert_jax.pipelines.sources.documents import Document
+from bert_jax.pipelines.sources.files import Part
+from bert_jax.pipelines.sources.problems import Problems
+from bert_jax.pipelines.sources.readers.records import check_lengths, record_document
+
+if TYPE_CHECKING:  # importing TFDS takes a third of a second in every worker
+    import tensorflow_datasets as tfds
+
+_INFO = "dataset_info.json"
+
+
+def is_dataset(path: str) -> bool:
+    """Whether a directory holds one version of a prepared TFDS dataset."""
+    return (epath.Path(path).expanduser() / _INFO).exists()
+
+
+def find_dataset(name: str) -> str:
+    """Returns a dataset's directory: ``"ag_news_subset" -> "/data/ag_news_subset/1.0.0"``.
+
+    Args:
+        name: such a directory, local or ``gs://``, or the name of a dataset that is prepared in
+            TFDS's own directory (``TFDS_DATA_DIR``). Nothing is downloaded.
+
+    Raises:
+        UserError: there is no such dataset.
+    """
+    if is_dataset(name):
+        return str(epath.Path(name).expanduser())
+    import tensorflow_datasets as tfds
+
+    try:
+        directory = str(tfds.builder(name, try_gcs=False).data_dir)
+    except Exception as error:  # its registry raises anything
+        raise UserError(
+            f"input: {name}: found no TFDS dataset ({first_line(error)}), allowed: a directory "
+            f"with {_INFO} in it, or the name of a prepared dataset"
+        ) from error
+    if not is_dataset(directory):
+        raise UserError(f"input: {name}: is not prepared in {directory}; run: tfds build {name}")
+    return directory
+
+
+def modified(path: str) -> float:
+    """Returns when the dataset was made, in seconds since 1970."""
+    return float(epath.Path(path, _INFO).stat().mtime)
+
+
+def describe(path: str, section: SourcesSection) -> tuple[str, int]:
+    """Returns the name of a split of a dataset, as in ids, and its bytes.
+
+    ``("wikipedia/20230601.en/1.0.0/train", 21_000_000_000)``
+
+    Raises:
+        UserError: there is no such split or feature, or the dataset is damaged.
+    """
+    builder = _builder(path)
+    splits = builder.info.splits
+    if section.tfds_split not in splits:
+        raise UserError(
+            f'{path}: found no split "{section.tfds_split}" (tfds_split), allowed: '
+            f"{', '.join(splits)}{did_you_mean(section.tfds_split, splits)}"
+        )
+    features: Any = builder.info.features
+    for setting in ("text_field", "id_field"):
+        name = getattr(section, setting)
+        if name is not None and name not in features:
+            raise UserError(
+                f'{path}: found no feature "{name}" ({setting}), allowed: '
+                f"{', '.join(features)}{did_you_mean(name, features)}"
+            )
+    return f"{builder.info.full_name}/{section.tfds_split}", splits[section.tfds_split].num_bytes
+
+
+def cut(path: str, name: str, section: SourcesSection, *, part_bytes: int) -> list[Part]:
+    """Cuts a split into equal stretches of records."""
+    info = _builder(path).info.splits[section.tfds_split]
+    count, size = info.num_examples, info.num_bytes
+    pieces = max(1, min(count, -(-size // part_bytes)))
+    cuts = [count * piece // pieces for piece in range(pieces + 1)]
+    return [
+        Part(path, name, start, stop, format="tfds", bytes=size // pieces)
+        for start, stop in itertools.pairwise(cuts)
+    ]
+
+
+def read(part: Part, section: SourcesSection, *, problems: Problems) -> Iterator[Document]:
+    """Yields the documents of a stretch of records; one that is none goes to ``problems``.
+
+    Raises:
+        UserError: the files are damaged, or can only be read by a TensorFlow that is not installed.
+    """
+    names = [section.text_field, *([section.id_field] if section.id_field else [])]
+    split = f"{section.tfds_split}[{part.start}:{part.stop}]"
+    for place, record in enumerate(_records(part.path, split, names), part.start):
+        try:
+            found = record_document(
+                {name: _plain(record[name]) for name in names},
+                place=place,
+                text_field=section.text_field,
+                id_field=section.id_field,
+            )
+            if found is not None:
+                check_lengths(found, section)
+        except UserError as error:
+            problems.add(UserError(f"{part.path}: record {place} of {part.name}: {error}"))
+            continue
+        if found is not None:
+            yield found
+
+
+def _records(path: str, split: str, names: list[str]) -> Iterator[Any]:
+    import tensorflow_datasets as tfds
+
+    builder: Any = _builder(path)  # as_data_source and as_dataset are decorated out of sight
+    try:
+        random_access = tfds.core.FileFormat.with_random_access()
+        if builder.info.file_format in random_access:
+            yield from builder.as_data_source(split=split)
+            return
+        try:
+            import tensorflow as tf  # an extra of its own, and seconds to load
+        except ImportError as error:
+            raise UserError(
+                f"{path}: a TFDS dataset of {builder.info.file_format.value} files, which only "
+                "TensorFlow reads; pip install bert-jax[tf]"
+            ) from error
+        tf.config.set_visible_devices([], "GPU")
+        # One file at a time, so that the records come in the order of their numbers.
+        config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
+        dataset = builder.as_dataset(
+            split=split,
+            shuffle_files=False,
+            read_config=config,
+            decoders=tfds.decode.PartialDecoding(dict.fromkeys(names, True)),
+        )
+        yield from tfds.as_numpy(dataset)
+    except UserError:
+        raise
+    except Exception as error:  # of either library's many kinds
+        raise UserError(
+            f"{path}: cannot be read as a TFDS dataset ({first_line(error)})"
+        ) from error
+
+
+@functools.lru_cache(maxsize=4)
+def _builder(path: str) -> tfds.core.DatasetBuilder:
+    import tensorflow_datasets as tfds
+
+    try:
+        return tfds.builder_from_directory(path)
+    except Exception as error:
+        raise UserError(
+            f"{path}: cannot be read as a TFDS dataset ({first_line(error)})"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    return value.decode("utf-8") if isinstance(value, bytes) else value

@@ -1,0 +1,242 @@
+"""Sources of any format: which they are, their parts, and their documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.pipelines.section import SourcesSection
+from bert_jax.pipelines.sources.decompress import bare_suffix, open_text
+from bert_jax.pipelines.sources.documents import Document
+from bert_jax.pipelines.sources.files import Part, find_files, read_lines, relative_names
+from bert_jax.pipelines.sources.problems import Problems
+from bert_jax.pipelines.sources.readers import (
+    jsonl,
+    parquet,
+    plain,
+    tfds_dataset,
+    wikiextractor,
+    wikipedia_xml,
+)
+from bert_jax.text.sentences import check_language
+
+_BY_SUFFIX: Final = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".xml": "wikipedia_xml",
+}
+# What a file begins with, of those whose suffix does not say it.
+_BY_START: Final = (
+    (b'<doc id="', "wikiextractor"),
+    (b"<mediawiki", "wikipedia_xml"),
+    (b"PAR1", "parquet"),
+)
+_BY_START_OF_JSON: Final = ((b'{"id": ', "wikiextractor"), (b"{", "jsonl"))
+
+
+class Source(NamedTuple):
+    """One file, or one split of a TFDS dataset."""
+
+    path: str
+    name: str
+    """Its name below the input root; in ids."""
+    format: str
+    bytes: int
+    modified: float
+    """Seconds since 1970."""
+    language: str | None = None
+    """``None``: the settings do not tell languages apart."""
+
+
+def find_sources(section: SourcesSection, *, root: str | None, problems: Problems) -> list[Source]:
+    """Returns what ``section.input`` names, in the order of the documents' ids.
+
+    With several languages, in the order of their codes.
+
+    Args:
+        section: the settings.
+        root: see :func:`bert_jax.pipelines.sources.files.relative_names`.
+        problems: gets the files that cannot be read.
+
+    Raises:
+        UserError: a file or dataset that is not there, a glob without files, a wrong name of a
+            split or feature; a code that is none, a language without files, two languages with the
+            same.
+    """
+    files: list[tuple[str, str | None]] = []
+    datasets: list[tuple[str, str | None]] = []
+    for language, names in section.by_language.items():
+        _check_language(language, names)
+        held = [name for name in names if _is_tfds(name, section)]
+        patterns = [name for name in names if name not in held]
+        paths = find_files(patterns) if patterns or not held else []
+        files += [(path, language) for path in paths]
+        found_datasets = sorted({tfds_dataset.find_dataset(name) for name in held})
+        datasets += [(directory, language) for directory in found_datasets]
+    _check_apart([*files, *datasets])
+    found = []
+    relative = relative_names([path for path, _ in files], root=root)
+    for (path, language), name in zip(files, relative, strict=True):
+        try:
+            stat = epath.Path(path).stat()
+            form = _format(path, section)
+            found.append(Source(path, name, form, stat.length, stat.mtime, language))
+        except OSError as error:
+            problems.add(UserError(f"{path}: cannot be read ({error.strerror or error})"))
+        except UserError as error:
+            problems.add(error)
+    for directory, language in datasets:
+        name, size = tfds_dataset.describe(directory, section)
+        modified = tfds_dataset.modified(directory)
+        found.append(Source(directory, name, "tfds", size, modified, language))
+    return found
+
+
+def cut_sources(
+    sources: Sequence[Source],
+    section: SourcesSection,
+    *,
+    documents: str,
+    part_bytes: int,
+    problems: Problems,
+) -> list[Part]:
+    """Cuts sources into parts that workers read.
+
+    Args:
+        sources: from :func:`find_sources`.
+        section: the settings.
+        documents: what separates documents in plain text.
+        part_bytes: size to aim at, where a format can be cut.
+        problems: gets the files that cannot be read.
+    """
+    parts: list[Part] = []
+    for source in sources:
+        path, name = source.path, source.name
+        try:
+            match source.format:
+                case "text":
+                    parts += plain.cut(path, name, part_bytes=part_bytes, documents=documents)
+                case "jsonl":
+                    parts += jsonl.cut(path, name, part_bytes=part_bytes)
+                case "parquet":
+                    parts += parquet.cut(path, name, section)
+                case "wikiextractor":
+                    parts += wikiextractor.cut(path, name, part_bytes=part_bytes)
+                case "wikipedia_xml":
+                    parts += wikipedia_xml.cut(path, name)
+                case "tfds":
+                    parts += tfds_dataset.cut(path, name, section, part_bytes=part_bytes)
+        except UserError as error:
+            problems.add(error)
+    return parts
+
+
+def read_documents(
+    part: Part, section: SourcesSection, *, documents: str, problems: Problems
+) -> Iterator[Document]:
+    """Yields the documents of a part, one in memory at a time.
+
+    Args:
+        part: from :func:`cut_sources`.
+        section: the settings.
+        documents: what separates documents in plain text.
+        problems: gets records that are no documents and, when it takes it, what ends the part
+            before its end; the documents before that stay.
+
+    Raises:
+        UserError: bad input that ``problems`` does not take.
+    """
+    try:
+        match part.format:
+            case "text":
+                yield from plain.read(part, section, documents=documents, problems=problems)
+            case "jsonl":
+                yield from jsonl.read(part, section, problems=problems)
+            case "parquet":
+                yield from parquet.read(part, section, problems=problems)
+            case "wikiextractor":
+                yield from wikiextractor.read(part, section, problems=problems)
+            case "wikiextractor_json":
+                yield from wikiextractor.read_json(part, section, problems=problems)
+            case "wikipedia_xml":
+                yield from wikipedia_xml.read(part, section, problems=problems)
+            case "tfds":
+                yield from tfds_dataset.read(part, section, problems=problems)
+    except UserError as error:
+        problems.add(error)
+
+
+def iter_text(
+    section: SourcesSection, *, language: str | None = None, part_bytes: int = 64 << 20
+) -> Iterator[str]:
+    """Yields every line of the text of all sources, with one document in memory at a time.
+
+    Files of plain text are read line by line, blank lines included.
+
+    Args:
+        section: the settings.
+        language: only its sources.
+        part_bytes: has no influence on the lines.
+
+    Raises:
+        UserError: bad input, where the settings do not skip it.
+    """
+    problems = Problems(section.on_error)
+    for source in find_sources(section, root=None, problems=problems):
+        if language is not None and source.language != language:
+            continue
+        if source.format == "text":
+            try:
+                for line in read_lines(source.path, max_line_length=section.max_line_length):
+                    yield line.text
+            except UserError as error:
+                problems.add(error)
+            continue
+        parts = cut_sources(
+            [source], section, documents="blank_line", part_bytes=part_bytes, problems=problems
+        )
+        for part in parts:
+            for document in read_documents(
+                part, section, documents="blank_line", problems=problems
+            ):
+                yield from document.lines
+
+
+def _check_language(language: str | None, names: Sequence[str]) -> None:
+    if language == "false":
+        raise UserError('input: YAML takes a bare no for false; for Norwegian write "no"')
+    if language is not None:
+        check_language(language, key="input")
+        if not names:
+            raise UserError(f"input: {language} has no file, allowed: files and globs")
+
+
+def _check_apart(found: Sequence[tuple[str, str | None]]) -> None:
+    """Makes sure that no file belongs to two languages."""
+    seen: dict[str, str | None] = {}
+    for path, language in found:
+        if path in seen:
+            raise UserError(
+                f"input: {path} is given for {seen[path]} and for {language}, allowed: one language"
+            )
+        seen[path] = language
+
+
+def _is_tfds(name: str, section: SourcesSection) -> bool:
+    return section.format == "tfds" or (section.format == "auto" and tfds_dataset.is_dataset(name))
+
+
+def _format(path: str, section: SourcesSection) -> str:
+    if section.format != "auto":
+        return section.format
+    suffix = bare_suffix(path)
+    if suffix in _BY_SUFFIX:
+        return _BY_SUFFIX[suffix]
+    with open_text(path) as file:
+        start = file.read(16)
+    signs = _BY_START if suffix == ".txt" else (*_BY_START, *_BY_START_OF_JSON)
+    return next((name for sign, name in signs if start.startswith(sign)), "text")

@@ -1,0 +1,1 @@
+"""Tokenised documents, sorted by key, in memory and on disk."""

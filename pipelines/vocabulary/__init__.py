@@ -1,0 +1,1 @@
+"""Text to tokenizer: sampling a corpus and training WordPiece or SentencePiece."""

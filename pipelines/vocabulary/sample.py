@@ -1,0 +1,163 @@
+"""A sample of a corpus in bounded memory: uniform, or of its languages in other shares."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from bert_jax.errors import UserError
+from bert_jax.pipelines.pairing.language_sampling import boosts
+
+MAX_PART_CHARACTERS = 2048
+MAX_PART_BYTES = 4 * MAX_PART_CHARACTERS  # UTF-8
+
+
+def cut_line(line: str, *, limit: int = MAX_PART_CHARACTERS) -> Iterator[str]:
+    """Cuts a long line at spaces: ``cut_line("to be or not", limit=6)`` -> ``to be``, ``or not``.
+
+    Args:
+        line: any text without line ends.
+        limit: characters that a part may have; a longer run without a space is cut where it is.
+
+    Yields:
+        Parts with something but white space in them.
+    """
+    start = 0
+    while len(line) - start > limit:
+        space = line.rfind(" ", start, start + limit + 1)
+        end, following = (space, space + 1) if space >= start else (start + limit, start + limit)
+        if part := line[start:end].strip():
+            yield part
+        start = following
+    if part := line[start:].strip():
+        yield part
+
+
+def sample_lines(lines: Iterable[str], *, max_lines: int, max_bytes: int, seed: int) -> list[str]:
+    """Keeps a uniform sample that fits both bounds; the whole corpus where it fits.
+
+    Every part gets a random rank, and those under a falling threshold stay (bottom-k sampling), so
+    that what was read so far can be forgotten at any time. Long lines count as several.
+
+    Args:
+        lines: the corpus, read once; blank lines are dropped.
+        max_lines: parts of at most ``MAX_PART_CHARACTERS`` to keep.
+        max_bytes: UTF-8 bytes to keep.
+        seed: of the ranks; the same corpus and seed give the same sample.
+
+    Returns:
+        The sample, in the order of the corpus.
+    """
+    ranks = random.Random(seed)
+    kept: list[tuple[float, int, str]] = []  # a heap with the highest rank first, hence -rank
+    kept_bytes = 0
+    threshold = 1.0
+    index = 0
+    for line in lines:
+        for part in cut_line(line):
+            rank = ranks.random()
+            index += 1
+            if rank >= threshold:
+                continue
+            heapq.heappush(kept, (-rank, index, part))
+            kept_bytes += _size(part)
+            while kept and (len(kept) > max_lines or kept_bytes > max_bytes):
+                highest, _, dropped = heapq.heappop(kept)
+                kept_bytes -= _size(dropped)
+                threshold = -highest
+    return [part for _, _, part in sorted(kept, key=lambda item: item[1])]
+
+
+class TextSize(NamedTuple):
+    """How much text there is."""
+
+    parts: int
+    """As :func:`cut_line` cuts it."""
+    bytes: int
+    """UTF-8."""
+
+
+def measure(lines: Iterable[str]) -> TextSize:
+    """Returns the size of a text, one line of it in memory at a time."""
+    parts = total = 0
+    for line in lines:
+        for part in cut_line(line):
+            parts += 1
+            total += _size(part)
+    return TextSize(parts, total)
+
+
+def sample_mixture(
+    languages: Mapping[str, Callable[[], Iterable[str]]],
+    *,
+    smoothing: float,
+    max_lines: int,
+    max_bytes: int,
+    seed: int,
+) -> list[str]:
+    """Keeps a sample in which each language has its smoothed share of the bytes.
+
+    The text is read twice, first for its size. The sample holds as many bytes as the corpus has, or
+    as the bounds allow. A language that is to have more than all its text has all of it, as often
+    as that goes, and a uniform sample for the rest.
+
+    Args:
+        languages: opens each language's lines anew.
+        smoothing: see :class:`bert_jax.pipelines.pairing.language_sampling.MixtureSection`.
+        max_lines: as in :func:`sample_lines`, of all languages together.
+        max_bytes: likewise.
+        seed: of the ranks; the same text and seed give the same sample.
+
+    Returns:
+        The sample, language by language.
+
+    Raises:
+        UserError: a language has no text.
+    """
+    sizes = {language: measure(open_lines()) for language, open_lines in languages.items()}
+    if empty := [language for language, size in sizes.items() if not size.bytes]:
+        raise UserError(f"input: found no text in the files of {', '.join(empty)}")
+    wanted = _wanted(sizes, smoothing=smoothing, max_lines=max_lines, max_bytes=max_bytes)
+    sample: list[str] = []
+    for language, open_lines in languages.items():
+        size, left = sizes[language], wanted[language]
+        # All of the text so often, as far as both bounds go.
+        whole = min(left.parts // size.parts, left.bytes // size.bytes)
+        lines = open_lines()
+        if whole:
+            lines = [part for line in lines for part in cut_line(line)]
+            sample += lines * whole
+        sample += sample_lines(
+            lines,
+            max_lines=left.parts - whole * size.parts,
+            max_bytes=left.bytes - whole * size.bytes,
+            seed=seed,
+        )
+    return sample
+
+
+def _wanted(
+    sizes: Mapping[str, TextSize], *, smoothing: float, max_lines: int, max_bytes: int
+) -> dict[str, TextSize]:
+    """Returns how much of each language the sample may hold."""
+    boost = boosts({name: size.bytes for name, size in sizes.items()}, smoothing=smoothing)
+    # Of a mixture as large as the corpus. With short lines, their number is the narrower bound.
+    total_bytes = sum(size.bytes for size in sizes.values())
+    parts = {name: size.parts * boost[name] for name, size in sizes.items()}
+    total_parts = sum(parts.values())
+    scale = min(1.0, max_bytes / total_bytes, max_lines / total_parts)
+    return {
+        name: TextSize(
+            # What the bytes leave of this bound is room for parts shorter than the mean.
+            parts=math.floor(max_lines * (parts[name] / total_parts)),
+            bytes=math.floor(size.bytes * (boost[name] * scale)),
+        )
+        for name, size in sizes.items()
+    }
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

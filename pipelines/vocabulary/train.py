@@ -1,0 +1,215 @@
+"""Text to tokenizer: trains a vocabulary on a sample of a corpus, whatever the corpus's size."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from typing import Literal
+
+from pydantic import Field
+
+from bert_jax.errors import UserError
+from bert_jax.pipelines.section import SourcesSection
+from bert_jax.pipelines.sources.sources import iter_text
+from bert_jax.pipelines.vocabulary.sample import MAX_PART_BYTES, sample_lines, sample_mixture
+from bert_jax.pipelines.vocabulary.train_sentencepiece import (
+    SentencePieceAlgorithm,
+    VocabularyTooSmall,
+    train_sentencepiece,
+)
+from bert_jax.pipelines.vocabulary.train_wordpiece import (
+    WordPieceTrainer,
+    character_pieces,
+    covered_characters,
+    rank_pieces,
+)
+from bert_jax.text.basic_tokenizer import WordSplitter
+from bert_jax.text.load import load_tokenizer
+from bert_jax.text.sentence_piece import SentencePieceTokenizer, prepare
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.vocabulary import SPECIAL_PIECES, reserved_pieces
+from bert_jax.text.wordpiece import WordPieceTokenizer
+
+_LANE = 128  # the width to which the device pads a vocabulary
+
+
+class VocabSection(SourcesSection):
+    """How to train a tokenizer. Where the text is, and in which format: see `SourcesSection`.
+
+    Attributes:
+        output: the tokenizer directory to write.
+        algorithm: WordPiece, or a SentencePiece model of one of two kinds.
+        trainer: which library learns WordPiece merges (SentencePiece's are converted).
+        size: how many ids to have, special pieces and unused slots included; exact.
+        pad_to_128: add unused slots up to the next multiple of 128, laid out as if they had been
+            asked for; they also make up for pieces that the text cannot give.
+        unused_slots: ``[unusedN]`` pieces to lay out; 99 or more put [UNK] at 100, [CLS] at 101,
+            [SEP] at 102 and [MASK] at 103, as in the 2018 vocabularies.
+        lower_case: lower-case the text, in training and ever after.
+        strip_accents: drop accents; None follows ``lower_case``.
+        chinese: set CJK ideographs apart (WordPiece only).
+        character_coverage: share of the text's characters to have as pieces.
+        max_sentences: lines (or parts of 2,048 characters of long ones) to sample.
+        max_bytes: UTF-8 bytes to sample. Training peaked at 4 times this in memory for wordpiece,
+            6 times for bpe and 22 times for unigram (100 MB of English with a million rare words).
+        seed: of the sample.
+    """
+
+    output: str = Field(min_length=1)
+    algorithm: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
+    trainer: WordPieceTrainer = "sentencepiece"
+    size: int = Field(default=30_522, ge=len(SPECIAL_PIECES) + 1, le=1_000_000)
+    pad_to_128: bool = False
+    unused_slots: int = Field(default=99, ge=0)
+    lower_case: bool = True
+    strip_accents: bool | None = None
+    chinese: bool = True
+    character_coverage: float = Field(default=0.9999, gt=0, le=1)
+    max_sentences: int = Field(default=10_000_000, ge=1)
+    max_bytes: int = Field(default=100_000_000, ge=MAX_PART_BYTES)
+    seed: int = Field(default=0, ge=0)
+
+
+def train_vocab(section: VocabSection) -> Tokenizer:
+    """Trains a tokenizer and writes its directory.
+
+    The corpus is read line by line, once (twice for a mixture of languages), and only a bounded
+    sample of it is kept: uniform, or of each language in its share. The same corpus and settings
+    give the same tokenizer.
+
+    Args:
+        section: the settings.
+
+    Returns:
+        The tokenizer, opened from ``section.output``.
+
+    Raises:
+        UserError: the input is missing, empty or not UTF-8; the text cannot give ``size`` pieces;
+            its characters do not fit into ``size``; the output cannot be written.
+    """
+    lines = _sample(section)
+    if section.algorithm == "wordpiece":
+        tokenizer = _train_wordpiece(section, lines)
+    else:
+        tokenizer = _train_sentencepiece(section, section.algorithm, lines)
+    tokenizer.save(section.output)
+    return load_tokenizer(section.output)
+
+
+def _sample(section: VocabSection) -> list[str]:
+    """Returns the lines to learn from.
+
+    Raises:
+        UserError: there is none, or none of a language.
+    """
+    if section.mixture is None:
+        lines = sample_lines(
+            iter_text(section),
+            max_lines=section.max_sentences,
+            max_bytes=section.max_bytes,
+            seed=section.seed,
+        )
+        if not lines:
+            raise UserError(f"vocab.input: found no text in {', '.join(section.names)}")
+        return lines
+    languages = {
+        language: functools.partial(iter_text, section, language=language)
+        for language in section.by_language
+        if language is not None
+    }
+    return sample_mixture(
+        languages,
+        smoothing=section.mixture.smoothing,
+        max_lines=section.max_sentences,
+        max_bytes=section.max_bytes,
+        seed=section.seed,
+    )
+
+
+def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
+    splitter = WordSplitter(
+        lower_case=section.lower_case,
+        strip_accents=section.strip_accents,
+        chinese=section.chinese,
+    )
+    words = Counter(word for line in lines for word in splitter.split(line))
+    lines.clear()  # the counts are all that training needs
+    characters = covered_characters(words, coverage=section.character_coverage)
+    alphabet = character_pieces(characters, splitter.isolates)
+    reserved = reserved_pieces(section.unused_slots)
+    needed = len(reserved) + len(alphabet)
+    if needed > section.size:
+        raise _too_small(section, needed)
+    ranked = rank_pieces(
+        words,
+        characters=characters,
+        alphabet=alphabet,
+        count=section.size - needed,
+        trainer=section.trainer,
+    )
+    padding = _padding(section, found=needed + len(ranked))
+    return WordPieceTokenizer(
+        [*reserved_pieces(section.unused_slots + padding), *alphabet, *ranked],
+        lower_case=section.lower_case,
+        strip_accents=section.strip_accents,
+        chinese=section.chinese,
+    )
+
+
+def _train_sentencepiece(
+    section: VocabSection, algorithm: SentencePieceAlgorithm, lines: list[str]
+) -> Tokenizer:
+    drops_accents = section.lower_case if section.strip_accents is None else section.strip_accents
+    folded = [
+        prepare(line, lower_case=section.lower_case, strip_accents=drops_accents) for line in lines
+    ]
+    lines.clear()
+
+    def fit(size: int, slots: int) -> SentencePieceTokenizer:
+        model = train_sentencepiece(
+            folded,
+            algorithm=algorithm,
+            size=size,
+            unused_slots=slots,
+            character_coverage=section.character_coverage,
+            max_line_bytes=MAX_PART_BYTES,
+        )
+        return SentencePieceTokenizer(
+            model, lower_case=section.lower_case, strip_accents=section.strip_accents
+        )
+
+    try:
+        tokenizer = fit(section.size, section.unused_slots)
+        found = tokenizer.vocab_size
+        padding = _padding(section, found=found)
+        if padding:  # the library lays slots out before it learns, so they are asked for anew
+            tokenizer = fit(found + padding, section.unused_slots + padding)
+    except VocabularyTooSmall as error:
+        raise _too_small(section, error.needed) from None
+    if tokenizer.vocab_size != found + padding:
+        raise _too_large(section, tokenizer.vocab_size - padding)
+    return tokenizer
+
+
+def _padding(section: VocabSection, *, found: int) -> int:
+    """Returns how many more unused slots bring ``found`` ids to the size asked for."""
+    wanted = -(-section.size // _LANE) * _LANE if section.pad_to_128 else section.size
+    missing = wanted - found
+    if missing and not (section.pad_to_128 and 0 < missing < _LANE):
+        raise _too_large(section, found)
+    return missing
+
+
+def _too_large(section: VocabSection, found: int) -> UserError:
+    return UserError(
+        f"vocab.size: found {section.size}, allowed: at most {found}, all that the text in "
+        f"{', '.join(section.names)} gives with these settings"
+    )
+
+
+def _too_small(section: VocabSection, needed: int) -> UserError:
+    return UserError(
+        f"vocab.size: found {section.size}, allowed: at least {needed}, for the special pieces, "
+        f"{section.unused_slots} vocab.unused_slots and the characters at "
+        f"vocab.character_coverage {section.character_coverage:g}"
+    )

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from bert_jax.data.dataset.provenance import FORMAT_VERSION, Provenance, read_provenance
+from bert_jax.data.dataset.reader import Dataset, open_dataset
+from bert_jax.data.dataset.schema import ExampleEncoder, decode, token_dtype
+from bert_jax.errors import UserError
+from bert_jax.pipelines.examples import make_examples
+from tests.corpus import SPECIAL, make_dataset, marker, section, write_corpus, write_tokenizer
+
+CLS, SEP = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("records")
+    make_dataset(root)
+    return root / "dataset"
+
+
+@pytest.fixture
+def copy(directory: Path, tmp_path: Path) -> Path:
+    """A dataset to be damaged."""
+    return Path(shutil.copytree(directory, tmp_path / "dataset"))
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_tfds_reads_the_same_examples(directory: Path, split: str) -> None:
+    dataset = open_dataset(directory, split)
+    source = tfds.builder_from_directory(directory).as_data_source(split=split)
+    assert len(source) == len(dataset) > 10
+    for theirs, ours in zip(source, dataset.__getitems__(range(len(dataset))), strict=True):
+        assert theirs["input_ids"].dtype == ours.input_ids.dtype == np.uint16
+        assert theirs["input_ids"].tolist() == ours.input_ids.tolist()
+        assert theirs["first_length"] == ours.first_length
+        assert theirs["next_sentence_label"] == ours.next_sentence_label
+
+
+def test_an_example_is_cls_a_sep_b_sep(directory: Path) -> None:
+    dataset = open_dataset(directory, "train")
+    for example in dataset.__getitems__(range(len(dataset))):
+        ids = example.input_ids
+        assert 5 <= len(ids) <= 48
+        assert ids[0] == CLS
+        assert np.flatnonzero(ids == SEP).tolist() == [example.first_length - 1, len(ids) - 1]
+        assert 3 <= example.first_length <= len(ids) - 2
+        assert example.next_sentence_label in (0, 1)
+
+
+def test_examples_come_in_the_order_asked_for(directory: Path) -> None:
+    dataset = open_dataset(directory, "train")
+    indices = np.random.default_rng(0).permutation(len(dataset)).tolist()
+    indices += [0, 0, -1, len(dataset) - 1]
+    for index, example in zip(indices, dataset.__getitems__(indices), strict=True):
+        assert example.input_ids.tolist() == dataset[index].input_ids.tolist()
+    assert dataset[-1].input_ids.tolist() == dataset[len(dataset) - 1].input_ids.tolist()
+    assert dataset.__getitems__([]) == []
+
+
+@pytest.mark.parametrize("offset", [0, 1, 1000])
+def test_an_index_out_of_range_raises(directory: Path, offset: int) -> None:
+    dataset = open_dataset(directory, "train")
+    with pytest.raises(IndexError):
+        dataset[len(dataset) + offset]
+    with pytest.raises(IndexError):
+        dataset[-len(dataset) - 1 - offset]
+
+
+def test_the_lengths_index_tells_each_examples_length(directory: Path) -> None:
+    dataset = open_dataset(directory, "validation")
+    examples = dataset.__getitems__(range(len(dataset)))
+    assert isinstance(dataset.lengths, np.memmap)
+    assert dataset.lengths.tolist() == [len(example.input_ids) for example in examples]
+    assert dataset.provenance.splits["validation"].tokens == dataset.lengths.sum()
+
+
+def test_a_pickled_dataset_reads_on(directory: Path) -> None:
+    dataset = open_dataset(directory, "train")
+    before = dataset[5]
+    spelled = pickle.dumps(dataset)
+    assert len(spelled) < 20_000  # names, no readers and no data
+    again: Dataset = pickle.loads(spelled)
+    assert repr(again) == repr(dataset)
+    assert again[5].input_ids.tolist() == before.input_ids.tolist()
+    assert again.lengths.tolist() == dataset.lengths.tolist()
+
+
+def test_the_fingerprint_follows_the_content(directory: Path, tmp_path: Path) -> None:
+    fingerprint = open_dataset(directory, "train").fingerprint
+    same, other = tmp_path / "same", tmp_path / "other"
+    for root in (same, other):
+        root.mkdir()
+    make_dataset(same)
+    make_dataset(other, seed=12)
+    assert open_dataset(same / "dataset", "train").fingerprint == fingerprint
+    assert open_dataset(other / "dataset", "train").fingerprint != fingerprint
+    assert open_dataset(directory, "validation").fingerprint != fingerprint
+
+
+def test_verify_passes_on_what_was_written(directory: Path) -> None:
+    for split in ("train", "validation"):
+        assert open_dataset(directory, split).verify() is None  # it raises on a damaged byte
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere: no such directory"):
+        open_dataset(tmp_path / "nowhere", "train")
+
+
+def test_a_directory_without_provenance_is_not_a_dataset(copy: Path) -> None:
+    (copy / "provenance.json").unlink()
+    with pytest.raises(UserError, match=r"no provenance\.json"):
+        open_dataset(copy, "train")
+
+
+def test_an_unknown_split_gets_the_nearest_name(directory: Path) -> None:
+    with pytest.raises(UserError, match=r'no split "validate".*did you mean "validation"'):
+        open_dataset(directory, "validate")
+
+
+def first_shard(directory: Path) -> Path:
+    return directory / open_dataset(directory, "train").provenance.splits["train"].shards[0].name
+
+
+def test_a_missing_shard_is_named_at_open(copy: Path) -> None:
+    shard = first_shard(copy)
+    shard.unlink()
+    with pytest.raises(UserError, match=f"{shard.name}: missing shard"):
+        open_dataset(copy, "train")
+
+
+def test_a_shortened_shard_is_named_at_open(copy: Path) -> None:
+    shard = first_shard(copy)
+    shard.write_bytes(shard.read_bytes()[:-1000])
+    with pytest.raises(UserError, match=f"{shard.name}: damaged shard"):
+        open_dataset(copy, "train")
+
+
+def test_a_damaged_shard_is_named_on_reading(copy: Path) -> None:
+    shard = first_shard(copy)
+    content = bytearray(shard.read_bytes())
+    content[300] ^= 0xFF
+    shard.write_bytes(content)
+    dataset = open_dataset(copy, "train")
+    with pytest.raises(UserError, match=f"{shard.name}: damaged shard"):
+        dataset.__getitems__(range(len(dataset)))
+    with pytest.raises(UserError, match=f"{shard.name}: damaged: SHA-256"):
+        dataset.verify()
+
+
+def test_a_shard_of_zeros_is_named_on_reading(copy: Path) -> None:
+    # What a copy that was cut off leaves on some file systems.
+    shard = first_shard(copy)
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(UserError, match=f"{shard.name}: damaged shard"):
+        open_dataset(copy, "train")[0]
+
+
+def test_a_damaged_or_missing_lengths_index_is_named(copy: Path) -> None:
+    index = copy / "train.lengths.npy"
+    content = bytearray(index.read_bytes())
+    content[-1] ^= 0xFF
+    index.write_bytes(content)
+    with pytest.raises(UserError, match=r"train\.lengths\.npy: damaged: SHA-256"):
+        open_dataset(copy, "train").verify()
+    index.write_bytes(content[:-2])
+    with pytest.raises(UserError, match=r"train\.lengths\.npy: damaged"):
+        open_dataset(copy, "train")
+    index.unlink()
+    with pytest.raises(UserError, match=r"train\.lengths\.npy: missing"):
+        open_dataset(copy, "train")
+
+
+def test_a_newer_format_is_refused(copy: Path) -> None:
+    path = copy / "provenance.json"
+    content = json.loads(path.read_text())
+    content["format_version"] = FORMAT_VERSION + 1
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=f"format_version is {FORMAT_VERSION + 1}"):
+        open_dataset(copy, "train")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format_version": 1}', '{"seed": 1}'])
+def test_a_damaged_provenance_is_one_line(copy: Path, text: str) -> None:
+    (copy / "provenance.json").write_text(text)
+    with pytest.raises(UserError, match=r"provenance\.json: ") as error:
+        open_dataset(copy, "train")
+    assert "\n" not in str(error.value)
+
+
+def test_provenance_survives_its_file(directory: Path) -> None:
+    provenance = read_provenance(directory)
+    assert Provenance.model_validate_json(provenance.model_dump_json()) == provenance
+    assert provenance.pairing.max_seq_length == 48
+    assert provenance.special_ids == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+
+
+def test_a_vocabulary_beyond_two_bytes_is_stored_in_four(tmp_path: Path) -> None:
+    for file, documents in (("text0.txt", range(30)), ("text1.txt", range(30, 60))):
+        write_corpus(tmp_path / file, documents=documents)
+    # The markers come last, beyond the reach of two bytes.
+    filler = [f"filler{i}" for i in range(1 << 16)]
+    write_tokenizer(tmp_path / "tokenizer", documents=0, extra=[*filler, *map(marker, range(60))])
+    made = make_examples(section(tmp_path))
+    assert made.token_dtype == "uint32"
+    dataset = open_dataset(tmp_path / "dataset", "train")
+    source = tfds.builder_from_directory(tmp_path / "dataset").as_data_source(split="train")
+    assert dataset[0].input_ids.dtype == source[0]["input_ids"].dtype == np.uint32
+    assert dataset[0].input_ids.max() > 1 << 16
+    assert dataset[0].input_ids.tolist() == source[0]["input_ids"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(30_522, np.uint16), (1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)]
+)
+def test_ids_take_two_bytes_where_the_vocabulary_allows(vocab_size: int, dtype: type) -> None:
+    assert token_dtype(vocab_size) == dtype
+
+
+def test_encode_and_decode_are_inverse_and_equal_examples_equal_bytes() -> None:
+    ids = np.arange(7, dtype=np.uint16)
+    encoder = ExampleEncoder()
+    record = encoder.encode(ids.tobytes(), first_length=4, next_sentence_label=1)
+    assert encoder.encode(ids[:3].tobytes(), first_length=3, next_sentence_label=0) != record
+    assert encoder.encode(ids.tobytes(), first_length=4, next_sentence_label=1) == record
+    example = decode(record, ids.dtype)
+    assert (example.input_ids.tolist(), *example[1:]) == (ids.tolist(), 4, 1)
+    with pytest.raises(ValueError, match="not an example"):
+        decode(b"nonsense", ids.dtype)

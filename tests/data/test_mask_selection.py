@@ -1,0 +1,240 @@
+"""N-grams and spans: how long, where, how they are replaced."""
+
+from __future__ import annotations
+
+import functools
+
+import hypothesis
+import numpy as np
+import pydantic
+import pytest
+from hypothesis import strategies as st
+from scipy import stats
+
+from bert_jax.data.rng import stream
+from bert_jax.data.rows.mask_selection import (
+    Words,
+    choose_spans,
+    find_words,
+    geometric_chances,
+    ngram_chances,
+)
+from bert_jax.data.rows.masking import Masked, MaskingSection, mask_tokens
+from tests.data.test_masking import (
+    FIRST_CONTINUATION,
+    IS_CONTINUATION,
+    SPECIAL,
+    VOCAB_SIZE,
+    examples,
+    make_example,
+    mask,
+    row_maker,
+    words_of,
+)
+
+settings = hypothesis.settings(deadline=None, max_examples=80)
+units = st.sampled_from(["ngram", "span"])
+
+
+@settings
+@hypothesis.given(examples, st.integers(0, 2**32), units, st.integers(1, 40), st.integers(1, 12))
+def test_spans_take_whole_words_and_keep_to_the_budget(example, seed, unit, most, max_words):
+    section = MaskingSection(unit=unit, max_words=max_words)
+    masked = mask(example.input_ids, seed, section, most)
+    ids = example.input_ids
+    budget = min(most, max(1, round(len(ids) * 0.15)))
+    chosen = set(masked.positions.tolist())
+    assert len(chosen) == len(masked.positions) <= budget
+    left_out = []
+    for word in words_of(ids):
+        assert chosen.issuperset(word) or chosen.isdisjoint(word)
+        if chosen.isdisjoint(word):
+            left_out.append(len(word))
+    # Nothing that would still have fitted was passed over.
+    assert not left_out or len(chosen) + min(left_out) > budget
+    assert (np.diff(masked.positions) > 0).all()
+    np.testing.assert_array_equal(masked.ids, ids[masked.positions])
+    assert not np.isin(masked.ids, [SPECIAL.cls, SPECIAL.sep]).any()
+    untouched = np.delete(np.arange(len(ids)), masked.positions)
+    np.testing.assert_array_equal(masked.input_ids[untouched], ids[untouched])
+
+
+@pytest.mark.parametrize("unit", ["ngram", "span"])
+def test_masks_are_a_function_of_the_stream(unit):
+    make = row_maker(128, unit=unit)
+    example = make_example(list(range(10, 60)), list(range(690, 740)))
+
+    def positions(*key: int) -> list[int]:
+        return make(example, stream(5, "mask", *key))["masked_lm_positions"].tolist()
+
+    assert positions(0, 3) == positions(0, 3)
+    assert positions(0, 3) != positions(1, 3)
+    assert positions(0, 3) != positions(0, 4)
+
+
+def one_word_each(count: int) -> Words:
+    return find_words(np.arange(count), np.zeros(count, bool))
+
+
+def drawn(section: MaskingSection, words: Words, *, budget: int, trials: int):
+    """The spans of many draws."""
+    for trial in range(trials):
+        draws = stream(3, "spans", trial).random((2, len(words.starts)))
+        chances = section.span_chances
+        yield choose_spans(words, keys=draws[0], sizes=draws[1], chances=chances, budget=budget)
+
+
+@pytest.mark.parametrize(
+    ("unit", "law"),
+    [
+        ("ngram", np.array([6, 3, 2]) / 11),
+        ("span", 0.2 * 0.8 ** np.arange(10) / (1 - 0.8**10)),
+    ],
+)
+def test_lengths_follow_the_papers_law(unit, law):
+    # A budget of as many words as a span may have: the first span is never cut for it.
+    spans = drawn(MaskingSection(unit=unit), one_word_each(400), budget=10, trials=4000)
+    first = [s[0][:2] for s in spans]
+    inside = [size for begin, size in first if begin < 390]
+    counts = np.bincount(inside, minlength=len(law) + 1)[1:]
+    assert stats.chisquare(counts, law * len(inside)).pvalue > 1e-3
+
+
+def test_lengths_of_all_spans_of_a_row_stay_near_the_law():
+    # 15% of 510 words: spans are cut where they meet, and the last one by the budget.
+    section = MaskingSection(unit="span")
+    found = list(drawn(section, one_word_each(510), budget=77, trials=400))
+    sizes = [[span.size for span in spans] for spans in found]
+    assert all(sum(held) == 77 for held in sizes)
+    mean = np.concatenate(sizes).mean()
+    assert 3.3 < mean < 3.8  # 3.8 in the paper, before any cut
+
+
+def test_spans_begin_at_every_word_with_the_same_chance():
+    spans = drawn(MaskingSection(unit="span"), one_word_each(100), budget=10, trials=5000)
+    counts = np.bincount([s[0].first for s in spans], minlength=100)
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_laws_are_those_of_the_papers():
+    np.testing.assert_allclose(ngram_chances(3), [6 / 11, 3 / 11, 2 / 11])
+    chances = geometric_chances(0.2, 10)
+    np.testing.assert_allclose(chances[1:] / chances[:-1], 0.8)
+    assert chances @ np.arange(1, 11) == pytest.approx(3.8, abs=0.05)  # "mean(l) = 3.8"
+
+
+def test_a_span_ends_at_a_special_token():
+    ids = np.array([2, 10, 3, 11, 12, 3])
+    section = MaskingSection(unit="span", span_stop=1e-9, rate=0.34)
+    chosen = {tuple(mask(ids, seed, section).positions.tolist()) for seed in range(60)}
+    # Two tokens: from 11 on they are one span, from 10 on it ends at once and another follows.
+    assert chosen == {(1, 3), (1, 4), (3, 4)}
+
+
+masked_rows = functools.partial(make_example, [10] * 250, [10] * 247)
+
+
+def replaced(masked: Masked) -> np.ndarray:
+    """0 for [MASK], 1 for another token, 2 for the token itself."""
+    seen = masked.input_ids[masked.positions]
+    return np.where(seen == SPECIAL.mask, 0, np.where(seen == masked.ids, 2, 1))
+
+
+@pytest.mark.parametrize("unit", ["ngram", "span"])
+def test_shares_are_80_10_10(unit):
+    counts = np.zeros(3)
+    for seed in range(400):
+        masked = mask(masked_rows().input_ids, seed, MaskingSection(unit=unit))
+        kinds = replaced(masked)
+        if unit == "span":  # the tokens of a span go together: one of each row is looked at
+            kinds = kinds[:1]
+        counts += np.bincount(kinds, minlength=3)
+    expected = counts.sum() * np.array([0.8 + 1e-4, 0.1 * 0.998, 0.1 + 1e-4])
+    assert stats.chisquare(counts, expected).pvalue > 1e-3
+
+
+def test_a_span_is_replaced_as_a_whole_and_random_tokens_differ_within_it():
+    # Words of five tokens and a budget for one of them: a single span.
+    word = [10, *[FIRST_CONTINUATION] * 4]
+    ids = make_example(word * 3, word * 3).input_ids
+    section = MaskingSection(unit="span")
+    counts = np.zeros(3)
+    for seed in range(1500):
+        masked = mask(ids, seed, section)
+        seen = masked.input_ids[masked.positions]
+        assert len(seen) == 5
+        if (seen == SPECIAL.mask).all():
+            counts[0] += 1
+        elif (seen == masked.ids).all():
+            counts[2] += 1
+        else:  # drawn anew for each token
+            counts[1] += 1
+            assert len(set(seen.tolist())) > 1
+    assert stats.chisquare(counts, counts.sum() * np.array([0.8, 0.1, 0.1])).pvalue > 1e-3
+
+
+def test_ngrams_are_replaced_token_by_token():
+    ids = make_example([10] * 20, [11] * 10).input_ids
+    section = MaskingSection(unit="ngram")
+    mixed = 0
+    for seed in range(200):
+        mixed += len(set(replaced(mask(ids, seed, section)).tolist())) > 1
+    assert mixed > 100
+
+
+def test_words_of_continuations_count_as_words_not_tokens():
+    # Words of three tokens: spans of at most two words have 3 or 6.
+    word = [10, FIRST_CONTINUATION, FIRST_CONTINUATION + 1]
+    ids = make_example(word * 30, word * 30).input_ids
+    section = MaskingSection(unit="span", max_words=2, rate=0.04)  # 7 tokens: two words
+    masked = mask_tokens(
+        ids,
+        stream(0, "test"),
+        masking=section,
+        max_predictions=100,
+        special=SPECIAL,
+        vocab_size=VOCAB_SIZE,
+        is_continuation=IS_CONTINUATION,
+    )
+    assert len(masked.positions) == 6
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_words": 3}, "max_words: found 3, allowed: only with unit ngram or span"),
+        ({"unit": "ngram", "span_stop": 0.3}, "span_stop: found 0.3, allowed: only with unit span"),
+        ({"segmenter": "jieba:lcut"}, "segmenter: found jieba:lcut, allowed: only with unit whole"),
+    ],
+)
+def test_a_setting_that_its_unit_does_not_read_is_refused(values, message):
+    with pytest.raises(pydantic.ValidationError, match=message):
+        MaskingSection(**values)
+    assert MaskingSection.model_validate_json(MaskingSection().model_dump_json())
+
+
+def test_fingerprint_tells_laws_apart_and_leaves_older_ones_as_they_were():
+    def fingerprint(**masking):
+        return row_maker(128, **masking).fingerprint()
+
+    assert set(fingerprint()) == {
+        "seq_length",
+        "packing",
+        "masking.max_predictions",
+        "masking.rate",
+        "masking.unit",
+        "masking.replace_with_mask",
+        "masking.replace_with_random",
+    }
+    different = [
+        fingerprint(),
+        fingerprint(static_copies=4),
+        fingerprint(static_copies=5),
+        fingerprint(unit="span"),
+        fingerprint(unit="span", span_stop=0.3),
+        fingerprint(unit="span", max_words=5),
+        fingerprint(unit="ngram"),
+        fingerprint(unit="ngram", max_words=2),
+        fingerprint(unit="ngram", segmenter="json:loads"),
+    ]
+    assert len({tuple(sorted(f.items())) for f in different}) == len(different)

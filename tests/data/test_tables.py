@@ -1,0 +1,112 @@
+"""Tables row by row."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.tables import read_lines, read_table
+from bert_jax.errors import UserError
+
+
+def rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    return [(row.line, dict(row.values)) for row in read_table(path)]
+
+
+def refusal(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        rows(path)
+    return str(caught.value)
+
+
+def test_a_tsv_knows_no_quotes_a_csv_does(tmp_path: Path) -> None:
+    tsv, table = tmp_path / "t.tsv", tmp_path / "t.csv"
+    tsv.write_bytes('\ufeffa\tb\r\n"x\t1\r\ny"\t\r\n'.encode())
+    assert rows(tsv) == [(2, {"a": '"x', "b": "1"}), (3, {"a": 'y"', "b": ""})]
+    table.write_bytes(b'a,b\n"x\ny, ""z""",1\nw,2\n')
+    assert rows(table) == [(3, {"a": 'x\ny, "z"', "b": "1"}), (4, {"a": "w", "b": "2"})]
+
+
+def test_json_and_parquet_keep_types(tmp_path: Path) -> None:
+    made = [{"a": "x", "b": 1.5, "c": ["l", "m"]}, {"a": "y", "b": None, "c": []}]
+    lines = tmp_path / "t.jsonl"
+    lines.write_text("".join(f"{json.dumps(row)}\n" for row in made))
+    assert rows(lines) == [(1, made[0]), (2, made[1])]
+    pq.write_table(pa.Table.from_pylist(made), tmp_path / "t.parquet")
+    assert rows(tmp_path / "t.parquet") == [(1, made[0]), (2, made[1])]
+    first = next(read_table(tmp_path / "t.parquet"))
+    assert first.place == f"{tmp_path}/t.parquet: row 1"
+
+
+def test_rows_of_a_parquet_are_numbered_through_its_batches(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"a": list(range(3000))}), path, row_group_size=700)
+    assert rows(path) == [(number + 1, {"a": number}) for number in range(3000)]
+
+
+def test_a_field_longer_than_the_csv_modules_own_limit_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a\n" + "x" * 200_000 + "\n")
+    assert len(rows(path)[0][1]["a"]) == 200_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("t.csv", b"a,b\n1,2\n3\n", "t.csv: line 3: found 1 fields, allowed: 2, as in the header"),
+        ("t.tsv", b"a\tb\n1\t2\t3\n", "t.tsv: line 2: found 3 fields, allowed: 2"),
+        ("t.tsv", b"a\ta\n", 't.tsv: line 1: found the column "a" twice'),
+        ("t.csv", b"", "t.csv: found no header"),
+        ("t.tsv", b"", "t.tsv: found no header"),
+        ("t.csv", b'a\n"x" y\n', "t.csv: line 2: found no CSV"),
+        ("t.csv", b'a\n"x\n', "t.csv: line 2: found no CSV (unexpected end of data)"),
+        ("t.jsonl", b'{"a": 1}\n{"a"\n', "t.jsonl: line 2: found no JSON"),
+        ("t.jsonl", b'"a"\n', "t.jsonl: line 1: found a JSON str, allowed: an object"),
+        ("t.parquet", b"PAR1", "t.parquet: found no Parquet"),
+        ("t.xlsx", b"", "found .xlsx, allowed: .jsonl, .csv, .tsv, .parquet"),
+    ],
+)
+def test_what_is_no_table_is_named(
+    tmp_path: Path, name: str, content: bytes, expected: str
+) -> None:
+    assert expected in refusal(tmp_path / name, content)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl"])
+def test_the_line_of_a_byte_that_is_no_utf8_is_found(tmp_path: Path, name: str) -> None:
+    line = b'{"a": "x"}\n' if name.endswith("l") else b"x\n"
+    content = line * 3000 + b"caf\xe9\n" + line * 10
+    assert refusal(tmp_path / name, content) == (
+        f"{tmp_path / name}: line 3001: found byte 0xe9, allowed: UTF-8"
+    )
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "no.csv", tmp_path / "no.parquet"):
+        with pytest.raises(UserError, match=r"cannot be read \(No such file"):
+            rows(path)
+    with pytest.raises(UserError, match=r"cannot be read \(No such file"):
+        list(read_lines(tmp_path / "no.txt"))
+
+
+FIELD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(FIELD, FIELD), max_size=5))
+def test_what_the_csv_module_writes_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, table: list[tuple[str, str]]
+) -> None:
+    path = tmp_path_factory.mktemp("csv") / "t.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *table])
+    assert [tuple(values.values()) for _, values in rows(path)] == table

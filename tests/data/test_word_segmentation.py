@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from bert_jax.data.dataset.reader import Example
+from bert_jax.data.rng import stream
+from bert_jax.data.rows.masking import MaskedRow, MaskingSection
+from bert_jax.data.rows.word_segmentation import Segmenter
+from bert_jax.errors import UserError
+from bert_jax.text.wordpiece import WordPieceTokenizer
+
+HOOK = "tests.data.chinese:cut"
+PIECES = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "我",
+    "在",
+    "北",
+    "京",
+    "大",
+    "学",
+    "生",
+    "。",
+    "play",
+    "##ing",
+    "北京",
+]
+
+
+def ids_of(text: str) -> np.ndarray:
+    return np.array([PIECES.index(piece) for piece in text.split()])
+
+
+def joined(text: str, *, hook: str = HOOK) -> str:
+    ids = ids_of(text)
+    continues = np.array([piece.startswith("##") for piece in PIECES])[ids]
+    marks = Segmenter.create(hook, PIECES).join(ids, continues)
+    return "".join("-" if mark else "|" for mark in marks)
+
+
+def test_characters_of_a_word_are_joined_and_all_else_is_left_alone() -> None:
+    assert joined("[CLS] 我 在 北 京 大 学 play ##ing 大 学 生 。 [SEP]") == "||||-|-|-|-|||"
+    assert joined("[CLS] play ##ing [SEP]") == "||-|"
+    # No word reaches across a separator or a full stop.
+    assert joined("[CLS] 北 [SEP] 京 北 。 京 [SEP]") == "||||||||"
+    # A piece of several characters, as SentencePiece has them, is joined where its first one is.
+    assert joined("我 北京 大 学") == "|||-"
+
+
+@pytest.mark.parametrize("unit", ["whole_word", "ngram", "span"])
+def test_chinese_words_are_masked_whole_also_in_another_process(unit: str) -> None:
+    masking = MaskingSection.model_validate({"unit": unit, "segmenter": HOOK, "rate": 0.3})
+    make = MaskedRow.from_tokenizer(tokenizer(), seq_length=32, masking=masking)
+    make = pickle.loads(pickle.dumps(make))
+    ids = ids_of("[CLS] 我 在 北 京 大 学 我 在 [SEP] 大 学 生 在 北 京 。 [SEP]")
+    words = [(3, 4), (5, 6), (10, 11), (14, 15)]
+    seen = set()
+    for epoch in range(80):
+        masked = make.mask(ids, stream(0, "mask", epoch))
+        chosen = set(masked.positions.tolist())
+        assert chosen
+        for word in words:
+            assert chosen.issuperset(word) or chosen.isdisjoint(word)
+        seen |= chosen
+    assert seen == set(range(len(ids))) - {0, 9, 17}
+
+
+def test_without_a_segmenter_each_character_is_a_word() -> None:
+    make = MaskedRow.from_tokenizer(
+        tokenizer(), seq_length=32, masking=MaskingSection(unit="whole_word")
+    )
+    assert make.segmenter is None
+    ids = ids_of("[CLS] 北 京 [SEP] 大 学 [SEP]")
+    chosen = {tuple(make.mask(ids, stream(0, e)).positions.tolist()) for e in range(40)}
+    assert chosen == {(1,), (2,), (4,), (5,)}
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        ("jieba", 'found "jieba", allowed: module:function'),
+        ("tests.data.no_such:cut", "tests.data.no_such cannot be imported"),
+        ("tests.data.chinese:cute", 'no function "cute"; did you mean "cut"?'),
+        ("tests.data.chinese:LEXICON", 'no function "LEXICON"'),
+        ("tests.data.chinese:lose", "returned \\['北'\\] for \"北京\", allowed: words that"),
+    ],
+)
+def test_a_hook_that_does_not_work_is_one_line_that_names_it(hook: str, message: str) -> None:
+    with pytest.raises(UserError, match=f"^objective.masking.segmenter: .*{message}"):
+        joined("北 京", hook=hook)
+
+
+def test_a_row_fails_on_a_hook_that_loses_text() -> None:
+    masking = MaskingSection(unit="whole_word", segmenter="tests.data.chinese:lose")
+    make = MaskedRow.from_tokenizer(tokenizer(), seq_length=32, masking=masking)
+    example = Example(ids_of("[CLS] 北 京 [SEP] 大 学 [SEP]"), 4, 0)
+    with pytest.raises(UserError, match=r"tests\.data\.chinese:lose"):
+        make(example, stream(0))
+
+
+def tokenizer() -> WordPieceTokenizer:
+    return WordPieceTokenizer(PIECES, lower_case=True)

@@ -1,0 +1,96 @@
+"""`--probe`: a linear classifier finds what is in the features, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bert_jax.feature_extraction.scalar_mix import learn_mix
+from tests.feature_extraction.runs import features, make_run, refusal, write_lines
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("features"), layers=4)[0]
+
+
+def table(path: Path, *, shuffled: bool = False, count: int = 150) -> Path:
+    """Texts of words below w4 are "low", those of w4 to w7 "high"."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(count) % 3 == 0
+    words = [rng.integers(0, 4, 6) + 4 * int(high) for high in labels]
+    said = rng.permutation(labels) if shuffled else labels
+    rows = [
+        f"{' '.join(f'w{word}' for word in text)}\t{'high' if high else 'low'}"
+        for text, high in zip(words, said, strict=True)
+    ]
+    return write_lines(path, ["text\tlabel", *rows])
+
+
+@pytest.mark.parametrize("layers", ["concat-last-four", "mix"])
+def test_a_probe_finds_a_separable_label_and_not_a_shuffled_one(
+    run: Path, tmp_path: Path, layers: str
+) -> None:
+    scores = {}
+    for shuffled in (False, True):
+        source = table(tmp_path / "t.tsv", shuffled=shuffled)
+        result = features(
+            *(run, source, tmp_path / "o.npz", "--probe", "label", "--layers", layers, "--force")
+        )
+        assert result.exit_code == 0, (result.output, result.exception)
+        assert "5 folds, 150 texts, 2 labels; the most frequent label alone gets 66.7%" in (
+            result.output
+        )
+        scores[shuffled] = json.loads((tmp_path / "probe.json").read_text())
+    assert scores[False]["accuracy"] > 0.95
+    assert scores[False]["macro_f1"] > 0.95
+    assert scores[True]["accuracy"] < 0.75
+    assert scores[False]["labels"] == ["high", "low"]
+    assert np.mean(scores[False]["folds"]) == pytest.approx(scores[False]["accuracy"])
+    with np.load(tmp_path / "o.npz") as archive:
+        assert archive["vectors"].shape == (150, 32 if layers == "mix" else 128)
+
+
+def test_a_mix_is_written_as_the_weighted_sum_of_layers(run: Path, tmp_path: Path) -> None:
+    source = table(tmp_path / "t.tsv")
+    made: dict[str, Any] = {}
+    for layers in ("mix", "0,1,2,3,4"):
+        options = ("--probe", "label", "--layers", layers, "--force")
+        assert features(run, source, tmp_path / "o.npz", *options).exit_code == 0
+        with np.load(tmp_path / "o.npz") as archive:
+            made[layers] = archive["vectors"]
+        made[f"{layers} weights"] = json.loads((tmp_path / "probe.json").read_text())["mix"]
+    weights = made["mix weights"]
+    assert sum(weights) == pytest.approx(1)
+    states = made["0,1,2,3,4"].reshape(150, 5, 32)
+    np.testing.assert_allclose(made["mix"], np.einsum("nsd,s->nd", states, weights), atol=1e-5)
+
+
+def test_a_mix_leans_on_the_state_that_tells_the_labels() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 2
+    states = rng.normal(size=(200, 4, 8)).astype(np.float32)
+    states[:, 2, 0] += 4.0 * labels
+    weights = learn_mix(states, labels, classes=2)
+    assert weights.sum() == pytest.approx(1)
+    assert weights.argmax() == 2
+    assert weights[2] > 0.8
+
+
+def test_labels_that_cannot_be_folded_are_refused(run: Path, tmp_path: Path) -> None:
+    options = ("--column", "a", "--probe", "b", "--layers", "last")
+    source = write_lines(tmp_path / "t.csv", ["a,b", *["w1,x"] * 9, *["w2,y"] * 4])
+    line = refusal(run, source, tmp_path / "o.npz", *options)
+    assert '--probe: label "y" has 4 texts, allowed: 5 or more' in line
+    write_lines(source, ["a,b", *["w1,x"] * 9])
+    assert "found one label (x), allowed: two or more" in refusal(
+        run, source, tmp_path / "o.npz", *options
+    )
+    assert 'did you mean "label"' in refusal(
+        *(run, table(tmp_path / "t.tsv"), tmp_path / "o.npz", "--probe", "labels")
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "t.tsv"]

@@ -1,0 +1,101 @@
+"""What `bert-jax features` refuses: one line, exit code 2, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.feature_extraction.runs import features, make_run, refusal, write_lines
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("features"), layers=2)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "expected"),
+    [
+        ("t.csv", "sentence,label\nw1,0\n", ("--column", "sentense"), 'did you mean "sentence"?'),
+        ("t.csv", "sentence,label\nw1,0\n", (), "--column: found none, allowed: sentence, label"),
+        ("t.csv", "a,b\nw1,0\nw2\n", ("--column", "a"), "line 3: found 1 fields, allowed: 2"),
+        ("t.tsv", 'a\tb\n"w1\t0\nw2\t1\t2\n', ("--column", "a"), "line 3: found 3 fields"),
+        ("t.csv", 'a,b\n"w1"x,0\n', ("--column", "a"), "line 2: found no CSV"),
+        ("t.csv", "", ("--column", "a"), "found no header"),
+        ("t.csv", "a,b\n", ("--column", "a"), "found no text, allowed: one or more"),
+        ("t.csv", "a,b\nw1,\n", ("--column", "a", "--probe", "b"), "line 2: \"b\" found ''"),
+        ("t.jsonl", '{"a": "w1"}\n{"a": 3}\n', ("--column", "a"), 'line 2: "a" found int'),
+        ("t.jsonl", '{"a": "w1"}\n{"b": ""}\n', ("--column", "a"), "allowed: b (line 2 of"),
+        ("t.jsonl", '{"a": "w1"}\n{"a": \n', (), "line 2: found no JSON"),
+        ("t.jsonl", "[1]\n", (), "line 1: found a JSON list, allowed: an object"),
+        ("t.txt", "w1\n", ("--column", "a"), '--column: found "a" with a .txt'),
+        ("t.txt", "w1\n", ("--probe", "a"), '--probe: found "a" with a .txt'),
+        ("t.doc", "w1\n", (), "found .doc, allowed: .txt, .jsonl, .csv, .tsv"),
+        ("t.txt", "w1\n", ("--layers", "lastt"), 'did you mean "last"?'),
+        (
+            "t.txt",
+            "w1\n",
+            ("--layers", "1,3"),
+            "--layers: found 3, allowed: 0 (the embeddings) to 2",
+        ),
+        ("t.txt", "w1\n", (), 'found "concat-last-four", but the model has 2 layers'),
+        ("t.txt", "w1\n", ("--layers", "mix"), 'found "mix" without --probe'),
+        (
+            "t.txt",
+            "w1\n",
+            ("--level", "word", "--pool", "cls"),
+            "--pool: found it with --level word",
+        ),
+        ("t.txt", "w1\n", ("--layers", "1", "--max-length", "41"), "allowed: 4 to 40"),
+        ("t.txt", "w1\n", ("--layers", "1", "--batch-size", "0"), "allowed: 1 or more"),
+        ("t.txt", "w1\n", ("--layers", "1", "--checkpoint", "lst"), 'did you mean "last"?'),
+    ],
+)
+def test_a_mistake_is_named_and_leaves_nothing(
+    run: Path, tmp_path: Path, name: str, content: str, options: tuple[str, ...], expected: str
+) -> None:
+    source = tmp_path / name
+    source.write_text(content)
+    if "--layers" not in options and "concat" not in expected:
+        options = (*options, "--layers", "last")
+    assert expected in refusal(run, source, tmp_path / "out.npz", *options)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_bytes_that_are_no_utf8_are_refused(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(b"w1\nw\xff\n")
+    line = refusal(run, tmp_path / "t.txt", tmp_path / "o.npz", "--layers", "last")
+    assert "found byte 0xff" in line
+    assert "allowed: UTF-8" in line
+
+
+def test_a_text_that_is_not_there_is_refused(run: Path, tmp_path: Path) -> None:
+    line = refusal(run, tmp_path / "none.txt", tmp_path / "o.npz", "--layers", "last")
+    assert "none.txt: cannot be read (No such file or directory)" in line
+
+
+def test_a_file_is_replaced_only_by_force(run: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "t.txt", ["w1"])
+    output = write_lines(tmp_path / "o.npz", ["mine"])
+    assert "is already there; allowed: a new file, or --force" in refusal(
+        run, source, output, "--layers", "last"
+    )
+    assert output.read_text() == "mine\n"
+    assert features(run, source, output, "--layers", "last", "--force").exit_code == 0
+    assert output.read_bytes()[:2] == b"PK"
+    assert "found .npy, allowed: .npz, .parquet, .jsonl" in refusal(run, source, "o.npy")
+    assert "found no directory" in refusal(run, source, tmp_path / "no" / "o.npz")
+
+
+def test_a_mistake_in_the_last_line_leaves_no_output(run: Path, tmp_path: Path) -> None:
+    lines = ["a,b", *["w1,0"] * 3000, "w1"]
+    source = write_lines(tmp_path / "t.csv", lines)
+    for output in ("o.npz", "o.jsonl", "o.parquet"):
+        options = ("--column", "a", "--layers", "last")
+        line = refusal(run, source, tmp_path / output, *options)
+        assert "line 3002: found 1 fields, allowed: 2" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]

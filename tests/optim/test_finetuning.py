@@ -1,0 +1,285 @@
+"""The optimizer of fine-tuning against torch's AdamW, a parameter group for every layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pydantic
+import pytest
+import torch
+
+from bert_jax.optim.finetuning import make_direction, make_finetune_optimizer, make_schedule
+from bert_jax.optim.optimizer import find_moments
+from bert_jax.optim.sections import FinetuneOptimizerSection
+
+DEPTH, STEPS, EPOCH = 3, 20, 4
+AXES: dict[str, Any] = {
+    "encoder": {
+        "embeddings": {"word": ("vocab", "embed"), "norm": {"scale": ("hidden",)}},
+        "layers": {"kernel": ("layers", "embed", "mlp"), "bias": ("layers", "mlp")},
+    },
+    "pooler": {"kernel": ("embed", "pooled")},
+    "task": {"kernel": ("embed", "classes"), "bias": ("classes",)},
+}
+# The parameters as torch has them, one for each layer: unit, and whether it decays.
+PARTS = {
+    "encoder/embeddings/word": ("embeddings", True),
+    "encoder/embeddings/norm/scale": ("embeddings", False),
+    **{f"encoder/layers/kernel/{i}": (f"layers.{i}", True) for i in range(DEPTH)},
+    **{f"encoder/layers/bias/{i}": (f"layers.{i}", False) for i in range(DEPTH)},
+    "pooler/kernel": ("pooler", True),
+    "task/kernel": ("heads", True),
+    "task/bias": ("heads", False),
+}
+ALL = {"embeddings": 0, "layers.0": 0, "layers.1": 0, "layers.2": 0, "pooler": 0, "heads": 0}
+
+
+def tree(seed: int, scale: float = 1.0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape: int) -> np.ndarray:
+        return (scale * rng.standard_normal(shape)).astype(np.float32)
+
+    return {
+        "encoder": {
+            "embeddings": {"word": draw(7, 4), "norm": {"scale": draw(4)}},
+            "layers": {"kernel": draw(DEPTH, 4, 5), "bias": draw(DEPTH, 5)},
+        },
+        "pooler": {"kernel": draw(4, 4)},
+        "task": {"kernel": draw(4, 2), "bias": draw(2)},
+    }
+
+
+def gradients(step: int) -> dict[str, Any]:
+    """Now above, now below the norm that is clipped at."""
+    return tree(100 + step, scale=0.02 if step % 2 else 3.0)
+
+
+def parts(values: Any) -> dict[str, np.ndarray]:
+    """A tree's parameters by the names of `PARTS`, the layers taken apart."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(values):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        rows = (
+            {f"{name}/{i}": row for i, row in enumerate(np.asarray(leaf))}
+            if "/layers/" in name
+            else None
+        )
+        found |= {key: np.asarray(value) for key, value in (rows or {name: leaf}).items()}
+    assert found.keys() == PARTS.keys()
+    return found
+
+
+def ours(section: FinetuneOptimizerSection) -> list[dict[str, np.ndarray]]:
+    """Parameters after every step."""
+    transform, _ = make_finetune_optimizer(
+        section, AXES, depth=DEPTH, total_steps=STEPS, steps_per_epoch=EPOCH
+    )
+    params = jax.tree.map(jnp.asarray, tree(0))
+    state, history = transform.init(params), []
+
+    @jax.jit
+    def advance(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        updates, state = transform.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for step in range(STEPS):
+        params, state = advance(gradients(step), state, params)
+        history.append(parts(params))
+    return history
+
+
+def torch_adamw(
+    section: FinetuneOptimizerSection, *, factors: dict[str, float], starts: dict[str, int]
+) -> list[dict[str, np.ndarray]]:
+    """Parameters after every step of `torch.optim.AdamW` in float64.
+
+    Args:
+        section: its constants.
+        factors: what each unit's rate is multiplied by; without an entry by 1.
+        starts: the step at which each unit gets its first gradient. Torch leaves a parameter
+            without a gradient alone and counts its steps from the first.
+    """
+    tensors = {n: torch.tensor(v, dtype=torch.float64) for n, v in parts(tree(0)).items()}
+    groups = [
+        {"params": [tensors[name]], "weight_decay": section.weight_decay if decays else 0.0}
+        for name, (_, decays) in PARTS.items()
+    ]
+    optimizer = torch.optim.AdamW(
+        groups, lr=1.0, betas=(section.beta1, section.beta2), eps=section.eps
+    )
+    warmup, history = 2, []
+    for step in range(STEPS):
+        line = step / warmup if step < warmup else (STEPS - step) / (STEPS - warmup)
+        grads = {
+            name: torch.tensor(value, dtype=torch.float64)
+            for name, value in parts(gradients(step)).items()
+            if step >= starts.get(PARTS[name][0], STEPS)
+        }
+        norm = sum(float((g**2).sum()) for g in grads.values()) ** 0.5
+        for (name, tensor), group in zip(tensors.items(), optimizer.param_groups, strict=True):
+            tensor.grad = grads[name] / max(norm, 1.0) if name in grads else None
+            group["lr"] = section.learning_rate * line * factors.get(PARTS[name][0], 1.0)
+        optimizer.step()
+        history.append({name: tensor.numpy().copy() for name, tensor in tensors.items()})
+    return history
+
+
+def assert_same(found: list[dict[str, np.ndarray]], expected: list[dict[str, np.ndarray]]) -> None:
+    """That every parameter has gone the same way, to a 10,000th of the way or a float's digit."""
+    start = parts(tree(0))
+    for step, (one, other) in enumerate(zip(found, expected, strict=True)):
+        for name in PARTS:
+            np.testing.assert_allclose(
+                one[name], other[name], rtol=1e-5, atol=1e-6, err_msg=f"{name} after step {step}"
+            )
+    for name, value in found[-1].items():
+        way, expected_way = value - start[name], expected[-1][name] - start[name]
+        np.testing.assert_allclose(way, expected_way, rtol=1e-3, atol=1e-6, err_msg=name)
+
+
+def test_without_its_extras_it_is_torchs_adamw() -> None:
+    section = FinetuneOptimizerSection(learning_rate=1e-2)
+    assert_same(ours(section), torch_adamw(section, factors={}, starts=ALL))
+
+
+def test_layer_decay_is_a_rate_for_each_layer() -> None:
+    section = FinetuneOptimizerSection(learning_rate=1e-2, layer_decay=0.5)
+    factors = {"layers.2": 0.5, "layers.1": 0.25, "layers.0": 0.125, "embeddings": 0.0625}
+    assert_same(ours(section), torch_adamw(section, factors=factors, starts=ALL))
+
+
+def test_frozen_parameters_are_left_out_of_the_norm_that_clips() -> None:
+    section = FinetuneOptimizerSection(learning_rate=1e-2, freeze=("embeddings", "layers.0-1"))
+    starts = {"layers.2": 0, "pooler": 0, "heads": 0}
+    assert_same(ours(section), torch_adamw(section, factors={}, starts=starts))
+
+
+def test_a_thawed_layer_starts_as_a_fresh_adam_would() -> None:
+    """Above all its bias correction, which counts from the step at which it thaws."""
+    section = FinetuneOptimizerSection(learning_rate=1e-2, layer_decay=0.8, unfreeze_every=1)
+    factors = {"layers.2": 0.8, "layers.1": 0.8**2, "layers.0": 0.8**3, "embeddings": 0.8**4}
+    starts = {
+        "heads": 0,
+        "pooler": 0,
+        "layers.2": EPOCH,
+        "layers.1": 2 * EPOCH,
+        "layers.0": 3 * EPOCH,
+        "embeddings": 4 * EPOCH,
+    }
+    assert_same(ours(section), torch_adamw(section, factors=factors, starts=starts))
+
+
+def test_one_optimizer_serves_a_mapped_sweep_over_learning_rates() -> None:
+    """Made within the mapped function, with a traced peak; or as a direction, multiplied after."""
+    section = FinetuneOptimizerSection(layer_decay=0.9, freeze=("layers.0",), unfreeze_every=1)
+    sizes = {"depth": DEPTH, "steps_per_epoch": EPOCH}
+    peaks = [1e-2, 5e-2]
+    start = jax.tree.map(jnp.asarray, tree(0))
+    grads = jax.tree.map(lambda *leaves: np.stack(leaves), *map(gradients, range(STEPS)))
+    shape = make_schedule(section, total_steps=STEPS)
+    direction = make_direction(section, AXES, **sizes)
+
+    def with_peak(peak: jax.Array) -> Any:
+        transform, _ = make_finetune_optimizer(section, AXES, total_steps=STEPS, peak=peak, **sizes)
+
+        def advance(carry: Any, grads: Any) -> tuple[Any, None]:
+            params, state = carry
+            updates, state = transform.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(advance, (start, transform.init(start)), grads)[0][0]
+
+    def with_direction(peak: jax.Array) -> Any:
+        def advance(carry: Any, inputs: Any) -> tuple[Any, None]:
+            params, state = carry
+            step, grads = inputs
+            way, state = direction.update(grads, state, params)
+            rate = peak * shape(step)
+            return (jax.tree.map(lambda p, d: p - rate * d, params, way), state), None
+
+        steps = jnp.arange(STEPS)
+        return jax.lax.scan(advance, (start, direction.init(start)), (steps, grads))[0][0]
+
+    for run in (with_peak, with_direction):
+        mapped = jax.tree.map(np.asarray, jax.jit(jax.vmap(run))(jnp.array(peaks)))
+        for index, peak in enumerate(peaks):
+            alone = ours(section.model_copy(update={"learning_rate": peak}))[-1]
+            found = parts(jax.tree.map(lambda leaf, i=index: leaf[i], mapped))
+            for name, value in found.items():
+                np.testing.assert_allclose(value, alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_the_rate_returned_is_the_rate_applied() -> None:
+    """Read off a direction of 1: no moments to speak of, no decay, no clipping."""
+    section = FinetuneOptimizerSection(
+        learning_rate=2e-3, warmup_fraction=0.25, beta1=0.0, weight_decay=0.0, clip_norm=None
+    )
+    transform, schedule = make_finetune_optimizer(
+        section, AXES, depth=DEPTH, total_steps=8, steps_per_epoch=4
+    )
+    params = jax.tree.map(jnp.asarray, tree(0))
+    ones = jax.tree.map(jnp.ones_like, params)
+    state, found = transform.init(params), []
+    update = jax.jit(transform.update)
+    for _ in range(9):
+        updates, state = update(ones, state, params)
+        found.append(-float(updates["task"]["bias"][0]))
+    expected = [2e-3 * part for part in (0, 1 / 2, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose([schedule(step) for step in range(9)], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"warmup_fraction": 0.25}, [0, 0.5, 1, 5 / 6, 0]),
+        ({"warmup_fraction": 0.15}, [0, 0.5, 1, 5 / 6, 0]),  # 1.2 steps are two
+        ({"warmup_fraction": 0.0}, [1, 7 / 8, 6 / 8, 5 / 8, 0]),
+        ({"schedule": "constant", "warmup_fraction": 0.25}, [0, 0.5, 1, 1, 1]),
+        (
+            {"schedule": "slanted_triangular", "cut_fraction": 0.25, "ratio": 4},
+            [0.25, 0.625, 1, 0.875, 0.25],
+        ),
+    ],
+)
+def test_the_section_names_the_schedule(changes: dict[str, Any], expected: list[float]) -> None:
+    section = FinetuneOptimizerSection.model_validate(changes)
+    shape = make_schedule(section, total_steps=8)
+    found = [float(shape(step)) for step in (0, 1, 2, 3, 8)]
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_releases_adam_keeps_its_moments_where_they_are_looked_for() -> None:
+    section = FinetuneOptimizerSection(bias_correction=False)
+    transform, _ = make_finetune_optimizer(
+        section, AXES, depth=DEPTH, total_steps=8, steps_per_epoch=4
+    )
+    moments = find_moments(transform.init(tree(0)))
+    assert moments is not None
+    assert jax.tree.structure(moments.mu) == jax.tree.structure(tree(0))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"learning_rate": 0.0},
+        {"layer_decay": 0.0},
+        {"layer_decay": 1.1},
+        {"unfreeze_every": 0},
+        {"ratio": 0.5},
+        {"schedule": "cosine"},
+    ],
+)
+def test_values_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(pydantic.ValidationError):
+        FinetuneOptimizerSection.model_validate(changes)
+
+
+def test_thawing_a_frozen_encoder_is_refused() -> None:
+    with pytest.raises(pydantic.ValidationError, match="nothing is left to thaw"):
+        FinetuneOptimizerSection(freeze=("encoder",), unfreeze_every=1)

@@ -1,0 +1,71 @@
+"""Documents are dealt into shards: all of them, and never too few of a language."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.pipelines.shards.document_buckets import bucket_ranges, deal
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 200), min_size=1),
+    st.integers(1, 12),
+)
+def test_every_document_is_dealt_to_one_shard_and_small_languages_stay_together(
+    sizes: dict[str, int], count: int
+) -> None:
+    count = min(count, max(sizes.values()))
+    rng = np.random.default_rng(len(sizes))
+    keys = {name: np.sort(rng.integers(0, 2**64, n, dtype=np.uint64)) for name, n in sizes.items()}
+    dealt = deal(keys, count, tokens=sizes)
+    assert all(dealt)
+    found = defaultdict(list)
+    for ranges in dealt:
+        assert len({held.language for held in ranges}) == len(ranges)
+        for held in ranges:
+            found[held.language].append((held.first_key, held.last_key))
+    for name, ranges in found.items():
+        assert sorted(ranges) == bucket_ranges(keys[name], len(ranges))
+        each = sizes[name] // len(ranges)
+        assert each >= 16 or len(ranges) == 1 or sizes[name] == max(sizes.values())
+    assert found.keys() == sizes.keys()
+
+
+def test_small_languages_do_not_all_meet_in_one_shard() -> None:
+    keys = {f"l{number}": np.arange(20, dtype=np.uint64) for number in range(9)}
+    keys["large"] = np.arange(1000, dtype=np.uint64)
+    dealt = deal(keys, 5, tokens=dict.fromkeys(keys, 100))
+    assert sorted(len(ranges) for ranges in dealt) == [2, 3, 3, 3, 3]
+
+
+@given(
+    st.integers(16, 3000), st.integers(1, 5), st.integers(1, 20_000), st.sampled_from(["a", "ab"])
+)
+def test_a_bucket_is_no_larger_than_a_million_tokens_where_its_documents_allow(
+    documents: int, count: int, tokens_per_document: int, languages: str
+) -> None:
+    count = min(count, documents // 16)
+    keys = {name: np.arange(documents, dtype=np.uint64) for name in languages}
+    tokens = dict.fromkeys(keys, documents * tokens_per_document)
+    for ranges in deal(keys, count, tokens=tokens):
+        for language in languages:
+            sizes = [
+                held.last_key - held.first_key + 1 for held in ranges if held.language == language
+            ]
+            assert min(sizes) >= 16
+            assert len(sizes) == 1 or max(sizes) - min(sizes) <= 1
+            # Documents of one size, of which a bucket may have one more than another.
+            small = (max(sizes) - 1) * tokens_per_document <= 1_000_000
+            assert small or max(sizes) < 2 * 16
+
+
+def test_buckets_of_a_shard_follow_each_other_in_the_order_of_keys() -> None:
+    keys = {"en": np.arange(1000, dtype=np.uint64)}
+    first, second = deal(keys, 2, tokens={"en": 3_000_001})
+    assert [(r.first_key, r.last_key) for r in first] == [(0, 249), (250, 499)]
+    assert [(r.first_key, r.last_key) for r in second] == [(500, 749), (750, 999)]

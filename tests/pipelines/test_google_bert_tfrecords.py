@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.data.google_bert.reader import open_released
+from bert_jax.data.rows.masking import MaskedRow, MaskingSection
+from bert_jax.errors import UserError
+from bert_jax.pipelines.pairing.random_permutation import Permutation
+from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
+from bert_jax.text import load_tokenizer
+from tests.corpus import make_dataset
+from tests.data.google_bert_writer import read_release
+
+LENGTH = 48
+
+
+def rows_of(directory: Path, **masking: object) -> MaskedRow:
+    return MaskedRow.from_tokenizer(
+        load_tokenizer(directory / "tokenizer"),
+        seq_length=LENGTH,
+        masking=MaskingSection.model_validate(masking),
+    )
+
+
+@given(count=st.integers(1, 3000), seed=st.integers(0, 2**40))
+@settings(deadline=None, max_examples=60)
+def test_a_permutation_has_everything_once(count: int, seed: int) -> None:
+    order = Permutation(count, seed=seed)
+    found = order(np.arange(count))
+    assert np.array_equal(np.sort(found), np.arange(count))
+    assert np.array_equal(order(np.arange(count)[::-1]), found[::-1])
+
+
+def test_a_permutation_of_few_things_is_every_order_equally_often() -> None:
+    found = Counter(tuple(Permutation(4, seed=seed)(np.arange(4)).tolist()) for seed in range(4800))
+    assert len(found) == 24
+    chi_square = sum((count - 200) ** 2 / 200 for count in found.values())
+    assert chi_square < 50  # 23 degrees of freedom: beyond it once in a thousand times
+
+
+def test_tensorflow_reads_the_examples_with_fresh_masks_in_each_copy(tmp_path: Path) -> None:
+    make_dataset(tmp_path)
+    dataset = open_dataset(tmp_path / "dataset", "train")
+    rows = rows_of(tmp_path)
+    written = write_tfrecords([dataset], tmp_path / "out", rows=rows, seed=3, copies=2)
+    assert written == {"train": 2 * len(dataset)}
+    paths = sorted((tmp_path / "out").iterdir())
+    assert [path.name for path in paths] == [f"train.tfrecord-0000{at}-of-00003" for at in range(3)]
+    read = read_release(paths, length=LENGTH, slots=rows.max_predictions)
+    originals, masks = Counter(), Counter()
+    for row in read:
+        length, count = sum(row["input_mask"]), int(sum(row["masked_lm_weights"]))
+        ids = np.array(row["input_ids"])
+        assert not ids[length:].any()
+        places = row["masked_lm_positions"][:count]
+        ids[places] = row["masked_lm_ids"][:count]
+        key = (*ids[:length].tolist(), row["segment_ids"].count(1), *row["next_sentence_labels"])
+        originals[key] += 1
+        masks[key, *places] += 1
+        assert count == min(rows.max_predictions, max(1, round(length * 0.15)))
+    wanted = Counter(
+        (*e.input_ids.tolist(), len(e.input_ids) - e.first_length, e.next_sentence_label)
+        for e in dataset.__getitems__(range(len(dataset)))
+    )
+    assert originals == Counter({key: 2 * count for key, count in wanted.items()})
+    assert len(masks) > 1.8 * len(wanted)  # copies differ, but for chance in short examples
+
+
+def test_what_is_written_is_read_again_split_by_split(tmp_path: Path) -> None:
+    make_dataset(tmp_path)
+    splits = [open_dataset(tmp_path / "dataset", split) for split in ("train", "validation")]
+    rows = rows_of(tmp_path)
+    write_tfrecords(splits, tmp_path / "out", rows=rows, seed=3, copies=3)
+    train, validation = (open_released(tmp_path / "out", s) for s in ("train", "validation"))
+    assert (len(train), len(validation)) == (3 * len(splits[0]), len(splits[1]))
+    held = {tuple(e.input_ids.tolist()) for e in splits[1].__getitems__(range(len(splits[1])))}
+    assert {tuple(validation[at].original().tolist()) for at in range(len(validation))} == held
+    write_tfrecords(splits, tmp_path / "again", rows=rows, seed=3, copies=3)
+    write_tfrecords(splits, tmp_path / "other", rows=rows, seed=4, copies=3)
+    once, again, other = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).glob("*tfrecord*")}
+        for name in ("out", "again", "other")
+    )
+    assert once == again
+    assert once.keys() == other.keys()
+    assert once != other
+
+
+def test_neighbours_of_the_dataset_are_spread_over_the_files(tmp_path: Path) -> None:
+    make_dataset(tmp_path, num_shards=1)
+    dataset = open_dataset(tmp_path / "dataset", "train")
+    write_tfrecords([dataset], tmp_path / "out", rows=rows_of(tmp_path), seed=3)
+    found = open_released(tmp_path / "out")
+    ids = [tuple(found[at].original().tolist()) for at in range(len(found))]
+    order = [tuple(e.input_ids.tolist()) for e in dataset.__getitems__(range(len(dataset)))]
+    places = np.array([order.index(each) for each in ids])
+    assert abs(np.corrcoef(places, np.arange(len(places)))[0, 1]) < 0.2
+
+
+def test_what_the_release_has_no_form_for_is_refused(tmp_path: Path) -> None:
+    make_dataset(tmp_path, kind="sop")
+    dataset = open_dataset(tmp_path / "dataset", "train")
+    with pytest.raises(UserError, match="pairing kind sop, allowed: nsp"):
+        write_tfrecords([dataset], tmp_path / "out", rows=rows_of(tmp_path), seed=3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_there_stays(tmp_path: Path) -> None:
+    make_dataset(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("mine")
+    dataset = open_dataset(tmp_path / "dataset", "train")
+    with pytest.raises(UserError, match="is already there"):
+        write_tfrecords([dataset], tmp_path / "out", rows=rows_of(tmp_path), seed=3)
+    assert (tmp_path / "out" / "mine").read_text() == "mine"

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.pipelines.tokenised.documents import (
+    TokenisedDocuments,
+    concatenate,
+    from_lists,
+    join_key,
+    key_order,
+    load_high_keys,
+    split_keys,
+)
+
+Lists = list[list[list[int]]]
+DOCUMENTS = st.lists(
+    st.lists(st.lists(st.integers(0, 65535), min_size=1, max_size=5), min_size=1, max_size=4),
+    max_size=6,
+)
+
+
+def to_lists(documents: TokenisedDocuments) -> Lists:
+    """The inverse of `from_lists`."""
+    bounds, starts = documents.sentence_starts, documents.document_starts
+    return [
+        [
+            documents.tokens[bounds[s] : bounds[s + 1]].tolist()
+            for s in range(starts[d], starts[d + 1])
+        ]
+        for d in range(len(documents))
+    ]
+
+
+def laid_out(lists: Lists, first_key: int = 0) -> TokenisedDocuments:
+    keys = range(first_key, first_key + len(lists))
+    return from_lists(keys, lists, np.dtype(np.uint16))
+
+
+@settings(deadline=None, max_examples=100)
+@given(DOCUMENTS, DOCUMENTS, st.data())
+def test_documents_survive_laying_out_joining_and_choosing(
+    first: Lists, second: Lists, data: st.DataObject
+) -> None:
+    both = concatenate([laid_out(first), laid_out(second, len(first))])
+    lists = first + second
+    assert to_lists(both) == lists
+    chosen = data.draw(
+        st.lists(st.integers(0, len(lists) - 1), max_size=8) if lists else st.just([])
+    )
+    selected = both.select(chosen)
+    assert to_lists(selected) == [lists[i] for i in chosen]
+    assert selected.keys[:, 1].tolist() == chosen
+
+
+def test_documents_on_disk_are_read_back(tmp_path: Path) -> None:
+    lists = [[[1, 2], [3]], [[65535]]]
+    laid_out(lists).save(tmp_path / "run")
+    loaded = TokenisedDocuments.load(tmp_path / "run")
+    assert to_lists(loaded) == lists
+    assert loaded.tokens.dtype == np.uint16
+    with pytest.raises(FileExistsError):
+        laid_out(lists).save(tmp_path / "run")
+
+
+def test_a_file_that_is_cut_short_or_another_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    laid_out([[[1, 2], [3]], [[65535]]]).save(path)
+    content = path.read_bytes()
+    for size in (5, len(content) - 1):
+        path.write_bytes(content[:size])
+        with pytest.raises(EOFError, match="cut short"):
+            TokenisedDocuments.load(path)
+    path.write_bytes(b"x" * len(content))
+    with pytest.raises(ValueError, match="allowed: b'bj-docs1'"):
+        TokenisedDocuments.load(path)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    DOCUMENTS,
+    st.lists(st.integers(0, 20), min_size=6, max_size=6),
+    st.sampled_from([1, 2, 512]),
+    st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted),
+)
+def test_a_range_of_keys_on_disk_is_what_the_same_range_of_all_is(
+    lists: Lists, high: list[int], window: int, bounds: list[int]
+) -> None:
+    keys = sorted(half << 64 | low for low, half in enumerate(high[: len(lists)]))
+    first, last = bounds
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_jax.pipelines.tokenised.documents_file._WINDOW", window)
+        run = Path(directory) / "run"
+        from_lists(keys, lists, np.dtype(np.uint16)).save(run)
+        found = TokenisedDocuments.load(run, first_key=first, last_key=last)
+        halves = load_high_keys([run, run])
+    chosen = [place for place, key in enumerate(keys) if first <= key >> 64 <= last]
+    assert [join_key(key) for key in found.keys] == [keys[place] for place in chosen]
+    assert to_lists(found) == [lists[place] for place in chosen]
+    assert halves.tolist() == sorted(2 * [key >> 64 for key in keys])
+
+
+def test_reading_a_range_takes_the_memory_of_the_range(tmp_path: Path) -> None:
+    count = 100_000
+    everything = TokenisedDocuments(
+        np.stack([np.arange(count, dtype=np.uint64)] * 2, axis=1),
+        np.arange(count + 1),
+        np.arange(count + 1) * 8,
+        np.zeros(count * 8, np.uint16),
+    )
+    everything.save(tmp_path / "run")
+    tracemalloc.start()
+    try:
+        found = TokenisedDocuments.load(tmp_path / "run", first_key=70_000, last_key=70_099)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found) == 100
+    assert peak < 200_000  # bytes, of 4.8 million on disk
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(0, 2**128 - 1), max_size=20))
+def test_keys_keep_all_their_bits_and_their_order(keys: list[int]) -> None:
+    halves = split_keys(keys)
+    assert halves.shape == (len(keys), 2)
+    assert [join_key(row) for row in halves] == keys
+    assert [join_key(row) for row in halves[key_order(halves)]] == sorted(keys)

@@ -1,0 +1,128 @@
+"""A pretrained run of random weights, and a table that it can learn."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from etils import epath
+
+from bert_jax.model.config import Architecture, Execution, HeadsSection, ModelSection
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.directory import CHECKPOINTS, write_run
+from bert_jax.tasks.task import FinetuneTask
+from bert_jax.text import load_wordpiece
+from bert_jax.text.vocabulary import SPECIAL_PIECES
+from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.sections import CheckpointSection
+from bert_jax.train.state import abstract_state, define_model, initialise
+from tests.support import small_architecture
+
+GOOD = [f"good{number}" for number in range(4)]
+BAD = [f"bad{number}" for number in range(4)]
+FILLERS = [f"word{number}" for number in range(40)]
+LABELS = ("bad", "good")
+STEP = 7  # under which the run's checkpoint is found
+
+
+def tiny_run(directory: Path) -> Path:
+    """Writes a run directory as `import` does: an encoder with a pooler, no other head.
+
+    Two layers of 64, eight heads, 64 positions; WordPiece over the words of `write_table`.
+
+    Args:
+        directory: gets ``vocab.txt`` and ``run/``.
+
+    Returns:
+        The run directory.
+    """
+    vocabulary = directory / "vocab.txt"
+    vocabulary.parent.mkdir(parents=True, exist_ok=True)
+    vocabulary.write_text("".join(f"{p}\n" for p in [*SPECIAL_PIECES, *GOOD, *BAD, *FILLERS]))
+    tokenizer = load_wordpiece(vocabulary, lower_case=True)
+    # Larger weights than a fresh model's, as training leaves them: it learns in few steps.
+    architecture = small_architecture(vocab_size=tokenizer.vocab_size, initializer_range=0.1)
+    heads = HeadsSection(mlm=False, next_sentence=False)
+    sizes = architecture.model_dump(exclude={"vocab_size"})
+    root = directory / "run"
+    write_run(
+        epath.Path(root),
+        {},
+        run_dir=str(root),
+        model=ModelSection(**sizes, dtype="float32", heads=heads),
+        architecture=architecture,
+        tokenizer=tokenizer,
+        origin={"imported_from": "random numbers"},
+    )
+    with Checkpointer(root / CHECKPOINTS, CheckpointSection(), ranked=False) as checkpointer:
+        checkpointer.save_params(_random_params(architecture, heads), step=STEP)
+    return root
+
+
+@functools.cache
+def _random_params(architecture: Architecture, heads: HeadsSection) -> Any:
+    """Parameters on one device: of eight copies Orbax would compile how to cut each."""
+    # Any task builds this model; only `loss` would need the labels that there are none of.
+    task = FinetuneTask(
+        architecture=architecture, execution=Execution(dtype="float32"), heads=heads
+    )
+    model, untrained = define_model(task.build), optax.identity()
+    mesh = make_mesh(MeshSection(data=1), jax.devices()[:1])
+    return initialise(task, untrained, abstract_state(model, untrained, mesh), seed=5).params
+
+
+def write_table(directory: Path, rows: int, seed: int) -> Path:
+    """Writes ``<directory>/rows-<rows>-<seed>.csv``: columns "text" and "label".
+
+    ``word7 good2 word31 good0,good``: half of the words tell, the others say nothing. A text has 4
+    words or 18: two lengths to compile for.
+
+    Args:
+        directory: is made.
+        rows: how many, of both labels.
+        seed: of the words; files of different seeds share few texts.
+    """
+    rng = np.random.default_rng(seed)
+    lines = ["text,label"]
+    for number in range(rows):
+        label = LABELS[number % 2]
+        telling = rng.choice(GOOD if label == "good" else BAD, rng.choice([2, 9]))
+        words = rng.permutation([*telling, *rng.choice(FILLERS, len(telling))])
+        lines.append(f"{' '.join(words)},{label}")
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"rows-{rows}-{seed}.csv"
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def tiny_config(directory: Path, **changes: Any) -> dict[str, Any]:
+    """Returns a fine-tuning configuration over such a run and tables, as a YAML file would hold it.
+
+    160 rows to train on in batches of 16, 48 to evaluate on: two epochs take a few seconds, and
+    most seeds learn it.
+
+    Args:
+        directory: gets the run, the tables and, under ``tuned``, the fine-tuned run.
+        **changes: settings of the section "finetune" in place of those here.
+    """
+    finetune: dict[str, Any] = {
+        "init_from": str(tiny_run(directory)),
+        "task": {
+            "kind": "table",
+            "train": str(write_table(directory, 160, 1)),
+            "dev": str(write_table(directory, 48, 2)),
+            "text": "text",
+            "label": "label",
+        },
+        "max_length": 32,
+        "batch_size": 16,
+        "epochs": 2,
+        "optimizer": {"learning_rate": 1e-3},
+        "rng": "threefry2x32",
+    }
+    return {"seed": 0, "run_dir": str(directory / "tuned"), "finetune": finetune | changes}

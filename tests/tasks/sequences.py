@@ -1,0 +1,51 @@
+"""A tokenizer of made-up words, and predictions by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.tasks.family import Opening, Record, Split
+from bert_jax.text import Tokenizer
+from bert_jax.text.wordpiece import load_wordpiece
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES = [*SPECIAL, *(f"w{number}" for number in range(60)), "##x"]
+IDS = {piece: number for number, piece in enumerate(PIECES)}
+
+
+def make_tokenizer(directory: Path) -> Tokenizer:
+    """Words `w0` to `w59`, each whole or, with an x behind it, in two pieces."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "vocab.txt"
+    path.write_text("".join(f"{piece}\n" for piece in PIECES))
+    return load_wordpiece(path, lower_case=True)
+
+
+def opening(directory: Path, *roles: str, **changes: object) -> Opening:
+    """What a run would open its data with; train and dev without roles."""
+    made = Opening(make_tokenizer(directory / "tokenizer"), max_length=16, seed=0)
+    return made._replace(roles=roles or made.roles, **changes)
+
+
+def write_lines(path: Path, lines: Sequence[str], *, end: str = "\n") -> Path:
+    """Writes lines as they stand."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(f"{line}{end}" for line in lines).encode())
+    return path
+
+
+def predict(split: Split, logits: Sequence[Sequence[float]]) -> list[Record]:
+    """Records of a split for logits in its order, handed over last row first."""
+    collector = split.collect()
+    for row in reversed(range(len(split.lengths))):
+        collector.add(row, np.asarray(logits[row], np.float32))
+    return collector.records()
+
+
+def labels_of(split: Split) -> list[object]:
+    """The targets of each row, float vectors as lists; None without one."""
+    found = (split.row(row).targets.get("label") for row in range(len(split.lengths)))
+    return [label.tolist() if isinstance(label, np.ndarray) else label for label in found]

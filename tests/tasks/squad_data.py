@@ -1,0 +1,94 @@
+"""Small SQuAD files and a tokenizer that spells every letter, for tests."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.tasks.family import Opening
+from bert_jax.tasks.squad.family import SquadFamily, SquadSection, open_squad
+from bert_jax.text.vocabulary import SPECIAL_PIECES
+from bert_jax.text.wordpiece import WordPieceTokenizer
+
+WORDS = (
+    "the",
+    "tower",
+    "of",
+    "paris",
+    "was",
+    "built",
+    "in",
+    "who",
+    "when",
+    "un",
+    "##aff",
+    "##able",
+)
+LETTERS = string.ascii_lowercase + string.digits + "έςσ"
+
+
+def letters_tokenizer(*, lower_case: bool = True) -> WordPieceTokenizer:
+    """Knows some words, and every other ASCII word letter by letter."""
+    letters = LETTERS + ("" if lower_case else string.ascii_uppercase + "é")
+    vocabulary = [
+        *SPECIAL_PIECES,
+        *WORDS,
+        *letters,
+        *(f"##{letter}" for letter in letters),
+        *string.punctuation,
+        *"世界中国北京。",
+    ]
+    return WordPieceTokenizer(list(dict.fromkeys(vocabulary)), lower_case=lower_case)
+
+
+def question(
+    id: str, text: str, *answers: tuple[str, int], impossible: bool | None = None
+) -> dict[str, Any]:
+    """A question as files have it."""
+    found: dict[str, Any] = {
+        "id": id,
+        "question": text,
+        "answers": [{"text": answer, "answer_start": start} for answer, start in answers],
+    }
+    return found if impossible is None else found | {"is_impossible": impossible}
+
+
+def squad(
+    *paragraphs: tuple[str, Sequence[dict[str, Any]]], version: str = "1.1"
+) -> dict[str, Any]:
+    """A file's content: one article."""
+    return {
+        "version": version,
+        "data": [
+            {
+                "title": "Towers",
+                "paragraphs": [{"context": text, "qas": list(qas)} for text, qas in paragraphs],
+            }
+        ],
+    }
+
+
+def write(path: Path, content: Any) -> str:
+    """Writes JSON and returns where."""
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+def open_one(
+    path: str,
+    *,
+    role: str = "dev",
+    max_length: int = 64,
+    max_query_length: int = 16,
+    tuned: dict[str, float] | None = None,
+    lower_case: bool = True,
+    **settings: Any,
+) -> SquadFamily:
+    """Opens one file in one role."""
+    section = SquadSection(**{role: path}, max_query_length=max_query_length, **settings)
+    tokenizer = letters_tokenizer(lower_case=lower_case)
+    opening = Opening(tokenizer, max_length, seed=0, roles=(role,), tuned=tuned or {})
+    return open_squad(section, opening)

@@ -1,0 +1,274 @@
+"""Rows of different lengths in batches of few shapes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.rows.length_buckets import BUCKETS, bucket_of, buckets_up_to
+from bert_jax.errors import UserError
+from bert_jax.task import Row
+from bert_jax.tasks.batches import (
+    ROW,
+    WEIGHTS,
+    EpochPlan,
+    Planned,
+    TrainBatches,
+    collate,
+    evaluation_batches,
+)
+from bert_jax.tasks.family import NO_LABEL, Encoded
+
+MAX_LENGTH = 100
+
+
+class Rows:
+    """A split whose rows are numbers."""
+
+    def __init__(
+        self, lengths: Sequence[int], *, choices: int = 1, per_piece: bool = False
+    ) -> None:
+        self.lengths = np.asarray(lengths, np.int32)
+        self.examples = len(lengths)
+        self._choices, self._per_piece = choices, per_piece
+
+    def row(self, index: int) -> Encoded:
+        size = int(self.lengths[index])
+        ids = [list(range(1, size + 1 - choice)) for choice in range(self._choices)]
+        label: Any = np.full(size, index) if self._per_piece else index
+        return Encoded(ids, [size // 2] * self._choices, {"label": label})
+
+    def collect(self) -> Any:
+        raise NotImplementedError
+
+
+def plan(lengths: Sequence[int], *, batch_size: int = 4, seed: int = 0) -> EpochPlan:
+    return EpochPlan(np.asarray(lengths), batch_size=batch_size, max_length=MAX_LENGTH, seed=seed)
+
+
+def rows_of(batch: Planned) -> list[int]:
+    return [row for part in batch for row in part.rows.tolist()]
+
+
+def shape(batch: Planned) -> tuple[tuple[int, int], ...]:
+    return tuple((part.length, part.size) for part in batch)
+
+
+lengths_of_rows = st.lists(st.integers(3, MAX_LENGTH), min_size=1, max_size=120)
+
+
+@given(lengths=lengths_of_rows, batch_size=st.integers(1, 9), epoch=st.integers(0, 3))
+@settings(deadline=None, max_examples=60)
+def test_every_row_comes_once_an_epoch_and_fits_its_batch(
+    lengths: list[int], batch_size: int, epoch: int
+) -> None:
+    made = plan(lengths, batch_size=batch_size)
+    batches = [made.batch(epoch * made.steps + at) for at in range(made.steps)]
+    assert made.steps == -(-len(lengths) // batch_size)
+    parts = [part for batch in batches for part in batch]
+    assert sorted(np.concatenate([part.rows for part in parts])) == list(range(len(lengths)))
+    assert all(sum(part.size for part in batch) == batch_size for batch in batches)
+    assert all(len(part.rows) <= part.size for part in parts)
+    assert sum(sum(len(part.rows) for part in batch) < batch_size for batch in batches) <= 1
+    assert all(lengths[row] <= part.length for part in parts for row in part.rows)
+    assert {part.length for part in parts} <= set(buckets_up_to(MAX_LENGTH))
+    assert len({shape(batch) for batch in batches}) == made.shapes
+
+
+@given(lengths=lengths_of_rows, seed=st.integers(1, 5))
+@settings(deadline=None, max_examples=30)
+def test_runs_of_other_seeds_have_batches_of_the_same_lengths_in_the_same_order(
+    lengths: list[int], seed: int
+) -> None:
+    one, other = plan(lengths), plan(lengths, seed=seed)
+    steps = range(2 * one.steps)
+    assert [shape(one.batch(at)) for at in steps] == [shape(other.batch(at)) for at in steps]
+
+
+def test_seeds_and_epochs_put_other_rows_together() -> None:
+    lengths = [10] * 64
+    first, other = plan(lengths), plan(lengths, seed=1)
+    rows = [rows_of(first.batch(at)) for at in range(first.steps)]
+    assert rows != [rows_of(other.batch(at)) for at in range(other.steps)]
+    assert rows != [rows_of(first.batch(first.steps + at)) for at in range(first.steps)]
+    assert rows == [rows_of(plan(lengths).batch(at)) for at in range(first.steps)]
+
+
+def test_a_step_is_found_without_those_before_it() -> None:
+    lengths = np.random.default_rng(0).integers(3, MAX_LENGTH, 200)
+    walked, sought = plan(lengths), plan(lengths)
+    last = 3 * walked.steps - 1
+    for step in range(last):
+        walked.batch(step)
+    assert rows_of(walked.batch(last)) == rows_of(sought.batch(last))
+
+
+def test_a_bucket_of_few_rows_has_no_program_of_its_own() -> None:
+    lengths = [10] * 100 + [20] * 2 + [60] * 100
+    made = plan(lengths, batch_size=16)
+    found = {part.length for at in range(made.steps) for part in made.batch(at)}
+    assert found == {12, 64}
+
+
+def test_short_rows_share_their_batch_with_long_ones() -> None:
+    lengths = np.random.default_rng(3).permutation(np.arange(3, 99).repeat(10))
+    made = plan(lengths, batch_size=16)
+    for at in range(made.steps):
+        found = lengths[rows_of(made.batch(at))]
+        # The median lies among the rows of 41 to 56, which are shuffled.
+        assert (found < 41).sum() <= 8
+        assert (found > 56).sum() <= 8
+
+
+def test_each_half_is_as_far_up_in_its_half_of_the_rows() -> None:
+    # 176 rows for 192 places: 16 short rows are missing.
+    made = plan([10] * 64 + [20] * 32 + [30] * 32 + [40] * 48, batch_size=64)
+    found = [made.batch(at) for at in range(made.steps)]
+    assert sorted(shape(batch) for batch in found) == [
+        ((12, 32), (32, 32)),
+        ((12, 32), (40, 32)),
+        ((20, 32), (40, 32)),
+    ]
+    assert sorted(len(part.rows) for batch in found for part in batch) == [16, *[32] * 5]
+    # Three rows are less than half a batch: all of them are its longer half.
+    (small,) = [b for b in map(plan([10] * 11, batch_size=8).batch, (0, 1)) if len(rows_of(b)) < 8]
+    assert shape(small) == ((12, 8),)
+    assert len(rows_of(small)) == 3
+
+
+@pytest.mark.parametrize(("longer", "parts"), [(30, 1), (33, 2)])
+def test_halves_that_little_padding_makes_alike_are_one_part(longer: int, parts: int) -> None:
+    made = plan([16] * 8 + [longer] * 8, batch_size=16)  # at 32: 8 · (32 − 16) = 128 positions
+    assert len(made.batch(0)) == parts
+
+
+def test_padding_is_a_small_share_where_lengths_spread() -> None:
+    lengths = np.random.default_rng(1).integers(5, MAX_LENGTH, 4000)
+    made = plan(lengths, batch_size=16)
+    assert 1 - lengths.mean() / made.mean_length < 0.2
+    assert 1 - lengths.mean() / MAX_LENGTH > 0.45  # what padding to the longest would be
+
+
+def test_a_row_is_padded_and_filler_weighs_nothing() -> None:
+    batch = collate(Rows([5, 3]), np.asarray([1, 0]), count=4, length=8, pad_id=9)
+    assert batch["input_ids"].tolist() == [
+        [1, 2, 3, 9, 9, 9, 9, 9],
+        [1, 2, 3, 4, 5, 9, 9, 9],
+        [9] * 8,
+        [9] * 8,
+    ]
+    assert batch["token_type_ids"][1].tolist() == [0, 0, 1, 1, 1, 0, 0, 0]
+    assert batch["segment_ids"].sum(axis=1).tolist() == [3, 5, 0, 0]
+    assert batch[WEIGHTS].tolist() == [1, 1, 0, 0]
+    assert batch[ROW].tolist() == [1, 0, -1, -1]
+    assert batch["label"].tolist() == [1, 0, 0, 0]
+
+
+def test_targets_of_pieces_are_padded_with_no_label() -> None:
+    batch = collate(Rows([3, 2], per_piece=True), np.asarray([0, 1]), count=2, length=4, pad_id=0)
+    assert batch["label"].tolist() == [[0, 0, 0, NO_LABEL], [1, 1, NO_LABEL, NO_LABEL]]
+
+
+def test_choices_have_an_axis_of_their_own() -> None:
+    batch = collate(Rows([6, 4], choices=3), np.asarray([0, 1]), count=2, length=8, pad_id=0)
+    assert batch["input_ids"].shape == (2, 3, 8)
+    assert batch["segment_ids"].sum(axis=-1).tolist() == [[6, 5, 4], [4, 3, 2]]
+
+
+@given(lengths=lengths_of_rows, batch_size=st.integers(1, 9))
+@settings(deadline=None, max_examples=30)
+def test_evaluation_sees_every_row_once_in_its_own_bucket(
+    lengths: list[int], batch_size: int
+) -> None:
+    seen: Counter[int] = Counter()
+    for batch in evaluation_batches(
+        Rows(lengths), batch_size=batch_size, max_length=MAX_LENGTH, pad_id=0
+    ):
+        assert batch["input_ids"].shape[0] == batch_size
+        for row in batch[ROW][batch[ROW] >= 0].tolist():
+            seen[row] += 1
+            length = bucket_of(lengths[row], buckets_up_to(MAX_LENGTH))
+            assert batch["input_ids"].shape[1] == length
+    assert seen == Counter(range(len(lengths)))
+
+
+def batches(**changes: Any) -> TrainBatches:
+    values: Mapping[str, Any] = {
+        "batch_size": 4,
+        "max_length": MAX_LENGTH,
+        "seed": 3,
+        "pad_id": 0,
+    } | changes
+    return TrainBatches(Rows([10, 20, 30, 40, 50, 60, 70, 80]), **values)
+
+
+def test_hosts_make_the_shares_of_the_one_host_batch() -> None:
+    whole = batches().make(3)
+    shares = [batches(process=(index, 2)).make(3) for index in range(2)]
+    for at, part in enumerate(whole):
+        for name, array in part.items():
+            joined = np.concatenate([share[at][name] for share in shares])
+            np.testing.assert_array_equal(joined, array)
+
+
+def test_a_part_is_filled_up_to_what_the_devices_divide() -> None:
+    rows = Rows([10] * 16 + [90] * 16)
+    values: Mapping[str, Any] = {"batch_size": 16, "max_length": 100, "seed": 3, "pad_id": 0}
+    plain = TrainBatches(rows, **values).make(0)
+    filled = TrainBatches(rows, unit=12, **values).make(0)
+    assert [part[ROW].shape for part in plain] == [(8,), (8,)]
+    assert [part[ROW].shape for part in filled] == [(12,), (12,)]
+    for part, more in zip(plain, filled, strict=True):
+        assert more[WEIGHTS].tolist() == [1] * 8 + [0] * 4
+        for name, array in part.items():
+            np.testing.assert_array_equal(more[name][:8], array)
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+def test_a_host_without_rows_makes_filler_of_the_same_shapes(choices: int) -> None:
+    def first(process: tuple[int, int]) -> tuple[Row, ...]:
+        made = TrainBatches(
+            Rows([10], choices=choices),
+            batch_size=4,
+            max_length=16,
+            seed=0,
+            pad_id=0,
+            process=process,
+        )
+        return made.make(0)
+
+    (some,), (none,) = first((0, 2)), first((1, 2))
+    assert some[WEIGHTS].tolist() == [1, 0]
+    assert none[WEIGHTS].tolist() == [0, 0]
+    assert {name: (array.shape, array.dtype) for name, array in some.items()} == {
+        name: (array.shape, array.dtype) for name, array in none.items()
+    }
+
+
+def test_the_stream_begins_at_any_step() -> None:
+    with batches().batches(first_step=5) as stream:
+        found = [next(stream), next(stream)]
+    for at, batch in enumerate(found, start=5):
+        jax.tree.map(np.testing.assert_array_equal, batch, batches().make(at))
+
+
+def test_a_position_is_good_for_the_same_data_and_seed_only() -> None:
+    position = batches().position(6)
+    assert batches().check(position) == 6
+    with pytest.raises(UserError, match="seed: found 4"):
+        batches(seed=4).check(position)
+    with pytest.raises(UserError, match="max_length: found 90"):
+        batches(max_length=90).check(position)
+
+
+def test_buckets_end_with_the_longest_row_allowed() -> None:
+    assert buckets_up_to(100) == (*(size for size in BUCKETS if size < 100), 100)
+    assert buckets_up_to(512) == BUCKETS
+    assert [bucket_of(length, (8, 16, 20)) for length in (1, 8, 9, 20)] == [8, 8, 16, 20]

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.tokens.conll import Columns, read_conll
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "tags.txt"
+    path.write_bytes(text.encode())
+    return path
+
+
+COLUMNS_OF_2003 = """-DOCSTART- -X- -X- O
+
+EU NNP I-NP I-ORG
+rejects VBZ I-VP O
+
+-DOCSTART- -X- O O
+Peter NNP I-NP I-PER
+# NN I-NP O
+"""
+
+
+def test_columns_of_2003_are_read_sentence_by_sentence(tmp_path: Path) -> None:
+    file = read_conll(write(tmp_path, COLUMNS_OF_2003), Columns(), labels="required")
+    assert file.labelled
+    assert [tuple(sentence) for sentence in file.sentences] == [
+        (["EU", "rejects"], ["I-ORG", "O"], [3, 4]),
+        (["Peter", "#"], ["I-PER", "O"], [7, 8]),
+    ]
+
+
+@pytest.mark.parametrize(("label", "first"), [(1, "NNP"), (2, "I-NP"), (-2, "I-NP"), (3, "I-ORG")])
+def test_any_column_is_the_label(tmp_path: Path, label: int, first: str) -> None:
+    path = write(tmp_path, COLUMNS_OF_2003)
+    file = read_conll(path, Columns(label=label), labels="required")
+    assert file.sentences[0].labels is not None
+    assert file.sentences[0].labels[0] == first
+
+
+def test_a_document_line_of_any_width_divides_sentences(tmp_path: Path) -> None:
+    text = "a O\n-DOCSTART-\nb O\n-DOCSTART- (1 EU -X-)\nc O"
+    file = read_conll(write(tmp_path, text), Columns(), labels="required")
+    assert [sentence.tokens for sentence in file.sentences] == [["a"], ["b"], ["c"]]
+
+
+def test_comments_are_skipped_where_they_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "# sent_id = 1 of many\na O\n# text\nb O\n")
+    file = read_conll(path, Columns(comment="# "), labels="required")
+    assert file.sentences == [(["a", "b"], ["O", "O"], [2, 4])]
+    with pytest.raises(UserError, match="line 2: found 2 columns, allowed: 6, as in line 1"):
+        read_conll(path, Columns(), labels="required")
+
+
+def test_a_separator_keeps_spaces_within_a_column(tmp_path: Path) -> None:
+    path = write(tmp_path, "New York\t\tB-LOC\nis\tx\tO\n")
+    file = read_conll(path, Columns(separator="\t"), labels="required")
+    assert file.sentences[0].tokens == ["New York", "is"]
+
+
+def test_line_ends_of_windows_marks_and_odd_white_space_are_no_text(tmp_path: Path) -> None:
+    text = "\ufeffa\u00a0b  O \r\n \t \r\n\u2028\tO\r\n\r\n\r\n"
+    file = read_conll(write(tmp_path, text), Columns(), labels="required")
+    assert [sentence.tokens for sentence in file.sentences] == [["a\u00a0b"], ["\u2028"]]
+    assert file.sentences[1].lines == [3]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "message"),
+    [
+        ("a O\n\nb X O\n", {}, "line 3: found 3 columns, allowed: 2, as in line 1"),
+        ("a O\nb\n", {}, "line 2: found 1 column, allowed: 2, as in line 1"),
+        ("a O\n", {"label": 3}, r"line 1: found 2 columns, allowed: at least 4 \(label_column: 3"),
+        ("a O\n", {"label": -3}, r"line 1: found 2 columns, allowed: at least 3 \(label_column"),
+        ("a O\n", {"token": 2}, r"line 1: found 2 columns, allowed: at least 3 \(token_column: 2"),
+        ("a\n", {}, "line 1: found token_column 0 and label_column -1 in 1 column, allowed: two"),
+        ("a\tO\n\tO\n", {"separator": "\t"}, "line 2: found an empty token, allowed: a token"),
+        ("a\tO\nb\t\n", {"separator": "\t"}, "line 2: found no label, allowed: one for every"),
+        ("", {}, "found no sentence, allowed: a token per line"),
+        ("\n-DOCSTART- O\n\n", {}, "found no sentence, allowed: a token per line"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(
+    tmp_path: Path, text: str, columns: dict[str, Any], message: str
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(UserError, match=message) as error:
+        read_conll(path, Columns(**columns), labels="required")
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    (tmp_path / "tags.txt").write_bytes(b"a O\nb\xff O\n")
+    with pytest.raises(UserError, match="line 2: found byte 0xff"):
+        read_conll(tmp_path / "tags.txt", Columns(), labels="required")
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "stray"),
+    [
+        ("a\nb\n", {}, 0),
+        ("a X\nb X\n", {"label": 2}, 0),
+        ("a\tO\nb\t\n", {"separator": "\t"}, 1),
+        ("a\t\nb\t\n", {"separator": "\t"}, 0),
+    ],
+)
+def test_a_file_is_labelled_only_if_every_token_is(
+    tmp_path: Path, text: str, columns: dict[str, Any], stray: int
+) -> None:
+    file = read_conll(write(tmp_path, text), Columns(**columns), labels="optional")
+    assert not file.labelled
+    assert file.sentences[0].tokens == ["a", "b"]
+    assert file.sentences[0].labels is None
+    assert file.stray_labels == stray
+
+
+WORD = st.text(
+    st.characters(exclude_characters="\t\n\r ", exclude_categories=["Cs"]), min_size=1, max_size=5
+).filter(lambda word: not word.startswith(("-DOCSTART-", "\ufeff")))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(st.tuples(WORD, WORD), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_what_is_written_in_columns_is_read(
+    tmp_path_factory: pytest.TempPathFactory, sentences: list[list[tuple[str, str]]]
+) -> None:
+    text = "\n".join("".join(f"{a} {b}\n" for a, b in lines) for lines in sentences)
+    path = write(tmp_path_factory.mktemp("conll"), text)
+    file = read_conll(path, Columns(), labels="required")
+    found = [
+        list(zip(sentence.tokens, sentence.labels or [], strict=True))
+        for sentence in file.sentences
+    ]
+    assert found == sentences

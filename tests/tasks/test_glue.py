@@ -1,0 +1,291 @@
+"""The tasks of GLUE, in files laid out as the originals are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.glue.family import GlueSection, open_glue
+from bert_jax.tasks.glue.files import TASKS
+from bert_jax.tasks.sequence import SequenceFamily
+from tests.tasks.sequences import labels_of, opening, predict, write_lines
+
+HEADER_MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+HEADER_STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
+NLI = "index\tsentence1\tsentence2\tlabel"
+MNLI = "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1"
+
+# By task: lines of train.tsv, and what they mean.
+TRAIN: dict[str, tuple[list[str], list[str | float]]] = {
+    "cola": (["gj04\t1\t\tw1.", "gj04\t0\t*\tw2 w3."], ["acceptable", "unacceptable"]),
+    "sst2": (["sentence\tlabel", "w1 \t1", 'w2 "w3\t0'], ["positive", "negative"]),
+    "mrpc": (
+        [HEADER_MRPC, "1\t7\t8\tw1\tw2", '0\t9\t10\t" w3\tw4'],
+        ["equivalent", "not_equivalent"],
+    ),
+    "stsb": (
+        [
+            HEADER_STSB + "\tscore",
+            "0" + "\tx" * 6 + "\tw1\tw2\t5.000",
+            "1" + "\t" * 7 + "w\tw\t0.5",
+        ],
+        [5.0, 0.5],
+    ),
+    "qqp": (
+        [
+            "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+            "4\t1\t2\tw1\tw2\t1",
+            "5\t\t\tw\tw\t0",
+        ],
+        ["duplicate", "not_duplicate"],
+    ),
+    "mnli": (
+        [
+            MNLI + "\tgold_label",
+            "0\ta\tb\tc\tw1\tw2\tneutral\tneutral",
+            "1\t\t\t\tw\tw\t\tentailment",
+        ],
+        ["neutral", "entailment"],
+    ),
+    "qnli": (
+        ["index\tquestion\tsentence\tlabel", "0\tw1\tw2\tnot_entailment", "1\tw\tw\tentailment"],
+        ["not_entailment", "entailment"],
+    ),
+    "rte": (
+        [NLI, "0\tw1\tw2\tnot_entailment", "1\tw\tw\tentailment"],
+        ["not_entailment", "entailment"],
+    ),
+    "wnli": ([NLI, "0\tw1\tw2\t0", "1\tw\tw\t1"], ["not_entailment", "entailment"]),
+}
+
+
+def glue(directory: Path, name: str, *roles: str, **changes: object) -> SequenceFamily:
+    """Opens a task whose files lie there."""
+    options = {key: changes.pop(key) for key in ("labels", "input", "max_length") if key in changes}
+    section = GlueSection.model_validate({"name": name, "data": str(directory), **changes})
+    return open_glue(section, opening(directory, *roles, **options))
+
+
+def refusal(directory: Path, name: str, *roles: str, **changes: object) -> str:
+    with pytest.raises(UserError) as caught:
+        glue(directory, name, *roles, **changes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("name", TASKS)
+def test_each_layout_is_read_with_the_labels_by_name(tmp_path: Path, name: str, end: str) -> None:
+    lines, expected = TRAIN[name]
+    write_lines(tmp_path / "train.tsv", lines, end=end)
+    family = glue(tmp_path, name, "train")
+    split = family.splits["train"]
+    zeros = [[0.0] * len(family.heads.labels)] * 2
+    records = predict(split, zeros)
+    assert [record["label"] for record in records] == expected
+    numbers = labels_of(split)
+    if name == "stsb":
+        assert numbers == expected
+    else:
+        assert [family.heads.labels[int(str(number))] for number in numbers] == expected
+    assert records[0]["text"].rstrip(". ") == "w1"
+    assert ("pair" in records[0]) == (name not in ("cola", "sst2"))
+    assert records[0].get("pair", "w2") == "w2"
+    assert family.heads.problem == ("regression" if name == "stsb" else "single_label")
+
+
+def test_order_of_labels_is_the_one_everybody_uses() -> None:
+    # As Hugging Face's and TensorFlow's GLUE have it: a head trained there means the same here.
+    assert {name: task.names for name, task in TASKS.items()} == {
+        "cola": ("unacceptable", "acceptable"),
+        "sst2": ("negative", "positive"),
+        "mrpc": ("not_equivalent", "equivalent"),
+        "stsb": ("similarity",),
+        "qqp": ("not_duplicate", "duplicate"),
+        "mnli": ("entailment", "neutral", "contradiction"),
+        "qnli": ("entailment", "not_entailment"),
+        "rte": ("entailment", "not_entailment"),
+        "wnli": ("not_entailment", "entailment"),
+    }
+
+
+def test_a_models_own_order_of_labels_is_kept(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.tsv", TRAIN["mnli"][0])
+    order = ("contradiction", "entailment", "neutral")
+    family = glue(tmp_path, "mnli", "train", labels=order)
+    assert family.heads.labels == order
+    assert labels_of(family.splits["train"]) == [2, 1]
+    found = refusal(tmp_path, "mnli", "train", labels=("LABEL_0", "LABEL_1", "LABEL_2"))
+    assert 'task.name: found "mnli", whose labels are entailment, neutral' in found
+    assert found.endswith("allowed: a task with the model's, LABEL_0, LABEL_1, LABEL_2")
+
+
+def test_f1_stays_that_of_the_positive_label_in_another_order(tmp_path: Path) -> None:
+    write_lines(tmp_path / "dev.tsv", [HEADER_MRPC, *["1\t1\t2\tw1\tw2"] * 3, "0\t1\t2\tw1\tw2"])
+    order = ("equivalent", "not_equivalent")
+    family = glue(tmp_path, "mrpc", "dev", labels=order)
+    records = predict(family.splits["dev"], [[1, 0], [1, 0], [0, 1], [1, 0]])
+    # tp 2, fp 1, fn 1
+    assert family.score(records) == pytest.approx({"f1": 4 / 6, "accuracy": 2 / 4})
+
+
+def test_figures_and_the_one_that_ranks(tmp_path: Path) -> None:
+    expected = {
+        "cola": ["matthews", "accuracy"],
+        "mrpc": ["f1", "accuracy"],
+        "qqp": ["f1", "accuracy"],
+        "stsb": ["spearman", "pearson"],
+        "mnli": ["accuracy", "matthews"],
+    }
+    for name, (lines, _) in TRAIN.items():
+        write_lines(tmp_path / name / "train.tsv", lines)
+        family = glue(tmp_path / name, name, "train")
+        logits = [[float(n == row) for n in range(len(family.heads.labels))] for row in (0, 1)]
+        figures = family.score(predict(family.splits["train"], logits))
+        assert list(figures) == expected.get(name, ["accuracy"])
+        assert family.best_metric == next(iter(figures))
+
+
+def test_a_test_set_has_labels_if_its_file_has(tmp_path: Path) -> None:
+    write_lines(
+        tmp_path / "test.tsv", ["index\t#1 ID\t#2 ID\t#1 String\t#2 String", "3\t1\t2\tw1\tw2"]
+    )
+    family = glue(tmp_path, "mrpc", "test")
+    records = predict(family.splits["test"], [[0, 1]])
+    assert [(record["id"], record["label"]) for record in records] == [(3, None)]
+    assert family.score(records) == {}
+    assert labels_of(family.splits["test"]) == [None]
+    write_lines(tmp_path / "test.tsv", TRAIN["mrpc"][0])
+    family = glue(tmp_path, "mrpc", "test")
+    records = predict(family.splits["test"], [[0, 1], [0, 1]])
+    assert [record["id"] for record in records] == [0, 1]
+    assert family.score(records)["accuracy"] == 0.5
+
+
+def test_mnli_has_two_of_each_and_the_diagnostic_set(tmp_path: Path) -> None:
+    lines = TRAIN["mnli"][0]
+    data = tmp_path / "glue" / "MNLI"
+    for name in ("dev_matched", "dev_mismatched"):
+        write_lines(data / f"{name}.tsv", lines)
+    for name in ("test_matched", "test_mismatched"):
+        write_lines(data / f"{name}.tsv", [MNLI, "0\ta\tb\tc\tw1\tw2\t"])
+    assert set(glue(data, "mnli", "dev").splits) == {"dev_matched", "dev_mismatched"}
+    tests = {"test_matched", "test_mismatched"}
+    assert set(glue(data, "mnli", "test").splits) == tests
+    # The archive's own place, and the two that people move it to.
+    for place in (tmp_path / "glue" / "diagnostic", tmp_path / "glue", data):
+        path = write_lines(place / "diagnostic.tsv", ["index\tsentence1\tsentence2", "0\tw1\tw2"])
+        family = glue(data, "mnli", "test")
+        assert set(family.splits) == {*tests, "diagnostic"}
+        assert labels_of(family.splits["diagnostic"]) == [None]
+        path.unlink()
+    columns = "Lexical Semantics\tPremise\tHypothesis\tLabel"
+    write_lines(data / "diagnostic.tsv", [columns, "x\tw1\tw2\tneutral", "x\tw1\tw2\tentailment"])
+    family = glue(data, "mnli", "test")
+    records = predict(family.splits["diagnostic"], [[0, 1, 0], [1, 0, 0]])
+    assert family.score(records)["matthews"] == 1.0
+    # From the directory above, as the archive is unpacked.
+    assert set(glue(tmp_path / "glue", "mnli", "dev").splits) == {"dev_matched", "dev_mismatched"}
+
+
+def test_lines_of_qqp_that_the_original_broke_are_left_out_and_counted(tmp_path: Path) -> None:
+    header, *rest = TRAIN["qqp"][0]
+    write_lines(tmp_path / "train.tsv", [header, rest[0], "6\t1\t2\tw1 w2", rest[1], "w3"])
+    family = glue(tmp_path, "qqp", "train")
+    assert family.splits["train"].examples == 2
+    assert family.notes == (
+        "train: 2 lines have too few fields, as they do in the original, and are left out "
+        "(line 3, 5)",
+    )
+    write_lines(tmp_path / "train.tsv", [header, rest[0] + "\tw"])
+    assert "line 2: found 7 fields, allowed: 6" in refusal(tmp_path, "qqp", "train")
+
+
+def test_fields_of_stsb_beyond_the_header_are_not_read_and_counted(tmp_path: Path) -> None:
+    header, first, second = TRAIN["stsb"][0]
+    write_lines(tmp_path / "train.tsv", [header, first + "\tx\ty", second])
+    family = glue(tmp_path, "stsb", "train")
+    assert labels_of(family.splits["train"]) == [5.0, 0.5]
+    assert "train: 1 lines have more fields than the header" in family.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "expected"),
+    [
+        ("rte", [NLI, "0\tw1\tw2"], "train.tsv: line 2: found 3 fields, allowed: 4"),
+        ("cola", ["a\t1\t\tw1", "a\t1\tw1"], "train.tsv: line 2: found 3 fields, allowed: 4"),
+        (
+            "rte",
+            [NLI, "0\tw1\tw2\tentails"],
+            'line 2: "label" found "entails", allowed: entailment',
+        ),
+        ("rte", [NLI, "0\tw1\tw2\tentailmnt"], 'did you mean "entailment"?'),
+        ("sst2", ["sentence\tlabel", "w1\t2"], 'line 2: "label" found "2", allowed: 0, 1'),
+        ("sst2", ["sentence\tlabel", "w1\t"], "line 2: found no label, allowed: one in training"),
+        (
+            "sst2",
+            ["sentense\tlabel", "w1\t1"],
+            'found "sentence", allowed: sentense, label (line 1',
+        ),
+        ("sst2", ["sentence", "w1"], 'task.label: found "label", allowed: sentence (line 1 of'),
+        (
+            "stsb",
+            [HEADER_STSB + "\tscore", "0" + "\tx" * 8 + "\tnan"],
+            "found 'nan', allowed: a number",
+        ),
+        ("sst2", ["sentence\tlabel"], "found no examples of train"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named(
+    tmp_path: Path, name: str, lines: list[str], expected: str
+) -> None:
+    write_lines(tmp_path / "train.tsv", lines)
+    assert expected in refusal(tmp_path, name, "train")
+
+
+def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
+    assert "train.tsv: cannot be read (No such file" in refusal(tmp_path, "rte", "train")
+    found = refusal(tmp_path, "rte", "train", data=str(tmp_path / "gleu"))
+    assert found == f'task.data: found no directory {tmp_path}/gleu, allowed: one, or "tfds"'
+
+
+def test_the_first_training_examples_alone(tmp_path: Path) -> None:
+    for name in ("train.tsv", "dev.tsv"):
+        write_lines(tmp_path / name, ["sentence\tlabel", *["w1\t1", "w2\t0"] * 4])
+    family = glue(tmp_path, "sst2", train_limit=3, class_weights="balanced")
+    assert {name: split.examples for name, split in family.splits.items()} == {"train": 3, "dev": 8}
+    assert family.class_weights == (3 / (2 * 1), 3 / (2 * 2))
+    weighted = glue(tmp_path, "sst2", class_weights={"negative": 2})
+    assert weighted.class_weights == (2.0, 1.0)
+    assert glue(tmp_path, "sst2").class_weights is None
+    found = refusal(tmp_path, "sst2", class_weights={"negativ": 2})
+    assert 'task.class_weights: found "negativ"' in found
+    assert found.endswith('did you mean "negative"?')
+
+
+def test_a_file_of_the_users_needs_only_the_texts(tmp_path: Path) -> None:
+    labels = TASKS["sst2"].names
+    made = {
+        "a.tsv": ["sentence", 'w1 "w2'],
+        "a.csv": ["note,sentence,label", "x,w1,1"],
+        "a.jsonl": ['{"sentence": "w1", "label": 1}', '{"sentence": "w1", "label": "negative"}'],
+    }
+    found = {}
+    for name, lines in made.items():
+        path = write_lines(tmp_path / name, lines)
+        family = glue(tmp_path, "sst2", "input", input=path, labels=labels)
+        found[name] = labels_of(family.splits["input"])
+    assert found == {"a.tsv": [None], "a.csv": [1], "a.jsonl": [1, 0]}
+    bare = write_lines(tmp_path / "dev.tsv", TRAIN["cola"][0])
+    family = glue(tmp_path, "cola", "input", input=bare, labels=TASKS["cola"].names)
+    assert labels_of(family.splits["input"]) == [1, 0]
+
+
+def test_long_and_empty_texts_are_counted(tmp_path: Path) -> None:
+    long = " ".join(["w1"] * 40)
+    write_lines(tmp_path / "dev.tsv", [NLI, f"0\t{long}\tw2\t0", "1\t\tw1\t1", "2\tw1\t \t1"])
+    assert glue(tmp_path, "wnli", "dev", max_length=12).notes == (
+        "dev: 1 of 3 texts are longer than 12 pieces: cut",
+        "dev: 2 of 3 texts are empty (line 3, 4)",
+    )

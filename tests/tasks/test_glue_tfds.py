@@ -1,0 +1,149 @@
+"""GLUE as TensorFlow Datasets prepares it, read without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.glue.family import GlueSection, open_glue
+from bert_jax.tasks.glue.files import TASKS
+from bert_jax.tasks.sequence import SequenceFamily
+from tests.tasks.sequences import labels_of, opening, predict
+
+VERSION = "2.0.0"
+Examples = Sequence[Mapping[str, Any]]
+
+
+def prepare(data_dir: Path, name: str, splits: Mapping[str, Examples]) -> Path:
+    """Writes a dataset where and as TFDS would."""
+    builder = tfds.builder(f"glue/{name}", data_dir=data_dir)
+    assert str(builder.version) == VERSION
+    directory = data_dir / "glue" / name / VERSION
+    directory.mkdir(parents=True)
+    features: Any = builder.info.features
+    template = tfds.core.ShardedFileTemplate(
+        data_dir=epath.Path(directory),
+        template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+        dataset_name="glue",
+        filetype_suffix="array_record",
+    )
+    infos = []
+    for split, examples in splits.items():
+        path = directory / f"glue-{split}.array_record-00000-of-00001"
+        writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+        for example in examples:
+            writer.write(features.serialize_example(features.encode_example(example)))
+        writer.close()
+        infos.append(
+            tfds.core.SplitInfo(
+                name=split,
+                shard_lengths=[len(examples)],
+                num_bytes=path.stat().st_size,
+                filename_template=template,
+            )
+        )
+    tfds.folder_dataset.write_metadata(
+        data_dir=directory,
+        features=features,
+        split_infos=infos,
+        filename_template=template,
+        version=VERSION,
+        check_data=False,
+    )
+    return directory
+
+
+def glue(data_dir: Path, name: str, *roles: str) -> SequenceFamily:
+    section = GlueSection.model_validate({"name": name, "data": "tfds", "data_dir": str(data_dir)})
+    return open_glue(section, opening(data_dir, *roles))
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "mnli"])
+def test_texts_and_labels_are_those_of_the_dataset(tmp_path: Path, name: str) -> None:
+    texts = {
+        "cola": ("sentence",),
+        "sst2": ("sentence",),
+        "qqp": ("question1", "question2"),
+        "qnli": ("question", "sentence"),
+    }.get(name, ("sentence1", "sentence2"))
+    names = TASKS[name].names
+    labels: list[Any] = [2.5, 0.25] if name == "stsb" else [names[1], names[0]]
+    # TFDS shuffles what it writes; the index tells where an example was.
+    both = [
+        {**{text: f"w{n} w{m}" for m, text in enumerate(texts)}, "label": labels[n], "idx": n}
+        for n in (1, 0)
+    ]
+    hidden = [{**example, "label": -1} for example in both]
+    prepare(tmp_path, name, {"train": both, "validation": both[:1], "test": hidden})
+    family = glue(tmp_path, name, "train", "dev", "test")
+    assert {key: split.examples for key, split in family.splits.items()} == {
+        "train": 2,
+        "dev": 1,
+        "test": 2,
+    }
+    records = predict(family.splits["train"], np.zeros((2, len(names))).tolist())
+    assert [record["label"] for record in records] == labels
+    assert [record["id"] for record in records] == [0, 1]
+    assert [record["text"] for record in records] == ["w0 w0", "w1 w0"]
+    assert records[1].get("pair", "w1 w1") == "w1 w1"
+    assert ("pair" in records[0]) == (len(texts) == 2)
+    assert labels_of(family.splits["test"]) == [None, None]
+
+
+def test_mnli_has_two_of_each_and_the_diagnostic_set(tmp_path: Path) -> None:
+    one = [{"premise": "w1", "hypothesis": "w2", "label": "neutral", "idx": 0}]
+    splits = {"train": one}
+    for kind in ("matched", "mismatched"):
+        splits |= {f"validation_{kind}": one, f"test_{kind}": [{**one[0], "label": -1}]}
+    prepare(tmp_path, "mnli", splits)
+    prepare(tmp_path, "ax", {"test": [{**one[0], "label": -1}] * 2})
+    family = glue(tmp_path, "mnli", "train", "dev", "test")
+    assert {name: labels_of(split) for name, split in family.splits.items()} == {
+        "train": [1],
+        "dev_matched": [1],
+        "dev_mismatched": [1],
+        "test_matched": [None],
+        "test_mismatched": [None],
+        "diagnostic": [None, None],
+    }
+
+
+def test_a_format_that_needs_tensorflow_is_refused(tmp_path: Path) -> None:
+    one = [{"sentence": "w1", "label": "positive", "idx": 0}]
+    path = prepare(tmp_path, "sst2", {"train": one}) / "dataset_info.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"fileFormat": "tfrecord"}))
+    with pytest.raises(UserError) as caught:
+        glue(tmp_path, "sst2", "train")
+    assert "tfds glue/sst2: found it as tfrecord in" in str(caught.value)
+    assert "allowed: array_record; another task.data_dir, or a directory" in str(caught.value)
+
+
+def test_a_split_that_is_not_there_is_named(tmp_path: Path) -> None:
+    prepare(tmp_path, "sst2", {"train": [{"sentence": "w1", "label": "positive", "idx": 0}]})
+    with pytest.raises(UserError, match='found no split "validation", allowed: train'):
+        glue(tmp_path, "sst2", "dev")
+
+
+def test_a_download_that_fails_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: object, **options: object) -> None:
+        assert options == {"file_format": "array_record"}
+        raise ConnectionError("no route to host\nand more")
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", fail)
+    with pytest.raises(UserError) as caught:
+        glue(tmp_path / "data", "rte", "train")
+    assert str(caught.value) == (
+        f"tfds glue/rte: could not be prepared in {tmp_path}/data (ConnectionError: no route to "
+        f"host), allowed: a directory with the original files as task.data"
+    )

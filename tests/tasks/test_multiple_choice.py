@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.choice.family import (
+    ChoiceFamily,
+    MultipleChoiceSection,
+    open_multiple_choice,
+)
+from bert_jax.tasks.family import Opening
+from bert_jax.text import Tokenizer
+from tests.tasks.small_tokenizer import small_tokenizer
+
+SWAG = """\
+,video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label
+0,a,1,"the old dog. the mill",the old dog.,the mill,gold,saw,"saw a, river",unseen,in,1
+1,b,2,"a. the",a.,the,gold,dog,mill,river,saw,3
+"""
+CODAH = 'i\tthe "old mill\tsaw a dog\tin\tsaw\tdogs\t2\no\tdogs\ta\tthe\told\tunseen\t0\n'
+THREE = {"text": "q", "choices": ("x", "y", "z"), "label": "answer"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return small_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def open_file(
+    tokenizer: Tokenizer,
+    directory: Path,
+    content: str,
+    *,
+    name: str = "file.csv",
+    role: str = "train",
+    max_length: int = 32,
+    **settings: Any,
+) -> ChoiceFamily:
+    path = directory / name
+    path.write_bytes(content.encode())
+    paths: dict[str, Any] = {} if role == "input" else {role: str(path)}
+    opening = Opening(tokenizer, max_length=max_length, seed=0, roles=(role,), input=path)
+    return open_multiple_choice(MultipleChoiceSection(**paths, **settings), opening)
+
+
+def test_swag_has_a_sequence_for_every_ending(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    family = open_file(tokenizer, tmp_path, SWAG, format="swag")
+    assert family.heads.task == "multiple_choice"
+    assert family.heads.pooler
+    assert family.best_metric == "accuracy"
+    split = family.splits["train"]
+    assert split.examples == 2
+    row = split.row(0)
+    assert [" ".join(tokenizer.pieces(ids)) for ids in row.sequences] == [
+        "[CLS] the old dog . [SEP] the mill saw [SEP]",
+        "[CLS] the old dog . [SEP] the mill saw a [UNK] river [SEP]",
+        "[CLS] the old dog . [SEP] the mill un ##seen [SEP]",
+        "[CLS] the old dog . [SEP] the mill in [SEP]",
+    ]
+    assert list(row.seconds) == [6] * 4
+    assert row.targets == {"label": 1}
+    assert split.lengths.tolist() == [13, 7]
+    assert split.lengths.dtype == np.int32
+
+
+def test_codah_has_no_header_and_no_quotes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    family = open_file(tokenizer, tmp_path, CODAH, name="file.tsv", format="codah")
+    split = family.splits["train"]
+    assert [split.row(index).targets for index in range(2)] == [{"label": 2}, {"label": 0}]
+    collector = split.collect()
+    collector.add(1, np.zeros(4, np.float32))
+    collector.add(0, np.array([0, 1, 2, np.log(3)], np.float32))
+    first, second = collector.records()
+    assert first["text"] == 'the "old mill'
+    assert first["choices"] == ["saw a dog", "in", "saw", "dogs"]
+    assert (first["label"], first["prediction"]) == (2, 2)
+    weights = np.array([1, np.e, np.e**2, 3])
+    assert first["probabilities"] == pytest.approx(weights / weights.sum())
+    assert second["probabilities"] == [0.25] * 4
+    assert family.score([first, second]) == {"accuracy": 1.0}
+    assert family.score([{**first, "prediction": 3}, second]) == {"accuracy": 0.5}
+
+
+def test_a_row_that_was_not_predicted_is_missed(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    split = open_file(tokenizer, tmp_path, SWAG, format="swag").splits["train"]
+    collector = split.collect()
+    collector.add(1, np.zeros(4, np.float32))
+    with pytest.raises(RuntimeError, match="1 of 2 rows have no prediction"):
+        collector.records()
+
+
+@pytest.mark.parametrize(
+    ("label_is", "labels"),
+    [
+        ("index", ("2", "0")),
+        ("column", ("z", "x")),
+        ("text", ("mill", "dog")),
+        (("A", "B", "C"), ("C", "A")),
+        (("1", "2", "3"), ("3", "1")),
+    ],
+)
+def test_the_right_choice_is_named_in_any_of_four_ways(
+    tokenizer: Tokenizer, tmp_path: Path, label_is: Any, labels: tuple[str, str]
+) -> None:
+    text = f"q,x,y,z,answer\nthe,dog,river,mill,{labels[0]}\nthe,dog,river,mill,{labels[1]}\n"
+    family = open_file(tokenizer, tmp_path, text, label_is=label_is, **THREE)
+    split = family.splits["train"]
+    assert [split.row(index).targets["label"] for index in range(2)] == [2, 0]
+
+
+def test_json_lines_are_read_too(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    text = '{"q": "the", "x": "dog", "y": "mill", "z": "in", "answer": 1}\n'
+    family = open_file(tokenizer, tmp_path, text, name="f.jsonl", **THREE)
+    assert family.splits["train"].row(0).targets == {"label": 1}
+
+
+def test_long_questions_are_cut_and_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    text = f"q,x,y,z,answer\n{'the ' * 10_000},dog,river,mill,0\n,dog,river,mill,0\n"
+    family = open_file(tokenizer, tmp_path, text, max_length=10, **THREE)
+    split = family.splits["train"]
+    assert split.lengths.tolist() == [10, 4]
+    assert [len(ids) for ids in split.row(0).sequences] == [10, 10, 10]
+    assert tokenizer.pieces(split.row(0).sequences[2])[-3:] == ["[SEP]", "mill", "[SEP]"]
+    assert [note.split(": ", 1)[1] for note in family.notes] == [
+        "1 questions have no text",
+        "1 questions are longer than 10 pieces and are cut",
+    ]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.text("a dogs", max_size=40), min_size=3, max_size=3),
+    st.integers(8, 40),
+)
+def test_length_of_a_row_is_that_of_its_longest_sequence(
+    tmp_path_factory: pytest.TempPathFactory,
+    tokenizer: Tokenizer,
+    texts: list[str],
+    max_length: int,
+) -> None:
+    text = f"q,x,y,answer\n{texts[0]},dog {texts[1]},mill {texts[2]},0\n"
+    family = open_file(
+        tokenizer,
+        tmp_path_factory.mktemp("choices"),
+        text,
+        max_length=max_length,
+        text="q",
+        choices=("x", "y"),
+        label="answer",
+    )
+    split = family.splits["train"]
+    assert split.lengths.tolist() == [split.row(0).length]
+
+
+@pytest.mark.parametrize("role", ["test", "input"])
+def test_labels_may_be_missing_where_they_are_asked_for(
+    tokenizer: Tokenizer, tmp_path: Path, role: str
+) -> None:
+    bare = "\n".join(line.rsplit("\t", 1)[0] for line in CODAH.splitlines())
+    family = open_file(tokenizer, tmp_path, bare, name="file.tsv", role=role, format="codah")
+    split = family.splits[role]
+    assert split.row(0).targets == {}
+    collector = split.collect()
+    for index in range(2):
+        collector.add(index, np.arange(4, dtype=np.float32))
+    records = collector.records()
+    assert [record["label"] for record in records] == [None, None]
+    (path,) = family.write_official(role, records, tmp_path / "out")
+    assert path == tmp_path / "out" / f"{role}.csv"
+    assert path.read_text() == "id,prediction\n0,3\n1,3\n"
+    some = bare.replace("\n", "\t\n") + "\t1"
+    family = open_file(tokenizer, tmp_path, some, name="file.tsv", role=role, format="codah")
+    assert family.splits[role].row(1).targets == {}
+    assert family.notes[0].endswith(
+        "1 questions have a label and others none: it is read as unlabelled"
+    )
+
+
+def test_predictions_are_written_by_the_ids_of_the_table(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    family = open_file(tokenizer, tmp_path, SWAG, format="swag", id="video-id")
+    collector = family.splits["train"].collect()
+    for index in range(2):
+        collector.add(index, np.array([0, 1, 0, 0], np.float32))
+    (path,) = family.write_official("dev", collector.records(), tmp_path)
+    with path.open() as file:
+        assert list(csv.reader(file)) == [["id", "prediction"], ["a", "1"], ["b", "1"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "message"),
+    [
+        ("q,x,y,z,answer\n", {}, "found no question, allowed: one in each line"),
+        ("q,x,y,z,answer\na,b,c,d\n", {}, "line 2: found 4 fields, allowed: 5, as in the header"),
+        ("q,x,y,z,answer\na,b,,d,1\n", {}, 'line 2: found an empty "y", allowed: 3 choices'),
+        ("q,x,y,z,answer\na,b,c,d,\n", {}, "line 2: found no label, allowed: one in each line"),
+        ("q,x,y,z,answer\na,b,c,d,3\n", {}, 'line 2: found the label "3", allowed: 0, 1, 2'),
+        ("q,x,y,z,answer\na,b,c,d,y\n", {}, 'the label "y", .*; did you mean label_is: column?'),
+        ("q,x,y,z,answer\na,b,c,d,c\n", {}, 'the label "c", .*; did you mean label_is: text?'),
+        ("q,x,y,z,answer\na,b,b,d,b\n", {"label_is": "text"}, '"b", which is 2 of the choices'),
+        ("q,x,y,zz,answer\na,b,c,d,1\n", {}, r'task.choices: found "z", allowed: q.*did you mean'),
+        ("q,x,y,z,anser\na,b,c,d,1\n", {}, r'task.label: found "answer", .*did you mean "anser"'),
+        ("a,b,c,d,e\nv,w,x,y,1\n", {}, r"task.text: found \"q\", allowed: a, b"),
+        ("a,b,c,d,1\na,b\n", {"header": False}, "line 2: found 2 fields, allowed: 5, as in the f"),
+    ],
+)
+def test_mistakes_are_named(
+    tokenizer: Tokenizer, tmp_path: Path, text: str, changes: dict[str, Any], message: str
+) -> None:
+    columns = THREE
+    if changes.get("header") is False:
+        columns = {"text": "0", "choices": ("1", "2", "3"), "label": "4"}
+        changes = {**changes, "label_is": ("1", "2", "3")}
+    with pytest.raises(UserError, match=message) as error:
+        open_file(tokenizer, tmp_path, text, **columns, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_a_role_without_a_file_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    section = MultipleChoiceSection(format="swag")
+    with pytest.raises(UserError, match=r"task\.test: found nothing, allowed: a table"):
+        open_multiple_choice(section, Opening(tokenizer, max_length=16, seed=0, roles=("test",)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "text: found nothing"),
+        ({"text": "q", "choices": ("x",), "label": "l"}, "choices: allowed: two or more"),
+        ({"text": "q", "choices": ("x", "x"), "label": "l"}, "choices: allowed: two or more"),
+        ({"format": "swag", "stem": "q"}, "stem: found with format swag, which has its own"),
+        ({**THREE, "label_is": ("A", "B")}, "label_is: allowed: 3 different names"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(pydantic.ValidationError, match=message):
+        MultipleChoiceSection(**settings)

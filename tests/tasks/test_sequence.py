@@ -1,0 +1,176 @@
+"""Examples to rows, logits to records."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.rows.assemble import assemble
+from bert_jax.errors import RunStopped
+from bert_jax.tasks.sequence import Example, Labelling, SequenceSplit, notes_of
+from bert_jax.text import Tokenizer
+from tests.tasks.sequences import IDS, labels_of, make_tokenizer, predict
+
+ONE = Labelling("single_label", ("bad", "good"))
+SEVERAL = Labelling("multi_label", ("a", "b", "c"), 0.5)
+NUMBER = Labelling("regression", ("similarity",))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def split_of(
+    examples: list[Example], labelling: Labelling, tokenizer: Tokenizer, max_length: int = 8
+) -> SequenceSplit:
+    return SequenceSplit(examples, labelling=labelling, tokenizer=tokenizer, max_length=max_length)
+
+
+def test_rows_are_cls_text_sep_pair_sep(tokenizer: Tokenizer) -> None:
+    examples = [
+        Example("a", "w1x w2", None, 1, 2),
+        Example("b", "w3", "w4 w5", 0, 3),
+        Example("c", "", "", None, 4),
+        Example("d", " ".join(["w6"] * 9), "w7", 0, 5),
+    ]
+    split = split_of(examples, ONE, tokenizer)
+    rows = [tokenizer.pieces(split.row(n).sequences[0]) for n in range(4)]
+    assert rows == [
+        ["[CLS]", "w1", "##x", "w2", "[SEP]"],
+        ["[CLS]", "w3", "[SEP]", "w4", "w5", "[SEP]"],
+        ["[CLS]", "[SEP]", "[SEP]"],
+        ["[CLS]", "w6", "w6", "w6", "w6", "[SEP]", "w7", "[SEP]"],
+    ]
+    assert [split.row(n).seconds for n in range(4)] == [(5,), (3,), (2,), (6,)]
+    assert split.lengths.tolist() == [5, 6, 3, 8]
+    assert split.lengths.dtype == np.int32
+    assert (split.examples, split.cut) == (4, 1)
+    assert notes_of("dev", split, examples, 8) == [
+        "dev: 1 of 4 texts are longer than 8 pieces: cut",
+        "dev: 1 of 4 texts are empty (line 4)",
+    ]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 12), st.none() | st.integers(0, 12)), max_size=8))
+def test_lengths_and_rows_are_those_of_assemble(
+    tokenizer: Tokenizer, sizes: list[tuple[int, int | None]]
+) -> None:
+    examples = [
+        Example(n, "w1 " * first, None if second is None else "w2 " * second, None, n)
+        for n, (first, second) in enumerate(sizes)
+    ]
+    split = split_of(examples, ONE, tokenizer, max_length=10)
+    cut = 0
+    for number, (first, second) in enumerate(sizes):
+        pair = None if second is None else [IDS["w2"]] * second
+        made = assemble([IDS["w1"]] * first, pair, tokenizer.special, max_length=10)
+        row = split.row(number)
+        assert list(row.sequences[0]) == made.ids
+        assert row.seconds == (made.second,)
+        assert row.length == split.lengths[number]
+        cut += made.cut
+    assert split.cut == cut
+
+
+def test_targets_are_a_number_a_vector_or_nothing(tokenizer: Tokenizer) -> None:
+    def labels(labelling: Labelling, *targets: int | frozenset[int] | float | None) -> list[object]:
+        examples = [Example(n, "w1", None, target, n) for n, target in enumerate(targets)]
+        return labels_of(split_of(examples, labelling, tokenizer))
+
+    assert labels(ONE, 1, 0, None) == [1, 0, None]
+    several = labels(SEVERAL, frozenset({0, 2}), frozenset(), None)
+    assert several == [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], None]
+    assert labels(NUMBER, 2.5, None) == [2.5, None]
+    row = split_of([Example(0, "w1", None, frozenset({1}), 1)], SEVERAL, tokenizer).row(0)
+    assert np.asarray(row.targets["label"]).dtype == np.float32
+
+
+def test_records_of_one_label(tokenizer: Tokenizer) -> None:
+    examples = [Example(7, "w1", "w2", 0, 2), Example(8, "w3", None, None, 3)]
+    found = predict(split_of(examples, ONE, tokenizer), [[math.log(3), 0.0], [0.0, 0.0]])
+    assert found[0]["probabilities"] == pytest.approx({"bad": 3 / 4, "good": 1 / 4})
+    assert {**found[0], "probabilities": None} == {
+        "id": 7,
+        "text": "w1",
+        "pair": "w2",
+        "label": "bad",
+        "prediction": "bad",
+        "probabilities": None,
+    }
+    assert found[1] == {
+        "id": 8,
+        "text": "w3",
+        "label": None,
+        "prediction": "bad",  # of equals the first
+        "probabilities": {"bad": 0.5, "good": 0.5},
+    }
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_records_of_several_labels(tokenizer: Tokenizer) -> None:
+    examples = [Example(0, "w1", None, frozenset({2, 0}), 2), Example(1, "w2", None, None, 3)]
+    logits = [[math.log(3), 0.0, -math.log(3)], [-1.0, -2.0, -100.0]]
+    found = predict(split_of(examples, SEVERAL, tokenizer), logits)
+    assert [record["label"] for record in found] == [["a", "c"], None]
+    assert [record["prediction"] for record in found] == [["a", "b"], []]
+    assert found[0]["probabilities"] == pytest.approx({"a": 3 / 4, "b": 1 / 2, "c": 1 / 4})
+    strict = SEVERAL._replace(threshold=0.6)
+    assert predict(split_of(examples, strict, tokenizer), logits)[0]["prediction"] == ["a"]
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_records_of_a_regression(tokenizer: Tokenizer) -> None:
+    examples = [Example(0, "w1", "w2", 2.0, 2), Example(1, "w1", "w2", None, 3)]
+    found = predict(split_of(examples, NUMBER, tokenizer), [[2.5], [-1.0]])
+    assert [(record["label"], record["prediction"]) for record in found] == [
+        (2.0, 2.5),
+        (None, -1.0),
+    ]
+    assert "probabilities" not in found[0]
+
+
+def test_large_logits_have_finite_probabilities(tokenizer: Tokenizer) -> None:
+    found = predict(split_of([Example(0, "w1", None, 1, 2)], ONE, tokenizer), [[-3e38, 3e38]])
+    assert found[0]["probabilities"] == {"bad": 0.0, "good": 1.0}
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (), (1, 1), (2,)])
+def test_logits_of_another_shape_are_refused(tokenizer: Tokenizer, shape: tuple[int, ...]) -> None:
+    # A regression's [rows, 1] as a whole would make one number out of many.
+    collector = split_of([Example(0, "w1", None, 2.0, 2)] * 2, NUMBER, tokenizer).collect()
+    with pytest.raises(ValueError, match=r"allowed: \(1,\)"):
+        collector.add(0, np.zeros(shape, np.float32))
+
+
+def test_every_row_is_taken_once(tokenizer: Tokenizer) -> None:
+    collector = split_of([Example(0, "w1", None, 1, 2)] * 3, ONE, tokenizer).collect()
+    collector.add(1, np.zeros(2, np.float32))
+    with pytest.raises(ValueError, match="row 1: found twice"):
+        collector.add(1, np.zeros(2, np.float32))
+    with pytest.raises(ValueError, match="none for 2 of 3 rows, the first of them 0"):
+        collector.records()
+
+
+def test_a_model_that_has_diverged_makes_no_records(tokenizer: Tokenizer) -> None:
+    collector = split_of([Example(5, "w1", None, 1, 2)], ONE, tokenizer).collect()
+    with pytest.raises(RunStopped, match=r"example 5: found \[nan, 0.0\], allowed: finite"):
+        collector.add(0, np.asarray([np.nan, 0], np.float32))
+
+
+def test_heads_name_the_labels_and_the_problem() -> None:
+    heads = NUMBER.heads
+    assert (heads.task, heads.labels, heads.problem, heads.outputs) == (
+        "sequence_classification",
+        ("similarity",),
+        "regression",
+        1,
+    )
+    assert heads.reads_pooled
+    assert not heads.pretraining

@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.family import Opening, Record
+from bert_jax.tasks.squad.family import SquadFamily, SquadSection, open_squad
+from bert_jax.tasks.squad.file import Answer
+from bert_jax.tasks.squad.split import SquadSplit, find_answer
+from tests.tasks import reference_squad
+from tests.tasks.squad_data import letters_tokenizer, open_one, question, squad, write
+
+TOWER = "The  tower of Paris (1889) was built in Élan, un\u00adknown 中国北京."
+LONG = " ".join(f"in 18{year:02d} the tower of paris was built" for year in range(100))
+
+
+def _split(family: SquadFamily, role: str = "dev") -> SquadSplit:
+    split = family.splits[role]
+    assert isinstance(split, SquadSplit)
+    return split
+
+
+def _answered(
+    split: SquadSplit, wanted: dict[str, str], *, null: dict[str, float] | None = None
+) -> list[Record]:
+    """Records of logits that point at the pieces of the wanted texts, rows in reverse order."""
+    tokenizer = letters_tokenizer()
+    collector = split.collect()
+    rng = np.random.default_rng(0)
+    for row in reversed(range(len(split.lengths))):
+        logits = rng.uniform(-1, 0, (split.lengths[row], 2)).astype(np.float32)
+        id = split.question(row).id
+        ids, at = split.row(row).sequences[0], split.row(row).seconds[0]
+        pieces = tokenizer.encode(wanted.get(id, ""))
+        places = [n for n in range(at, len(ids)) if list(ids[n : n + len(pieces)]) == pieces]
+        if pieces and places:
+            logits[places[0], 0] = logits[places[0] + len(pieces) - 1, 1] = 5
+        logits[0] = (null or {}).get(id, 0) / 2
+        collector.add(row, logits)
+    return collector.records()
+
+
+def _tower(tmp_path: Path, **settings: Any) -> SquadFamily:
+    start = TOWER.index
+    content = squad(
+        (
+            TOWER,
+            [
+                question("year", "when", ("1889", start("1889")), ("(1889)", start("(1889)"))),
+                question("city", "who", ("tower of Paris", start("tower"))),
+                question("end", "in", ("北京", start("北京"))),
+            ],
+        )
+    )
+    return open_one(write(tmp_path / "dev.json", content), **settings)
+
+
+def test_answers_come_out_as_they_stand_in_the_context(tmp_path: Path) -> None:
+    family = _tower(tmp_path)
+    wanted = {"year": "1889", "city": "the tower", "end": "北京"}
+    records = _answered(_split(family), wanted)
+    assert [record["id"] for record in records] == ["year", "city", "end"]
+    assert [record["prediction"] for record in records] == ["1889", "The  tower", "北京"]
+    for record in records:
+        start = record["start"]
+        found = record["context"][start : start + len(record["prediction"])]
+        assert found == record["prediction"] == record["nbest"][0]["text"]
+        assert sum(entry["probability"] for entry in record["nbest"]) == pytest.approx(1)
+        assert record["label"] == record["answers"]
+        assert record["score"] == 10.0
+        assert "null_score_difference" not in record
+    assert records[0]["answers"][1] == {"text": "(1889)", "start": TOWER.index("(1889)")}
+    assert records[0]["title"] == "Towers"
+    figures = family.score(records)
+    assert figures["exact_match"] == pytest.approx(200 / 3)
+    # "the tower" against "tower of Paris": 1 of 1 and 1 of 3 words, F1 1/2.
+    assert figures["f1"] == pytest.approx(250 / 3)
+
+
+def test_the_last_letter_of_the_context_can_be_an_answer(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.json", squad(("paris 1", [question("a", "in", ("1", 6))])))
+    split = _split(open_one(path, role="train"), "train")
+    row = split.row(0)
+    ids = row.sequences[0]
+    assert row.targets == {"start": len(ids) - 2, "end": len(ids) - 2}
+    assert _answered(split, {"a": "1"})[0]["prediction"] == "1"
+
+
+def test_a_row_is_question_then_window(tmp_path: Path) -> None:
+    split = _split(_tower(tmp_path), "dev")
+    tokenizer = letters_tokenizer()
+    special = tokenizer.special
+    when, context = tokenizer.encode("when"), tokenizer.encode(TOWER)
+    assert split.row(0).sequences == ([special.cls, *when, special.sep, *context, special.sep],)
+    assert split.row(0).seconds == (3,)
+    assert split.row(0).targets == {}
+    assert (split.examples, len(split.lengths), split.lengths.dtype) == (3, 3, np.int32)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    max_length=st.integers(24, 60),
+    stride=st.integers(1, 50),
+    at=st.integers(0, 99),
+    n=st.integers(1, 7),
+)
+def test_every_window_that_holds_the_answer_has_it_as_target(
+    tmp_path_factory: pytest.TempPathFactory, max_length: int, stride: int, at: int, n: int
+) -> None:
+    words = LONG.split()
+    start = len(" ".join(words[:at])) + bool(at)
+    text = " ".join(words[at : at + n])
+    content = squad((LONG, [question("a", "who built in paris?", (text, start))]))
+    path = write(tmp_path_factory.mktemp("squad") / "x.json", content)
+    split = _split(
+        open_one(path, role="train", max_length=max_length, stride=stride, max_query_length=8),
+        "train",
+    )
+    tokenizer = letters_tokenizer()
+    context, query = tokenizer.encode(LONG), tokenizer.encode("who built in paris?")
+    spans = reference_squad.windows(len(context), max_length - 3 - len(query), stride)
+    first = len(tokenizer.encode(LONG[:start]))
+    last = first + len(tokenizer.encode(text)) - 1
+    assert len(split.lengths) == len(spans)
+    special = tokenizer.special
+    for row, (begin, end) in enumerate(spans):
+        ids = [special.cls, *query, special.sep, *context[begin:end], special.sep]
+        encoded = split.row(row)
+        assert encoded.sequences == (ids,)
+        assert split.lengths[row] == len(ids) <= max_length
+        shift = len(query) + 2 - begin
+        inside = begin <= first and last < end
+        expected = (first + shift, last + shift) if inside else (0, 0)
+        assert (encoded.targets["start"], encoded.targets["end"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "expected"),
+    [
+        ("cat", 4, "cat"),
+        ("cat", 3, "cat"),  # off by one, within the words it touches
+        ("cat", 5, "cat"),
+        ("cat saw", 4, "cat\n saw"),  # white space does not count
+        (" cat ", 3, "cat"),
+        ("cat", 0, None),  # elsewhere: not looked for, though it stands there once
+        ("dog", 4, None),
+        ("cat", -4, None),
+        ("cat", 400, None),
+        ("", 4, None),
+        ("  ", 0, None),
+    ],
+)
+def test_an_answer_is_looked_for_where_the_file_says(
+    text: str, start: int, expected: str | None
+) -> None:
+    context = "the cat\n saw , and the dog"
+    found = find_answer(context, Answer(text, start))
+    assert (found and context[slice(*found)]) == expected
+
+
+def test_answers_not_in_their_context_are_skipped_in_training_and_counted(tmp_path: Path) -> None:
+    good, bad = ("paris", 13), ("rome", 13)
+    context = "the tower of paris"
+    content = squad(
+        (
+            context,
+            [question("a", "in", good), question("b", "in", bad), question("c", "in", bad, good)],
+        )
+    )
+    path = write(tmp_path / "x.json", content)
+    family = open_one(path, role="train")
+    split = _split(family, "train")
+    assert split.examples == 2
+    assert (
+        split.row(1).targets == split.row(0).targets
+    )  # of several answers the first that is there
+    note = f"{path}: 1 of 3 answers are not in their context at the place named: skipped"
+    assert list(family.notes) == [note]
+    family = open_one(path)  # still asked and scored in dev
+    assert (_split(family).examples, list(family.notes)) == (3, [])
+    content = squad((context, [question("b", "in", bad)]))
+    with pytest.raises(UserError, match="found no answer that is in its context"):
+        open_one(write(tmp_path / "y.json", content), role="train")
+
+
+def test_a_question_of_10000_words_is_cut_and_noted(tmp_path: Path) -> None:
+    content = squad(("the tower", [question("a", "who " * 10_000, ("tower", 4))]))
+    path = write(tmp_path / "x.json", content)
+    family = open_one(path)
+    assert _split(family).lengths.tolist() == [16 + 2 + 3]
+    assert list(family.notes) == [
+        f"{path}: 1 of 1 questions are longer than 16 pieces: cut (task.max_query_length)"
+    ]
+
+
+def test_empty_question_and_empty_context_are_asked(tmp_path: Path) -> None:
+    content = squad(
+        ("the tower", [question("a", "", ("tower", 4))]),
+        ("", [question("b", "who", impossible=True), question("c", "", impossible=True)]),
+    )
+    family = open_one(write(tmp_path / "x.json", content))
+    split = _split(family)
+    assert split.lengths.tolist() == [5, 4, 3]
+    records = _answered(split, {"a": "tower"}, null={"b": 3, "c": -3})
+    assert [record["prediction"] for record in records] == ["tower", "", ""]
+    assert family.score(records)["f1"] == 100.0
+    train = _split(open_one(write(tmp_path / "x.json", content), role="train"), "train")
+    assert [train.row(n).targets for n in (1, 2)] == [{"start": 0, "end": 0}] * 2
+
+
+def test_cjk_without_spaces_is_answered_by_the_character(tmp_path: Path) -> None:
+    context = "世界中国。北京世界" * 30
+    content = squad((context, [question("a", "中国", ("中国。", 2))]))
+    path = write(tmp_path / "x.json", content)
+    train = _split(open_one(path, role="train", stride=20), "train")
+    assert len(train.lengths) > 5
+    assert train.row(0).targets == {"start": 4 + 2, "end": 4 + 4}
+    assert _answered(train, {"a": "北京世"})[0]["prediction"] == "北京世"
+
+
+def _v2(tmp_path: Path) -> tuple[dict[str, Any], str]:
+    context = "the tower of paris was built in 1889"
+    content = squad(
+        (
+            context,
+            [
+                question("has1", "when", ("1889", 32), impossible=False),
+                question("has2", "in", ("paris", 13), impossible=False),
+                question("no1", "who", impossible=True),
+                question("no2", "un", impossible=True),
+            ],
+        ),
+        version="v2.0",
+    )
+    return content, write(tmp_path / "dev.json", content)
+
+
+WANTED = {"has1": "1889", "has2": "of paris", "no1": "tower", "no2": "built"}
+NULL = {"has1": 8.0, "has2": 12.5, "no1": 13.0, "no2": 12.0}  # best answers score 10
+
+
+def test_the_threshold_is_tuned_on_dev_and_used(tmp_path: Path) -> None:
+    content, path = _v2(tmp_path)
+    family = open_one(path)
+    records = _answered(_split(family), WANTED, null=NULL)
+    differences = {record["id"]: record["null_score_difference"] for record in records}
+    assert differences == {"has1": -2.0, "has2": 2.5, "no1": 3.0, "no2": 2.0}
+    figures = family.score(records)
+    assert figures["null_threshold"] == -2.0
+    assert [record["prediction"] for record in records] == ["1889", "", "", ""]
+    predictions = {record["id"]: record["prediction"] for record in records}
+    expected = reference_squad.evaluate_2_0(content, predictions)
+    assert {key: figures[key] for key in expected} == expected
+    assert figures["f1"] == figures["best_f1"] == 75.0
+    # What is tuned serves the predictions on another file; one that is set serves everywhere.
+    changes: list[dict[str, Any]] = [
+        {"tuned": {"null_threshold": 2.7}},
+        {"tuned": figures, "null_threshold": 2.7},
+    ]
+    for change in changes:
+        records = _answered(_split(open_one(path, **change)), WANTED, null=NULL)
+        assert [record["prediction"] for record in records] == ["1889", "of paris", "", "built"]
+
+
+def test_without_any_threshold_0_is_used_and_noted(tmp_path: Path) -> None:
+    _, path = _v2(tmp_path)
+    family = open_one(path, role="test")
+    assert "0 is used" in family.notes[0]
+    records = _answered(_split(family, "test"), WANTED, null=NULL)
+    assert [record["prediction"] for record in records] == ["1889", "", "", ""]
+    assert not open_one(path, role="test", tuned={"null_threshold": 0.5}).notes
+
+
+def test_official_files_scored_by_the_reference_give_our_figures(tmp_path: Path) -> None:
+    content, path = _v2(tmp_path)
+    family = open_one(path)
+    records = _answered(_split(family), WANTED, null=NULL)
+    files = family.write_official("dev", records, tmp_path / "out")
+    names = ["predictions.json", "nbest_predictions.json", "null_odds.json"]
+    assert list(files) == [tmp_path / "out" / name for name in names]
+    predictions, nbest, odds = (json.loads(file.read_text()) for file in files)
+    assert list(predictions) == list(nbest) == list(odds) == list(WANTED)
+    assert nbest["no1"][0] == records[2]["nbest"][0]
+    assert set(nbest["no1"][0]) == {"text", "probability", "start_logit", "end_logit"}
+    figures = family.score(records)
+    expected = reference_squad.evaluate_2_0(content, predictions)
+    assert {key: figures[key] for key in expected} == expected
+    best = reference_squad.best_thresholds(content, predictions, odds)
+    assert best["best_f1"] == figures["best_f1"]
+    assert best["best_f1_thresh"] == figures["null_threshold"]
+
+
+def test_version_1_1_writes_no_null_odds(tmp_path: Path) -> None:
+    family = _tower(tmp_path)
+    records = _answered(_split(family), {})
+    files = family.write_official("dev", records, tmp_path / "out")
+    assert [file.name for file in files] == ["predictions.json", "nbest_predictions.json"]
+
+
+def test_an_unlabelled_file_is_predicted_and_not_scored(tmp_path: Path) -> None:
+    content = squad(("the tower of paris", [question("a", "in")]))
+    del content["data"][0]["paragraphs"][0]["qas"][0]["answers"]
+    section = SquadSection()
+    path = Path(write(tmp_path / "mine.json", content))
+    opening = Opening(letters_tokenizer(), 96, 0, roles=("input",), input=path)
+    family = open_squad(section, opening)
+    records = _answered(_split(family, "input"), {"a": "paris"})
+    assert (records[0]["prediction"], records[0]["label"]) == ("paris", None)
+    with pytest.raises(ValueError, match="1 of 1 records are not labelled"):
+        family.score(records)
+    tuned = opening._replace(tuned={"null_threshold": 99.0})  # of a model that may give no answer
+    records = _answered(_split(open_squad(section, tuned), "input"), {}, null={"a": 300.0})
+    assert records[0]["prediction"] == ""
+
+
+def test_a_family_is_of_version_2_if_one_of_its_files_is(tmp_path: Path) -> None:
+    _, dev = _v2(tmp_path)
+    train = write(tmp_path / "train.json", squad(("the tower", [question("a", "?", ("tower", 4))])))
+    section = SquadSection(train=train, dev=dev)
+    family = open_squad(section, Opening(letters_tokenizer(), 96, 0))
+    assert family.version == "2.0"
+    assert family.heads.outputs == 2
+
+
+def test_mistakes_in_the_settings_are_named(tmp_path: Path) -> None:
+    _, path = _v2(tmp_path)
+    with pytest.raises(UserError, match=r"^task.test: found none, allowed: a SQuAD file"):
+        open_squad(SquadSection(dev=path), Opening(letters_tokenizer(), 96, 0, roles=("test",)))
+    with pytest.raises(UserError, match=r"^max_length: found 19, allowed: at least 20 where"):
+        open_one(path, max_length=19)
+    assert open_one(path, max_length=20).splits
+
+
+def test_logits_of_every_row_are_needed_and_fit_it(tmp_path: Path) -> None:
+    split = _split(_tower(tmp_path))
+    collector = split.collect()
+    with pytest.raises(ValueError, match="row 0: logits"):
+        collector.add(0, np.zeros((split.lengths[0] + 1, 2), np.float32))
+    collector.add(1, np.zeros((split.lengths[1], 2), np.float32))
+    with pytest.raises(ValueError, match="1 of 3 rows"):
+        collector.records()
+
+
+def test_memory_does_not_hold_the_windows(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.json", squad((LONG * 20, [question("a", "in", ("in", 0))])))
+    sizes = []
+    for stride in (40, 1):
+        tracemalloc.start()
+        split = _split(open_one(path, role="train", stride=stride), "train")
+        sizes.append((len(split.lengths), tracemalloc.get_traced_memory()[1]))
+        tracemalloc.stop()
+    windows, peak = (after - before for before, after in zip(*sizes, strict=True))
+    assert windows > 10_000
+    assert peak < 100 * windows  # bytes; the ids of a window alone would be 500

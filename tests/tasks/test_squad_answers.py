@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from bert_jax.tasks.squad.answers import Answers, Entry, find_answers, find_candidates, to_record
+from bert_jax.tasks.squad.windows import has_most_context
+from tests.tasks import reference_squad
+
+FIRST = 4  # [CLS] two pieces of a question [SEP]
+
+
+def _text(first: int, last: int) -> tuple[str, int]:
+    """A context with a word repeated over and over, so that spans share their texts."""
+    return " ".join("abcab"[at % 5] for at in range(first, last + 1)), first
+
+
+def _answers(
+    rows: list[np.ndarray], spans: list[tuple[int, int]], *, n_best: int, longest: int, null: bool
+) -> Answers:
+    windows = []
+    for number, (row, (start, _)) in enumerate(zip(rows, spans, strict=True)):
+        most = [reference_squad.most_context(spans, at) == number for at in range(*spans[number])]
+        windows.append(
+            find_candidates(
+                row,
+                np.array(most, np.bool_),
+                first=FIRST,
+                offset=start,
+                n_best=n_best,
+                max_answer_length=longest,
+            )
+        )
+    return find_answers(windows, _text, n_best=n_best, with_null=null)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    pieces=st.integers(1, 30),
+    room=st.integers(3, 12),
+    stride=st.integers(1, 12),
+    n_best=st.integers(2, 8),
+    longest=st.integers(1, 6),
+    null=st.booleans(),
+    coarse=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_answers_are_those_of_the_reference(
+    pieces: int,
+    room: int,
+    stride: int,
+    n_best: int,
+    longest: int,
+    null: bool,
+    coarse: bool,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    spans = reference_squad.windows(pieces, room, stride)
+    rows = [rng.normal(size=(FIRST + end - start + 1, 2)) for start, end in spans]
+    if coarse:  # many equals
+        rows = [row.round() for row in rows]
+    rows = [row.astype(np.float32) for row in rows]
+    for row in rows:  # a context piece among the best, so that the release has a candidate
+        row[FIRST] += 20
+    expected = reference_squad.answer(
+        [row.astype(np.float64).tolist() for row in rows],
+        spans,
+        FIRST,
+        lambda first, last: _text(first, last)[0],
+        n_best=n_best,
+        longest=longest,
+        version_2=null,
+    )
+    found = _answers(rows, spans, n_best=n_best, longest=longest, null=null)
+    assert [(entry.text, *entry.logits) for entry in found.nbest] == expected[0]
+    assert found.null_score_difference == pytest.approx(expected[1], abs=1e-12)
+
+
+def test_the_best_span_is_taken_where_the_best_starts_and_ends_make_none() -> None:
+    logits = np.zeros((FIRST + 6, 2), np.float32)
+    logits[FIRST + 4, 0] = 5  # the best start stands behind the best end
+    logits[FIRST + 1, 1] = 5
+    logits[FIRST + 4, 1] = -1
+    most = np.ones(5, np.bool_)
+    how = {"first": FIRST, "offset": 0, "n_best": 1}
+    window = find_candidates(logits, most, max_answer_length=3, **how)
+    assert (window.starts.tolist(), window.ends.tolist(), window.spare) == ([0], [1], True)
+    window = find_candidates(logits, most, max_answer_length=1, **how)
+    assert (window.starts.tolist(), window.ends.tolist()) == ([1], [1])
+
+
+def test_a_spare_span_gives_way_to_any_other() -> None:
+    rows = [np.zeros((FIRST + 4, 2), np.float32) for _ in range(2)]
+    rows[0][0] = 50  # only [CLS] is among its best: a spare span, whatever its score
+    rows[0][FIRST:-1] = 9
+    rows[1][FIRST] = 1
+    found = _answers(rows, [(0, 3), (3, 6)], n_best=1, longest=3, null=False)
+    assert [(entry.start, entry.score) for entry in found.nbest] == [(3, 2.0)]
+
+
+def test_an_empty_context_is_answered_by_nothing() -> None:
+    logits = np.array([[1, 2], [9, 9], [9, 9], [9, 9], [9, 9]], np.float32)
+    most = has_most_context(0, pieces=0, room=5, stride=3)
+    window = find_candidates(logits, most, first=FIRST, offset=0, n_best=20, max_answer_length=30)
+    for null in (False, True):
+        found = find_answers([window], _text, n_best=20, with_null=null)
+        assert found.nbest == [Entry("", None, (1.0, 2.0))]
+        record = to_record(found, threshold=1e9)
+        assert (record["prediction"], record["start"]) == ("", None)
+        assert record.get("null_score_difference") == (3.0 if null else None)
+
+
+def test_one_best_of_version_2_keeps_the_best_text_beside_no_answer() -> None:
+    rows = [np.zeros((FIRST + 3, 2), np.float32)]
+    rows[0][FIRST] = 5
+    rows[0][0] = 4
+    found = _answers(rows, [(0, 2)], n_best=1, longest=3, null=True)
+    assert [entry.text for entry in found.nbest] == ["a", ""]
+    rows[0][0], rows[0][FIRST] = 5, 4  # now no answer is the best
+    found = _answers(rows, [(0, 2)], n_best=1, longest=3, null=True)
+    assert [entry.text for entry in found.nbest] == ["", "a"]
+
+
+def test_no_answer_is_given_above_the_threshold_only() -> None:
+    nbest = [Entry("", None, (2.0, 2.0)), Entry("tower", 4, (1.0, 2.0))]
+    answers = Answers(nbest, 1.0)
+    assert to_record(answers, threshold=1.0)["prediction"] == "tower"
+    assert to_record(answers, threshold=1.0)["start"] == 4
+    record = to_record(answers, threshold=0.99)
+    assert (record["prediction"], record["start"], record["score"]) == ("", None, 4.0)
+    assert [entry["probability"] for entry in record["nbest"]] == pytest.approx(
+        [np.e / (1 + np.e), 1 / (1 + np.e)]
+    )
+
+
+def test_texts_that_differ_in_white_space_are_one_answer() -> None:
+    rows = [np.zeros((FIRST + 3, 2), np.float32)]
+    rows[0][FIRST, :] = 5
+    window = find_candidates(
+        rows[0], np.ones(2, np.bool_), first=FIRST, offset=0, n_best=9, max_answer_length=2
+    )
+    found = find_answers(
+        [window],
+        lambda first, last: ("in  paris" if first == last else "in paris", first),
+        n_best=9,
+        with_null=False,
+    )
+    assert [entry.text for entry in found.nbest] == ["in  paris"]

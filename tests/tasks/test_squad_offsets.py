@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import itertools
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from bert_jax.tasks.squad.offsets import OffsetEncoder, align
+from bert_jax.text.sentence_piece import SentencePieceTokenizer
+from tests.tasks.squad_data import letters_tokenizer
+from tests.text.test_sentence_piece import train as train_model
+
+UNCASED, CASED = letters_tokenizer(), letters_tokenizer(lower_case=False)
+# Letters with accents on them or behind them, one letter that becomes two and two that become one,
+# characters that tokenizers drop, white space of several kinds, CJK, punctuation.
+ALPHABET = "abZéÉe\u0301İß'(-. \n\t\u202f\u00a0\u200b\ufffd世界。"
+
+
+def _slices(text: str, *, cased: bool = False) -> list[str]:
+    found = OffsetEncoder(CASED if cased else UNCASED).encode(text)
+    return [text[start:end] for start, end in zip(found.starts, found.ends, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("the tower", ["the", "tower"]),
+        ("Unaffable (1889)!", ["Un", "aff", "able", "(", "1", "8", "8", "9", ")", "!"]),
+        ("Élan", ["É", "l", "a", "n"]),
+        ("E\u0301lan", ["E\u0301", "l", "a", "n"]),
+        ("世界a", ["世", "界", "a"]),
+        ("中国的北京。", ["中", "国", "的", "北", "京", "。"]),  # 的 is not known
+        ("ﬁt", ["ﬁt"]),  # not known, as one word
+        ("a\u200bb", ["a\u200b", "b"]),
+        ("in\u00a0paris", ["in", "paris"]),
+        ("(☃☃in)", ["(", "☃☃in", ")"]),
+        ("a\ud800b c", ["a\ud800b", "c"]),  # a lone surrogate is in no vocabulary
+        ("ΣΣ.Σ", ["Σ", "Σ", ".", "Σ"]),  # the second becomes another letter
+        ("☃-☃", ["☃", "-", "☃"]),
+        ("", []),
+        (" \n ", []),
+    ],
+)
+def test_pieces_are_found_in_the_text(text: str, expected: list[str]) -> None:
+    found = [piece.strip("\u200b") for piece in _slices(text)]
+    assert found == [piece.strip("\u200b") for piece in expected]
+
+
+def test_unknown_pieces_in_a_row_share_what_their_neighbours_leave() -> None:
+    assert _slices("a,的的,b") == ["a", ",", "的的", "的的", ",", "b"]
+
+
+def test_what_does_not_match_is_given_the_whole_word() -> None:
+    assert align("abc", ["x", "yz"]) == [(0, 3), (0, 3)]
+    assert align("abc", ["a", "b"]) == [(0, 3), (0, 3)]
+    assert align("abc", [None, "x"]) == [(0, 3), (0, 3)]
+
+
+def test_an_accent_alone_belongs_to_the_letter_before() -> None:
+    assert align("ae\u0301b", ["ae", "\u0301", "b"])[0] == (0, 2)  # spelled as it stands
+    assert align("aéb", ["ae", "\u0301", "b"]) == [(0, 2), (1, 2), (2, 3)]
+    assert align("\u0301\u0302", ["\u0302", "\u0301"]) == [(0, 2), (0, 2)]
+
+
+@pytest.mark.parametrize("cased", [False, True])
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_a_span_of_whole_words_encodes_to_its_own_pieces(cased: bool, data: st.DataObject) -> None:
+    tokenizer = CASED if cased else UNCASED
+    text = data.draw(st.text(ALPHABET, max_size=30))
+    found = OffsetEncoder(tokenizer).encode(text)
+    assert found.ids == tokenizer.encode(text)
+    assert (found.starts < found.ends).all()
+    assert (np.diff(found.starts) >= 0).all()
+    assert (np.diff(found.ends) >= 0).all()
+    assert not len(found.ids) or (found.starts[0] >= 0 and found.ends[-1] <= len(text))
+    if tokenizer.special.unk in found.ids:
+        return
+    begins = [i for i, piece in enumerate(found.ids) if not tokenizer.is_continuation[piece]]
+    for first, behind in itertools.pairwise([*begins, len(found.ids)]):
+        word = text[found.starts[first] : found.ends[behind - 1]]
+        assert tokenizer.encode(word) == found.ids[first:behind]
+
+
+def test_sentence_pieces_are_found_in_the_text() -> None:
+    tokenizer = SentencePieceTokenizer(train_model("unigram"), lower_case=True)
+    text = "The  interpreter Évaluates (ﬁnal) expressions, don't"
+    found = OffsetEncoder(tokenizer).encode(text)
+    assert found.ids == tokenizer.encode(text)
+    words: list[str] = []
+    for piece, start, end in zip(found.ids, found.starts, found.ends, strict=True):
+        part = text[start:end]
+        words = (
+            [*words, part]
+            if not tokenizer.is_continuation[piece]
+            else [
+                *words[:-1],
+                words[-1] + part,
+            ]
+        )
+    assert words[:3] == ["The", "interpreter", "Évaluates"]
+    assert words[4:] == ["expressions,", "don't"]
+    assert len(found.ids) > len(words)

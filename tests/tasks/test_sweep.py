@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.config import parse_config
+from bert_jax.errors import UserError
+from bert_jax.model.config import Execution
+from bert_jax.task import Row
+from bert_jax.tasks.batches import TrainBatches
+from bert_jax.tasks.degenerate import degenerate
+from bert_jax.tasks.family import Encoded
+from bert_jax.tasks.scores import figures
+from bert_jax.tasks.squad.scores import figures_2_0
+from bert_jax.tasks.sweep.grid import (
+    Point,
+    Result,
+    SweepSection,
+    best_of,
+    cells_of,
+    points_of,
+)
+from bert_jax.tasks.sweep.strategy import Size, choose_way, step_bytes
+from bert_jax.tasks.tokens.entities import entity_scores
+from tests.support import small_architecture
+
+
+def result(
+    score: float | None, *, seed: int = 0, rate: float = 1e-3, failed: bool = False
+) -> Result:
+    why = "predicts nothing but yes" if failed else None
+    return Result(Point(seed, rate, 3), score, 10, {"accuracy": score or 0.0}, why, 1.5)
+
+
+def test_a_grid_runs_every_seed_with_every_learning_rate_and_number_of_epochs() -> None:
+    section = SweepSection(seeds=2, learning_rates=(2e-5, 5e-5), epochs=(2, 3))
+    points = points_of(section, seed=7, learning_rate=1.0, epochs=9)
+    assert [point.name for point in points] == [
+        "seed7-lr2e-05-epochs2",
+        "seed8-lr2e-05-epochs2",
+        "seed7-lr5e-05-epochs2",
+        "seed8-lr5e-05-epochs2",
+        "seed7-lr2e-05-epochs3",
+        "seed8-lr2e-05-epochs3",
+        "seed7-lr5e-05-epochs3",
+        "seed8-lr5e-05-epochs3",
+    ]
+
+
+def test_what_a_sweep_does_not_name_stays_as_it_is_set() -> None:
+    assert points_of(SweepSection(seeds=2), seed=0, learning_rate=3e-5, epochs=4) == [
+        Point(0, 3e-5, 4),
+        Point(1, 3e-5, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ({"learning_rates": [5e-5, 2e-5, 5e-5]}, "learning_rates: found [5e-05, 2e-05, 5e-05], "),
+        ({"epochs": [3, 3]}, "epochs: found [3, 3], "),
+        ({"seeds": 0}, "seeds: found 0, "),
+        ({"learning_rates": [0.0]}, "learning_rates.0: found 0.0, "),
+        ({"together": "maybe"}, 'together: found "maybe", allowed: auto, yes, no'),
+        ({"seed": 3}, 'seed: unknown key; did you mean "seeds"?'),
+    ],
+)
+def test_a_sweep_that_makes_no_sense_is_refused_in_a_line(sweep: dict[str, Any], said: str) -> None:
+    task = {"kind": "table", "train": "t.csv", "text": "text", "label": "label"}
+    values = {"finetune": {"init_from": "run", "task": task, "sweep": sweep}}
+    with pytest.raises(UserError) as refused:
+        parse_config(values, source="x.yaml")
+    assert str(refused.value).startswith(f"x.yaml: finetune.sweep.{said}")
+    assert "\n" not in str(refused.value)
+
+
+def test_mean_and_deviation_are_those_of_a_sample_by_hand() -> None:
+    # Mean 2.2/3; squares of the distances: 0.0044, 0.0278, 0.0544, together 0.0867, over 2.
+    results = [result(0.8), result(0.9, seed=1), result(0.5, seed=2, failed=True)]
+    (cell,) = cells_of(results)
+    assert cell.every == pytest.approx((3, 2.2 / 3, math.sqrt(0.26 / 3 / 2)))
+    assert cell.sound == pytest.approx((2, 0.85, math.sqrt(0.005)))
+    assert (cell.least, cell.most, cell.best_seed, cell.degenerate) == (0.5, 0.9, 1, 1)
+
+
+def test_a_run_that_broke_off_counts_as_degenerate_and_in_no_mean() -> None:
+    (cell,) = cells_of([result(0.6), result(None, seed=1, failed=True)])
+    assert (cell.runs, cell.degenerate) == (2, 1)
+    assert cell.every == (1, 0.6, None)
+    assert best_of([result(None, failed=True)]) is None
+
+
+def test_the_best_run_has_the_largest_score_even_below_zero() -> None:
+    assert best_of([result(-0.5), result(-0.1, seed=1), result(math.nan, seed=2)]) == result(
+        -0.1, seed=1
+    )
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([1e-3, 1e-4]),
+            st.one_of(st.none(), st.floats(-1, 1)),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_cells_count_every_run_once_and_results_survive_json(
+    rows: list[tuple[float, float | None, bool]],
+) -> None:
+    results = [
+        result(score, seed=seed, rate=rate, failed=failed)
+        for seed, (rate, score, failed) in enumerate(rows)
+    ]
+    cells = cells_of(results)
+    assert sum(cell.runs for cell in cells) == len(results)
+    for cell in cells:
+        if cell.every.mean is not None and cell.least is not None and cell.most is not None:
+            assert cell.least - 1e-9 <= cell.every.mean <= cell.most + 1e-9
+    assert [Result.from_json(json.loads(json.dumps(r.to_json()))) for r in results] == results
+
+
+def family(metric: str, score: Any) -> Any:
+    return SimpleNamespace(best_metric=metric, score=score)
+
+
+def records(labels: Sequence[Any], predictions: Sequence[Any], **more: Any) -> list[dict[str, Any]]:
+    pairs = enumerate(zip(labels, predictions, strict=True))
+    return [{"id": str(n), "label": y, "prediction": p, **more} for n, (y, p) in pairs]
+
+
+CLASSES = family("accuracy", lambda found: figures(found, ("accuracy",)))
+NUMBERS = family("spearman", lambda found: figures(found, ("spearman",)))
+SEVERAL = family("micro_f1", lambda found: figures(found, ("micro_f1",)))
+
+
+def test_one_class_throughout_is_degenerate_whatever_its_score() -> None:
+    matthews = family("matthews", lambda found: figures(found, ("matthews",)))
+    found = records(["a", "b", "a"], ["a", "a", "a"])
+    assert degenerate(matthews, found) == "predicts nothing but a"
+    assert degenerate(CLASSES, found) == "predicts nothing but a"
+
+
+def test_no_better_than_the_most_frequent_label_is_degenerate() -> None:
+    labels = ["a", "a", "a", "b"]
+    assert degenerate(CLASSES, records(labels, ["a", "a", "b", "b"])) == (
+        "accuracy 0.750, and 0.750 without reading"
+    )
+    assert degenerate(CLASSES, records(labels, ["a", "a", "a", "b"])) is None
+
+
+def test_choices_are_classes() -> None:
+    assert degenerate(CLASSES, records([0, 1, 2, 1], [0, 1, 2, 1])) is None
+    assert degenerate(CLASSES, records([0, 1, 2, 1], [3, 3, 3, 3])) == "predicts nothing but 3"
+
+
+def test_a_dev_set_of_one_label_tells_nothing() -> None:
+    assert degenerate(CLASSES, records(["a", "a"], ["a", "a"])) is None
+    assert degenerate(NUMBERS, records([1.0, 1.0], [1.0, 1.0])) is None
+
+
+def test_a_regression_that_answers_the_mean_and_noise_is_degenerate() -> None:
+    labels = np.linspace(0, 5, 50).tolist()
+    noise = np.random.default_rng(0).normal(2.5, 0.005, 50).tolist()
+    assert degenerate(NUMBERS, records(labels, noise)) == "predicts nothing but 2.5"
+    backwards = [5 - label for label in labels]
+    assert "without reading" in (degenerate(NUMBERS, records(labels, backwards)) or "")
+    assert degenerate(NUMBERS, records(labels, [0.1 * label for label in labels])) is None
+
+
+def test_the_same_set_of_labels_throughout_is_degenerate() -> None:
+    labels = [["x"], ["x", "y"], []]
+    assert degenerate(SEVERAL, records(labels, [[], [], []])) == "predicts nothing but no label"
+    assert degenerate(SEVERAL, records(labels, labels)) is None
+
+
+def test_no_entity_found_is_degenerate() -> None:
+    entities = family(
+        "f1", lambda f: entity_scores([r["label"] for r in f], [r["prediction"] for r in f])
+    )
+    tokens = {"tokens": ["Ann", "saw", "Bob"]}
+    label = ["B-PER", "O", "B-PER"]
+    assert degenerate(entities, records([label], [["O", "O", "O"]], **tokens)) == (
+        "predicts nothing but O"
+    )
+    wrong = records([label], [["O", "B-PER", "O"]], **tokens)
+    assert degenerate(entities, wrong) == "f1 0.000, and 0.000 without reading"
+    assert degenerate(entities, records([label], [["B-PER", "O", "O"]], **tokens)) is None
+
+
+def test_answers_no_better_than_none_are_degenerate() -> None:
+    questions = family("f1", figures_2_0)
+    more = {"nbest": [{"text": "the mill"}], "null_score_difference": 0.0}
+    labels = [[{"text": "the mill", "start": 0}], [], []]
+    none = records(labels, ["", "", ""], **more)
+    assert degenerate(questions, none) == "predicts nothing but no answer"
+    # One right answer and one wrong one: two thirds, as without any.
+    wrong = records(labels, ["the mill", "the mill", ""], **more)
+    assert degenerate(questions, wrong) == "f1 66.667, and 66.667 without reading"
+    assert degenerate(questions, records(labels, ["the mill", "", ""], **more)) is None
+
+
+def device(limit: int | None) -> Any:
+    stats = None if limit is None else {"bytes_limit": limit}
+    return SimpleNamespace(platform="tpu", device_kind="TPU v9", memory_stats=lambda: stats)
+
+
+def way(asked: Any = "auto", **changes: Any) -> Any:
+    values: dict[str, Any] = {
+        "runs": 8,
+        "size": Size(parameters=10_000_000, step_bytes=100_000_000),
+        "devices": [device(10**9)] * 4,
+        "processes": 1,
+        "patience": False,
+    }
+    return choose_way(asked, **(values | changes))
+
+
+def test_small_runs_that_fit_go_side_by_side() -> None:
+    # Two runs a device: 2 · (10e6 · 20 + 1e8) = 6e8 bytes of 9e8.
+    found = way()
+    assert found.together
+    assert found.why == "8 runs need about 0.56 GiB on TPU v9, which has 0.84 for them"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"runs": 16}, "16 runs need about 1.1 GiB on TPU v9, which has 0.84 for them"),
+        ({"size": Size(30_000_000, 0)}, "30,000,000 parameters keep a device busy"),
+        ({"devices": [device(None)]}, "how much memory TPU v9 has is not known"),
+        ({"runs": 1, "devices": [device(10**9)]}, "there is one run for each number of epochs"),
+        ({"patience": True}, "finetune.patience ends each run at a step of its own"),
+        ({"processes": 2}, "2 processes take part"),
+        ({"asked": "no"}, "finetune.sweep.together is no"),
+    ],
+)
+def test_other_runs_go_one_by_one(changes: dict[str, Any], why: str) -> None:
+    found = way(**changes)
+    assert not found.together
+    assert found.why.startswith(why)
+
+
+@pytest.mark.parametrize("changes", [{"patience": True}, {"processes": 2}])
+def test_side_by_side_is_refused_where_it_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(
+        UserError, match=r'^finetune\.sweep\.together: found "yes", but .*; allowed'
+    ):
+        way("yes", **changes)
+
+
+def test_simulated_devices_share_half_the_hosts_memory() -> None:
+    cpus = [SimpleNamespace(platform="cpu", device_kind="cpu")] * 4
+    assert way(devices=cpus, size=Size(1000, 0)).together
+    assert not way(devices=cpus, size=Size(1000, 10**13)).together
+
+
+class Lengths:
+    """A split of which only the lengths count."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = np.asarray(lengths, np.int32)
+        self.examples = len(lengths)
+
+    def row(self, index: int) -> Encoded:
+        return Encoded(([1] * int(self.lengths[index]),), (1,), {"label": index})
+
+    def collect(self) -> Any:
+        raise NotImplementedError
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 7))
+def test_at_each_step_the_batches_of_all_seeds_have_one_shape(
+    lengths: list[int], batch_size: int
+) -> None:
+    seeds = [
+        TrainBatches(Lengths(lengths), batch_size=batch_size, max_length=32, seed=seed, pad_id=0)
+        for seed in (0, 1, 5)
+    ]
+    for step in range(2 * seeds[0].plan.steps):
+        assert len({_shapes(batches.make(step)) for batches in seeds}) == 1
+
+
+def _shapes(parts: tuple[Row, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple(part["input_ids"].shape for part in parts)
+
+
+def test_activations_of_a_step_are_those_of_the_formula() -> None:
+    # Two layers, 4 · 32 positions of 34 · 64 + 5 · 8 · 32 bytes.
+    found = step_bytes(small_architecture(), Execution(dtype="bfloat16"), rows=4, length=32)
+    assert found == 2 * 128 * (2176 + 1280)
+    assert (
+        step_bytes(small_architecture(), Execution(dtype="float32"), rows=4, length=32) == 2 * found
+    )

@@ -1,0 +1,297 @@
+"""Tables of one's own: what their labels mean, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.sequence import SequenceFamily
+from bert_jax.tasks.table.family import TableSection, open_table
+from tests.tasks.sequences import labels_of, opening, predict, write_lines
+
+
+def table(directory: Path, *roles: str, **changes: Any) -> SequenceFamily:
+    """Opens train.csv (and what else is named), with columns `text` and `label`."""
+    options = {key: changes.pop(key) for key in ("labels", "input", "seed") if key in changes}
+    values = {"train": str(directory / "train.csv"), "text": "text", "label": "label", **changes}
+    return open_table(TableSection.model_validate(values), opening(directory, *roles, **options))
+
+
+def refusal(directory: Path, *roles: str, **changes: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        table(directory, *roles, **changes)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def csv_of(path: Path, labels: list[str]) -> Path:
+    return write_lines(path, ["text,label", *(f"w{n},{label}" for n, label in enumerate(labels))])
+
+
+def jsonl_of(path: Path, labels: list[Any]) -> Path:
+    rows = [{"text": f"w{n}", "label": label} for n, label in enumerate(labels)]
+    return write_lines(path, list(map(json.dumps, rows)))
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem", "names", "targets"),
+    [
+        (["good", "bad", "good"], "single_label", ("bad", "good"), [1, 0, 1]),
+        # Whole numbers are classes, and 10 comes after 9.
+        (["10", "9", "10"], "single_label", ("9", "10"), [1, 0, 1]),
+        (["1.5", "2", "-3e1"], "regression", ("label",), [1.5, 2.0, -30.0]),
+        (["1.5", "2", "x"], "single_label", ("1.5", "2", "x"), [0, 1, 2]),
+        (["1_0.5", "2.5"], "single_label", ("1_0.5", "2.5"), [0, 1]),
+    ],
+)
+def test_the_problem_is_found_in_the_training_labels(
+    tmp_path: Path, labels: list[str], problem: str, names: tuple[str, ...], targets: list[float]
+) -> None:
+    csv_of(tmp_path / "train.csv", labels)
+    csv_of(tmp_path / "dev.csv", labels[:1])
+    family = table(tmp_path, dev=str(tmp_path / "dev.csv"))
+    assert (family.heads.problem, family.heads.labels) == (problem, names)
+    assert labels_of(family.splits["train"]) == targets
+    assert labels_of(family.splits["dev"]) == targets[:1]
+    assert family.notes[0].startswith(f"problem: {problem}, since labels are ")
+
+
+def test_lists_are_several_labels(tmp_path: Path) -> None:
+    path = jsonl_of(tmp_path / "train.jsonl", [["b", "a"], [], ["c", "c"], "a|c"])
+    family = table(tmp_path, "train", train=str(path), dev=str(path))
+    assert family.heads.problem == "multi_label"
+    assert family.heads.labels == ("a", "b", "c")
+    expected = [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 1]]
+    assert labels_of(family.splits["train"]) == expected
+    pq.write_table(
+        pa.table({"text": ["w1", "w2"], "label": [["a", "b"], ["b"]]}), tmp_path / "t.parquet"
+    )
+    family = table(tmp_path, "train", train=str(tmp_path / "t.parquet"), dev="unread.csv")
+    assert labels_of(family.splits["train"]) == [[1, 1], [0, 1]]
+
+
+def test_several_labels_in_a_text_stand_between_separators(tmp_path: Path) -> None:
+    csv_of(tmp_path / "train.csv", ["a|b", "", " b | c ", "c"])
+    family = table(tmp_path, "train", problem="multi_label", dev="unread.csv")
+    assert labels_of(family.splits["train"]) == [[1, 1, 0], [0, 0, 0], [0, 1, 1], [0, 0, 1]]
+    csv_of(tmp_path / "train.csv", ["a;b", "b"])
+    family = table(tmp_path, "train", problem="multi_label", label_separator=";", dev="unread.csv")
+    assert family.heads.labels == ("a", "b")
+    # Empty throughout: not known, rather than none right.
+    csv_of(tmp_path / "test.csv", ["", ""])
+    family = table(
+        tmp_path,
+        "test",
+        problem="multi_label",
+        test=str(tmp_path / "test.csv"),
+        labels=("a", "b"),
+    )
+    assert labels_of(family.splits["test"]) == [None, None]
+
+
+def test_json_and_parquet_labels_have_one_spelling(tmp_path: Path) -> None:
+    path = jsonl_of(tmp_path / "t.jsonl", [True, False, True])
+    assert table(tmp_path, "train", train=str(path), dev="d.csv").heads.labels == ("false", "true")
+    # What pandas makes of whole numbers with one missing.
+    numbers = pa.table({"text": ["w1", "w2", "w3"], "label": [1.0, float("nan"), 0.0]})
+    pq.write_table(numbers, tmp_path / "t.parquet")
+    family = table(tmp_path, "test", test=str(tmp_path / "t.parquet"), labels=("0", "1"))
+    assert labels_of(family.splits["test"]) == [1, None, 0]
+    found = refusal(tmp_path, "train", train=str(tmp_path / "t.parquet"), problem="single_label")
+    assert 't.parquet: row 2: "label" found no label, allowed: 0, 1' in found
+
+
+def test_records_have_the_users_id_and_both_texts(tmp_path: Path) -> None:
+    lines = ["key,a,b,c", "k1,w1,w2,x", "k2,w3,w4,y"]
+    path = write_lines(tmp_path / "train.csv", lines)
+    columns = {"text": "a", "pair": "b", "label": "c"}
+    family = table(tmp_path, "train", **columns, id="key", dev=str(path))
+    found = predict(family.splits["train"], [[1, 0], [1, 0]])
+    assert [(r["id"], r["text"], r["pair"], r["label"]) for r in found] == [
+        ("k1", "w1", "w2", "x"),
+        ("k2", "w3", "w4", "y"),
+    ]
+    family = table(tmp_path, "train", **columns, dev=str(path))
+    assert [record["id"] for record in predict(family.splits["train"], [[1, 0]] * 2)] == [2, 3]
+
+
+def test_figures_and_the_one_that_ranks(tmp_path: Path) -> None:
+    def keys(labels: list[str], **changes: Any) -> list[str]:
+        path = csv_of(tmp_path / "train.csv", labels)
+        family = table(tmp_path, "train", dev=str(path), **changes)
+        logits = [[0.0] * len(family.heads.labels)] * len(labels)
+        figures = family.score(predict(family.splits["train"], logits))
+        assert family.best_metric == next(iter(figures))
+        return list(figures)
+
+    assert keys(["a", "b"]) == ["accuracy", "macro_f1", "matthews"]
+    assert keys(["a", "b", "c"]) == ["accuracy", "macro_f1"]
+    assert keys(["a", "b", "c"], class_weights="balanced") == ["macro_f1", "accuracy"]
+    assert keys(["1.5", "2"]) == ["spearman", "pearson", "mse"]
+    several = keys(["a|b", "b"], problem="multi_label")
+    assert several == ["micro_f1", "macro_f1", "subset_accuracy"]
+
+
+def test_class_weights(tmp_path: Path) -> None:
+    path = csv_of(tmp_path / "train.csv", ["a", "b", "a", "a"])
+
+    def weights(*roles: str, **changes: Any) -> object:
+        return table(tmp_path, *roles, dev=str(path), **changes).class_weights
+
+    assert weights() is None
+    assert weights(class_weights="balanced") == pytest.approx((4 / (2 * 3), 4 / (2 * 1)))
+    assert weights(class_weights={"b": 3}) == (1.0, 3.0)
+    assert weights("dev", class_weights="balanced") is None
+    found = refusal(tmp_path, dev=str(path), class_weights={"bb": 2, "a": 1})
+    assert found == 'task.class_weights: found "bb", allowed: a, b; did you mean "b"?'
+    several = csv_of(tmp_path / "train.csv", ["a|b", "", "b", "b"])
+    made = table(
+        tmp_path, dev=str(several), problem="multi_label", class_weights="balanced"
+    ).class_weights
+    assert made == pytest.approx((4 / (2 * 1), 4 / (2 * 3)))
+    csv_of(tmp_path / "train.csv", ["1.5", "2"])
+    found = refusal(tmp_path, dev=str(path), class_weights="balanced", problem="regression")
+    assert "found them in a regression" in found
+
+
+GOOD = ["text,label", "w1,a", "w2,b"]
+NUMBERS = ["text,label", "w1,1.5"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes", "expected"),
+    [
+        (GOOD, {"text": "txt"}, 'task.text: found "txt", allowed: text, label (line 1 of '),
+        (GOOD, {"text": "txt"}, 'did you mean "text"?'),
+        (GOOD, {"label": "lable"}, 'task.label: found "lable", allowed: text, label (line 1'),
+        (GOOD, {"pair": "other"}, 'task.pair: found "other", allowed: text, label (line 1'),
+        (GOOD, {"id": "key"}, 'task.id: found "key", allowed: text, label (line 1'),
+        ([*GOOD, "w3,"], {}, 'train.csv: line 4: "label" found no label, allowed: a, b'),
+        (GOOD[:2], {}, 'train.csv: "label" found only "a" in 1 rows, allowed: two labels or more'),
+        (["text,label", "w1,"], {}, '"label" found no label in 1 rows, allowed: two labels'),
+        (GOOD[:1], {}, "train.csv: found no rows, allowed: one or more"),
+        ([*GOOD, "w3"], {}, "train.csv: line 4: found 1 fields, allowed: 2, as in the header"),
+        (
+            [*NUMBERS, "w,x"],
+            {"problem": "regression"},
+            "line 3: \"label\" found 'x', allowed: a nu",
+        ),
+        ([*NUMBERS, "w,nan"], {"problem": "regression"}, "line 3: \"label\" found 'nan', allowed"),
+        ([*NUMBERS, "w,inf"], {"problem": "regression"}, "line 3: \"label\" found 'inf', allowed"),
+        ([*NUMBERS, "w,"], {}, 'line 3: "label" found no label, allowed: a number'),
+    ],
+)
+def test_what_is_wrong_with_a_training_table_is_named(
+    tmp_path: Path, lines: list[str], changes: dict[str, Any], expected: str
+) -> None:
+    write_lines(tmp_path / "train.csv", lines)
+    assert expected in refusal(tmp_path, "train", dev="unread.csv", **changes)
+
+
+def test_an_unknown_label_in_another_file_is_named(tmp_path: Path) -> None:
+    csv_of(tmp_path / "train.csv", ["good", "bad"])
+    other = str(csv_of(tmp_path / "other.csv", ["bad", "god"]))
+    expected = 'other.csv: line 3: "label" found "god", allowed: bad, good; did you mean "good"?'
+    assert refusal(tmp_path, dev=other).endswith(expected)
+    for role in ("test", "input"):
+        options = {"test": other, "input": Path(other), "labels": ("bad", "good")}
+        assert refusal(tmp_path, role, **options).endswith(expected)
+    assert "missing.csv: cannot be read (No such file" in refusal(tmp_path, dev="missing.csv")
+
+
+def test_labels_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    path = jsonl_of(tmp_path / "t.jsonl", [["a"], {"b": 1}])
+    found = refusal(tmp_path, "train", train=str(path), dev="unread.csv")
+    assert "t.jsonl: line 2: \"label\" found {'b': 1}, allowed: a label" in found
+    path = jsonl_of(tmp_path / "t.jsonl", ["a", "b", ["a"]])
+    found = refusal(tmp_path, "train", train=str(path), dev="unread.csv", problem="single_label")
+    assert "t.jsonl: line 3: \"label\" found ['a'], allowed: a label" in found
+    path = write_lines(tmp_path / "t.jsonl", ['{"text": null, "label": "a"}'])
+    found = refusal(tmp_path, "train", train=str(path), dev="unread.csv")
+    assert 't.jsonl: line 1: "text" found null, allowed: text' in found
+    lines = ['{"text": "w1", "label": "a"}', '{"txt": "w1", "label": "b"}']
+    path = write_lines(tmp_path / "t.jsonl", lines)
+    found = refusal(tmp_path, "train", train=str(path), dev="unread.csv")
+    assert 'task.text: found "text", allowed: txt, label (line 2 of' in found
+
+
+def test_a_label_may_be_missing_in_a_test_set(tmp_path: Path) -> None:
+    csv_of(tmp_path / "train.csv", ["a", "b"])
+    labels = ("a", "b")
+    bare = write_lines(tmp_path / "bare.csv", ["text", "w1"])
+    some = csv_of(tmp_path / "some.csv", ["b", ""])
+    family = table(tmp_path, "test", "input", test=str(bare), input=some, labels=labels)
+    assert labels_of(family.splits["test"]) == [None]
+    assert labels_of(family.splits["input"]) == [1, None]
+    assert family.score(predict(family.splits["test"], [[1, 0]])) == {}
+    # The figures are those of the rows that have a label.
+    records = predict(family.splits["input"], [[0, 1], [0, 1]])
+    assert family.score(records)["accuracy"] == 1.0
+    assert "task.test: found no file" in refusal(tmp_path, "test", labels=labels)
+    found = refusal(tmp_path, "dev", dev=str(some))
+    assert 'some.csv: line 3: "label" found no label, allowed: a, b' in found
+
+
+def test_the_problem_is_known_without_reading_the_training_set(tmp_path: Path) -> None:
+    path = csv_of(tmp_path / "in.csv", ["", ""])
+
+    def problem(labels: tuple[str, ...], **changes: Any) -> str | None:
+        return table(tmp_path, "input", input=path, labels=labels, **changes).heads.problem
+
+    assert problem(("label",)) == "regression"
+    assert problem(("a", "b")) == "single_label"
+    assert problem(("a", "b"), problem="multi_label") == "multi_label"
+    lists = jsonl_of(tmp_path / "lists.jsonl", [None, ["a"], ["b"]])
+    assert problem(("a", "b"), train=str(lists)) == "multi_label"
+    names = jsonl_of(tmp_path / "names.jsonl", ["a", "b"])
+    assert problem(("a", "b"), train=str(names)) == "single_label"
+    with pytest.raises(UserError, match="found regression, but the model has 2 labels: a, b"):
+        problem(("a", "b"), problem="regression")
+
+
+def test_a_dev_set_is_made_and_said(tmp_path: Path) -> None:
+    labels = ["a"] * 30 + ["b"] * 10 + ["c"]
+    csv_of(tmp_path / "train.csv", labels)
+    family = table(tmp_path, seed=3)
+    train, dev = family.splits["train"], family.splits["dev"]
+    found = [
+        [record["label"] for record in predict(split, [[0, 0, 0]] * split.examples)]
+        for split in (train, dev)
+    ]
+    assert found == [["a"] * 27 + ["b"] * 9 + ["c"], ["a"] * 3 + ["b"]]
+    assert family.notes[-1] == (f"dev: made of {tmp_path}/train.csv, seed 3: 37 of train, 4 of dev")
+    # Asked for alone, as an evaluation does, it is the same.
+    alone = table(tmp_path, "dev", seed=3, labels=("a", "b", "c"))
+    assert set(alone.splits) == {"dev"}
+    assert ids(alone, "dev") == ids(family, "dev")
+    assert ids(table(tmp_path, "dev", seed=4), "dev") != ids(family, "dev")
+    csv_of(tmp_path / "train.csv", ["a", "b"])
+    assert "found 2 rows, too few different ones to make a dev set of" in refusal(tmp_path)
+
+
+def ids(family: SequenceFamily, name: str) -> list[object]:
+    split = family.splits[name]
+    outputs = len(family.heads.labels)
+    return [record["id"] for record in predict(split, [[0.0] * outputs] * split.examples)]
+
+
+def test_a_table_is_submitted_nowhere(tmp_path: Path) -> None:
+    csv_of(tmp_path / "train.csv", ["a", "b"])
+    family = table(tmp_path, "train", dev="unread.csv")
+    with pytest.raises(UserError, match='found "table", which no benchmark takes'):
+        family.write_official("test", [], tmp_path)
+
+
+def test_long_and_empty_texts_are_counted(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.csv", ["text,label", ",a", f"{'w1 ' * 40},b"])
+    assert table(tmp_path, "train", dev="unread.csv").notes[1:] == (
+        "train: 1 of 2 texts are longer than 16 pieces: cut",
+        "train: 1 of 2 texts are empty (line 2)",
+    )

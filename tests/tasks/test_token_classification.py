@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.family import NO_LABEL, Encoded, Opening, Record
+from bert_jax.tasks.tokens.family import (
+    TokenClassificationSection,
+    TokenFamily,
+    open_token_classification,
+)
+from bert_jax.tasks.tokens.split import TokenSplit
+from bert_jax.text import Tokenizer
+from tests.tasks.small_tokenizer import small_tokenizer
+
+TRAIN = "the O\nold B-A\ndogs I-A\n\nsaw O\nunseen B-B\nmill O\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return small_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+class Task:
+    """Files of a task in a directory."""
+
+    def __init__(self, directory: Path, tokenizer: Tokenizer, **texts: str) -> None:
+        self.directory, self.tokenizer = directory, tokenizer
+        self.paths = {name: directory / f"{name}.txt" for name in texts}
+        for name, text in texts.items():
+            self.paths[name].write_bytes(text.encode())
+
+    def open(
+        self,
+        *roles: str,
+        max_length: int = 16,
+        labels: tuple[str, ...] | None = None,
+        **settings: Any,
+    ) -> TokenFamily:
+        paths = {name: str(path) for name, path in self.paths.items() if name != "input"}
+        section = TokenClassificationSection(**{**paths, **settings})
+        return open_token_classification(
+            section,
+            Opening(
+                self.tokenizer,
+                max_length=max_length,
+                seed=0,
+                roles=roles,
+                input=self.paths.get("input"),
+                labels=labels,
+            ),
+        )
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def one_hot(ids: np.ndarray, count: int) -> np.ndarray:
+    return np.eye(count, dtype=np.float32)[ids]
+
+
+def predict(family: TokenFamily, split: TokenSplit) -> list[Record]:
+    """What a model says that gives every piece the label whose number is its id's remainder."""
+    count = len(family.heads.labels)
+    collector = split.collect()
+    for index in reversed(range(len(split.lengths))):
+        ids = np.asarray(split.row(index).sequences[0])
+        collector.add(index, one_hot(ids % count, count))
+    return collector.records()
+
+
+def read_labels(family: TokenFamily, row: Encoded) -> list[str | None]:
+    ids = np.asarray(row.targets["labels"])
+    return [None if label == NO_LABEL else family.heads.labels[label] for label in ids.tolist()]
+
+
+def test_the_first_piece_of_every_word_has_its_label(directory: Path, tokenizer: Tokenizer) -> None:
+    family = Task(directory, tokenizer, train=TRAIN).open("train")
+    split = family.splits["train"]
+    assert family.heads.task == "token_classification"
+    assert family.heads.labels == ("B-A", "B-B", "I-A", "I-B", "O")
+    assert split.examples == 2
+    assert split.lengths.tolist() == [6, 6]
+    row = split.row(0)
+    assert tokenizer.pieces(row.sequences[0]) == ["[CLS]", "the", "old", "dog", "##s", "[SEP]"]
+    assert row.seconds == [6]
+    assert read_labels(family, row) == [None, "O", "B-A", "I-A", None, None]
+    assert np.asarray(row.targets["labels"]).dtype == np.int32
+    assert read_labels(family, split.row(1)) == [None, "O", "B-B", None, "O", None]
+    assert split.lengths.dtype == np.int32
+
+
+def test_records_have_every_sentence_in_the_order_of_the_file(
+    directory: Path, tokenizer: Tokenizer
+) -> None:
+    family = Task(directory, tokenizer, train=TRAIN).open("train")
+    records = predict(family, family.splits["train"])
+    labels = family.heads.labels
+    assert records[0] == {
+        "id": 0,
+        "tokens": ["the", "old", "dogs"],
+        "label": ["O", "B-A", "I-A"],
+        "prediction": [labels[tokenizer.encode(word)[0] % 5] for word in ("the", "old", "dogs")],
+    }
+    assert [record["id"] for record in records] == [0, 1]
+
+
+def test_a_row_that_was_not_predicted_is_missed(directory: Path, tokenizer: Tokenizer) -> None:
+    family = Task(directory, tokenizer, train=TRAIN).open("train")
+    collector = family.splits["train"].collect()
+    collector.add(1, np.zeros((6, 5), np.float32))
+    with pytest.raises(RuntimeError, match="3 of 6 words have no prediction"):
+        collector.records()
+
+
+def test_long_sentences_are_read_in_windows(directory: Path, tokenizer: Tokenizer) -> None:
+    text = "".join(f"{'dogs' if i % 3 else 'old'} {'B-A' if i % 3 else 'O'}\n" for i in range(40))
+    family = Task(directory, tokenizer, train=text).open("train", max_length=14, stride=4)
+    split = family.splits["train"]
+    assert len(split.lengths) > 3
+    assert split.lengths.max() <= 14
+    assert split.examples == 1
+    assert [len(split.row(i).sequences[0]) for i in range(len(split.lengths))] == list(
+        split.lengths
+    )
+    learned = [
+        label for i in range(len(split.lengths)) for label in read_labels(family, split.row(i))
+    ]
+    assert [label for label in learned if label] == ["B-A" if i % 3 else "O" for i in range(40)]
+    assert f"{directory / 'train.txt'}: 1 sentences have more than 12 pieces" in family.notes[1]
+    (record,) = predict(family, split)
+    short = Task(directory, tokenizer, train=text).open("train", max_length=128)
+    assert predict(short, short.splits["train"]) == [record]
+
+
+def test_a_word_without_piece_and_one_of_ten_thousand_get_a_label_each(
+    directory: Path, tokenizer: Tokenizer
+) -> None:
+    text = f"\x01 O\n{'z' * 10_000} B-A\n{'-' * 10_000} I-A\nold O\n"
+    family = Task(directory, tokenizer, train=text).open("train", max_length=12)
+    split = family.splits["train"]
+    first = split.row(0)
+    assert tokenizer.pieces(first.sequences[0]) == ["[CLS]", "[UNK]", "[UNK]", "[SEP]"]
+    assert read_labels(family, first) == [None, "O", "B-A", None]
+    (record,) = predict(family, split)
+    assert len(record["prediction"]) == 4
+    assert any("1 words have no piece and are read as [UNK]" in note for note in family.notes)
+    assert any("1 words have more than 10 pieces" in note for note in family.notes)
+
+
+WORDS = st.sampled_from(["the", "dogs", "zzz", "unseen", "mill", "\x01", "old-river.", "-" * 30])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(WORDS, min_size=1, max_size=30), min_size=1, max_size=4),
+    st.integers(8, 20),
+    st.integers(1, 6),
+)
+def test_every_word_of_any_file_is_learned_and_predicted_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    tokenizer: Tokenizer,
+    sentences: list[list[str]],
+    max_length: int,
+    stride: int,
+) -> None:
+    tags = ["NN", "VB", "IN"]
+    labels = [[tags[i % 3] for i in range(len(words))] for words in sentences]
+    text = "\n".join(
+        "".join(f"{a} {b}\n" for a, b in zip(words, names, strict=True))
+        for words, names in zip(sentences, labels, strict=True)
+    )
+    task = Task(tmp_path_factory.mktemp("task"), tokenizer, train="x NN\ny VB\nz IN\n", dev=text)
+    split = task.open("dev", max_length=max_length, stride=stride).splits["dev"]
+    collector = split.collect()
+    for index in range(len(split.lengths)):
+        row = split.row(index)
+        assert len(row.sequences[0]) == split.lengths[index] <= max_length
+        target = np.asarray(row.targets["labels"])
+        collector.add(index, one_hot(np.maximum(target, 0), 3))
+    for record, words, names in zip(collector.records(), sentences, labels, strict=True):
+        assert record["tokens"] == words
+        assert record["label"] == record["prediction"] == names
+
+
+def test_schemes_are_found_and_named(directory: Path, tokenizer: Tokenizer) -> None:
+    first = "old I-A\ndog I-A\nsaw O\na B-B\nin O\nmill I-B\n"
+    family = Task(directory, tokenizer, train=first).open("train")
+    assert family.scheme == "IOB1"
+    assert family.notes == (
+        f"{directory / 'train.txt'}: the scheme of its labels is IOB1",
+        f"{directory / 'train.txt'}: 1 labels are not as IOB1 has them, first line 4: B-B; "
+        "spans are read as by conlleval",
+    )
+    assert (
+        Task(directory, tokenizer, train=first)
+        .open("train", scheme="IOB2")
+        .notes[0]
+        .startswith(
+            f"{directory / 'train.txt'}: 2 labels are not as IOB2 has them, first line 1: I-A"
+        )
+    )
+    one = "old S-A\ndog O\n"
+    for scheme in ("auto", "BIOES", "IOBES"):
+        family = Task(directory, tokenizer, train=one).open("train", scheme=scheme)
+        assert family.scheme == "BIOES"
+        assert family.heads.labels == ("B-A", "E-A", "I-A", "O", "S-A")
+
+
+def test_figures_are_those_of_entities(directory: Path, tokenizer: Tokenizer) -> None:
+    family = Task(directory, tokenizer, train=TRAIN).open("train")
+    assert family.best_metric == "f1"
+    records: list[Record] = [
+        {"label": ["O", "B-A", "I-A"], "prediction": ["O", "I-A", "I-A"]},
+        {"label": ["B-B", "O"], "prediction": ["B-A", "O"]},
+    ]
+    assert family.score(records) == {
+        "precision": 0.5,
+        "recall": 0.5,
+        "f1": 0.5,
+        "token_accuracy": 3 / 5,
+    }
+
+
+def test_figures_of_plain_labels_are_those_of_tokens(directory: Path, tokenizer: Tokenizer) -> None:
+    text = "the DT\ndog NN\n"
+    family = Task(directory, tokenizer, train=text).open("train")
+    assert family.scheme == "none"
+    assert family.best_metric == "accuracy"
+    assert family.score([{"label": ["DT", "NN"], "prediction": ["DT", "DT"]}]) == pytest.approx(
+        {"accuracy": 1 / 2, "macro_f1": 1 / 3}
+    )
+    forced = Task(directory, tokenizer, train=TRAIN).open("train", scheme="none")
+    assert forced.heads.labels == ("B-A", "B-B", "I-A", "O")
+
+
+@pytest.mark.parametrize(("separator", "between"), [(None, " "), ("\t", "\t")])
+def test_predictions_are_written_in_columns(
+    directory: Path, tokenizer: Tokenizer, separator: str | None, between: str
+) -> None:
+    text = TRAIN.replace(" ", between)
+    test = "dogs\n\nthe\nmill\n"
+    task = Task(directory, tokenizer, train=text, test=test)
+    family = task.open("train", "test", separator=separator)
+    for role in ("train", "test"):
+        records = predict(family, family.splits[role])
+        (path,) = family.write_official(role, records, directory / "out")
+        blocks = path.read_text(encoding="utf-8").split("\n\n")
+        for block, record in zip(blocks, records, strict=True):
+            columns = [line.split(between) for line in block.splitlines()]
+            assert [column[0] for column in columns] == record["tokens"]
+            assert [column[-1] for column in columns] == record["prediction"]
+            if role == "train":
+                assert [column[1] for column in columns] == record["label"]
+            else:
+                assert {len(column) for column in columns} == {2}
+    assert sorted(path.name for path in (directory / "out").iterdir()) == [
+        "test.conll",
+        "train.conll",
+    ]
+
+
+def test_a_file_of_the_users_is_read_with_the_labels_of_the_model(
+    directory: Path, tokenizer: Tokenizer
+) -> None:
+    labels = ("B-A", "I-A", "O")
+    for text, labelled in (("dogs\nsaw\n", None), ("dogs I-A\nsaw O\n", ["I-A", "O"])):
+        # The training set need not be there.
+        task = Task(directory, tokenizer, input=text)
+        family = task.open("input", labels=labels, train="gone.txt")
+        assert family.heads.labels == labels
+        assert list(family.splits) == ["input"]
+        (record,) = predict(family, family.splits["input"])
+        assert record["label"] == labelled
+        assert (family.splits["input"].row(0).targets == {}) is (labelled is None)
+
+
+def test_labels_of_the_training_set_hold_for_the_dev_set(
+    directory: Path, tokenizer: Tokenizer
+) -> None:
+    # I-B is in no training sentence, but the scheme has it.
+    family = Task(directory, tokenizer, train=TRAIN, dev="old B-B\nmill I-B\n").open("train", "dev")
+    assert [*family.splits] == ["train", "dev"]
+    with pytest.raises(
+        UserError,
+        match=r'dev.txt: line 3: found the label "B-AB", allowed: B-A, B-B, I-A, I-B, O; did you',
+    ):
+        Task(directory, tokenizer, train=TRAIN, dev="old O\n\nmill B-AB\n").open("train", "dev")
+    with pytest.raises(UserError, match=r'line 1: found the label "B_A", .*; did you mean "B-A"'):
+        Task(directory, tokenizer, train=TRAIN, dev="old B_A\n").open("train", "dev")
+
+
+@pytest.mark.parametrize(
+    ("train", "settings", "message"),
+    [
+        (TRAIN, {"stride": 15}, r"task.stride: found 15, allowed: 1 to 14, the pieces of a window"),
+        ("a O\nb O\n", {}, r"train.txt: found the label O alone, allowed: two or more"),
+        ("a O\nb E-A\n", {"scheme": "IOB2"}, r'line 2: found the label "E-A", allowed under IOB2'),
+        (TRAIN, {"label_column": 2}, r"line 1: found 2 columns, allowed: at least 3"),
+        (TRAIN, {"test": None, "roles": ["test"]}, r"task.test: found nothing, allowed: a file"),
+        (TRAIN, {"labels": ("NN", "VB"), "scheme": "IOB2"}, r"task.scheme: found IOB2, which has"),
+        (TRAIN, {"labels": ("B-A", "O")}, r'line 3: found the label "I-A", allowed: B-A, O; did'),
+    ],
+)
+def test_mistakes_are_named(
+    directory: Path, tokenizer: Tokenizer, train: str, settings: dict[str, Any], message: str
+) -> None:
+    settings = dict(settings)
+    roles = settings.pop("roles", ["train"])
+    with pytest.raises(UserError, match=message) as error:
+        Task(directory, tokenizer, train=train).open(*roles, **settings)
+    assert "\n" not in str(error.value)
+
+
+def test_a_test_set_with_some_labels_is_noted_and_read_without(
+    directory: Path, tokenizer: Tokenizer
+) -> None:
+    task = Task(directory, tokenizer, train="a\tO\nb\tB-A\n", test="a\tO\nb\t\n")
+    family = task.open("train", "test", separator="\t")
+    assert "1 tokens have a label and others none: it is read as unlabelled" in family.notes[-1]
+    assert predict(family, family.splits["test"])[0]["label"] is None

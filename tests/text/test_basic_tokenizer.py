@@ -1,0 +1,114 @@
+"""Words are those of the 2018 release, on any Unicode input and under any Python."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given, settings
+
+from bert_jax.text.basic_tokenizer import _NEEDS_CONTEXT, _NEWER, WordSplitter, fold
+from tests.text.reference_wordpiece import basic_words
+
+SETTINGS = [
+    {"lower_case": True},
+    {"lower_case": False},
+    {"lower_case": True, "strip_accents": False},
+    {"lower_case": False, "strip_accents": True},
+    {"lower_case": True, "chinese": False},
+]
+# What the rules turn on: white space and controls of all kinds, accents before and after what they
+# belong to, punctuation of several scripts, CJK and its compatibility forms, Hangul, kana, casing
+# that hangs on neighbours, marks that NFD reorders, unassigned and private characters, surrogates.
+HOT = (
+    " \t\n\r\x0b\x0c\x1c\x1f\x85\xa0\u1680\u2000\u2028\u2029\u202f\u3000\0\x01\x7f\xad\u200b\u200d"
+    "\u2060\ufeff\ufffd\u061c\u180e\u0300\u0301\u0307\u0345\u0327\u05b0\u064b\u093e\u094d\u302e"
+    "\u302f\u1715\u1b44\U0001d165\U0001d15e\U0001d1bc$+<=>^`|~_-.,'\"[]#@\u00a1\u00b7\u2019\u2014"
+    "\u3002\u060c\u0964\u1fef\u037e\u0387\u166d中文㐀\uf900\U0002f800\U00020000\u2f00한글각カ゛ヷ"
+    "aAzZéÉñßẞİıſΣσςΆΐᾳᾼǅDžﬁﬀÅKΩ①½²\U0001f600\U0001f469\u200d\ufe0f\u0378\ue000\U000e0001\ud800\udfff"
+)
+
+
+def of_14(character: str) -> bool:
+    """Whether this Python's tables treat the character as Unicode 14.0 does."""
+    return _NEWER.match(character) is None
+
+
+texts = st.text(
+    st.one_of(st.sampled_from(HOT), st.sampled_from("aΣ .\u0301\u302e"), st.characters(codec=None)),
+    max_size=30,
+).filter(lambda text: _NEWER.search(text) is None)
+
+
+@pytest.mark.parametrize("rules", SETTINGS, ids=str)
+@settings(deadline=None, max_examples=400)
+@given(text=texts)
+@example(text="ὈΔΥΣΣΕΎΣ ΟΔΟΣ. ΣΑΣ'Σ Σ\u0301Σ a\u00adΣ")
+@example(text="a\x00b c\u2028d e\u3000f\ufeff g\x85h")
+@example(text="\u1715\u302e\u1715 a\U0001d165\u302e")
+@example(text="don't stop--now [MASK] $5.00 ~`^|")
+def test_words_are_the_releases_on_any_text(rules: dict[str, bool], text: str) -> None:
+    assert WordSplitter(**rules).split(text) == basic_words(text, **rules)
+
+
+@pytest.mark.parametrize("rules", SETTINGS[:2], ids=str)
+def test_every_kind_of_character_is_treated_as_the_release_does(rules: dict[str, bool]) -> None:
+    splitter = WordSplitter(**rules)
+    bulk = {"Cn", "Co", "Cs"}  # these, ideographs and syllables are alike: a sample will do
+    for code in range(0x110000):
+        character = chr(code)
+        category = unicodedata.category(character)
+        alike = category in bulk or (category == "Lo" and 0x3400 <= code < 0x32000)
+        if (alike and code % 499) or not of_14(character):
+            continue
+        text = f"x{character}y {character}"
+        assert splitter.split(text) == basic_words(text, **rules), f"U+{code:04X}"
+
+
+@pytest.mark.parametrize(
+    ("rules", "digest"),
+    [
+        ({"lower_case": True}, "f390ca4028af7a9c83799427a074ed8db2afe7ae5d95d7d39732c50450812444"),
+        ({"lower_case": False}, "08a062d5fe1b341421da5843533de96a9e795dd5605ffffe5eff362775585868"),
+    ],
+    ids=str,
+)
+def test_the_unicode_version_does_not_hang_on_the_python(
+    rules: dict[str, bool], digest: str
+) -> None:
+    """The digest was taken under Python 3.11 (Unicode 14.0) over all planes with characters."""
+    splitter = WordSplitter(**rules)
+    codes = [*range(0x40000), *range(0xE0000, 0xE1000)]
+    words = (" ".join(splitter.split(f"x{chr(code)}y")) for code in codes)
+    found = hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()
+    assert found == digest
+
+
+def test_characters_that_need_context_are_all_those_that_do() -> None:
+    """NFD reorders what has a combining class; accents are dropped, so their order is nothing."""
+    for code in range(0x110000):
+        character = chr(code)
+        if not of_14(character):
+            continue
+        parts = unicodedata.normalize("NFD", character.lower())
+        reordered = any(unicodedata.combining(c) and unicodedata.category(c) != "Mn" for c in parts)
+        found = _NEEDS_CONTEXT.match(character) is not None
+        assert found == (reordered or character == "Σ"), f"U+{code:04X}"
+
+
+@pytest.mark.parametrize("character", ["\u0ece", "\U00011b00", "\U00011f41", "\U0001343f"])
+def test_a_character_newer_than_unicode_14_is_an_ordinary_one(character: str) -> None:
+    word = f"a{character}b"
+    assert WordSplitter(lower_case=True).split(word) == [word]
+    assert WordSplitter(lower_case=True).split(f"ΑΣ{character}") == [f"ας{character}"]
+
+
+def test_folding_keeps_what_it_is_not_asked_to_change() -> None:
+    assert fold("Élan", lower_case=True, strip_accents=True) == "elan"
+    assert fold("Élan", lower_case=False, strip_accents=True) == "Elan"
+    assert fold("Élan", lower_case=True, strip_accents=False) == "élan"
+    assert fold("Élan", lower_case=False, strip_accents=False) == "Élan"
+    assert fold("Elan", lower_case=False, strip_accents=True) == "Elan"
+    assert fold("Elan", lower_case=True, strip_accents=False) == "elan"

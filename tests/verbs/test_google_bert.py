@@ -1,0 +1,91 @@
+"""Pretraining on TFRecords as google-research/bert writes them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from bert_jax.config import parse_config
+from bert_jax.data.google_bert.reader import open_released
+from bert_jax.errors import UserError
+from bert_jax.verbs.evaluate import evaluate
+from bert_jax.verbs.examples import Look, examples
+from bert_jax.verbs.pretrain import pretrain
+from tests.data.google_bert_writer import read_release, write_release
+from tests.project import project_config
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def records(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """TFRecords of the project's dataset of 32 tokens, rewritten by TensorFlow."""
+    root = tmp_path_factory.mktemp("released")
+    config = parse_config(project_config(project), source="test")
+    examples(config, look=Look(tfrecords=str(root / "ours")), console=QUIET)
+    (root / "theirs").mkdir()
+    for path in sorted((root / "ours").glob("*tfrecord*")):
+        write_release(root / "theirs" / path.name, read_release([path], length=32, slots=5))
+    return root / "theirs"
+
+
+def values(project: Path, root: Path, dataset: object) -> dict[str, Any]:
+    made = project_config(project)
+    made["mesh"] = {"platform": "cpu", "data": -1}  # that of the test process
+    made["run_dir"] = str(root / "run")
+    made["train"]["phases"] = [made["train"]["phases"][0] | {"dataset": str(dataset)}]
+    return made
+
+
+@pytest.mark.slow
+def test_a_run_learns_from_them_and_is_evaluated(
+    project: Path, records: Path, tmp_path: Path
+) -> None:
+    config = parse_config(values(project, tmp_path, records), source="test")
+    outcome = pretrain(config, console=QUIET)
+    assert outcome.step == 10
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+    assert pretrain(config, console=QUIET).step == 10
+    evaluated = evaluate(str(tmp_path / "run"), console=QUIET)
+    assert evaluated.examples == len(open_released(records, "validation"))
+    assert evaluated.scores == evaluate(str(tmp_path / "run"), console=QUIET).scores
+
+
+def test_files_that_do_not_fit_the_run_are_refused(
+    project: Path, records: Path, tmp_path: Path
+) -> None:
+    def said(*overrides: str, dataset: object = records) -> str:
+        config = parse_config(values(project, tmp_path, dataset), overrides, source="test")
+        with pytest.raises(UserError) as caught:
+            pretrain(config, console=QUIET)
+        return str(caught.value)
+
+    assert said("objective.name=roberta").startswith("train.phases.0.dataset: ")
+    assert said("train.phases.0.max_predictions=1").startswith(
+        "train.phases.0.max_predictions: found 1, but an example of "
+    )
+    assert "packing: found max_examples 4, but rows of StaticRow hold one example each" in said(
+        "train.phases.0.packing.max_examples=4"
+    )
+    assert said("train.phases.0.seq_length=16").startswith(
+        "train.phases.0.seq_length: found 16, but the dataset's longest example has "
+    )
+    row = read_release([records / "train.tfrecord-00000-of-00001"], length=32, slots=5)[0]
+    other = tmp_path / "other.tfrecord"
+    write_release(other, [row | {"input_ids": [7, *row["input_ids"][1:]]}])
+    assert "begins and ends an example with the ids [7, " in said(dataset=other)
+    write_release(other, [row | {"input_ids": [row["input_ids"][0], 9999, *row["input_ids"][2:]]}])
+    assert "has the token id 9999, allowed: 0 to 639" in said(dataset=other)
+    shutil.copy(records / "train.tfrecord-00000-of-00001", other)
+    other.write_bytes(other.read_bytes()[:-3])
+    assert "damaged (cut short)" in said(dataset=other)
+    assert not (tmp_path / "run").exists()
