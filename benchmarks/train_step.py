@@ -33,7 +33,7 @@ from bert_jax.model.config import Architecture, Execution
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
-from bert_jax.optim.sections import OptimizerSection, Stretch
+from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
@@ -157,7 +157,7 @@ def our_steps(
     )
     mesh = make_mesh(MeshSection(), jax.devices()[:1])
     model = define_model(task.build)
-    schedule = linear_schedule(Stretch(1_000_000, RATE, 10_000))
+    schedule = linear_schedule(ScheduleSegment(1_000_000, RATE, 10_000))
     optimizer = make_optimizer(OptimizerSection(learning_rate=RATE), schedule, model.axes)
     with jax.set_mesh(mesh):
         state = initialise(task, optimizer, abstract_state(model, optimizer, mesh), seed=0)

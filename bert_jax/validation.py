@@ -57,7 +57,9 @@ def _first_error(
     context = first.get("ctx", {})
     if first["type"] == "extra_forbidden":
         names = list(dict.fromkeys(name for each in sections for name in each.model_fields))
-        near = did_you_mean(str(location[-1]), names)
+        near = _one_level_down(str(location[-1]), sections) or did_you_mean(
+            str(location[-1]), names
+        )
         return f"{key}: unknown key{near}; allowed: {', '.join(names)}"
     if first["type"] == "missing":
         return f"{key}: missing ({first['msg'].lower()})"
@@ -109,3 +111,12 @@ def _sections_of(annotation: Any) -> list[type[pydantic.BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return [annotation]
     return [section for part in get_args(annotation) for section in _sections_of(part)]
+
+
+def _one_level_down(name: str, sections: Sequence[type[pydantic.BaseModel]]) -> str:
+    """Returns a hint to the key of that very name in a section below, "" if there is none."""
+    for section in sections:
+        for key, field in section.model_fields.items():
+            if any(name in below.model_fields for below in _sections_of(field.annotation)):
+                return f'; did you mean "{key}.{name}"?'
+    return ""

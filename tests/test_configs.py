@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.config import RunConfig, dump_config, load_config, parse_config
 from bert_jax.model.config import resolve_architecture
-from bert_jax.train.sections import stretches
+from bert_jax.train.sections import schedule_segments
 from tests.project import ROOT
 
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -23,7 +23,7 @@ def test_a_committed_configuration_is_whole(path: Path) -> None:
         return
     assert config.model is not None
     assert config.train is not None
-    assert sum(stretch.steps for stretch in stretches(config.train, config.optimizer)) == (
+    assert sum(stretch.steps for stretch in schedule_segments(config.train, config.optimizer)) == (
         config.train.total_steps
     )
     assert resolve_architecture(config.model, vocab_size=30522).vocab_size == 30522
@@ -40,13 +40,17 @@ def test_a_resolved_configuration_reads_back_as_itself(path: Path, tmp_path: Pat
 def test_overrides_reach_nested_keys_and_list_items() -> None:
     config = load_config(
         ROOT / "configs" / "demo.yaml",
-        ["train.phases.0.steps=7", "optimizer.learning_rate=1e-5", "model.dtype=bfloat16"],
+        [
+            "train.phases.0.steps=7",
+            "optimizer.learning_rate=1e-5",
+            "model.execution.dtype=bfloat16",
+        ],
     )
     assert config.train is not None
     assert config.model is not None
     assert config.train.phases[0].steps == 7
     assert config.optimizer.learning_rate == 1e-5
-    assert config.model.dtype == "bfloat16"
+    assert config.model.execution.dtype == "bfloat16"
 
 
 def test_a_number_without_a_dot_is_a_number_as_in_every_other_language() -> None:

@@ -17,7 +17,7 @@ from bert_jax.interop.mapping import Slot, Spec, expand, read_params, their_tens
 from bert_jax.interop.pretrained import model_shapes
 from bert_jax.interop.tf_bundle import INDEX, TfSource, write_bundle
 from bert_jax.model.config import (
-    RELEASE_ACTIVATIONS,
+    GOOGLE_BERT_ACTIVATIONS,
     Architecture,
     HeadsSection,
     ModelSection,
@@ -135,7 +135,7 @@ def write_tf(
 def bert_config(architecture: Architecture) -> str:
     """Returns the release's `bert_config.json`: an activation by its name of 2018, no epsilon."""
     values = architecture.model_dump(exclude={"layer_norm_eps"})
-    by_name = {ours: theirs for theirs, ours in RELEASE_ACTIVATIONS.items()}
+    by_name = {ours: theirs for theirs, ours in GOOGLE_BERT_ACTIVATIONS.items()}
     values["hidden_act"] = by_name[architecture.hidden_act]
     return json.dumps(values, indent=2, sort_keys=True) + "\n"
 
@@ -250,15 +250,15 @@ def _check_sayable(
 ) -> WordPieceTokenizer:
     """Refuses what the release's programs would compute otherwise, without a word."""
     format_ = "the 2018 TensorFlow format"
-    if architecture.hidden_act not in RELEASE_ACTIVATIONS.values():
+    if architecture.hidden_act not in GOOGLE_BERT_ACTIVATIONS.values():
         raise UserError(
-            f"model.hidden_act: found {architecture.hidden_act}, allowed in {format_}: "
-            f"{', '.join(RELEASE_ACTIVATIONS.values())} (its gelu is the tanh form)"
+            f"model.architecture.hidden_act: found {architecture.hidden_act}, allowed in "
+            f"{format_}: {', '.join(GOOGLE_BERT_ACTIVATIONS.values())} (its gelu is the tanh form)"
         )
     if architecture.layer_norm_eps != RELEASE_EPS:
         raise UserError(
-            f"model.layer_norm_eps: found {architecture.layer_norm_eps}, allowed in {format_}: "
-            f"{RELEASE_EPS}, which its programs fix"
+            f"model.architecture.layer_norm_eps: found {architecture.layer_norm_eps}, "
+            f"allowed in {format_}: {RELEASE_EPS}, which its programs fix"
         )
     if heads.task is not None and heads.task not in tf_names.TASK_TABLES:
         raise UserError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Optional
 
 import pydantic
 from etils import epath
@@ -35,7 +35,7 @@ SIZES: Final[dict[str, tuple[int, int, int]]] = {
 VOCAB_MULTIPLE: Final = 128
 
 # The name "gelu" in a 2018 bert_config.json means what modeling.py computes: the tanh form.
-RELEASE_ACTIVATIONS: Final[dict[str, Activation]] = {"gelu": "gelu_tanh", "relu": "relu"}
+GOOGLE_BERT_ACTIVATIONS: Final[dict[str, Activation]] = {"gelu": "gelu_tanh", "relu": "relu"}
 
 
 class Architecture(Section):
@@ -67,6 +67,11 @@ class Architecture(Section):
         """
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
+    def with_dropout(self, rate: float) -> Architecture:
+        """Returns the architecture with one rate for hidden states and attention."""
+        rates = {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}
+        return self.model_copy(update=rates)
+
 
 class Execution(Section):
     """How the same function is computed. Changing it leaves a checkpoint valid."""
@@ -78,9 +83,9 @@ class Execution(Section):
 
 
 class HeadsSection(Section):
-    """What stands on the encoder. Pretraining needs all three of its own; an import may lack some.
+    """The heads on the encoder. Pretraining needs its three; an imported model may lack some.
 
-    `task` is a fine-tuned head, with the labels its outputs stand for.
+    `task` is a fine-tuned head; `labels` names its outputs.
     """
 
     pooler: bool = True
@@ -98,7 +103,7 @@ class HeadsSection(Section):
 
     @property
     def reads_pooled(self) -> bool:
-        """Whether the task head stands on the pooled [CLS] and not on every token."""
+        """Whether the task head reads the pooled [CLS] and not every token."""
         return self.task in ("sequence_classification", "multiple_choice")
 
     @property
@@ -110,51 +115,60 @@ class HeadsSection(Section):
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> HeadsSection:
         if not self.pooler and (self.next_sentence or self.reads_pooled):
-            raise ValueError("pooler: found false, but another head stands on it")
+            raise ValueError("pooler: found false, but another head reads it")
         if self.task is not None and self.outputs == 0:
             raise ValueError("labels: found none, allowed: a name for each output of the task head")
         return self
 
 
+def _as_changes(architecture: type[Section]) -> Any:
+    """Returns a section with the fields of an architecture but the vocabulary, each optional."""
+    fields: dict[str, Any] = {
+        # Without constraints of its own a field is annotated with nothing that matters.
+        name: (Annotated[Optional[field.annotation], name, *field.metadata], None)  # noqa: UP045
+        for name, field in architecture.model_fields.items()
+        if name != "vocab_size"
+    }
+    return pydantic.create_model("ArchitectureChanges", __base__=Section, **fields)
+
+
+if TYPE_CHECKING:
+
+    class ArchitectureChanges(Section):
+        """Values of an architecture that differ from the named size or file."""
+
+else:
+    ArchitectureChanges = _as_changes(Architecture)
+
+
 class ModelSection(Section):
     """A named size or a `bert_config.json`, single values changed where wanted, and execution.
 
-    ``model: {size: tiny, hidden_dropout_prob: 0.0, dtype: float32}``
+    ``model: {size: tiny, architecture: {hidden_dropout_prob: 0.0}, execution: {dtype: float32}}``
     """
 
     size: Size | None = None
     bert_config: str | None = None
-    hidden_size: int | None = pydantic.Field(default=None, ge=1)
-    num_hidden_layers: int | None = pydantic.Field(default=None, ge=1)
-    num_attention_heads: int | None = pydantic.Field(default=None, ge=1)
-    intermediate_size: int | None = pydantic.Field(default=None, ge=1)
-    max_position_embeddings: int | None = pydantic.Field(default=None, ge=1)
-    type_vocab_size: int | None = pydantic.Field(default=None, ge=2)
-    hidden_act: Activation | None = None
-    hidden_dropout_prob: float | None = pydantic.Field(default=None, ge=0, lt=1)
-    attention_probs_dropout_prob: float | None = pydantic.Field(default=None, ge=0, lt=1)
-    initializer_range: float | None = pydantic.Field(default=None, gt=0)
-    layer_norm_eps: float | None = pydantic.Field(default=None, gt=0)
-    dtype: Dtype = "bfloat16"
-    attention: AttentionName = "xla"
-    remat: Remat = "none"
-    unroll: int | None = pydantic.Field(default=None, ge=1)  # None: whole, if it is shallow
+    architecture: ArchitectureChanges = ArchitectureChanges()
+    execution: Execution = Execution()
     heads: HeadsSection = HeadsSection()
 
-    @property
-    def execution(self) -> Execution:
-        """The part that leaves a checkpoint valid when it changes."""
-        return Execution(
-            dtype=self.dtype, attention=self.attention, remat=self.remat, unroll=self.unroll
-        )
+    @classmethod
+    def of(
+        cls, architecture: Architecture, *, execution: Execution, heads: HeadsSection
+    ) -> ModelSection:
+        """Returns the section that spells out an architecture, and needs no other file."""
+        sizes = architecture.model_dump(exclude={"vocab_size"})
+        return cls(architecture=ArchitectureChanges(**sizes), execution=execution, heads=heads)
 
 
 def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architecture:
     """Returns the architecture a section describes, for a tokenizer's vocabulary.
 
     Args:
-        section: exactly one of `size` and `bert_config`, or all four of hidden_size,
-            num_hidden_layers, num_attention_heads and intermediate_size.
+        section: exactly one of `size` and `bert_config`, or all four of
+            `architecture`'s hidden_size, num_hidden_layers, num_attention_heads and
+            intermediate_size.
         vocab_size: pieces of the tokenizer.
 
     Raises:
@@ -174,28 +188,25 @@ def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architect
         }
     elif section.bert_config is not None:
         values = _read_bert_config(section.bert_config, vocab_size=vocab_size)
-    for name in Architecture.model_fields:
-        changed = getattr(section, name, None)
-        if changed is not None:
-            values[name] = changed
+    values |= section.architecture.model_dump(exclude_none=True)
     values["vocab_size"] = vocab_size
     needed = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}
     if missing := sorted(needed - values.keys()):
         raise UserError(
-            f"model: {', '.join(missing)} missing, allowed: size (one of {', '.join(SIZES)}), "
-            f"bert_config, or all of {', '.join(sorted(needed))}"
+            f"model.architecture: {', '.join(missing)} missing, allowed: model.size (one of "
+            f"{', '.join(SIZES)}), model.bert_config, or all of {', '.join(sorted(needed))}"
         )
     architecture = Architecture.model_validate(values)
     if architecture.hidden_size % architecture.num_attention_heads:
         raise UserError(
-            f"model.num_attention_heads: found {architecture.num_attention_heads}, which does not "
-            f"divide hidden_size = {architecture.hidden_size}"
+            f"model.architecture.num_attention_heads: found {architecture.num_attention_heads}, "
+            f"which does not divide hidden_size = {architecture.hidden_size}"
         )
     return architecture
 
 
 def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
-    """Reads the release's file as it stands; only its meaning of "gelu" needs translating."""
+    """Reads a file of google-research/bert; only its meaning of "gelu" needs translating."""
     try:
         found = json.loads(epath.Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -204,7 +215,7 @@ def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
         raise UserError(f"model.bert_config: {path} is not JSON ({error})") from error
     if not isinstance(found, dict):
         raise UserError(f"model.bert_config: {path} holds no JSON object")
-    # pooler_* and directionality stand in the multilingual and Chinese files; nothing reads them.
+    # The multilingual and Chinese files have pooler_* and directionality, which nothing reads.
     values = {
         key: value
         for key, value in found.items()
@@ -215,12 +226,12 @@ def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
             near = did_you_mean(key, Architecture.model_fields)
             raise UserError(f'model.bert_config: {path} has an unknown key "{key}"{near}')
     activation = values.get("hidden_act", "gelu")
-    if activation not in RELEASE_ACTIVATIONS:
-        allowed = ", ".join(RELEASE_ACTIVATIONS)
+    if activation not in GOOGLE_BERT_ACTIVATIONS:
+        allowed = ", ".join(GOOGLE_BERT_ACTIVATIONS)
         raise UserError(
             f'model.bert_config: {path}: hidden_act found "{activation}", allowed: {allowed}'
         )
-    values["hidden_act"] = RELEASE_ACTIVATIONS[str(activation)]
+    values["hidden_act"] = GOOGLE_BERT_ACTIVATIONS[str(activation)]
     if values.get("vocab_size", vocab_size) != vocab_size:
         raise UserError(
             f"model.bert_config: {path}: vocab_size found {values['vocab_size']}, "

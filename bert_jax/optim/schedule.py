@@ -1,4 +1,4 @@
-"""Warm-up and decay: the release's for pretraining, and those of fine-tuning for a peak of 1."""
+"""Learning-rate schedules: warm-up and decay as in google-research/bert, and of fine-tuning."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.optim.sections import Stretch
+from bert_jax.optim.sections import ScheduleSegment
 
 
-def linear_schedule(stretch: Stretch) -> optax.Schedule:
-    """Returns the release's schedule: linear warm-up, then linear decay to zero.
+def linear_schedule(segment: ScheduleSegment) -> optax.Schedule:
+    """Returns the schedule of google-research/bert: linear warm-up, then linear decay to zero.
 
     The decay is a line from `peak` at step 0 to 0 at the last step, and warm-up replaces its
     first part (google-research/bert `optimization.py`): after warm-up the rate goes on at
     ``peak · (1 − warmup/steps)``, not at the peak.
 
     Args:
-        stretch: steps, peak rate, warm-up steps.
+        segment: steps, peak rate, warm-up steps.
     """
-    steps, peak, warmup = stretch
+    steps, peak, warmup = segment
 
     def schedule(count: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(count, jnp.float32)
@@ -34,12 +34,12 @@ def linear_schedule(stretch: Stretch) -> optax.Schedule:
     return schedule
 
 
-def join(stretches: Sequence[Stretch]) -> optax.Schedule:
-    """Returns the schedule of stretches one after the other."""
+def join(segments: Sequence[ScheduleSegment]) -> optax.Schedule:
+    """Returns the schedule of segments one after the other."""
     ends: list[int] = []
-    for stretch in stretches[:-1]:
-        ends.append(stretch.steps + (ends[-1] if ends else 0))
-    return optax.join_schedules([linear_schedule(stretch) for stretch in stretches], ends)
+    for segment in segments[:-1]:
+        ends.append(segment.steps + (ends[-1] if ends else 0))
+    return optax.join_schedules([linear_schedule(segment) for segment in segments], ends)
 
 
 def warmup_linear(*, steps: int, warmup_steps: int) -> optax.Schedule:

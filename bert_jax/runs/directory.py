@@ -161,10 +161,11 @@ def write_run(
     Raises:
         UserError: the directory cannot be written.
     """
+    spelled_out = ModelSection.of(architecture, execution=model.execution, heads=model.heads)
     resolved = {
         **settings,
         "run_dir": run_dir,
-        "model": _spelled_out(model, architecture).model_dump(mode="json"),
+        "model": spelled_out.model_dump(mode="json"),
     }
     tokenizer.save(root / TOKENIZER)
     write_whole(root / CONFIG, dump_yaml(resolved).encode())
@@ -181,15 +182,9 @@ def _same_model(run: Run, architecture: Architecture, tokenizer: Tokenizer) -> N
         was, now = getattr(run.architecture, name), getattr(architecture, name)
         if was != now:
             raise UserError(
-                f"model.{name}: found {now}, but {run.directory} holds a run with {was}; allowed: "
-                f"{was}, or a new run_dir"
+                f"model.architecture.{name}: found {now}, but {run.directory} holds a run with "
+                f"{was}; allowed: {was}, or a new run_dir"
             )
-
-
-def _spelled_out(section: ModelSection, architecture: Architecture) -> ModelSection:
-    """Every size as a number: the file that they came from need not exist later."""
-    sizes = architecture.model_dump(exclude={"vocab_size"})
-    return section.model_copy(update={"size": None, "bert_config": None, **sizes})
 
 
 def _provenance(tokenizer: Tokenizer, origin: Mapping[str, Any]) -> dict[str, Any]:

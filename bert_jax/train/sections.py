@@ -8,12 +8,12 @@ import pydantic
 
 from bert_jax.data.rows.packing_plan import PackingSection
 from bert_jax.errors import UserError
-from bert_jax.optim.sections import OptimizerSection, Stretch
+from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.section import Section
 
 
 class PhaseSection(Section):
-    """A stretch of a run with one dataset, sequence length and batch size.
+    """A segment of a run with one dataset, sequence length and batch size.
 
     A phase that names its own learning rate starts a schedule of its own (warm-up and decay over
     it and the phases after it that name none); otherwise one schedule spans the run, as in the
@@ -64,13 +64,13 @@ class TrainSection(Section):
         return sum(phase.steps for phase in self.phases)
 
 
-def stretches(section: TrainSection, optimizer: OptimizerSection) -> list[Stretch]:
-    """Returns the run's schedule as stretches of warm-up and decay.
+def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> list[ScheduleSegment]:
+    """Returns the run's schedule as segments of warm-up and decay.
 
     Raises:
-        UserError: warm-up without a learning rate of its own, or longer than its stretch.
+        UserError: warm-up without a learning rate of its own, or longer than its segment.
     """
-    found: list[Stretch] = []
+    found: list[ScheduleSegment] = []
     for index, phase in enumerate(section.phases):
         own = phase.learning_rate is not None
         if not own and phase.warmup_steps is not None:
@@ -81,14 +81,14 @@ def stretches(section: TrainSection, optimizer: OptimizerSection) -> list[Stretc
         if own or not found:
             peak = phase.learning_rate if own else optimizer.learning_rate
             warmup = phase.warmup_steps if own else optimizer.warmup_steps
-            found.append(Stretch(phase.steps, peak or 0.0, warmup or 0))
+            found.append(ScheduleSegment(phase.steps, peak or 0.0, warmup or 0))
         else:
             last = found[-1]
             found[-1] = last._replace(steps=last.steps + phase.steps)
-    for stretch in found:
-        if stretch.warmup_steps > stretch.steps:
+    for segment in found:
+        if segment.warmup_steps > segment.steps:
             raise UserError(
-                f"optimizer.warmup_steps: found {stretch.warmup_steps}, allowed: at most the "
-                f"{stretch.steps} steps of its schedule"
+                f"optimizer.warmup_steps: found {segment.warmup_steps}, allowed: at most the "
+                f"{segment.steps} steps of its schedule"
             )
     return found

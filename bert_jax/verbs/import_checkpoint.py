@@ -20,7 +20,7 @@ from bert_jax.interop.hf import is_hf, read_hf
 from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.tf_bert import is_tf, read_tf
-from bert_jax.model.config import ModelSection
+from bert_jax.model.config import Execution, ModelSection
 from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments
 from bert_jax.runs.directory import CHECKPOINTS, describe, write_run
 from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
@@ -171,8 +171,9 @@ def _to_device(params: dict[str, Any]) -> None:
 
 def _model_section(found: Pretrained) -> ModelSection:
     """Returns the model's settings: float32, as the numbers were written."""
-    sizes = found.architecture.model_dump(exclude={"vocab_size"})
-    return ModelSection(**sizes, dtype="float32", heads=found.heads)
+    return ModelSection.of(
+        found.architecture, execution=Execution(dtype="float32"), heads=found.heads
+    )
 
 
 def _origin(directory: Path, files: Sequence[Path]) -> dict[str, Any]:

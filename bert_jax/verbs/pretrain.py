@@ -29,7 +29,7 @@ from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.loop import Outcome, make_evaluation, train
 from bert_jax.train.plateau import PATIENCE_STEPS, Plateau
-from bert_jax.train.sections import CheckpointSection, PhaseSection, stretches
+from bert_jax.train.sections import CheckpointSection, PhaseSection, schedule_segments
 from bert_jax.train.spec import Job, Pace, Phase, Ranking, check_batches
 from bert_jax.train.state import ModelDefinition, abstract_like, define_model
 
@@ -57,7 +57,7 @@ def pretrain(
     """
     console = console or Console()
     section = need(config.train, "train", "pretrain")
-    schedule = join(stretches(section, config.optimizer))
+    schedule = join(schedule_segments(section, config.optimizer))
     initialise(config.mesh)
     mesh = make_mesh(config.mesh)
     tokenizer = load_tokenizer(need(config.tokenizer, "tokenizer", "pretrain"))

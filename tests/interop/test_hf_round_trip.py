@@ -193,14 +193,16 @@ def own_run(where: Path) -> Imported:
     tokenizer_dir = where / "own-tokenizer"
     tokenizer_dir.mkdir()
     write_tokenizer(tokenizer_dir, vocab_size)
-    section = ModelSection(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=40,
-        initializer_range=0.2,
-        dtype="float32",
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 40,
+        "initializer_range": 0.2,
+    }
+    section = ModelSection.model_validate(
+        {"architecture": sizes, "execution": {"dtype": "float32"}}
     )
     write_run(
         epath.Path(root),

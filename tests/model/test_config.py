@@ -10,7 +10,14 @@ import pydantic
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.model.config import SIZES, Architecture, ModelSection, resolve_architecture
+from bert_jax.model.config import (
+    SIZES,
+    Architecture,
+    Execution,
+    HeadsSection,
+    ModelSection,
+    resolve_architecture,
+)
 
 # bert_config.json of uncased_L-12_H-768_A-12, key by key; the multilingual and Chinese files add
 # `directionality` and the pooler_* keys.
@@ -77,7 +84,7 @@ def test_a_released_file_is_read_as_it_stands_and_its_gelu_is_the_tanh_form(
     assert found.hidden_act == "gelu_tanh"
 
 
-def test_the_multilingual_file_is_read_as_it_stands(tmp_path: Path) -> None:
+def test_the_multilingual_file_is_read_unchanged(tmp_path: Path) -> None:
     section = ModelSection(bert_config=write(tmp_path, MULTILINGUAL))
     found = resolve_architecture(section, vocab_size=119547)
     assert (found.vocab_size, found.hidden_size) == (119547, 768)
@@ -86,7 +93,7 @@ def test_the_multilingual_file_is_read_as_it_stands(tmp_path: Path) -> None:
 def test_single_values_change_a_size_and_a_file(tmp_path: Path) -> None:
     changed = {"hidden_dropout_prob": 0.0, "hidden_act": "gelu_erf", "num_hidden_layers": 3}
     for base in ({"size": "base"}, {"bert_config": write(tmp_path, RELEASED)}):
-        section = ModelSection.model_validate(base | changed)
+        section = ModelSection.model_validate({**base, "architecture": changed})
         found = resolve_architecture(section, vocab_size=30522)
         assert found == resolve_architecture(
             ModelSection(size="base"), vocab_size=30522
@@ -94,21 +101,28 @@ def test_single_values_change_a_size_and_a_file(tmp_path: Path) -> None:
 
 
 def test_all_four_sizes_make_an_architecture_without_a_name() -> None:
-    section = ModelSection(
-        hidden_size=96, num_hidden_layers=3, num_attention_heads=4, intermediate_size=100
-    )
+    sizes = {
+        "hidden_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 100,
+    }
+    section = ModelSection.model_validate({"architecture": sizes})
     found = resolve_architecture(section, vocab_size=128)
     assert (found.head_dim, found.padded_vocab_size) == (24, 128)
 
 
-def test_execution_takes_its_own_part_of_the_section() -> None:
-    section = ModelSection(size="tiny", dtype="float32", remat="dots", unroll=2)
-    assert section.execution.model_dump() == {
-        "dtype": "float32",
-        "attention": "xla",
-        "remat": "dots",
-        "unroll": 2,
-    }
+def test_a_spelled_out_section_gives_the_same_architecture_without_its_file(tmp_path: Path) -> None:
+    architecture = resolve_architecture(
+        ModelSection(bert_config=write(tmp_path, MULTILINGUAL)), vocab_size=119547
+    )
+    spelled = ModelSection.of(
+        architecture, execution=Execution(remat="dots"), heads=HeadsSection(mlm=False)
+    )
+    assert resolve_architecture(spelled, vocab_size=119547) == architecture
+    assert spelled.execution.remat == "dots"
+    assert not spelled.heads.mlm
+    assert spelled.bert_config is None
 
 
 def test_size_and_file_together_are_refused(tmp_path: Path) -> None:
@@ -117,14 +131,21 @@ def test_size_and_file_together_are_refused(tmp_path: Path) -> None:
 
 
 def test_missing_sizes_are_named() -> None:
-    message = refused(ModelSection(hidden_size=64, num_hidden_layers=2))
-    assert message.startswith("model: intermediate_size, num_attention_heads missing, allowed: ")
+    message = refused(
+        ModelSection.model_validate({"architecture": {"hidden_size": 64, "num_hidden_layers": 2}})
+    )
+    assert message.startswith(
+        "model.architecture: intermediate_size, num_attention_heads missing, allowed: "
+    )
     assert "tiny, mini, small, medium, base, large" in message
 
 
 def test_heads_that_do_not_divide_the_hidden_size_are_refused() -> None:
-    assert refused(ModelSection(size="base", num_attention_heads=7)) == (
-        "model.num_attention_heads: found 7, which does not divide hidden_size = 768"
+    section = ModelSection.model_validate(
+        {"size": "base", "architecture": {"num_attention_heads": 7}}
+    )
+    assert refused(section) == (
+        "model.architecture.num_attention_heads: found 7, which does not divide hidden_size = 768"
     )
 
 

@@ -16,7 +16,7 @@ from bert_jax.optim.schedule import (
     warmup_constant,
     warmup_linear,
 )
-from bert_jax.optim.sections import Stretch
+from bert_jax.optim.sections import ScheduleSegment
 
 LONGEST = 400  # steps of any schedule drawn here: one shape, compiled once
 
@@ -34,7 +34,7 @@ def released_rate(step: int, *, peak: float, steps: int, warmup: int) -> float:
 @settings(deadline=None, max_examples=15)
 def test_every_step_has_the_releases_rate(steps: int, warmup_share: float, peak: float) -> None:
     warmup = int(warmup_share * steps)
-    schedule = linear_schedule(Stretch(steps, peak, warmup))
+    schedule = linear_schedule(ScheduleSegment(steps, peak, warmup))
     found = np.asarray(schedule(np.arange(steps + 3)))
     expected = [
         released_rate(step, peak=peak, steps=steps, warmup=warmup) for step in range(steps + 3)
@@ -43,25 +43,29 @@ def test_every_step_has_the_releases_rate(steps: int, warmup_share: float, peak:
 
 
 def test_the_rate_falls_off_the_peak_where_warm_up_ends() -> None:
-    schedule = linear_schedule(Stretch(100, 1e-3, 10))
+    schedule = linear_schedule(ScheduleSegment(100, 1e-3, 10))
     rates = [float(schedule(step)) for step in (0, 9, 10, 100)]
     assert rates == pytest.approx([0.0, 9e-4, 9e-4, 0.0], rel=1e-6)
 
 
 def test_a_long_run_keeps_its_digits() -> None:
     """float32 holds every step number up to 2**24; the original run has a million."""
-    schedule = linear_schedule(Stretch(1_000_000, 1e-4, 10_000))
+    schedule = linear_schedule(ScheduleSegment(1_000_000, 1e-4, 10_000))
     for step in (1, 9_999, 10_000, 500_001, 999_999):
         expected = released_rate(step, peak=1e-4, steps=1_000_000, warmup=10_000)
         assert float(schedule(step)) == pytest.approx(expected, rel=1e-5, abs=1e-11)
 
 
-def test_stretches_follow_each_other_each_with_its_own_count() -> None:
-    stretches = [Stretch(10, 1e-3, 2), Stretch(5, 5e-4, 1), Stretch(4, 1e-4, 0)]
-    joined = join(stretches)
+def test_segments_follow_each_other_each_with_its_own_count() -> None:
+    segments = [
+        ScheduleSegment(10, 1e-3, 2),
+        ScheduleSegment(5, 5e-4, 1),
+        ScheduleSegment(4, 1e-4, 0),
+    ]
+    joined = join(segments)
     expected = [
         released_rate(step, peak=peak, steps=steps, warmup=warmup)
-        for steps, peak, warmup in stretches
+        for steps, peak, warmup in segments
         for step in range(steps)
     ]
     found = [float(joined(step)) for step in range(19)]
@@ -69,8 +73,8 @@ def test_stretches_follow_each_other_each_with_its_own_count() -> None:
 
 
 def test_one_stretch_joined_is_that_stretch() -> None:
-    stretch = Stretch(7, 1e-3, 3)
-    one, joined = linear_schedule(stretch), join([stretch])
+    segment = ScheduleSegment(7, 1e-3, 3)
+    one, joined = linear_schedule(segment), join([segment])
     assert [float(one(step)) for step in range(9)] == [float(joined(step)) for step in range(9)]
 
 
@@ -111,7 +115,7 @@ def test_the_constant_schedule_is_hugging_faces(warmup: int) -> None:
 def test_the_linear_schedule_of_fine_tuning_lies_above_the_releases_after_warm_up() -> None:
     """By warmup/steps of the peak where the warm-up ends; both are the same during it."""
     ours = warmup_linear(steps=100, warmup_steps=10)
-    released = linear_schedule(Stretch(100, 1.0, 10))
+    released = linear_schedule(ScheduleSegment(100, 1.0, 10))
     gaps = [float(ours(step) - released(step)) for step in (0, 9, 10, 55, 100)]
     assert gaps == pytest.approx([0.0, 0.0, 0.1, 0.05, 0.0], abs=1e-6)
 

@@ -48,13 +48,12 @@ def tiny_run(directory: Path) -> Path:
     # Larger weights than a fresh model's, as training leaves them: it learns in few steps.
     architecture = small_architecture(vocab_size=tokenizer.vocab_size, initializer_range=0.1)
     heads = HeadsSection(mlm=False, next_sentence=False)
-    sizes = architecture.model_dump(exclude={"vocab_size"})
     root = directory / "run"
     write_run(
         epath.Path(root),
         {},
         run_dir=str(root),
-        model=ModelSection(**sizes, dtype="float32", heads=heads),
+        model=ModelSection.of(architecture, execution=Execution(dtype="float32"), heads=heads),
         architecture=architecture,
         tokenizer=tokenizer,
         origin={"imported_from": "random numbers"},

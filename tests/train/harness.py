@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
-from bert_jax.optim.sections import OptimizerSection, Stretch
+from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.task import HostBatch
@@ -54,7 +54,7 @@ class Trainer:
     def __init__(self, setting: Setting, shape: tuple[int, int, int], batch: HostBatch) -> None:
         task = setting.task
         self.model = define_model(task.build)
-        self.schedule = linear_schedule(Stretch(20, PEAK, setting.section.warmup_steps))
+        self.schedule = linear_schedule(ScheduleSegment(20, PEAK, setting.section.warmup_steps))
         self.optimizer = make_optimizer(setting.section, self.schedule, self.model.axes)
         data, fsdp, tensor = shape
         devices = jax.devices()[: data * fsdp * tensor]

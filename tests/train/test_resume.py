@@ -22,7 +22,7 @@ from bert_jax.optim.schedule import join
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.runs.directory import CHECKPOINTS, open_run
 from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.sections import stretches
+from bert_jax.train.sections import schedule_segments
 from bert_jax.train.state import abstract_state, define_model
 from tests.project import ROOT, bert_jax, environment, project_config, write_config
 
@@ -103,7 +103,7 @@ def final_state(run_dir: Path) -> tuple[Any, dict[str, Any]]:
     assert config.train is not None
     mesh = make_mesh(config.mesh, jax.devices()[: config.mesh.simulated_devices])
     model = define_model(objective_of(run).build)
-    schedule = join(stretches(config.train, config.optimizer))
+    schedule = join(schedule_segments(config.train, config.optimizer))
     abstract = abstract_state(model, make_optimizer(config.optimizer, schedule, model.axes), mesh)
     with Checkpointer(run_dir / CHECKPOINTS, config.train.checkpoint) as checkpointer:
         assert checkpointer.latest_step() == TOTAL_STEPS

@@ -21,7 +21,7 @@ from bert_jax.model.config import ModelSection, resolve_architecture
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
-from bert_jax.optim.sections import OptimizerSection, Stretch
+from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
@@ -38,7 +38,7 @@ def lower(topology: str, *, tensor: int) -> tuple[jax.stages.Lowered, int]:
     """The train step that pretraining runs, for shapes alone."""
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     mesh = make_mesh(MeshSection(tensor=tensor), devices)
-    section = ModelSection(size="base", dtype="bfloat16")
+    section = ModelSection(size="base")
     task = BertObjective(
         architecture=resolve_architecture(section, vocab_size=30_522),
         execution=section.execution,
@@ -46,7 +46,7 @@ def lower(topology: str, *, tensor: int) -> tuple[jax.stages.Lowered, int]:
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
     )
     model = define_model(task.build)
-    schedule = linear_schedule(Stretch(1_000_000, 1e-4, 10_000))
+    schedule = linear_schedule(ScheduleSegment(1_000_000, 1e-4, 10_000))
     optimizer = make_optimizer(OptimizerSection(warmup_steps=10_000), schedule, model.axes)
     layout = batch_sharding(mesh)
 

@@ -42,6 +42,7 @@ def mistake(tmp_path: Path, verb: str, config: dict[str, Any], *arguments: str) 
         ("train.phases.0.steps=1.5", ["train.phases.0.steps", "1.5", "integer"]),
         ("train.phases.7.steps=1", ['"7"', "0 to 1"]),
         ("seed", ["key=value"]),
+        ("model.dtype=float32", ["model.dtype: unknown key", 'did you mean "execution.dtype"?']),
         ("model.size=bas", ["model.size", '"bas"', 'did you mean "base"?']),
         ("objective.masking.rate=1.5", ["objective.masking.rate", "1.5", "less than 1"]),
     ],
@@ -141,13 +142,16 @@ def test_a_damaged_shard_is_named(tmp_path: Path, project: Path, config: dict[st
         (["mesh.data=-1", "mesh.fsdp=-1"], ["data and fsdp are both -1"]),
         (["train.phases.0.batch_size=12"], ["train.phases.0.batch_size: found 12", "8"]),
         (
-            ["model.max_position_embeddings=16"],
+            ["model.architecture.max_position_embeddings=16"],
             ["train.phases.0.seq_length: found 32", "16 positions"],
         ),
         (["train.phases.0.seq_length=24"], ["train.phases.0.seq_length: found 24", "32"]),
         (["mesh.platform=tpu"], ['mesh.platform: "tpu" was asked for', '"cpu"']),
         (["optimizer.warmup_steps=1000"], ["optimizer.warmup_steps: found 1000", "16 steps"]),
-        (["model.num_attention_heads=3"], ["model.num_attention_heads: found 3", "hidden_size"]),
+        (
+            ["model.architecture.num_attention_heads=3"],
+            ["model.architecture.num_attention_heads: found 3", "hidden_size"],
+        ),
         (["train.phases.0.dataset=nowhere"], ["nowhere", "no such directory"]),
     ],
 )

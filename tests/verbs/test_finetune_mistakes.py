@@ -49,7 +49,7 @@ def mistake(tmp_path: Path, values: dict[str, Any], *overrides: str) -> str:
         ("finetune.optimizer.freeze=[layers.2]", ["layers.2"]),
         ("finetune.optimizer.unfreeze_every=1", ["unfreeze_every: found 1", "3 epochs"]),
         ("finetune.optimizer.learning_rate=0", ["learning_rate: found 0", "greater than 0"]),
-        ("model.hidden_size=32", ["model: found settings", "finetune.init_from"]),
+        ("model.architecture.hidden_size=32", ["model: found settings", "finetune.init_from"]),
         ("finetune=null", ["finetune: missing"]),
     ],
 )

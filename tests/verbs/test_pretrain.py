@@ -164,7 +164,7 @@ def test_init_from_takes_the_parameters_and_nothing_else(
         ("seed=4", "seed: found 4, but the checkpoint's data position was made with 3"),
         ("objective.masking.unit=whole_word", 'masking.unit: found "whole_word"'),
         ("train.phases.0.batch_size=40", "batch_size: found 40"),
-        ("model.hidden_size=64", "model.hidden_size: found 64"),
+        ("model.architecture.hidden_size=64", "model.architecture.hidden_size: found 64"),
     ],
 )
 def test_a_run_does_not_resume_as_another_one(

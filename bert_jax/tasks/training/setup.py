@@ -116,25 +116,19 @@ def prepare(settings: FinetuneSettings) -> Prepared:
         )
     if not len(family.splits["train"].lengths):
         raise UserError("finetune.task: found no training example, allowed: one or more")
-    changed: dict[str, Any] = {"heads": family.heads}
+    architecture, execution = origin.architecture, origin.model.execution
     if section.dropout is not None:
-        changed |= {
-            "hidden_dropout_prob": section.dropout,
-            "attention_probs_dropout_prob": section.dropout,
-        }
+        architecture = architecture.with_dropout(section.dropout)
     if section.dtype is not None:
-        changed["dtype"] = section.dtype
-    model = origin.model.model_copy(update=changed)
-    architecture = origin.architecture.model_copy(
-        update={name: value for name, value in changed.items() if name in Architecture.model_fields}
-    )
+        execution = execution.model_copy(update={"dtype": section.dtype})
+    model = ModelSection.of(architecture, execution=execution, heads=family.heads)
     initialise(settings.mesh)
     mesh = make_mesh(settings.mesh)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     _check_batch(section, mesh)
     task = FinetuneTask(
         architecture=architecture,
-        execution=model.execution,
+        execution=execution,
         heads=family.heads,
         class_weights=None if family.class_weights is None else tuple(family.class_weights),
     )
