@@ -62,9 +62,9 @@ def test_a_missing_package_is_a_problem_and_a_missing_libtpu_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "bert_jax.verbs.doctor._VERSIONS", ("jax", "no-such-package", "no-such-option")
+        "bert_jax.diagnostics.versions._VERSIONS", ("jax", "no-such-package", "no-such-option")
     )
-    monkeypatch.setattr("bert_jax.verbs.doctor._OPTIONAL", frozenset({"no-such-option"}))
+    monkeypatch.setattr("bert_jax.diagnostics.versions._OPTIONAL", frozenset({"no-such-option"}))
     assert only(doctor().of_level("problem")).topic == "no-such-package"
 
 

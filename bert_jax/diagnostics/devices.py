@@ -1,0 +1,81 @@
+"""The devices and the mesh that a run will have."""
+
+from __future__ import annotations
+
+import collections
+import glob
+import time
+from pathlib import Path
+from typing import Final
+
+import jax
+
+from bert_jax.diagnostics.findings import Finding, ok, problem, warn
+from bert_jax.diagnostics.network import check_hosts, expected_hosts
+from bert_jax.diagnostics.versions import is_installed
+from bert_jax.errors import UserError
+from bert_jax.parallel.mesh import initialise, make_mesh
+from bert_jax.parallel.section import MeshSection
+
+_SLOW_START_SECONDS: Final = 10.0
+
+
+def check_devices(section: MeshSection) -> list[Finding]:
+    """Opens this process's devices and makes the mesh.
+
+    Args:
+        section: the devices that a run will ask for.
+    """
+    # Before the devices are opened: libtpu writes to the environment that this reads.
+    expected = expected_hosts(section.distributed)
+    begin = time.monotonic()
+    try:
+        initialise(section)
+    except UserError as error:
+        return [problem("devices", str(error)), *_check_unused_hardware("none")]
+    seconds = time.monotonic() - begin
+    devices = jax.devices()
+    kinds = collections.Counter(device.device_kind for device in devices)
+    shown = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+    text = f'backend "{jax.default_backend()}": {shown}, opened in {seconds:.1f} s'
+    findings = [ok("devices", text)]
+    if seconds > _SLOW_START_SECONDS:
+        findings.append(
+            warn("devices", f"JAX took {seconds:.0f} s to open its devices, at every start")
+        )
+    findings += _check_unused_hardware(jax.default_backend())
+    findings.append(
+        check_hosts(expected, seen=jax.process_count(), enabled=section.distributed.enabled)
+    )
+    try:
+        sizes = make_mesh(section).shape
+        findings.append(ok("mesh", " × ".join(f"{axis} {size}" for axis, size in sizes.items())))
+    except UserError as error:
+        findings.append(problem("mesh", str(error)))
+    return findings
+
+
+def _check_unused_hardware(backend: str) -> list[Finding]:
+    """Names accelerators of this host that JAX does not use, and drivers without an accelerator."""
+    asked = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
+    if backend in ("tpu", "gpu") or asked == "cpu":
+        return []
+    findings = []
+    tpus = [*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*")]
+    if tpus:
+        findings.append(
+            warn("tpu", f"{tpus[0]} is there but not used: pip install 'bert-jax[tpu]'")
+        )
+    elif is_installed("libtpu"):
+        findings.append(
+            warn(
+                "tpu",
+                "libtpu is installed but there is no TPU: JAX looks for one at each start; set "
+                "JAX_PLATFORMS=cpu, or uninstall it unless you compile for TPUs here",
+            )
+        )
+    if Path("/dev/nvidia0").exists():
+        findings.append(
+            warn("gpu", "/dev/nvidia0 is there but not used: pip install 'bert-jax[gpu]'")
+        )
+    return findings

@@ -1,0 +1,41 @@
+"""The memory of this host, and what loader workers share of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from bert_jax.diagnostics.findings import Finding, ok, warn
+
+# JAX and its libraries take most of it; a loader worker holds Python, numpy and grain.
+_MEMORY_BYTES: Final = 4 * 2**30
+# Batches pass from the loader's worker processes through shared memory; Docker gives 64 MiB of it.
+_SHARED_MEMORY_BYTES: Final = 2**30
+
+
+def check_memory() -> list[Finding]:
+    """Compares free memory and shared memory with what a run takes."""
+    memory = psutil.virtual_memory()
+    available, total = memory.available, memory.total
+    # In a container psutil tells the host's memory; the kernel enforces the container's.
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        total = min(total, int(text))
+        available = min(available, total)
+    text = f"{available / 2**30:.1f} GiB of {total / 2**30:.1f} GiB free"
+    findings = [ok("memory", text)]
+    if available < _MEMORY_BYTES:
+        findings = [warn("memory", f"{text}; a run needs about {_MEMORY_BYTES / 2**30:.0f} GiB")]
+    shared = Path("/dev/shm")
+    if shared.is_dir() and (free := shutil.disk_usage(shared).free) < _SHARED_MEMORY_BYTES:
+        findings.append(
+            warn(
+                "shared memory",
+                f"{free / 2**20:.0f} MiB free in {shared}, through which loader workers hand over "
+                "batches: docker run --shm-size=2g, or loader.workers=0",
+            )
+        )
+    return findings
