@@ -15,7 +15,7 @@ def load_function(path: str, *, key: str) -> Callable[..., Any]:
     """Imports ``"module:function"``.
 
     Args:
-        path: as it stands in the configuration.
+        path: as written in the configuration.
         key: of the setting, for messages.
 
     Raises:

@@ -25,7 +25,7 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
         section: what they should be.
         values: nested, as YAML or JSON has them.
         source: the file they come from, for messages.
-        key: where the section stands in that file; "" for the whole.
+        key: the section's place in that file; "" for the whole.
 
     Raises:
         UserError: an unknown key, a value of the wrong type, a missing one.
@@ -35,7 +35,7 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
             f"{_at(source, key)}: found {type(values).__name__}, allowed: keys and values"
         )
     try:
-        # By way of JSON: strict about types, and a list is the only sequence YAML has.
+        # Through JSON: strict about types, and YAML has no sequence but lists.
         return section.model_validate_json(json.dumps(values))
     except pydantic.ValidationError as error:
         raise UserError(f"{source}: {_first_error(error, section, key)}") from error

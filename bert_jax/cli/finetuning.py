@@ -97,7 +97,7 @@ def predict(
     type=click.Choice(["token", "word", "sentence"]),
     default="sentence",
     show_default=True,
-    help="What a vector stands for.",
+    help="What a vector represents.",
 )
 @click.option("--pool", type=click.Choice(["cls", "mean"]), help="Of a sentence; mean if not said.")
 @click.option("--column", metavar="NAME", help="Where the texts of a table are.")

@@ -48,7 +48,7 @@ def vocab(config: str, overrides: tuple[str, ...]) -> None:
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Of each training example in the TFRecords, masked anew in each.",
+    help="Copies of each training example in the TFRecords, each masked independently.",
 )
 @verb
 def examples(

@@ -1,4 +1,4 @@
-"""What every head looks at, read off a model as it stands."""
+"""Attention probabilities of every layer and head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model FLOPs: the products the mathematics asks for, whatever the program computes again."""
+"""Model FLOPs: the matrix products of the mathematics, without what the program recomputes."""
 
 from __future__ import annotations
 

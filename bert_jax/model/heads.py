@@ -89,7 +89,7 @@ class Pooler(nnx.Module):
 
 
 class NextSentenceHead(nnx.Module):
-    """Two classes over a pooled vector: 0 = the second span follows, 1 = it was drawn."""
+    """Two classes over a pooled vector: 0 = the second span follows, 1 = it is random."""
 
     def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
         # Two columns cost nothing in float32, and in bf16 the gradient of the bias, a sum of terms
@@ -112,7 +112,7 @@ class NextSentenceHead(nnx.Module):
 
 
 class TaskHead(Dense):
-    """A fine-tuned head: one affine map in float32, as the release's and Hugging Face's are."""
+    """A fine-tuned head: one affine map in float32, as in google-research/bert and Hugging Face."""
 
     def __init__(
         self, *, outputs: int, architecture: Architecture, execution: Execution, rngs: nnx.Rngs

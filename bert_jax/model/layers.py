@@ -29,10 +29,10 @@ ACTIVATIONS: Final[dict[Activation, Callable[[Array], Array]]] = {
 def normal_param(
     shape: Sequence[int], axes: LogicalAxes, *, architecture: Architecture, rngs: nnx.Rngs
 ) -> nnx.Param:
-    """Returns a float32 parameter drawn from a normal cut off at two standard deviations.
+    """Returns a float32 parameter from a normal truncated at two standard deviations.
 
-    The release's `tf.truncated_normal_initializer(stddev=0.02)` cuts the normal and does not
-    rescale what is left, so the parameters' own deviation is 0.88 of the one named.
+    `tf.truncated_normal_initializer(stddev=0.02)` of google-research/bert truncates the normal and
+    does not rescale what is left, so the parameters' own deviation is 0.88 of the one named.
     """
     cut = jax.random.truncated_normal(rngs.params(), -2.0, 2.0, tuple(shape), jnp.float32)
     return nnx.Param(cut * architecture.initializer_range, logical=axes)
@@ -131,7 +131,7 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
     """Returns `x` with elements dropped at `rate` and the rest scaled up.
 
     The rate is met to 1/65536: random bits are dearer than the matrix products around them on more
-    than one backend, and every word that is drawn serves two elements.
+    than one backend, and every random word serves two elements.
 
     Args:
         x: any activation.
@@ -144,7 +144,7 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
     *rows, width = x.shape
     words = jax.random.bits(key, (*rows, (width + 1) // 2), jnp.uint32)
     halves = jnp.concatenate([words & 0xFFFF, words >> 16], axis=-1)[..., :width]
-    # The barrier has the bits drawn once; XLA would else draw them again in every use.
+    # The barrier makes XLA generate the bits once, not again at every use.
     keep = jax.lax.optimization_barrier(halves >= dropped)
     return jnp.where(keep, x * jnp.asarray(65536 / (65536 - dropped), x.dtype), 0)
 

@@ -12,10 +12,10 @@ from jax.typing import ArrayLike
 
 from bert_jax.errors import UserError
 from bert_jax.optim.layerwise import (
-    keep_thawed,
-    scale_by_thawed_adam,
+    mask_frozen_updates,
+    scale_by_unfrozen_adam,
     scale_by_unit,
-    thaws_later,
+    unfreezes_later,
 )
 from bert_jax.optim.optimizer import decay_mask, scale_by_bert_adam
 from bert_jax.optim.schedule import slanted_triangular, warmup_constant, warmup_linear
@@ -23,7 +23,7 @@ from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.optim.units import (
     NEVER,
     frozen_units,
-    thaw_steps,
+    unfreeze_schedule,
     unit_heights,
     unit_names,
     unit_of_parameters,
@@ -49,26 +49,6 @@ def make_schedule(section: FinetuneOptimizerSection, *, total_steps: int) -> opt
     if section.schedule == "constant":
         return warmup_constant(warmup_steps=warmup)
     return warmup_linear(steps=total_steps, warmup_steps=warmup)
-
-
-def make_direction(
-    section: FinetuneOptimizerSection, axes: Axes, *, depth: int, steps_per_epoch: int
-) -> optax.GradientTransformation:
-    """Returns all of the optimizer but the learning rate: an update is −rate · direction.
-
-    Frozen gradients to zero → clip (by the norm of what trains) → Adam → decay → factor of the
-    layer → frozen updates to zero. A frozen parameter keeps its bits and moments of zero.
-
-    Args:
-        section: the optimizer's constants.
-        axes: the logical axes of every parameter.
-        depth: layers of the encoder.
-        steps_per_epoch: optimizer steps, with accumulation counted as one.
-
-    Raises:
-        UserError: `freeze` names what the model does not have.
-    """
-    return optax.chain(*_direction(section, axes, depth=depth, steps_per_epoch=steps_per_epoch))
 
 
 def make_finetune_optimizer(
@@ -115,17 +95,17 @@ def first_steps(
     ends before the largest of them never trains that unit.
 
     Args:
-        section: what is frozen, and when it thaws.
+        section: what is frozen, and when it is unfrozen.
         depth: layers of the encoder.
         steps_per_epoch: optimizer steps of an epoch.
 
     Raises:
         UserError: `freeze` names what no encoder of this depth has.
     """
-    thaw = _thaw_steps(section, depth=depth, steps_per_epoch=steps_per_epoch)
+    trains_from = _unfreeze_schedule(section, depth=depth, steps_per_epoch=steps_per_epoch)
     return {
         name: None if step == NEVER else int(step)
-        for name, step in zip(unit_names(depth), thaw, strict=True)
+        for name, step in zip(unit_names(depth), trains_from, strict=True)
     }
 
 
@@ -148,11 +128,11 @@ def frozen_parameters(section: FinetuneOptimizerSection, axes: Axes, *, depth: i
     return jax.tree.map(lambda unit: bool(frozen[unit].all()), units)
 
 
-def _thaw_steps(
+def _unfreeze_schedule(
     section: FinetuneOptimizerSection, *, depth: int, steps_per_epoch: int
 ) -> np.ndarray:
     epochs = section.unfreeze_every
-    return thaw_steps(
+    return unfreeze_schedule(
         frozen_units(section.freeze, depth=depth),
         depth=depth,
         unfreeze_steps=None if epochs is None else epochs * steps_per_epoch,
@@ -162,19 +142,23 @@ def _thaw_steps(
 def _direction(
     section: FinetuneOptimizerSection, axes: Axes, *, depth: int, steps_per_epoch: int
 ) -> list[optax.GradientTransformation]:
-    """Returns the parts of `make_direction`; those without effect are left out."""
-    thaw = _thaw_steps(section, depth=depth, steps_per_epoch=steps_per_epoch)
+    """Returns gradients → what the learning rate is multiplied with; parts without effect left out.
+
+    Frozen gradients to zero → clip (by the norm of what trains) → Adam → decay → factor of the
+    layer → frozen updates to zero. A frozen parameter keeps its bits and moments of zero.
+    """
+    trains_from = _unfreeze_schedule(section, depth=depth, steps_per_epoch=steps_per_epoch)
     if "pooler" in section.freeze and "pooler" not in axes:
         raise UserError(
             'optimizer.freeze: found "pooler", which this task\'s model does not have, allowed: '
             "embeddings, encoder, layers.N, layers.N-M"
         )
     units = unit_of_parameters(axes, depth=depth)
-    keep = [keep_thawed(thaw, units)] if thaw.any() else []
+    keep = [mask_frozen_updates(trains_from, units)] if trains_from.any() else []
     parts = [*keep]
     if section.clip_norm is not None:
         parts.append(optax.clip_by_global_norm(section.clip_norm))
-    parts.append(_adam(section, thaw, units))
+    parts.append(_adam(section, trains_from, units))
     parts.append(optax.add_decayed_weights(section.weight_decay, mask=decay_mask))
     if section.layer_decay != 1.0:
         parts.append(scale_by_unit(section.layer_decay ** unit_heights(depth), units))
@@ -182,12 +166,12 @@ def _direction(
 
 
 def _adam(
-    section: FinetuneOptimizerSection, thaw: np.ndarray, units: Any
+    section: FinetuneOptimizerSection, trains_from: np.ndarray, units: Any
 ) -> optax.GradientTransformation:
     if not section.bias_correction:
         return scale_by_bert_adam(section.beta1, section.beta2, section.eps)
-    if thaws_later(thaw):
-        return scale_by_thawed_adam(
-            thaw, units, beta1=section.beta1, beta2=section.beta2, eps=section.eps
+    if unfreezes_later(trains_from):
+        return scale_by_unfrozen_adam(
+            trains_from, units, beta1=section.beta1, beta2=section.beta2, eps=section.eps
         )
     return optax.scale_by_adam(section.beta1, section.beta2, section.eps)

@@ -28,24 +28,24 @@ def scale_by_unit(factors: np.ndarray, units: Any) -> optax.GradientTransformati
     return optax.stateless(scale)
 
 
-def keep_thawed(thaw: np.ndarray, units: Any) -> optax.GradientTransformation:
+def mask_frozen_updates(trains_from: np.ndarray, units: Any) -> optax.GradientTransformation:
     """Puts zeros in place of the updates of units that do not train at this step.
 
     A parameter frozen for good gets zeros that depend on nothing, so that the compiler drops what
     would have computed them: below the lowest unit that trains there is no backward pass.
 
     Args:
-        thaw: the step from which each unit trains: int32 [units], from `thaw_steps`.
+        trains_from: the step from which each unit trains: int32 [units], from `unfreeze_schedule`.
         units: the unit of every parameter, from `unit_of_parameters`.
 
     Returns:
         A transformation that counts steps in an `optax.ScaleByScheduleState` where some unit
-        thaws later, and has no state otherwise.
+        is unfrozen later, and has no state otherwise.
     """
 
     def keep(updates: optax.Updates, step: jax.typing.ArrayLike) -> optax.Updates:
         def mask(update: jax.Array, unit: np.ndarray) -> jax.Array:
-            since = thaw[unit]
+            since = trains_from[unit]
             if (since == 0).all():
                 return update
             if (since == NEVER).all():
@@ -54,7 +54,7 @@ def keep_thawed(thaw: np.ndarray, units: Any) -> optax.GradientTransformation:
 
         return jax.tree.map(mask, updates, units)
 
-    if not thaws_later(thaw):
+    if not unfreezes_later(trains_from):
         return optax.stateless(lambda updates, params: keep(updates, 0))
 
     def init(params: optax.Params) -> optax.ScaleByScheduleState:
@@ -72,19 +72,19 @@ def keep_thawed(thaw: np.ndarray, units: Any) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def scale_by_thawed_adam(
-    thaw: np.ndarray, units: Any, *, beta1: float, beta2: float, eps: float
+def scale_by_unfrozen_adam(
+    trains_from: np.ndarray, units: Any, *, beta1: float, beta2: float, eps: float
 ) -> optax.GradientTransformation:
-    """Adam whose bias correction counts each unit's steps from the one at which it thawed.
+    """Adam whose bias correction counts each unit's steps from the one at which it was unfrozen.
 
-    A unit that thaws at step 1000 has moments of zero. Corrected by the run's count, as plain
+    A unit unfrozen at step 1000 has moments of zero. Corrected by the run's count, as plain
     Adam would, its first step is 2.5 times and its tenth 5.2 times what a fresh Adam takes under
     a constant gradient (the limits are 3.2 and 6.5), which is the instability that bias
     correction is there to prevent (arXiv 2006.05987). From its own count it is a fresh Adam.
 
     Args:
-        thaw: the step from which each unit trains: int32 [units], from `thaw_steps`. Until then
-            its gradients have to be zeros.
+        trains_from: the step from which each unit trains: int32 [units], from `unfreeze_schedule`.
+            Until then its gradients have to be zeros.
         units: the unit of every parameter, from `unit_of_parameters`.
         beta1: decay of the first moment.
         beta2: decay of the second moment.
@@ -102,7 +102,7 @@ def scale_by_thawed_adam(
 
         def scale(m: jax.Array, v: jax.Array, unit: np.ndarray) -> jax.Array:
             # At least 1, since a unit that is still frozen would divide zero by zero.
-            steps = jnp.maximum(count - thaw[unit], 1)
+            steps = jnp.maximum(count - trains_from[unit], 1)
             return m / (1 - beta1**steps) / (jnp.sqrt(v / (1 - beta2**steps)) + eps)
 
         scaled = jax.tree.map(scale, mu, nu, units)
@@ -111,6 +111,6 @@ def scale_by_thawed_adam(
     return optax.GradientTransformation(optax.scale_by_adam().init, update)
 
 
-def thaws_later(thaw: np.ndarray) -> bool:
+def unfreezes_later(trains_from: np.ndarray) -> bool:
     """Returns whether some unit starts to train after the first step."""
-    return bool(((thaw > 0) & (thaw < NEVER)).any())
+    return bool(((trains_from > 0) & (trains_from < NEVER)).any())

@@ -108,7 +108,7 @@ def scale_by_layer_trust_ratio(axes: Axes) -> optax.GradientTransformation:
     """LAMB's ``‖parameter‖ / ‖update‖``, one ratio for each parameter of each layer.
 
     A stacked parameter holds all layers, so a plain norm over it would mix them. Parameters that
-    do not decay keep a ratio of 1, as in the authors' release.
+    do not decay keep a ratio of 1, as in the authors' code.
 
     Source: arXiv 1904.00962, algorithm 2, with φ the identity.
     """

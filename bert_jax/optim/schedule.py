@@ -48,8 +48,9 @@ def warmup_linear(*, steps: int, warmup_steps: int) -> optax.Schedule:
     ``warmup_linear(steps=4, warmup_steps=2)`` at steps 0 to 4 → 0, 0.5, 1, 0.5, 0
 
     Hugging Face's `get_linear_schedule_with_warmup`, under which published fine-tuning figures
-    were made. `linear_schedule` is the release's: its line starts at step 0 and warm-up hides its
-    beginning, so it never reaches the peak and is lower by warmup/steps of it where warm-up ends.
+    were made. `linear_schedule` is that of google-research/bert: its line starts at step 0 and
+    warm-up hides its beginning, so it never reaches the peak and is lower by warmup/steps of it
+    where warm-up ends.
 
     Args:
         steps: of the whole run; from there on the rate is 0.

@@ -1,4 +1,4 @@
-"""Units of a model, from its input up: what is frozen, thawed and slowed down as one."""
+"""Units of a model, from its input up: what is frozen, unfrozen and slowed down together."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def frozen_units(names: Sequence[str], *, depth: int) -> np.ndarray:
     return frozen
 
 
-def thaw_steps(frozen: np.ndarray, *, depth: int, unfreeze_steps: int | None) -> np.ndarray:
+def unfreeze_schedule(frozen: np.ndarray, *, depth: int, unfreeze_steps: int | None) -> np.ndarray:
     """Returns the step from which each unit trains: int32 [units], `NEVER` where it is frozen.
 
     Nothing frozen, two layers, ``unfreeze_steps=10`` → ``[30, 20, 10, 0, 0]``
 
-    Source: gradual unfreezing, arXiv 1801.06146 section 3.3; what stands on the encoder trains
-    first, then a unit more from the top each time, the embeddings last.
+    Source: gradual unfreezing, arXiv 1801.06146 section 3.3; heads and pooler train
+    first, then one unit more from the top each time, the embeddings last.
 
     Args:
         frozen: from `frozen_units`.
@@ -104,7 +104,7 @@ def thaw_steps(frozen: np.ndarray, *, depth: int, unfreeze_steps: int | None) ->
 
 
 def _span(name: str, depth: int) -> slice:
-    """Returns the units that one name stands for."""
+    """Returns the units of one name."""
     named = {
         "embeddings": slice(0, 1),
         "encoder": slice(0, depth + 1),

@@ -1,4 +1,4 @@
-"""Text to words, as the 2018 release's BasicTokenizer splits it, on any Unicode input.
+"""Text to words, as BasicTokenizer of google-research/bert splits it, on any Unicode input.
 
 The rules (google-research/bert, tokenization.py): drop NUL, U+FFFD and control characters, make
 every white space a space, set CJK ideographs apart, lower-case, decompose (NFD) and drop accents,
@@ -39,12 +39,13 @@ _CHINESE = re.compile(
 
 
 def is_chinese(character: str) -> bool:
-    """Whether the release sets ``character`` apart as a CJK ideograph (Hangul and kana are not)."""
+    """Whether google-research/bert sets ``character`` apart as a CJK ideograph (not Hangul, kana)."""
     return _CHINESE.match(character) is not None
 
 
 def is_punctuation(character: str) -> bool:
-    """Whether the release sets ``character`` apart as punctuation, e.g. ``"$"`` and ``"。"``.
+    """Whether google-research/bert sets ``character`` apart as punctuation, e.g. ``"$"`` and
+    ``"。"``.
 
     Every ASCII character that is neither letter, digit nor control is, and all of category P.
     """
@@ -92,9 +93,9 @@ class WordSplitter:
         """Fixes the rules.
 
         Args:
-            lower_case: lower-case the text (the release's ``do_lower_case``).
-            strip_accents: drop accents; None follows ``lower_case``, as the release does.
-            chinese: set CJK ideographs apart (the release always does).
+            lower_case: lower-case the text (``do_lower_case`` of google-research/bert).
+            strip_accents: drop accents; None follows ``lower_case``, as in google-research/bert.
+            chinese: set CJK ideographs apart (google-research/bert always does).
         """
         self.lower_case = lower_case
         self.strip_accents = lower_case if strip_accents is None else strip_accents

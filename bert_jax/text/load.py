@@ -1,4 +1,4 @@
-"""Opens a tokenizer directory, whatever kind of tokenizer lies in it."""
+"""Opens a tokenizer directory of any kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
 
     Raises:
         UserError: a file is missing or damaged, a setting is missing or ill-typed, a special piece
-            is missing, a piece stands twice, or the files do not belong together.
+            is missing, a piece is there twice, or the files do not belong together.
     """
     root = epath.Path(directory)
     if not root.is_dir():

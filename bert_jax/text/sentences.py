@@ -36,7 +36,7 @@ def check_language(language: str, *, key: str = "language") -> str:
 
     Args:
         language: the code.
-        key: the setting that it stands in, for the message.
+        key: the setting, for the message.
 
     Raises:
         UserError: it is not spelled like a code.

@@ -28,7 +28,7 @@ class Tokenizer(Protocol):
     """Turns text into ids and back.
 
     ``tokenizer.encode("unaffable")`` -> ``[14477, 20961, 3468]`` (the uncased 2018 vocabulary:
-    ``un ##aff ##able``). No method adds special pieces, and special pieces that stand in the text
+    ``un ##aff ##able``). No method adds special pieces, and special pieces written in the text
     are ordinary text: ``"[SEP]"`` is three words.
     """
 

@@ -55,8 +55,8 @@ def find_special(pieces: Sequence[str], source: str) -> SpecialIds:
 def read_vocabulary(path: epath.Path) -> list[str]:
     """Reads a ``vocab.txt`` of the 2018 release: a piece per line, the first line is id 0.
 
-    White space around a piece is dropped as the release does, except where nothing would be left
-    (the Chinese vocabulary holds a line separator, U+2028): no text ever yields such a piece.
+    White space around a piece is dropped as in google-research/bert, except where nothing would be
+    left (the Chinese vocabulary holds a line separator, U+2028): no text ever yields such a piece.
 
     Args:
         path: the file.
@@ -65,7 +65,7 @@ def read_vocabulary(path: epath.Path) -> list[str]:
         The pieces, in the order of their ids.
 
     Raises:
-        UserError: no such file, not UTF-8, no pieces, a blank line, or a piece that stands twice.
+        UserError: no such file, not UTF-8, no pieces, a blank line, or a duplicate piece.
     """
     lines = read_text(path).split("\n")
     if lines[-1] == "":

@@ -19,7 +19,8 @@ from bert_jax.text.vocabulary import SPECIAL_PIECES, UNK, find_special, read_voc
 
 VOCAB_FILE = "vocab.txt"
 CONTINUATION = "##"
-# The release's WordpieceTokenizer(max_input_chars_per_word=200); the library's default is 100.
+# WordpieceTokenizer(max_input_chars_per_word=200) of google-research/bert; the library's default is
+# 100.
 MAX_WORD_CHARACTERS = 200
 _REMEMBERED_WORDS = 1 << 17  # about 30 MB; text repeats its words, so nearly all are found
 
@@ -113,7 +114,7 @@ class WordPieceTokenizer:
         write_whole(root / CONFIG_FILE, (json.dumps(settings, indent=2) + "\n").encode("utf-8"))
 
     def forget_words(self) -> None:
-        """Forgets the words met so far; their ids are worked out anew when they come again."""
+        """Clears the cache of words and their ids."""
         self._ids_of_word.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -133,9 +134,10 @@ def load_wordpiece(
 
     Args:
         vocab_file: the file, or the directory it lies in.
-        lower_case: the release's ``do_lower_case``: True for uncased models and the Chinese one.
-        strip_accents: drop accents; None follows ``lower_case``, as the release does.
-        chinese: set CJK ideographs apart, as the release does.
+        lower_case: ``do_lower_case`` of google-research/bert: True for uncased models and the
+            Chinese one.
+        strip_accents: drop accents; None follows ``lower_case``, as in google-research/bert.
+        chinese: set CJK ideographs apart, as in google-research/bert.
 
     Returns:
         The tokenizer.

@@ -28,7 +28,7 @@ def doctor(
     processes: start it on every host, as a run.
 
     Args:
-        config: the devices that a run will ask for; None for whatever is there.
+        config: the devices that a run will ask for; None for all there are.
         run_dir: where a run will write, local or gs://; None leaves this out.
         checkpoint_bytes: of one checkpoint, for what fits on the disk; None measures in
             checkpoints of BERT-Base.

@@ -12,7 +12,7 @@ import pydantic
 import pytest
 import torch
 
-from bert_jax.optim.finetuning import make_direction, make_finetune_optimizer, make_schedule
+from bert_jax.optim.finetuning import make_finetune_optimizer, make_schedule
 from bert_jax.optim.optimizer import find_moments
 from bert_jax.optim.sections import FinetuneOptimizerSection
 
@@ -159,8 +159,8 @@ def test_frozen_parameters_are_left_out_of_the_norm_that_clips() -> None:
     assert_same(ours(section), torch_adamw(section, factors={}, starts=starts))
 
 
-def test_a_thawed_layer_starts_as_a_fresh_adam_would() -> None:
-    """Above all its bias correction, which counts from the step at which it thaws."""
+def test_an_unfrozen_layer_starts_as_a_fresh_adam_would() -> None:
+    """Above all its bias correction, which counts from the step at which it is unfrozen."""
     section = FinetuneOptimizerSection(learning_rate=1e-2, layer_decay=0.8, unfreeze_every=1)
     factors = {"layers.2": 0.8, "layers.1": 0.8**2, "layers.0": 0.8**3, "embeddings": 0.8**4}
     starts = {
@@ -175,14 +175,12 @@ def test_a_thawed_layer_starts_as_a_fresh_adam_would() -> None:
 
 
 def test_one_optimizer_serves_a_mapped_sweep_over_learning_rates() -> None:
-    """Made within the mapped function, with a traced peak; or as a direction, multiplied after."""
+    """Made within the mapped function, with a traced peak."""
     section = FinetuneOptimizerSection(layer_decay=0.9, freeze=("layers.0",), unfreeze_every=1)
     sizes = {"depth": DEPTH, "steps_per_epoch": EPOCH}
     peaks = [1e-2, 5e-2]
     start = jax.tree.map(jnp.asarray, tree(0))
     grads = jax.tree.map(lambda *leaves: np.stack(leaves), *map(gradients, range(STEPS)))
-    shape = make_schedule(section, total_steps=STEPS)
-    direction = make_direction(section, AXES, **sizes)
 
     def with_peak(peak: jax.Array) -> Any:
         transform, _ = make_finetune_optimizer(section, AXES, total_steps=STEPS, peak=peak, **sizes)
@@ -194,24 +192,12 @@ def test_one_optimizer_serves_a_mapped_sweep_over_learning_rates() -> None:
 
         return jax.lax.scan(advance, (start, transform.init(start)), grads)[0][0]
 
-    def with_direction(peak: jax.Array) -> Any:
-        def advance(carry: Any, inputs: Any) -> tuple[Any, None]:
-            params, state = carry
-            step, grads = inputs
-            way, state = direction.update(grads, state, params)
-            rate = peak * shape(step)
-            return (jax.tree.map(lambda p, d: p - rate * d, params, way), state), None
-
-        steps = jnp.arange(STEPS)
-        return jax.lax.scan(advance, (start, direction.init(start)), (steps, grads))[0][0]
-
-    for run in (with_peak, with_direction):
-        mapped = jax.tree.map(np.asarray, jax.jit(jax.vmap(run))(jnp.array(peaks)))
-        for index, peak in enumerate(peaks):
-            alone = ours(section.model_copy(update={"learning_rate": peak}))[-1]
-            found = parts(jax.tree.map(lambda leaf, i=index: leaf[i], mapped))
-            for name, value in found.items():
-                np.testing.assert_allclose(value, alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    mapped = jax.tree.map(np.asarray, jax.jit(jax.vmap(with_peak))(jnp.array(peaks)))
+    for index, peak in enumerate(peaks):
+        alone = ours(section.model_copy(update={"learning_rate": peak}))[-1]
+        found = parts(jax.tree.map(lambda leaf, i=index: leaf[i], mapped))
+        for name, value in found.items():
+            np.testing.assert_allclose(value, alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_the_rate_returned_is_the_rate_applied() -> None:
@@ -280,6 +266,6 @@ def test_values_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
         FinetuneOptimizerSection.model_validate(changes)
 
 
-def test_thawing_a_frozen_encoder_is_refused() -> None:
-    with pytest.raises(pydantic.ValidationError, match="nothing is left to thaw"):
+def test_unfreezing_a_frozen_encoder_is_refused() -> None:
+    with pytest.raises(pydantic.ValidationError, match="nothing is left to unfreeze"):
         FinetuneOptimizerSection(freeze=("encoder",), unfreeze_every=1)
