@@ -39,13 +39,12 @@ _CHINESE = re.compile(
 
 
 def is_chinese(character: str) -> bool:
-    """Whether google-research/bert sets ``character`` apart as a CJK ideograph (not Hangul, kana)."""
+    """Whether google-research/bert sets ``character`` apart as a CJK ideograph."""
     return _CHINESE.match(character) is not None
 
 
 def is_punctuation(character: str) -> bool:
-    """Whether google-research/bert sets ``character`` apart as punctuation, e.g. ``"$"`` and
-    ``"。"``.
+    """Whether google-research/bert sets ``character`` apart as punctuation: ``"$"``, ``"。"``.
 
     Every ASCII character that is neither letter, digit nor control is, and all of category P.
     """
