@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from bert_jax.data.dataset.reader import Example
 from bert_jax.data.rng import stream
-from bert_jax.data.rows.masking import Masked, MaskedRow, MaskingSection, mask_tokens
+from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
+from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import SpecialIds
 from tests.data.distributions import same_distribution
@@ -36,30 +37,19 @@ def make_example(first: list[int], second: list[int], label: int = 1) -> Example
     return Example(np.array(ids, np.uint16), len(first) + 2, label)
 
 
+def masker(masking: MaskingSection, max_predictions: int = 1000) -> TokenMasker:
+    return TokenMasker(masking, max_predictions, SPECIAL, VOCAB_SIZE, IS_CONTINUATION)
+
+
 def mask(
     ids: np.ndarray, seed: int, masking: MaskingSection, max_predictions: int = 1000
-) -> Masked:
-    return mask_tokens(
-        ids,
-        stream(seed, "test"),
-        masking=masking,
-        max_predictions=max_predictions,
-        special=SPECIAL,
-        vocab_size=VOCAB_SIZE,
-        is_continuation=IS_CONTINUATION,
-    )
+) -> MaskedExample:
+    return masker(masking, max_predictions)(ids, stream(seed, "test"))
 
 
-def row_maker(seq_length: int, **masking) -> MaskedRow:
+def row_maker(seq_length: int, **masking) -> MaskingTransform:
     section = MaskingSection(**masking)
-    return MaskedRow(
-        seq_length=seq_length,
-        max_predictions=section.predictions(seq_length),
-        masking=section,
-        special=SPECIAL,
-        vocab_size=VOCAB_SIZE,
-        is_continuation=IS_CONTINUATION,
-    )
+    return MaskingTransform(seq_length, masker(section, section.predictions(seq_length)))
 
 
 ids_lists = st.lists(st.integers(5, VOCAB_SIZE - 1), min_size=1, max_size=120)
@@ -294,7 +284,9 @@ def test_fingerprint_changes_with_every_setting_that_changes_rows():
         row_maker(128, replace_with_mask=0.9),
         row_maker(128, replace_with_random=0.2),
         row_maker(128, max_predictions=10),
-        dataclasses.replace(base, max_predictions=7),
+        MaskingTransform(128, dataclasses.replace(base.masker, max_predictions=7)),
+        base.packed(2),
+        base.packed(3),
     ]
     assert all(other.fingerprint() != base.fingerprint() for other in changed)
     assert row_maker(128).fingerprint() == base.fingerprint()

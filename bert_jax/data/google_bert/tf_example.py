@@ -1,7 +1,7 @@
-"""``tf.train.Example`` for protobuf, without the third of a second that importing TFDS takes.
+"""``tf.train.Example`` for protobuf, without importing TFDS.
 
-Every process that reads or writes records would pay for that import: Beam workers, the pool's and
-the loader's.
+The import takes a third of a second in every process that reads or writes records: Beam workers,
+pool workers and loader workers.
 
 Source: ``tensorflow/core/example/feature.proto`` and ``example.proto``.
 """
@@ -22,10 +22,10 @@ _KINDS: Final = {
 
 
 def _messages(*, packed: bool = False) -> dict[str, Any]:
-    """Returns the classes by name, in a pool of their own: TensorFlow and TFDS register theirs.
+    """Returns the classes by name, in a separate pool: TensorFlow and TFDS register theirs.
 
     Args:
-        packed: numbers stay the bytes that they are packed into.
+        packed: lists of numbers stay undecoded bytes.
     """
     file = descriptor_pb2.FileDescriptorProto(
         name="bert_jax/example.proto", package=_PACKAGE, syntax="proto3"
@@ -71,7 +71,7 @@ def _add_message(
     )
 
 
-# Made at import, out of a type checker's sight.
+# Created at run time, unknown to the type checker.
 _made: Final = _messages()
 BytesList: Final[Any] = _made["BytesList"]
 FloatList: Final[Any] = _made["FloatList"]
@@ -81,19 +81,19 @@ Features: Final[Any] = _made["Features"]
 Example: Final[Any] = _made["Example"]
 
 PackedExample: Final[Any] = _messages(packed=True)["Example"]
-"""The same message; lists of numbers are lists of the bytes that hold them. To take numbers out one
-by one is most of the work of reading a record."""
+"""The same message with lists of numbers as undecoded bytes: decoding them one by one is most of
+the cost of reading a record."""
 
 
 def packed_example(record: bytes) -> Any:
-    r"""Reads an example without its numbers: ``int64_list.value`` is ``[b"\x01\xac\x02"]``.
+    r"""Parses an example without decoding numbers: ``int64_list.value`` is ``[b"\x01\xac\x02"]``.
 
     Returns:
-        A `PackedExample`; None where there is something else in it, such as numbers that are not
+        A `PackedExample`; None if the record has anything else in it, such as numbers that are not
         packed, which no known writer does.
 
     Raises:
-        DecodeError: the bytes are no such message.
+        DecodeError: the bytes are not such a message.
     """
     example = PackedExample.FromString(record)
     example.DiscardUnknownFields()
