@@ -76,7 +76,7 @@ def test_without_a_segmenter_each_character_is_a_word() -> None:
     make = MaskingTransform.from_tokenizer(
         tokenizer(), seq_length=32, masking=MaskingSection(unit="whole_word")
     )
-    assert make.segmenter is None
+    assert make.masker.segmenter is None
     ids = ids_of("[CLS] 北 京 [SEP] 大 学 [SEP]")
     chosen = {tuple(make.masker(ids, stream(0, e)).positions.tolist()) for e in range(40)}
     assert chosen == {(1,), (2,), (4,), (5,)}
