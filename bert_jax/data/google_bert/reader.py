@@ -29,8 +29,7 @@ def is_google_bert(path: epath.PathLike) -> bool:
 
     True for a file, a glob, and a directory with files whose names contain ``tfrecord``.
     """
-    spelled = os.fspath(path)
-    if any(character in spelled for character in _WILD):
+    if _is_glob(path):
         return True
     found = epath.Path(path)
     if found.is_dir():
@@ -64,9 +63,8 @@ def find_splits(path: epath.PathLike) -> dict[str, list[epath.Path]]:
     Raises:
         UserError: there is no file.
     """
-    spelled = os.fspath(path)
     root = epath.Path(path)
-    if any(character in spelled for character in _WILD):
+    if _is_glob(path):
         parts = root.parts
         first = next(at for at, part in enumerate(parts) if any(c in part for c in _WILD))
         found = epath.Path(*parts[:first]).glob("/".join(parts[first:]))
@@ -164,6 +162,10 @@ class GoogleBertDataset:
                 self._open.clear()  # a file closes with its last reference, after any reads of it
             file = self._open[at] = RecordFile(self._files[at])
         return file
+
+
+def _is_glob(path: epath.PathLike) -> bool:
+    return any(character in os.fspath(path) for character in _WILD)
 
 
 def _is_data(path: epath.Path) -> bool:

@@ -59,8 +59,8 @@ def decode_row(record: bytes) -> tuple[StaticExample, int]:
     for names in (PER_TOKEN, PER_PREDICTION):
         sizes = {name: len(values[name]) for name in names}
         if len(set(sizes.values())) > 1:
-            spelled = ", ".join(f"{size} {name}" for name, size in sizes.items())
-            raise ValueError(f"found {spelled}, allowed: as many of each")
+            found = ", ".join(f"{size} {name}" for name, size in sizes.items())
+            raise ValueError(f"found {found}, allowed: as many of each")
     label = values[LABEL].tolist()
     if label not in ([0], [1]):
         raise ValueError(f"found {LABEL} {label}, allowed: one, 0 or 1")

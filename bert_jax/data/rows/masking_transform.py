@@ -24,7 +24,7 @@ class MaskingTransform:
 
     Attributes:
         seq_length: L, tokens in a row.
-        masker: masks one example, the same way whatever row the example shares.
+        masker: masks one example, independent of the other examples in its row.
         max_examples: E, most examples in a row; more than 1 is packing.
     """
 
