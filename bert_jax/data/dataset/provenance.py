@@ -98,7 +98,7 @@ class TextRecord(Section):
 
 
 class CorpusRecord(Section):
-    """Statistics of the corpus, each document counted once, before pairing (train and validation)."""
+    """Statistics of the corpus before pairing, train and validation, each document counted once."""
 
     documents: int
     sentences: int
