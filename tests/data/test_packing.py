@@ -93,12 +93,12 @@ def test_the_examples_of_a_length_are_found_in_order(count, longest, seed):
 
 @settings
 @hypothesis.given(st.integers(1, 200), st.integers(0, 2**70), st.integers(0, 5))
-def test_an_exchange_gives_every_thing_one_place_in_every_epoch(count, seed, epoch):
+def test_an_affine_permutation_is_a_permutation_in_every_epoch(count, seed, epoch):
     permutation = AffinePermutation(count, seed, "exchange", 0)
     assert sorted(permutation.at(k, epoch=epoch) for k in range(count)) == list(range(count))
 
 
-def test_exchanges_differ_between_epochs_seeds_and_keys_and_depend_on_nothing_else():
+def test_affine_permutations_are_a_function_of_epoch_seed_and_key():
     def order(permutation: AffinePermutation, epoch: int) -> tuple[int, ...]:
         return tuple(permutation.at(k, epoch=epoch) for k in range(1000))
 
