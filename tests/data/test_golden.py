@@ -1,7 +1,7 @@
-"""The 2018 pairing and masks, frozen: what one version began goes on with the next.
+"""Golden pairs and masks of google-research/bert's kinds: versions may resume each other's runs.
 
-The hashes were made by this file when next sentence pairs and token and whole-word masks were all
-there was. They may change only together with ``FORMAT_VERSION`` and a note in the changelog.
+The hashes were made by this file in the first version, which had next sentence pairs and token and
+whole-word masks. They may change only together with ``FORMAT_VERSION`` and a note in the changelog.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The loader: which row comes when and on which host, and where a run goes on."""
+"""The loader: order of rows, shares of hosts, and resuming."""
 
 from __future__ import annotations
 

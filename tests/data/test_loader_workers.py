@@ -1,4 +1,4 @@
-"""The loader's workers: they change no batch, touch no accelerator and never stay behind."""
+"""The loader's workers: same batches, no accelerator, no process left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks: how many, which, and what stands in their place."""
+"""Masking: number, selection and replacement of tokens, and the rows made of them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def words_of(ids: np.ndarray) -> list[list[int]]:
 
 @settings
 @hypothesis.given(examples, st.integers(0, 2**32), units, st.integers(1, 40))
-def test_originals_and_positions_are_told_truly(example, seed, unit, most):
+def test_positions_and_original_ids_are_those_of_the_masks(example, seed, unit, most):
     before = example.input_ids.copy()
     masked = mask(example.input_ids, seed, MaskingSection(unit=unit), most)
     np.testing.assert_array_equal(example.input_ids, before)
@@ -88,7 +88,7 @@ def test_originals_and_positions_are_told_truly(example, seed, unit, most):
 
 @settings
 @hypothesis.given(examples, st.integers(0, 2**32), st.integers(1, 40), st.floats(0.01, 0.9))
-def test_number_of_tokens_is_the_releases(example, seed, most, rate):
+def test_number_of_tokens_is_that_of_google_research_bert(example, seed, most, rate):
     length = len(example.input_ids)
     masked = mask(example.input_ids, seed, MaskingSection(rate=rate), most)
     assert len(masked.positions) == min(most, max(1, round(length * rate)), length - 3)
@@ -149,7 +149,7 @@ def test_every_token_is_masked_at_the_same_rate(unit):
 
 
 @pytest.mark.parametrize("unit", ["token", "whole_word"])
-def test_masks_are_distributed_as_the_release_distributes_them(unit):
+def test_masks_are_distributed_as_in_google_research_bert(unit):
     # Words of one to four tokens; no span begins with a continuation, where the two differ on
     # purpose: see test_a_continuation_after_sep_is_a_word_of_its_own.
     words = [[10 + w] + [FIRST_CONTINUATION + w] * (w % 4) for w in range(24)]

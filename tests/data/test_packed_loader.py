@@ -1,4 +1,4 @@
-"""The loader of packed rows: every example once an epoch, found at once, on any machines."""
+"""The loader of packed rows: every example once an epoch, O(1) seeking, on any machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of several examples hold what rows of one hold."""
+"""Packed rows have the same content as rows of one example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of packed rows: what first-fit-decreasing makes of lengths, and what it wastes."""
+"""The packing plan: first-fit-decreasing over lengths, and its padding."""
 
 from __future__ import annotations
 
