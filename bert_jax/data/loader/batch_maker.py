@@ -107,12 +107,10 @@ class EvaluationBatch:
     def __call__(self, step: int) -> Row:
         """Returns the arrays of a batch, [share.size, ...]."""
         indices = [row for row in self.share.rows(step) if row < self.total]
-        # A host whose share lies beyond the end still takes part: a row that shows it the shapes.
+        # A host whose share lies beyond the end makes one row all the same, for its shapes.
         examples = self.dataset.__getitems__(indices or [0])
         rows = [
             self.features(example, rng.stream(self.seed, "evaluate", index))
             for index, example in zip(indices or [0], examples, strict=True)
         ]
-        if not indices:
-            rows = [{name: np.zeros_like(value) for name, value in rows[0].items()}]
-        return stack_rows(rows, batch_size=self.share.size)
+        return stack_rows(rows[: len(indices)], batch_size=self.share.size, like=rows[0])
