@@ -3,9 +3,10 @@
 ``python -m benchmarks.features [--checkpoint HF_DIR] [--table SST2_TRAIN.tsv] [--count N]``: mean
 features of sentences, float32, batches of 32, all cores, by turns in one run; ours through
 `FeatureExtractor`, theirs with sentences sorted by length and each batch padded to its longest.
-Both start from text. Without a checkpoint, a random L6 H384 encoder over words of its own vocabulary; without
-a table, sentences of this Python's documentation. With a table, columns `sentence` and `label`, the
-recipe of the well-known tutorial is run once by each from the checkpoint on disk: the last layer's
+Both start from text. Without a checkpoint, a random L6 H384 encoder over words of its own
+vocabulary; without a table, sentences of this Python's documentation. With a table, columns
+`sentence` and `label`, the recipe of the well-known tutorial is run once by each from the
+checkpoint on disk: the last layer's
 [CLS] and scikit-learn's logistic regression over five folds, our time with compiling in it.
 """
 
