@@ -34,7 +34,7 @@ STEP = 7  # under which the run's checkpoint is found
 def tiny_run(
     directory: Path,
     *,
-    heads: HeadsSection = HeadsSection(mlm=False, next_sentence=False),
+    heads: HeadsSection | None = None,
     config: dict[str, Any] | None = None,
     steps: Sequence[int] = (STEP,),
 ) -> Path:
@@ -44,7 +44,7 @@ def tiny_run(
 
     Args:
         directory: gets ``vocab.txt`` and ``run/``.
-        heads: of the model.
+        heads: of the model; None for a pooler alone.
         config: the rest of the run's configuration.
         steps: of its checkpoints, which hold the same parameters.
 
@@ -57,6 +57,7 @@ def tiny_run(
     tokenizer = load_wordpiece(vocabulary, lower_case=True)
     # Larger weights than a fresh model's, as training leaves them: it learns in few steps.
     architecture = small_architecture(vocab_size=tokenizer.vocab_size, initializer_range=0.1)
+    heads = heads or HeadsSection(mlm=False, next_sentence=False)
     root = directory / "run"
     write_run(
         epath.Path(root),
