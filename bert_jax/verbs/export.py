@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import jax
 from etils import epath
@@ -19,8 +19,8 @@ from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tf_bert import write_tf
 from bert_jax.runs.directory import CONFIG, PROVENANCE, TOKENIZER, Run, describe, open_run
+from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.parameters import LoadedParams, load_moments, load_params
-from bert_jax.tasks.training.evaluation import EVALUATION
 
 Format = Literal["hf", "tf", "stablehlo"]
 
@@ -87,6 +87,7 @@ def export(
     with new_directory(target, force=force) as aside:
         loaded = load_params(run, checkpoint=checkpoint, one_device=True)
         usage, heads = _write(to, aside, run, loaded, _Choice(target.name, kind, outputs))
+        evaluation = read_evaluation(run, step=loaded.step)
         card = model_card(
             title=target.name,
             usage=usage,
@@ -95,7 +96,7 @@ def export(
             step=loaded.step,
             config=(run.directory / CONFIG).read_text(),
             provenance=json.loads((run.directory / PROVENANCE).read_text()),
-            evaluation=_evaluation(run),
+            evaluation=None if evaluation is None else evaluation._asdict(),
         )
         write_whole(epath.Path(aside / "README.md"), card.encode())
     if console is not None:
@@ -139,8 +140,3 @@ def _write(
         kind=choice.kind,
     )
     return HF_USAGE.format(kind=written, name=choice.name), f"{describe(run.heads)} ({written})"
-
-
-def _evaluation(run: Run) -> dict[str, Any] | None:
-    path = run.directory / EVALUATION
-    return json.loads(path.read_text()) if path.exists() else None
