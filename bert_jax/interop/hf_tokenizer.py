@@ -28,12 +28,12 @@ FAST: Final = "tokenizer.json"
 
 
 def read_hf_tokenizer(directory: Path) -> Tokenizer:
-    """Opens what a checkpoint brings: vocab.txt and tokenizer_config.json, or tokenizer.json.
+    """Opens a checkpoint's tokenizer: vocab.txt and tokenizer_config.json, or tokenizer.json.
 
-    Where both vocabularies lie there, they must be the same.
+    If both vocabularies exist, they must be the same.
 
     Raises:
-        UserError: neither is there, they disagree, or it is no WordPiece tokenizer of BERT's.
+        UserError: neither exists, they disagree, or it is not BERT's kind of WordPiece tokenizer.
     """
     fast = directory / FAST
     if not fast.exists():
@@ -53,7 +53,7 @@ def read_hf_tokenizer(directory: Path) -> Tokenizer:
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """Returns the files of a checkpoint that its tokenizer is read from."""
+    """Returns a checkpoint's files that its tokenizer is read from."""
     named = (directory / name for name in (VOCAB_FILE, CONFIG_FILE, MODEL_FILE, FAST))
     return [path for path in named if path.exists()]
 
@@ -111,7 +111,10 @@ def _flag(normalizer: Mapping[str, Any], key: str, path: Path) -> bool:
 
 
 def library_pipeline(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
-    """Returns the library's own BERT pipeline over the same vocabulary and settings."""
+    """Returns the tokenizers library's BERT pipeline over the same vocabulary and settings.
+
+    It differs from ours on characters that text rarely has; docs/interop.md lists them.
+    """
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     pipeline = tokenizers.Tokenizer(
         models.WordPiece(
@@ -132,7 +135,7 @@ def library_pipeline(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
 
 
 def _fast(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
-    """Returns the pipeline with the special pieces put around and between texts."""
+    """Returns the pipeline with the special pieces added around and between texts."""
     fast = library_pipeline(tokenizer)
     special = tokenizer.special
     fast.post_processor = processors.TemplateProcessing(

@@ -29,11 +29,11 @@ from bert_jax.train.state import TrainState, abstract_state, define_model
 from tests.interop.hf_checkpoints import (
     Imported,
     bind,
+    google_loss,
     hf_config,
     hf_model,
     import_run,
     mixed_batch,
-    release_loss,
     save,
     torch_inputs,
 )
@@ -132,7 +132,7 @@ def train_hf(
     real = batches[0]["segment_ids"] == 1
     compared, losses = {}, []
     for count, batch in enumerate(batches, start=1):
-        loss = release_loss(model, batch)
+        loss = google_loss(model, batch)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
