@@ -9,7 +9,6 @@ from typing import Any, Final, Literal, NamedTuple
 import jax
 from etils import epath
 
-from bert_jax.errors import UserError
 from bert_jax.files.small import write_whole
 from bert_jax.interop.hf import write_hf
 from bert_jax.interop.model_card import model_card
@@ -43,19 +42,6 @@ class ExportOptions(NamedTuple):
     to: Format = "hf"
     kind: str | None = None  # a class of Hugging Face's; None: the fullest that the heads allow
     outputs: Sequence[str] | None = None  # of a StableHLO program; None: its defaults
-
-    def check(self) -> None:
-        """Refuses an option of another format.
-
-        Raises:
-            UserError: such an option.
-        """
-        for option, value, only in (
-            ("--as", self.kind, "hf"),
-            ("--outputs", self.outputs, "stablehlo"),
-        ):
-            if value is not None and self.to != only:
-                raise UserError(f"{option}: found with --to {self.to}, allowed: with --to {only}")
 
 
 def write_export(

@@ -19,7 +19,7 @@ from bert_jax.interop.mapping import Params, TensorSpec, flatten, unflatten
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
 from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, Execution, HeadsSection
-from bert_jax.train.state import define_model
+from bert_jax.train.state import ModelDefinition, define_model
 
 PROGRAM: Final = "model.stablehlo"
 SIGNATURE: Final = "signature.json"
@@ -85,14 +85,6 @@ OUTPUTS: Final[Mapping[str, _Output]] = {
 }
 
 
-class _Definition(NamedTuple):
-    """The model without its numbers."""
-
-    graphdef: nnx.GraphDef[Bert]
-    params: dict[str, TensorSpec]  # path → shape and type in a checkpoint
-    weights: dict[str, TensorSpec]  # the program's: the same without the vocabulary's padding
-
-
 def available_outputs(heads: HeadsSection) -> list[str]:
     """Returns the names of the outputs that a model with these heads has."""
     return [name for name, output in OUTPUTS.items() if output.exists(heads)]
@@ -144,19 +136,21 @@ def export_stablehlo(
         ValueError: `params` are not those of the model.
     """
     chosen = _choose(outputs, heads)
-    definition = _define(architecture=architecture, execution=execution, heads=heads)
+    portable = execution.model_copy(update={"attention": "xla", "remat": "none"})
+    model = define_model(bert_builder(architecture, portable, heads))
     arrays = flatten(params)
-    found = {path: TensorSpec(tuple(array.shape), array.dtype) for path, array in arrays.items()}
-    if wrong := sorted({path for path, _ in found.items() ^ definition.params.items()}):
+    if wrong := sorted({path for path, _ in _shapes(params) ^ _shapes(model.params)}):
         raise ValueError(f"not the model's parameters: {', '.join(wrong)}")
     longest = architecture.max_position_embeddings
-    program = _lower(definition, chosen, longest=longest)
-    signature = _signature(program, definition, heads, longest=longest)
+    weights = _weights(model, architecture.vocab_size)
+    program = _lower(model, weights, chosen, longest=longest)
+    signature = _signature(program, weights, heads, longest=longest)
     serialized = program.serialize()
     write_safetensors(
         directory / WEIGHTS,
-        definition.weights,
-        ((path, _unpadded(arrays[path], spec)) for path, spec in definition.weights.items()),
+        {path: TensorSpec(tuple(each.shape), each.dtype) for path, each in weights.items()},
+        # Without the padding of the vocabulary.
+        ((path, arrays[path][tuple(map(slice, each.shape))]) for path, each in weights.items()),
     )
     try:
         (directory / PROGRAM).write_bytes(serialized)
@@ -181,26 +175,28 @@ def _choose(outputs: Sequence[str] | None, heads: HeadsSection) -> list[str]:
     return [name for name in allowed if name in outputs]
 
 
-def _define(
-    *, architecture: Architecture, execution: Execution, heads: HeadsSection
-) -> _Definition:
-    portable = execution.model_copy(update={"attention": "xla", "remat": "none"})
-    model = define_model(bert_builder(architecture, portable, heads))
-    axes = flatten(model.axes)
-    params, weights = {}, {}
+def _shapes(params: Params) -> set[tuple[str, tuple[tuple[int, ...], np.dtype]]]:
+    return {(path, (tuple(each.shape), each.dtype)) for path, each in flatten(params).items()}
+
+
+def _weights(model: ModelDefinition, vocab_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns what the program takes: the vocabulary is padded inside bert_jax only."""
+    axes, weights = flatten(model.axes), {}
     # Sorted, as JAX flattens the dict that the program takes.
     for path, param in sorted(flatten(model.params).items()):
-        params[path] = TensorSpec(tuple(param.shape), np.dtype(param.dtype))
-        # The vocabulary is padded inside bert_jax only.
-        shape = tuple(
-            architecture.vocab_size if axis == "vocab" else size
-            for axis, size in zip(axes[path], param.shape, strict=True)
-        )
-        weights[path] = params[path]._replace(shape=shape)
-    return _Definition(model.graphdef, params, weights)
+        sizes = zip(axes[path], param.shape, strict=True)
+        shape = [vocab_size if axis == "vocab" else size for axis, size in sizes]
+        weights[path] = jax.ShapeDtypeStruct(shape, param.dtype)
+    return weights
 
 
-def _lower(definition: _Definition, outputs: Sequence[str], *, longest: int) -> export.Exported:
+def _lower(
+    definition: ModelDefinition,
+    weights: Mapping[str, jax.ShapeDtypeStruct],
+    outputs: Sequence[str],
+    *,
+    longest: int,
+) -> export.Exported:
     def run(
         weights: dict[str, jax.Array],
         input_ids: jax.Array,
@@ -216,25 +212,20 @@ def _lower(definition: _Definition, outputs: Sequence[str], *, longest: int) -> 
         hidden = model.hidden(batch, dropout_key=None)
         return {name: OUTPUTS[name].compute(model, hidden).astype(jnp.float32) for name in outputs}
 
-    weights = {
-        path: jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-        for path, spec in definition.weights.items()
-    }
     size = export.symbolic_shape("b, l", constraints=[f"l <= {longest}"])
     ids = jax.ShapeDtypeStruct(size, jnp.int32)
-    return export.export(jax.jit(run), platforms=PLATFORMS)(weights, *(ids for _ in INPUTS))
-
-
-def _unpadded(array: Any, spec: TensorSpec) -> np.ndarray:
-    whole = np.asarray(array)
-    return whole[tuple(slice(size) for size in spec.shape)]
+    return export.export(jax.jit(run), platforms=PLATFORMS)(dict(weights), *(ids for _ in INPUTS))
 
 
 def _signature(
-    program: export.Exported, definition: _Definition, heads: HeadsSection, *, longest: int
+    program: export.Exported,
+    weights: Mapping[str, jax.ShapeDtypeStruct],
+    heads: HeadsSection,
+    *,
+    longest: int,
 ) -> dict[str, Any]:
     """Returns what the program's types do not say: names, order, meaning."""
-    ids = program.in_avals[len(definition.weights) :]
+    ids = program.in_avals[len(weights) :]
     names = sorted(jax.tree.unflatten(program.out_tree, program.out_avals))
     return {
         "program": PROGRAM,
@@ -250,7 +241,7 @@ def _signature(
         ],
         "weights": [
             {"name": path, "dtype": str(spec.dtype), "shape": list(spec.shape)}
-            for path, spec in definition.weights.items()
+            for path, spec in weights.items()
         ],
         "task": None
         if heads.task is None

@@ -53,7 +53,7 @@ def find_prefix(path: epath.PathLike) -> epath.Path:
         UserError: none there, or several.
     """
     given = epath.Path(path)
-    if _with_suffix(given, INDEX).exists():
+    if epath.Path(f"{given}{INDEX}").exists():
         return given
     if not given.is_dir():
         if not given.parent.is_dir():
@@ -71,13 +71,6 @@ def find_prefix(path: epath.PathLike) -> epath.Path:
     return given / found[0]
 
 
-def data_files(prefix: epath.PathLike) -> list[Path]:
-    """Returns the files of one checkpoint; others may lie beside it."""
-    at = epath.Path(prefix)
-    found = [*at.parent.glob(f"{at.name}.data-*"), _with_suffix(at, INDEX)]
-    return sorted(Path(file) for file in found)
-
-
 class TfBundle:
     """A TensorFlow checkpoint; satisfies `mapping.TensorSource`."""
 
@@ -91,8 +84,10 @@ class TfBundle:
             UserError: TensorFlow is not installed, there is no checkpoint, or its index is damaged.
         """
         tf = tensorflow()
-        self.path = str(find_prefix(path))
-        self.files = data_files(self.path)
+        prefix = find_prefix(path)
+        self.path = str(prefix)
+        self.files = [Path(file) for file in sorted(prefix.parent.glob(f"{prefix.name}.data-*"))]
+        self.files.append(Path(f"{self.path}{INDEX}"))
         self._damage = _damage(tf)
         try:
             self._reader = tf.train.load_checkpoint(self.path)
@@ -162,10 +157,6 @@ def _as_tensor(tf: Any, array: np.ndarray) -> Any:
 def _damage(tf: Any) -> tuple[type[Exception], ...]:
     """TensorFlow's C++ errors come as its own class or, by their code, as one of Python's."""
     return (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError)
-
-
-def _with_suffix(prefix: epath.Path, suffix: str) -> epath.Path:
-    return prefix.parent / (prefix.name + suffix)
 
 
 def _prefixes(directory: epath.Path) -> list[str]:

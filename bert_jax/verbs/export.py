@@ -43,8 +43,9 @@ def export(
     Raises:
         UserError: no such run or checkpoint, a head that it lacks, or `output` exists.
     """
-    options = ExportOptions(to, kind, outputs)
-    options.check()
+    for option, value, only in (("--as", kind, "hf"), ("--outputs", outputs, "stablehlo")):
+        if value is not None and to != only:
+            raise UserError(f"{option}: found with --to {to}, allowed: with --to {only}")
     if "://" in output:
         raise UserError(f"export: found {output}, allowed: a local path")
     run, target = open_run(run_dir), Path(output)
@@ -53,7 +54,7 @@ def export(
         written = write_export(
             aside,
             run,
-            options,
+            ExportOptions(to, kind, outputs),
             title=target.name,
             checkpoint=checkpoint,
             evaluation=read_json_object(evaluation) if evaluation.exists() else None,

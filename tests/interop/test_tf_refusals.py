@@ -36,7 +36,7 @@ def refused(path: Path, *, vocab_size: int = SMALL.vocab_size) -> str:
     return line
 
 
-def test_a_directory_stands_for_its_one_checkpoint(tmp_path: Path) -> None:
+def test_a_directory_means_its_one_checkpoint(tmp_path: Path) -> None:
     variables = draw(encoder_shapes(SMALL), seed=10)
     prefix = saved(tmp_path, variables)
     assert read_tf(tmp_path, tokenizer=wordpiece()).heads.mlm is False
@@ -139,8 +139,8 @@ def test_a_configuration_that_contradicts_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "heads", "tokenizer", "said"),
     [
-        ({"hidden_act": "gelu_erf"}, {}, {}, "model.hidden_act: found gelu_erf"),
-        ({"layer_norm_eps": 1e-5}, {}, {}, "model.layer_norm_eps: found 1e-05"),
+        ({"hidden_act": "gelu_erf"}, {}, {}, "model.architecture.hidden_act: found gelu_erf"),
+        ({"layer_norm_eps": 1e-5}, {}, {}, "model.architecture.layer_norm_eps: found 1e-05"),
         ({}, {"task": "token_classification", "labels": ("a",)}, {}, "found token_classification"),
         (
             {},

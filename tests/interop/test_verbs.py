@@ -58,7 +58,7 @@ def everything(directory: Path) -> list[Any]:
     return jax.tree.leaves(jax.device_get((loaded.params, load_moments(opened, loaded))))
 
 
-def test_a_run_survives_the_2018_format_with_moments_and_step(
+def test_a_run_survives_google_researchs_format_with_moments_and_step(
     trained: Path, tmp_path: Path
 ) -> None:
     run("export", trained, tmp_path / "tf", "--to", "tf")
