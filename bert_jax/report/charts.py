@@ -8,6 +8,7 @@ here because that package weighs 86 MB and takes four seconds to bundle.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -250,6 +251,12 @@ def _line_layers(lines: Sequence[Series], *, x_label: str) -> Spec:
         {"param": "hover", "empty": False, "value": 1},
         {"test": {"field": "line", "oneOf": few}, "value": 1},
     ]
+    # Of a point, or of the Voronoi cell around it; for a cell a plain field of text is undefined.
+    point = "(datum.datum || datum)"
+    tooltip = (
+        f"{{line: {point}.line, {json.dumps(x_label)}: format({point}.x, ',~g'), "
+        f"value: format({point}.y, '.4~g')}}"
+    )
     return {
         "encoding": {"color": by_line(_COLOURS)},
         "layer": [
@@ -263,11 +270,7 @@ def _line_layers(lines: Sequence[Series], *, x_label: str) -> Spec:
                 "params": [{"name": "hover", "select": hover}],
                 "encoding": {
                     "opacity": {"condition": visible, "value": 0},
-                    "tooltip": [
-                        {"field": "line", "title": " "},
-                        {"field": "x", "title": x_label, "format": ",~g"},
-                        {"field": "y", "title": "value", "format": ".4~g"},
-                    ],
+                    "tooltip": {"value": {"expr": tooltip}},
                 },
             },
         ],

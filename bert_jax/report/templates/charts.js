@@ -1,6 +1,5 @@
 "use strict";
 const CONFIG = {
-  aria: false, // the figure around it has a text alternative
   background: null,
   font: "system-ui, sans-serif",
   view: {stroke: null},
@@ -21,8 +20,12 @@ async function inflate(element) {
 }
 
 // `ast` interprets Vega's expressions: the content security policy forbids eval.
-const embed = (place, spec) => vegaEmbed(
-  place, spec, {mode: "vega-lite", renderer: "svg", actions: false, ast: true, config: CONFIG});
+async function embed(place, spec) {
+  const options = {mode: "vega-lite", renderer: "svg", actions: false, ast: true, config: CONFIG};
+  const {view} = await vegaEmbed(place, spec, options);
+  place.querySelector("svg").setAttribute("aria-hidden", "true"); // `place` has a description
+  return view;
+}
 
 async function attention(box) {
   const {tokens, spec} = JSON.parse(box.querySelector(".spec").textContent);
@@ -37,7 +40,7 @@ async function attention(box) {
     head(at).forEach((level, cell) => picture.data.set([42, 120, 200, level], 4 * cell));
     canvas.getContext("2d").putImageData(picture, 0, 0);
   });
-  const {view} = await embed(box.querySelector(".large"), spec);
+  const view = await embed(box.querySelector(".large"), spec);
   const show = async () => {
     const at = inputs.findIndex(input => input.checked);
     const rows = Array.from(head(at), (level, cell) => {
