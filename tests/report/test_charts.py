@@ -5,15 +5,15 @@ import pytest
 
 from bert_jax.report.charts import (
     CLOUD,
-    MARKED,
+    DOTTED,
     POINTS,
     Chart,
     Series,
     Spec,
+    chart_spec,
     histogram,
     line_chart,
     scatter,
-    weight_map,
 )
 from bert_jax.report.finetuning.choices import Choices
 from bert_jax.report.finetuning.classification import Matrix
@@ -61,7 +61,7 @@ def test_a_long_line_is_averaged_and_keeps_its_mean() -> None:
 
 def test_only_short_lines_have_dots() -> None:
     series = [
-        Series(name, [(at, 0.5) for at in range(MARKED + more)])
+        Series(name, [(at, 0.5) for at in range(DOTTED + more)])
         for name, more in (("a", 0), ("b", 1))
     ]
     (hovered, short) = lines(line_chart("t", series))["layer"][1]["encoding"]["opacity"][
@@ -109,7 +109,7 @@ def test_a_histogram_has_every_count_between_its_edges() -> None:
 
 
 def test_a_weight_map_labels_equal_tokens_apart() -> None:
-    made = weight_map(["[CLS]", "a", "a"], cell=17)
+    made = chart_spec("weights", tokens=["[CLS]", "a", "a"])
     assert made["params"] == [{"name": "tokens", "value": ["[CLS]", "a", "a"]}]
     assert made["width"] == made["height"] == 51
 

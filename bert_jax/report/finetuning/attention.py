@@ -9,11 +9,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from bert_jax.report.charts import Spec, weight_map
+from bert_jax.report.charts import Spec, chart_spec
 from bert_jax.report.rendering import clip
 
 TOKENS: Final = 96  # shown of one example
-CELL: Final = 17  # pixels of one weight in the enlarged map
 NAME: Final = 14  # letters of a token beside the map
 SCALE: Final = (0, 0.01, 0.1, 0.3, 1)  # weights in the legend
 
@@ -81,7 +80,7 @@ def attention_view(example: AttentionExample) -> AttentionMaps:
             for at, own in enumerate(weights)
         ],
         levels=base64.b64encode(gzip.compress(levels.tobytes(), 9, mtime=0)).decode(),
-        spec=weight_map([clip(token, NAME) for token in tokens], cell=CELL),
+        spec=chart_spec("weights", tokens=[clip(token, NAME) for token in tokens]),
     )
 
 
