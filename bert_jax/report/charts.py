@@ -3,7 +3,7 @@
 The specifications are `templates/charts/*.json`. `templates/charts.js` renders them in the browser
 with `templates/vega.js.gz`: Vega 6, Vega-Lite 6 and Vega-Embed 7 (BSD-3-Clause) in one file, from
 ``vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")`` of vl-convert-python 1.9.0, packed
-with ``gzip.compress(…, 9, mtime=0)``. It is vendored because that package weighs 86 MB and takes
+with ``gzip.compress(…, 9, mtime=0)``. It is vendored because that package weighs 84 MB and takes
 four seconds to bundle.
 """
 
