@@ -1,4 +1,4 @@
-"""Draws a run's loss curve: ``python docs/plot_run.py runs/demo docs/demo-loss.svg``.
+"""Plots a run's loss curve: ``python docs/plot_run.py runs/demo docs/demo-loss.svg``.
 
 Needs matplotlib, which nothing else here does: ``pip install matplotlib``.
 """
@@ -15,7 +15,7 @@ from bert_jax.train.writer import read_metrics
 
 
 def main(demo_dir: str, output: str) -> None:
-    """Draws MLM loss and NSP accuracy of the demo below `demo_dir`."""
+    """Plots MLM loss and NSP accuracy of the demo below `demo_dir`."""
     run = Path(demo_dir) / "run"
     entropy = read_provenance(Path(demo_dir) / "dataset").corpus.unigram_entropy
     train, held_out = read_metrics(run, kind="train"), read_metrics(run, kind="validation")

@@ -58,7 +58,7 @@ def numbers(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
     ]
 
 
-def words(count: int) -> list[dict[str, Any]]:
+def tagged(count: int) -> list[dict[str, Any]]:
     return [
         {
             "id": f"s{at}",

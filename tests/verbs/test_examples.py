@@ -69,7 +69,7 @@ def test_the_report_of_a_finished_dataset_needs_no_text_and_changes_no_file(made
     assert f"train 0 {random}" in text  # purity
     assert len([tag for tag in document.named("li") if tag.parents[-1] == "ol"]) == 20
     tokens = int(train.lengths.sum())
-    assert f"an example in a row {1 - tokens / (48 * len(train)):.2%}" in text
+    assert f"one example per row {1 - tokens / (48 * len(train)):.2%}" in text
     counts = Counter(t for e in train.__getitems__(range(len(train))) for t in e.input_ids.tolist())
     tokenizer = load_tokenizer(made / "tokenizer")
     del counts[tokenizer.special.cls], counts[tokenizer.special.sep]
@@ -83,7 +83,7 @@ def test_the_sample_is_spread_over_the_split(made: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(examples_report, "_LENGTHS", 11)
     look(made, report=True)
     text = read((made / "dataset.report.html").read_text()).text
-    assert "of a sample of 50 examples" in text
+    assert "in a sample of 50 examples" in text
     train = open_dataset(made / "dataset", "train")
     assert f"{len(train):,} {int(train.lengths.sum()):,}" in text  # lengths are read in full
 

@@ -1,4 +1,4 @@
-"""What is in a dataset: a page beside it, and examples in the terminal."""
+"""Statistics of a dataset for its report page, and examples for the terminal."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from bert_jax.report.dataset.page import (
     render,
 )
 from bert_jax.report.dataset.sample import (
-    DrawnExample,
     Piece,
+    SampleExample,
     count_changes,
-    draw_example,
     label_name,
+    sample_example,
 )
 from bert_jax.text import Tokenizer
 from bert_jax.version import __version__
 
-SAMPLE: Final = 20_000  # examples that masks, labels and pieces are counted in
-DRAWN: Final = 20  # examples on the page
-PIECES: Final = 30  # most frequent ones on the page
+SAMPLE: Final = 20_000  # examples in which masks, labels and pieces are counted
+SHOWN: Final = 20  # examples on the page
+PIECES: Final = 30  # the most frequent ones on the page
 
 _CHUNK: Final = 1024  # examples in memory at once
 _LENGTHS: Final = 1 << 20  # lengths in memory at once
@@ -53,9 +53,9 @@ _CHANGED: Final = {
 
 
 def report_path(dataset: Path) -> Path:
-    """Returns where a dataset's report lies: ``data/wiki`` → ``data/wiki.report.html``.
+    """Returns the path of a dataset's report: ``data/wiki`` → ``data/wiki.report.html``.
 
-    Beside it, so that looking at a dataset does not change it.
+    It is beside the dataset so that inspecting a dataset does not change it.
     """
     return dataset.with_name(f"{dataset.name}.report.html")
 
@@ -65,14 +65,14 @@ def write_examples_report(
 ) -> Path:
     """Writes a dataset's report beside it.
 
-    Lengths are read in full, examples by a sample spread evenly over the first split; what is in
-    memory does not grow with the dataset.
+    Lengths are read in full, examples by a sample spread evenly over the first split; memory use
+    does not grow with the dataset.
 
     Args:
         splits: of one dataset, the training split first.
         tokenizer: that the dataset was made with.
         masking: of training rows.
-        seed: of the masks that are shown.
+        seed: of the masks.
 
     Returns:
         The page's path.
@@ -88,7 +88,7 @@ def write_examples_report(
         masking=masking,
         max_predictions=masking.predictions(pairing.max_seq_length),
     )
-    sample = _count(train, rows, seed=seed, drawn=DRAWN, tokenizer=tokenizer)
+    sample = _count(train, rows, seed=seed, tokenizer=tokenizer)
     figures = [_split_figures(split) for split in splits]
     preparation = read_preparation(directory)
     page = render(
@@ -97,15 +97,15 @@ def write_examples_report(
             made=_made(provenance, directory),
             splits=figures,
             padding=_padding(figures[0].length_counts, capacity=pairing.max_seq_length),
-            sample=sample.examples,
-            masking=_in_words(masking),
+            sample_size=sample.size,
+            masking=_describe(masking),
             masks=sample.masks,
             labels=dict(sample.labels),
             corpus=provenance.corpus.model_dump(),
             pieces=_most_frequent(sample.pieces, tokenizer),
             dropped=_dropped(preparation),
             overlaps=_overlaps(preparation),
-            drawn=sample.drawn,
+            sample=sample.shown,
             languages={
                 name: split.languages
                 for name, split in provenance.splits.items()
@@ -128,7 +128,7 @@ def print_examples(
     seed: int,
     console: Console,
 ) -> None:
-    """Prints examples, spread evenly over a split, spans and masks coloured.
+    """Prints examples spread evenly over a split, with spans and masks in colour.
 
     Args:
         train: the split.
@@ -136,7 +136,7 @@ def print_examples(
         tokenizer: that the dataset was made with.
         masking: of training rows.
         seed: of the masks.
-        console: where to.
+        console: the output.
     """
     length = train.provenance.pairing.max_seq_length
     rows = TokenMasker.from_tokenizer(
@@ -145,25 +145,24 @@ def print_examples(
     kind = train.provenance.pairing.kind
     for index in _spread(len(train), count):
         example = train[index]
-        drawn = draw_example(
-            example, _mask(rows, example, index, seed), number=index, kind=kind, tokenizer=tokenizer
-        )
-        console.print(example_text(drawn), soft_wrap=True)
+        masked = _mask(rows, example, index, seed)
+        shown = sample_example(example, masked, number=index, kind=kind, tokenizer=tokenizer)
+        console.print(example_text(shown), soft_wrap=True)
 
 
-def example_text(drawn: DrawnExample) -> Text:
-    """Returns an example for the terminal: what the model sees, what stood there in brackets.
+def example_text(example: SampleExample) -> Text:
+    """Returns an example for the terminal: model input, with the original tokens in brackets.
 
-    Without colours too it says everything: ``the [MASK]⟨dog⟩ barked`` was "the dog barked", and
-    ``⟨=⟩`` stands behind a token that is to be predicted and was left as it is.
+    It is readable without colours: ``the [MASK]⟨dog⟩ barked`` was "the dog barked", and ``⟨=⟩``
+    follows a token to predict that was left unchanged.
     """
     text = Text()
     text.append(
-        f"example {drawn.number:,}: {drawn.label}, {drawn.tokens:,} tokens, "
-        f"{drawn.predictions:,} to predict\n",
+        f"example {example.number:,}: {example.label}, {example.tokens:,} tokens, "
+        f"{example.predictions:,} to predict\n",
         style="bold",
     )
-    for name, span, style in zip("AB", drawn.spans, _STYLES, strict=False):
+    for name, span, style in zip("AB", example.spans, _STYLES, strict=False):
         text.append(f"{name}  ", style="dim")
         for piece in span:
             if piece.spaced:
@@ -182,21 +181,19 @@ def _append(text: Text, piece: Piece, *, style: str) -> None:
 
 
 class _Sample(NamedTuple):
-    examples: int
+    size: int
     masks: MaskCounts
     labels: Counter[str]
     pieces: np.ndarray
     """int64 [vocab_size], special tokens left out."""
-    drawn: list[DrawnExample]
+    shown: list[SampleExample]
 
 
-def _count(
-    train: Dataset, rows: TokenMasker, *, seed: int, drawn: int, tokenizer: Tokenizer
-) -> _Sample:
+def _count(train: Dataset, rows: TokenMasker, *, seed: int, tokenizer: Tokenizer) -> _Sample:
     kind = train.provenance.pairing.kind
     special = rows.special
     indices = _spread(len(train), SAMPLE)
-    shown = {indices[at] for at in _spread(len(indices), drawn)}
+    shown = {indices[at] for at in _spread(len(indices), SHOWN)}
     pieces = np.zeros(rows.vocab_size, np.int64)
     labels: Counter[str] = Counter()
     changes = np.zeros(3, np.int64)
@@ -212,7 +209,7 @@ def _count(
             labels[label_name(kind, example.next_sentence_label)] += 1
             if index in shown:
                 found.append(
-                    draw_example(example, masked, number=index, kind=kind, tokenizer=tokenizer)
+                    sample_example(example, masked, number=index, kind=kind, tokenizer=tokenizer)
                 )
     pieces[[special.cls, special.sep]] = 0
     masked, random, kept = changes.tolist()
@@ -225,7 +222,7 @@ def _mask(rows: TokenMasker, example: Example, index: int, seed: int) -> MaskedE
 
 
 def _spread(total: int, most: int) -> list[int]:
-    """Returns at most so many numbers spread evenly over ``range(total)``."""
+    """Returns at most `most` indices spread evenly over ``range(total)``."""
     count = min(total, most)
     return [at * total // count for at in range(count)]
 
@@ -292,8 +289,8 @@ def _overlaps(preparation: Preparation | None) -> list[Overlap] | None:
     ]
 
 
-def _in_words(masking: MaskingSection) -> str:
-    """Returns the settings that differ from nothing at all: ``rate 0.15, unit token, …``."""
+def _describe(masking: MaskingSection) -> str:
+    """Returns the settings that are set: ``rate 0.15, unit token, …``."""
     settings = masking.model_dump(exclude_none=True)
     if masking.unit != "span":
         settings.pop("span_stop")

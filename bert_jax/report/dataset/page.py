@@ -1,4 +1,4 @@
-"""The report of a dataset: what its examples look like, and what is in them."""
+"""The report of a dataset: what its examples look like, and its statistics."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from bert_jax.data.dataset.provenance import LanguageRecord
-from bert_jax.report.charts import bar, histogram
-from bert_jax.report.dataset.languages import language_table
-from bert_jax.report.dataset.sample import DrawnExample, Piece
-from bert_jax.report.dataset.sample_html import example_item, mark
-from bert_jax.report.html import Element, Node, count, element, number, percent
-from bert_jax.report.page import examples, facts, page, quiet, section, table
+from bert_jax.report.charts import Chart, histogram
+from bert_jax.report.dataset.sample import SampleExample
+from bert_jax.report.rendering import Cell, Share, render_page
 
 BINS: Final = 64  # bars of the histogram, at most
 
@@ -37,7 +34,7 @@ class SplitFigures(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """How much of a row's positions hold no token."""
+    """Shares of positions that are padding."""
 
     seq_length: int
     single: float
@@ -56,12 +53,12 @@ class MaskCounts(NamedTuple):
 
     @property
     def predictions(self) -> int:
-        """All that are to be predicted."""
+        """Tokens to predict."""
         return self.masked + self.random + self.kept
 
 
 class Overlap(NamedTuple):
-    """What of an evaluation file stands in the corpus."""
+    """How much of an evaluation file was found in the corpus."""
 
     name: str
     examples: int
@@ -70,15 +67,15 @@ class Overlap(NamedTuple):
 
 
 class ExamplesInputs(NamedTuple):
-    """All that the page shows."""
+    """Contents of the page."""
 
     title: str
     made: Mapping[str, str]
     """Settings and origins, by name."""
     splits: Sequence[SplitFigures]
     padding: Padding
-    sample: int
-    """Examples of the first split that masks, labels and pieces were counted in."""
+    sample_size: int
+    """Examples of the first split in which masks, labels and pieces were counted."""
     masking: str
     masks: MaskCounts
     labels: Mapping[str, int]
@@ -90,29 +87,21 @@ class ExamplesInputs(NamedTuple):
     """Rules with the documents and the lines they dropped; None: nothing was cleaned."""
     overlaps: Sequence[Overlap] | None
     """None: not looked for."""
-    drawn: Sequence[DrawnExample]
+    sample: Sequence[SampleExample]
+    """The examples to show."""
     footer: str
     languages: Mapping[str, Mapping[str, LanguageRecord]]
-    """By split and code; none, where the settings tell no languages apart."""
+    """By split and code; empty if the settings name no languages."""
 
 
 def render(inputs: ExamplesInputs) -> str:
-    """Returns the report as a whole HTML page that loads nothing.
+    """Returns the report as one HTML document that loads nothing.
 
     Args:
         inputs: what to show; at least one split with at least one example.
     """
-    sections = [
-        section("Lengths", *_lengths(inputs)),
-        section("Pairs", *_pairs(inputs)),
-        section("Masks", *_masks(inputs)),
-        section("Text", *_text(inputs)),
-        section("Left out and found again", *_cleaning(inputs)),
-        section("Examples", *_drawn(inputs)),
-        section("How it was made", facts((name, text) for name, text in inputs.made.items())),
-    ]
     first = inputs.splits[0]
-    figures: list[tuple[str, Node]] = [
+    figures = [
         ("examples", f"{first.examples:,}"),
         ("tokens", f"{first.tokens:,}"),
         ("padding", f"{inputs.padding.single:.1%}"),
@@ -121,57 +110,55 @@ def render(inputs: ExamplesInputs) -> str:
     ]
     if first.impure is not None:
         figures.append(("impure random pairs", f"{first.impure[0]:,}"))
-    return page(
+    masks = inputs.masks
+    mask_counts = {
+        "replaced by [MASK]": masks.masked,
+        "replaced by a random piece": masks.random,
+        "left unchanged": masks.kept,
+    }
+    return render_page(
+        "dataset.html",
         title=inputs.title,
-        header=[
-            element("p", f"The dataset's split {first.name}, in short:", class_="quiet"),
-            facts(figures, class_="figures"),
-        ],
-        sections=sections,
+        about=f"Training split: {first.name}",
+        figures=figures,
         footer=inputs.footer,
-        script="",
+        inputs=inputs,
+        lengths=[_length_row(split) for split in inputs.splits],
+        histograms=[_histogram(split) for split in inputs.splits],
+        padding=_padding_rows(inputs.padding),
+        labels=_share_rows(inputs.labels),
+        purity=[(split.name, *split.impure) for split in inputs.splits if split.impure is not None],
+        mask_share=f"{masks.predictions / masks.tokens:.2%}",
+        masks=_share_rows(mask_counts),
+        languages={name: _language_rows(found) for name, found in inputs.languages.items()},
+        pieces=_piece_rows(inputs.pieces, tokens=masks.tokens),
+        repeated=[
+            (split.name, split.sentences, Share(split.repeated_sentences))
+            for split in inputs.splits
+            if split.sentences is not None and split.repeated_sentences is not None
+        ],
+        overlaps=[
+            (each.name, each.examples, each.found, Share(each.found / max(each.examples, 1)),
+             each.documents)
+            for each in inputs.overlaps or ()
+        ],
+    )  # fmt: skip
+
+
+def _length_row(split: SplitFigures) -> tuple[Cell, ...]:
+    counts = split.length_counts
+    return (
+        split.name,
+        split.documents,
+        split.examples,
+        split.tokens,
+        split.tokens / split.examples,
+        int(np.searchsorted(np.cumsum(counts), 0.5 * counts.sum())),
+        int(np.flatnonzero(counts)[-1]),
     )
 
 
-def _lengths(inputs: ExamplesInputs) -> list[Node]:
-    rows = [
-        (
-            split.name,
-            split.documents,
-            split.examples,
-            split.tokens,
-            split.tokens / split.examples,
-            _quantile(split.length_counts, 0.5),
-            int(np.flatnonzero(split.length_counts)[-1]),
-        )
-        for split in inputs.splits
-    ]
-    columns = ("split", "documents", "examples", "tokens", "mean length", "median", "longest")
-    padding = inputs.padding
-    shares = [
-        ("an example in a row", padding.single, 1.0),
-        ("packed", padding.packed, padding.examples_per_row),
-    ]
-    return [
-        table(columns, rows, caption="Tokens of an example count [CLS] and [SEP]"),
-        element(
-            "div",
-            *(_histogram(split) for split in inputs.splits),
-            class_="charts",
-        ),
-        table(
-            ("rows", "padding", "examples per row"),
-            [
-                (name, element("span", bar(share), f"{share:.2%}"), per_row)
-                for name, share, per_row in shares
-            ],
-            caption=f"Share of the positions that hold no token, in rows of {padding.seq_length}; "
-            f"packed: as planned, with at most {padding.max_examples} examples in a row",
-        ),
-    ]
-
-
-def _histogram(split: SplitFigures) -> Element:
+def _histogram(split: SplitFigures) -> Chart:
     used = np.flatnonzero(split.length_counts)
     first, last = int(used[0]), int(used[-1])
     width = -(-(last + 1 - first) // BINS)
@@ -180,167 +167,35 @@ def _histogram(split: SplitFigures) -> Element:
     return histogram(f"Examples by length: {split.name}", counts, edges=edges, x_label="tokens")
 
 
-def _quantile(counts: np.ndarray, share: float) -> int:
-    return int(np.searchsorted(np.cumsum(counts), share * counts.sum()))
-
-
-def _pairs(inputs: ExamplesInputs) -> list[Node]:
-    made: list[Node] = [
-        _shares(inputs.labels, heading="label", noun="example", sample=inputs.sample)
-    ]
-    counted = [split for split in inputs.splits if split.impure is not None]
-    if counted:
-        rows = [(split.name, *(split.impure or ())) for split in counted]
-        made.append(
-            table(
-                ("split", "of one document", "random pairs"),
-                rows,
-                caption="Purity of random next: pairs labelled random whose spans are of one "
-                "document, which must be 0; counted over all pairs as they were made",
-            )
-        )
-        if any(row[1] for row in rows):
-            made.append(element("p", element("strong", "Some random pairs are of one document.")))
-    elif "B is random" in inputs.labels:
-        made.append(
-            quiet("The release that made this dataset did not count how pure its pairs are.")
-        )
-    return made
-
-
-def _masks(inputs: ExamplesInputs) -> list[Node]:
-    masks = inputs.masks
-    share = masks.predictions / masks.tokens
-    counts = {
-        "replaced by [MASK]": masks.masked,
-        "replaced by a random piece": masks.random,
-        "left as they are": masks.kept,
-    }
+def _padding_rows(padding: Padding) -> list[tuple[str, Share, float]]:
     return [
-        element(
-            "p",
-            f"Masks are drawn while training; these were drawn for the report: {inputs.masking}.",
-        ),
-        facts(
-            [
-                ("tokens to predict", f"{share:.2%}"),
-                ("per example", number(masks.predictions / inputs.sample)),
-            ]
-        ),
-        _shares(counts, heading="tokens to predict", noun="token", sample=inputs.sample),
+        ("one example per row", Share(padding.single, padding.single), 1.0),
+        ("packed", Share(padding.packed, padding.packed), padding.examples_per_row),
     ]
 
 
-def _shares(counts: Mapping[str, int], *, heading: str, noun: str, sample: int) -> Element:
+def _share_rows(counts: Mapping[str, int]) -> list[tuple[str, Share, int]]:
     total = max(sum(counts.values()), 1)
-    rows = [
-        (name, element("span", bar(value / total), f"{value / total:.2%}"), value)
-        for name, value in counts.items()
-    ]
-    return table(
-        (heading, "share", "count"),
-        rows,
-        caption=f"{count(total, noun).capitalize()} of a sample of {count(sample, 'example')}",
-    )
+    return [(name, Share(value / total, value / total), value) for name, value in counts.items()]
 
 
-def _text(inputs: ExamplesInputs) -> list[Node]:
-    corpus = inputs.corpus
-    most = inputs.pieces[0][1] if inputs.pieces else 1
-    made: list[Node] = [
-        facts(
-            [
-                ("documents", f"{int(corpus['documents']):,}"),
-                ("sentences", f"{int(corpus['sentences']):,}"),
-                ("tokens", f"{int(corpus['tokens']):,}"),
-                ("unknown pieces", f"{corpus['unknown_rate']:.3%}"),
-                ("unigram entropy", f"{corpus['unigram_entropy']:.3f} nats per token"),
-            ]
-        ),
-        quiet(
-            "Of the text before pairing, each document once. The entropy is the masked-token loss "
-            "of a model that knows how frequent each piece is, and nothing else."
-        ),
-    ]
-    made += [language_table(split, figures) for split, figures in inputs.languages.items()]
-    tokens = inputs.masks.tokens
-    made.append(
-        table(
-            ("piece", "share of tokens", "count"),
-            [
-                (
-                    element("span", piece),
-                    element("span", bar(found / most), f"{found / tokens:.2%}"),
-                    found,
-                )
-                for piece, found in inputs.pieces
-            ],
-            caption=f"The {len(inputs.pieces)} most frequent pieces of the sample",
-        )
-    )
-    return made
+def _piece_rows(pieces: Sequence[tuple[str, int]], *, tokens: int) -> list[tuple[str, Share, int]]:
+    most = pieces[0][1] if pieces else 1
+    return [(piece, Share(found / tokens, found / most), found) for piece, found in pieces]
 
 
-def _cleaning(inputs: ExamplesInputs) -> list[Node]:
-    rows = [
-        (split.name, split.sentences, percent(split.repeated_sentences))
-        for split in inputs.splits
-        if split.sentences is not None and split.repeated_sentences is not None
-    ]
-    made: list[Node] = []
-    if rows:
-        made.append(
-            table(
-                ("split", "sentences", "repeated"),
-                rows,
-                caption="Duplicate lines: sentences that stand elsewhere in the split, token for "
-                "token; beyond 16,384 different ones an estimate, good to about 1%",
-            )
-        )
-    else:
-        made.append(quiet("The release that made this dataset did not count duplicate lines."))
-    if inputs.dropped is None:
-        made.append(quiet("Nothing was left out of the text: no cleaning was asked for."))
-    else:
-        made.append(
-            table(
-                ("rule", "documents", "lines"),
-                inputs.dropped,
-                caption="What cleaning read, kept and left out, by rule",
-            )
-        )
-    if inputs.overlaps is None:
-        made.append(quiet("Contamination: not looked for (cleaning.contamination is not set)."))
-        return made
-    made.append(
-        table(
-            ("evaluation file", "examples", "found", "share", "in documents"),
-            [
-                (
-                    each.name,
-                    each.examples,
-                    each.found,
-                    percent(each.found / max(each.examples, 1)),
-                    each.documents,
-                )
-                for each in inputs.overlaps
-            ],
-            caption="Contamination: evaluation examples that share a run of words with the corpus",
-        )
-    )
-    return made
-
-
-def _drawn(inputs: ExamplesInputs) -> list[Node]:
-    legend = (
-        mark(Piece("[MASK]", False, "masked", "original")),
-        " is hidden, ",
-        mark(Piece("seen", False, "random", "original")),
-        " is replaced by a random piece, ",
-        mark(Piece("seen", False, "kept", "seen")),
-        " is left as it is; all of them are to be predicted.",
-    )
+def _language_rows(languages: Mapping[str, LanguageRecord]) -> list[tuple[Cell, ...]]:
+    total = sum(each.example_tokens for each in languages.values())
     return [
-        element("p", *legend),
-        examples(example_item(each) for each in inputs.drawn),
+        (
+            code,
+            each.documents,
+            each.tokens,
+            Share(each.share),
+            Share(each.mixture_share),
+            each.passes,
+            each.examples,
+            Share(each.example_tokens / total),
+        )
+        for code, each in languages.items()
     ]

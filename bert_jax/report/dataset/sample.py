@@ -1,4 +1,4 @@
-"""An example with its masks, for a person to read: on a page or in a terminal."""
+"""An example with its masks, spelled out for the report page and the terminal."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Piece(NamedTuple):
 
     text: str
     spaced: bool
-    """Whether a space stands before it."""
+    """Whether a space precedes it."""
     change: Change
-    """What masking has done to it; "": it is not to be predicted."""
+    """What masking did to it; "": not to be predicted."""
     original: str
-    """What stood there, spelled as the vocabulary has it."""
+    """The token before masking, as the vocabulary spells it."""
 
 
-class DrawnExample(NamedTuple):
+class SampleExample(NamedTuple):
     """An example in the order of its spans, without [CLS] and the [SEP] that end them."""
 
     number: int
-    """Of the example in its dataset, from 0."""
+    """Index of the example in its split."""
     label: str
     spans: tuple[tuple[Piece, ...], ...]
     tokens: int
@@ -41,7 +41,7 @@ class DrawnExample(NamedTuple):
 
 
 def label_name(kind: str, label: int) -> str:
-    """Returns what a label of a dataset says: ``("nsp", 1)`` → ``"B is random"``."""
+    """Returns the meaning of a label: ``("nsp", 1)`` → ``"B is random"``."""
     names = {
         "nsp": ("B follows A", "B is random"),
         "sop": ("A and B in order", "A and B swapped"),
@@ -49,16 +49,16 @@ def label_name(kind: str, label: int) -> str:
     return names[kind][label] if kind in names else "one span, no label"
 
 
-def draw_example(
+def sample_example(
     example: Example, masked: MaskedExample, *, number: int, kind: str, tokenizer: Tokenizer
-) -> DrawnExample:
-    """Returns an example with its masks, spelled.
+) -> SampleExample:
+    """Returns an example with its masks, spelled out.
 
     Args:
         example: unmasked.
-        masked: the same with masks.
-        number: of the example in its dataset.
-        kind: of pairing, which says what the label stands for.
+        masked: the same example, masked.
+        number: index of the example in its split.
+        kind: of pairing, which gives the label its meaning.
         tokenizer: of the dataset.
     """
     originals = tokenizer.pieces(example.input_ids.tolist())
@@ -89,7 +89,7 @@ def draw_example(
                 for at in range(start, stop)
             )
         )
-    return DrawnExample(
+    return SampleExample(
         number=number,
         label=label_name(kind, example.next_sentence_label),
         spans=tuple(spans),
@@ -99,7 +99,7 @@ def draw_example(
 
 
 def spell_piece(piece: str) -> str:
-    """Returns a piece without the mark of its place in a word: ``"##ing"`` → ``"ing"``."""
+    """Returns a piece without its word-boundary marker: ``"##ing"`` → ``"ing"``."""
     if piece.startswith(_CONTINUES) and len(piece) > len(_CONTINUES):
         return piece[len(_CONTINUES) :]
     return piece.removeprefix(_BEGINS) or piece

@@ -1,27 +1,43 @@
-"""Questions with the gold and the predicted answer marked where they stand."""
+"""Question answering: contexts with the gold and the predicted answer highlighted."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from bert_jax.report.charts import bar, heat_map
-from bert_jax.report.html import Element, Node, element, number, showing
-from bert_jax.report.page import SHOWN, examples, facts, quiet, table
+from bert_jax.report.finetuning.classification import Matrix
+from bert_jax.report.finetuning.selection import Record, Selection, select
 
-Record = Mapping[str, Any]
-
-RIGHT: Final = 5  # questions answered rightly
-BEST: Final = 5  # answers of one question
-AROUND: Final = 280  # characters kept on either side of a mark
+CORRECT: Final = 5  # correctly answered questions to show
+CONTEXT: Final = 280  # characters kept on either side of a highlight
 NO_ANSWER: Final = "no answer"
 
 
-def answers(records: Sequence[Record], *, f1: Sequence[float]) -> list[Node]:
-    """Returns the worst questions with their contexts, and a few right ones.
+class Segment(NamedTuple):
+    """Part of a context."""
+
+    text: str
+    highlight: str
+    """"", "gold", "predicted" or "gold predicted"."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The worst questions with their contexts, and a few with F1 1."""
+
+    template: ClassVar = "finetuning/answers.html"
+    answerable: Matrix | None
+    """Gold against predicted; None if every question has an answer."""
+    errors: Selection
+    correct: Selection
+
+
+def answers(records: Sequence[Record], *, f1: Sequence[float]) -> Answers:
+    """Returns the section of question answering.
 
     Args:
         records: labelled ones.
@@ -32,76 +48,33 @@ def answers(records: Sequence[Record], *, f1: Sequence[float]) -> list[Node]:
     """
     if len(f1) != len(records):
         raise ValueError(f"found {len(f1)} F1 values for {len(records)} questions")
-    order = np.argsort(np.asarray(f1), kind="stable").tolist()
-    wrong = [at for at in order if f1[at] < 1]
-    right = [at for at in order if f1[at] == 1]
-    return [
-        *_answerable(records),
-        element("h3", "Worst answers"),
-        quiet(
-            showing(min(SHOWN, len(wrong)), len(wrong), "question", " with F1 below 1")
-            + " The lowest come first."
+    ordered = sorted(
+        (
+            {**record, "f1": float(score), "segments": segments(record)}
+            for record, score in zip(records, f1, strict=True)
         ),
-        _legend(),
-        examples(_question(records[at], f1[at]) for at in wrong[:SHOWN]),
-        element("h3", "Right answers"),
-        quiet(showing(min(RIGHT, len(right)), len(right), "question", " with F1 1")),
-        examples(_question(records[at], f1[at]) for at in right[:RIGHT]),
-    ]
+        key=lambda record: record["f1"],
+    )
+    return Answers(
+        answerable=_answerable(records),
+        errors=select(record for record in ordered if record["f1"] < 1),
+        correct=select((record for record in ordered if record["f1"] == 1), limit=CORRECT),
+    )
 
 
-def _answerable(records: Sequence[Record]) -> list[Node]:
-    """Whether the model knows which questions have no answer, where there are such."""
+def _answerable(records: Sequence[Record]) -> Matrix | None:
     counts = np.zeros((2, 2), np.int64)
     for record in records:
         counts[int(not record["answers"]), int(not record["prediction"])] += 1
-    if not counts[1].any():
-        return []
     names = ("an answer", NO_ANSWER)
-    caption = "Rows: what the question has. Columns: what the model gave."
-    return [
-        element("h3", "Questions without an answer"),
-        heat_map(counts, rows=names, columns=names, corner="gold \\ predicted", caption=caption),
-    ]
+    return Matrix(names, names, counts.tolist()) if counts[1].any() else None
 
 
-def _legend() -> Element:
-    return element(
-        "p",
-        "In a context, ",
-        element("mark", "underlined", class_="gold"),
-        " is a gold answer, ",
-        element("mark", "shaded", class_="predicted"),
-        " is the model's, and ",
-        element("mark", "both", class_="gold predicted"),
-        " where they agree.",
-    )
-
-
-def _question(record: Record, f1: float) -> Element:
-    gold = list(dict.fromkeys(str(answer["text"]) for answer in record["answers"]))
-    pairs: list[tuple[str, Node]] = [
-        ("gold", " / ".join(gold) or NO_ANSWER),
-        ("predicted", str(record["prediction"]) or NO_ANSWER),
-        ("F1", number(float(f1))),
-    ]
-    if record.get("null_score_difference") is not None:
-        pairs.append(("null score difference", number(float(record["null_score_difference"]))))
-    pairs.append(("id", str(record["id"])))
-    return element(
-        "li",
-        element("p", element("strong", str(record["question"]))),
-        element("p", *marked(record)),
-        facts(pairs),
-        _best(record["nbest"]),
-    )
-
-
-def marked(record: Record) -> list[Node]:
-    """Returns a context with its answers marked, long stretches without any cut short.
+def segments(record: Record) -> list[Segment]:
+    """Returns a context with its answers highlighted, long passages without any cut short.
 
     Args:
-        record: of a question; places are characters of its context.
+        record: of a question; positions are characters of its context.
     """
     context = str(record["context"])
     kinds = {"gold": np.zeros(len(context), bool), "predicted": np.zeros(len(context), bool)}
@@ -113,43 +86,21 @@ def marked(record: Record) -> list[Node]:
         kinds["predicted"][start : start + len(record["prediction"])] = True
     codes = kinds["gold"] + 2 * kinds["predicted"].astype(np.int8)
     edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(context)]
-    made: list[Node] = []
+    found = []
     for start, end in itertools.pairwise(edges):
         text = context[start:end]
-        classes = " ".join(name for name, where in kinds.items() if start < end and where[start])
-        if classes:
-            made.append(element("mark", text, class_=classes))
-        else:
-            made.append(_shorten(text, first=start == 0, last=end == len(context)))
-    return made
+        highlight = " ".join(name for name, where in kinds.items() if start < end and where[start])
+        if not highlight:
+            text = _shorten(text, first=start == 0, last=end == len(context))
+        found.append(Segment(text, highlight))
+    return found
 
 
 def _shorten(text: str, *, first: bool, last: bool) -> str:
-    """A stretch without marks: what lies next to its neighbours is kept."""
-    head, tail = (0 if first and not last else AROUND), (0 if last and not first else AROUND)
+    """A passage without highlights: the parts next to highlights are kept."""
+    head, tail = (0 if first and not last else CONTEXT), (0 if last and not first else CONTEXT)
     if first and last:
-        head, tail = 2 * AROUND, 0
+        head, tail = 2 * CONTEXT, 0
     if len(text) <= head + tail + 40:
         return text
     return text[:head] + " … " + (text[-tail:] if tail else "")
-
-
-def _best(nbest: Sequence[Mapping[str, Any]]) -> Element | None:
-    if not nbest:
-        return None
-    rows = []
-    for answer in nbest[:BEST]:
-        share = float(answer["probability"])
-        rows.append(
-            (
-                str(answer["text"]) or NO_ANSWER,
-                element("span", bar(share), f"{share:.3f}", class_="odds"),
-                float(answer["start_logit"]),
-                float(answer["end_logit"]),
-            )
-        )
-    return table(
-        ("answer", "probability", "start logit", "end logit"),
-        rows,
-        caption=f"The {len(rows)} best of {len(nbest)} answers",
-    )

@@ -10,71 +10,112 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.model.config import ProblemName, TaskName
-from bert_jax.report.charts import STYLES, Series, line_chart
-from bert_jax.report.finetuning import answers, choices, classification, tokens
-from bert_jax.report.finetuning.attention import SCRIPT, AttentionExample, attention
-from bert_jax.report.html import Element, Node, count, element, number
-from bert_jax.report.page import facts, page, quiet, section, table
-
-Record = Mapping[str, Any]
+from bert_jax.report.charts import STYLES, Chart, Series, line_chart
+from bert_jax.report.finetuning.answers import Answers, answers
+from bert_jax.report.finetuning.attention import SCALE, AttentionExample, attention_view
+from bert_jax.report.finetuning.choices import Choices, choices
+from bert_jax.report.finetuning.classification import (
+    MultiLabel,
+    Regression,
+    Row,
+    SingleLabel,
+    multi_label,
+    regression,
+    single_label,
+)
+from bert_jax.report.finetuning.selection import Record
+from bert_jax.report.finetuning.tokens import LabelledWords, labelled_words
+from bert_jax.report.rendering import count, number, render_page
 
 
 class ReportInputs(NamedTuple):
-    """All that a report is made of."""
+    """Contents of a report."""
 
     title: str
     kind: TaskName
     problem: ProblemName | None  # of sequence classification
     labels: Sequence[str]  # of the model, in its order
-    best_metric: str  # the key of `scores` by which checkpoints were ranked
+    best_metric: str  # the key of `scores` that selects checkpoints
     scores: Mapping[str, Mapping[str, float]]  # of each split, by metric
     records: Mapping[str, Sequence[Record]]  # of each split; unlabelled ones are counted only
-    settings: Mapping[str, Any]  # what was set, nested as in its file
+    settings: Mapping[str, Any]  # nested as in the configuration file
     metrics: Sequence[Mapping[str, Any]] = ()  # lines of metrics.jsonl
-    notes: Sequence[str] = ()  # what was found in the data
+    notes: Sequence[str] = ()  # remarks on the data
     run: Mapping[str, Any] = {}  # step, checkpoint, device, seconds, versions, …
     attention: Sequence[AttentionExample] = ()
-    # One row for each run of a grid: seed, learning_rate, epochs, score, degenerate.
+    # One row for each run of a sweep: seed, learning_rate, epochs, score, degenerate.
     seeds: Sequence[Mapping[str, Any]] = ()
-    # Token classification: figures of each type of entity, by split; empty for other labels.
+    # Token classification: metrics of each type of entity, by split; empty for other labels.
     entities: Mapping[str, Mapping[str, Mapping[str, float]]] = {}
     # Question answering: F1 of each record, 0 to 1, by split.
     f1: Mapping[str, Sequence[float]] = {}
 
 
+class _Table(NamedTuple):
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | float]]
+    best: int | None = None
+    """Index of the best row."""
+
+    @property
+    def marks(self) -> list[str]:
+        return ["best" if at == self.best else "" for at in range(len(self.rows))]
+
+
+class _SplitView(NamedTuple):
+    name: str
+    examples: int
+    unlabelled: int
+    details: SingleLabel | MultiLabel | Regression | Answers | Choices | LabelledWords | None
+    """None: no labelled examples."""
+
+
 def render(inputs: ReportInputs) -> str:
-    """Returns the report as one HTML document that loads nothing from anywhere.
+    """Returns the report as one HTML document that loads nothing.
 
     Args:
-        inputs: what to tell.
+        inputs: its contents.
 
     Raises:
         ValueError: question answering without an F1 for each labelled record.
     """
-    sections = [
-        _notes(inputs.notes),
-        _curves(inputs),
-        _scores(inputs.scores),
-        *(_split(inputs, split, records) for split, records in inputs.records.items()),
-        _seeds(inputs.seeds),
-        _attention(inputs.attention),
-        section("Settings", table(("key", "value"), _flat(inputs.settings), caption="As set")),
-        section("Run", table(("fact", "value"), _flat(inputs.run), caption="Where and how")),
-    ]
-    return page(
+    ranked = _ranked(inputs)
+    names = list(dict.fromkeys(name for own in inputs.scores.values() for name in own))
+    return render_page(
+        "finetuning.html",
         title=inputs.title,
-        header=_header(inputs),
-        sections=[each for each in sections if each is not None],
-        footer="Written by bert_jax. This file needs no network and no other file.",
-        script=SCRIPT if inputs.attention else "",
+        about=_about(inputs),
+        figures=_figures(inputs),
+        footer="Written by bert_jax. This file is self-contained and loads nothing.",
+        inputs=inputs,
+        charts=_charts(inputs, ranked),
+        ranked=ranked,
+        evaluations=_evaluations(inputs, ranked),
+        scores=[
+            [name, *(_cell(own.get(name)) for own in inputs.scores.values())] for name in names
+        ],
+        splits=[_split(inputs, name, records) for name, records in inputs.records.items()],
+        sweep=_sweep(inputs.seeds),
+        attention=[attention_view(each) for each in inputs.attention],
+        scale=SCALE,
+        settings=_flat(inputs.settings),
+        run=_flat(inputs.run),
     )
 
 
-def _header(inputs: ReportInputs) -> list[Node]:
+def _about(inputs: ReportInputs) -> str:
     task = inputs.kind.replace("_", " ")
     if inputs.kind == "sequence_classification" and inputs.problem is not None:
         task = inputs.problem.replace("_", " ").replace("single label", "classification")
-    figures: list[tuple[str, Node]] = [
+    if inputs.kind == "question_answering":
+        return task
+    labels = count(len(inputs.labels), "label")
+    named = f" ({', '.join(inputs.labels)})" if 1 <= len(inputs.labels) <= 8 else ""
+    return f"{task}, {labels}{named}"
+
+
+def _figures(inputs: ReportInputs) -> list[tuple[str, str]]:
+    figures = [
         (f"{inputs.best_metric}, {split}", number(scores[inputs.best_metric]))
         for split, scores in inputs.scores.items()
         if inputs.best_metric in scores
@@ -84,52 +125,34 @@ def _header(inputs: ReportInputs) -> list[Node]:
         figures.append(("step", number(inputs.run["step"])))
     if "seconds" in inputs.run:
         figures.append(("time", _duration(float(inputs.run["seconds"]))))
-    about = task if inputs.kind == "question_answering" else f"{task}, {_labels(inputs.labels)}"
-    return [element("p", about, class_="quiet"), facts(figures, class_="figures")]
-
-
-def _labels(labels: Sequence[str]) -> str:
-    if not labels or len(labels) > 8:
-        return count(len(labels), "label")
-    return f"{count(len(labels), 'label')} ({', '.join(labels)})"
-
-
-def _notes(notes: Sequence[str]) -> Element | None:
-    if not notes:
-        return None
-    return section("Notes on the data", element("ul", *(element("li", note) for note in notes)))
-
-
-def _curves(inputs: ReportInputs) -> Element | None:
-    """Loss, the metric that ranks and learning rate, by step."""
-    training = _series(inputs.metrics, "train", loss="training", learning_rate="rate")
-    ranked = _ranked(inputs)
-    dev = _series(inputs.metrics, "validation", loss="dev", **{key: key for key in ranked})
-    charts = [
-        _chart("Loss", [training["loss"], dev["loss"]]),
-        _chart(f"{inputs.best_metric} on dev", [_best(dev[key]) for key in ranked][:STYLES]),
-        _chart("Learning rate", [training["learning_rate"]]),
-    ]
-    charts = [chart for chart in charts if chart is not None]
-    evaluations = _evaluations(inputs, ranked)
-    if not charts and evaluations is None:
-        return None
-    return section("Training", element("div", *charts, class_="charts"), evaluations)
+    return figures
 
 
 def _ranked(inputs: ReportInputs) -> list[str]:
-    """The dev figures that are the metric that ranks: ``["dev_matched/accuracy", …]``."""
+    """The names under which dev splits log the best metric: ``["dev_matched/accuracy", …]``."""
     names = dict.fromkeys(key for line in inputs.metrics for key in line)
     return [name for name in names if name.rpartition("/")[2] == inputs.best_metric]
 
 
-def _chart(title: str, series: Sequence[Series]) -> Element | None:
-    found = [each for each in series if any(math.isfinite(y) for _, y in each.points)]
-    return line_chart(title, found) if found else None
+def _charts(inputs: ReportInputs, ranked: Sequence[str]) -> list[Chart]:
+    """Loss, the best metric and learning rate, by step."""
+    training = _series(inputs.metrics, "train", loss="training", learning_rate="rate")
+    dev = _series(inputs.metrics, "validation", loss="dev", **{key: key for key in ranked})
+    lines = {
+        "Loss": [training["loss"], dev["loss"]],
+        f"{inputs.best_metric} on dev": [_with_best(dev[key]) for key in ranked][:STYLES],
+        "Learning rate": [training["learning_rate"]],
+    }
+    charts = []
+    for title, series in lines.items():
+        found = [each for each in series if any(math.isfinite(y) for _, y in each.points)]
+        if found:
+            charts.append(line_chart(title, found))
+    return charts
 
 
 def _series(lines: Sequence[Mapping[str, Any]], kind: str, **names: str) -> dict[str, Series]:
-    """The figures of one kind by key, each under the name to show."""
+    """The metrics of one kind by key, each with the name to show."""
     own = [line for line in lines if line["kind"] == kind]
     return {
         key: Series(
@@ -140,120 +163,75 @@ def _series(lines: Sequence[Mapping[str, Any]], kind: str, **names: str) -> dict
     }
 
 
-def _best(series: Series) -> Series:
+def _with_best(series: Series) -> Series:
     finite = [at for at, (_, y) in enumerate(series.points) if math.isfinite(y)]
     if not finite:
         return series
     return series._replace(best=max(finite, key=lambda at: series.points[at][1]))
 
 
-def _evaluations(inputs: ReportInputs, ranked: Sequence[str]) -> Element | None:
-    """What every evaluation gave, the best one bold."""
+def _evaluations(inputs: ReportInputs, ranked: Sequence[str]) -> _Table | None:
     lines = [line for line in inputs.metrics if line["kind"] == "validation"]
     names = dict.fromkeys(key for line in lines for key in line if key not in ("kind", "step"))
     if not names:
         return None
-    caption = "Every evaluation"
-    marks: list[str | None] = []
+    best = None
     if ranked:
         values = [float(line.get(ranked[0], -math.inf)) for line in lines]
         best = max(range(len(lines)), key=lambda at: (values[at] == values[at], values[at]))
-        marks = ["best" if at == best else None for at in range(len(lines))]
-        caption += f"; the best by {ranked[0]} is bold"
-    rows = [[int(line["step"]), *(_figure(line.get(name)) for name in names)] for line in lines]
-    return table(("step", *names), rows, caption=caption, marks=marks)
+    rows = [[int(line["step"]), *(_cell(line.get(name)) for name in names)] for line in lines]
+    return _Table(("step", *names), rows, best)
 
 
-def _scores(scores: Mapping[str, Mapping[str, float]]) -> Element | None:
-    if not scores:
-        return None
-    names = list(dict.fromkeys(name for own in scores.values() for name in own))
-    rows = [[name, *(_figure(own.get(name)) for own in scores.values())] for name in names]
-    return section("Scores", table(("metric", *scores), rows, caption="Of the model kept"))
-
-
-def _split(inputs: ReportInputs, split: str, records: Sequence[Record]) -> Element:
-    """What the model got right and wrong in one split."""
+def _split(inputs: ReportInputs, name: str, records: Sequence[Record]) -> _SplitView:
     labelled = [record for record in records if record["label"] is not None]
-    remark = None
-    if len(labelled) < len(records):
-        missing = count(len(records) - len(labelled), "example")
-        remark = quiet(f"{missing} without a label, which nothing below counts.")
-    heading = f"Predictions on {split}"
-    if not records:
-        return section(heading, quiet("No examples."))
-    if not labelled:
-        return section(heading, remark)
-    return section(heading, remark, *_details(inputs, split, labelled))
+    details = _details(inputs, name, labelled) if labelled else None
+    return _SplitView(name, len(records), len(records) - len(labelled), details)
 
 
-def _details(inputs: ReportInputs, split: str, records: Sequence[Record]) -> list[Node]:
+def _details(
+    inputs: ReportInputs, split: str, records: Sequence[Record]
+) -> SingleLabel | MultiLabel | Regression | Answers | Choices | LabelledWords:
     if inputs.kind == "token_classification":
         entities = inputs.entities.get(split, {})
-        return tokens.labelled_words(records, labels=inputs.labels, entities=entities)
+        return labelled_words(records, labels=inputs.labels, entities=entities)
     if inputs.kind == "question_answering":
-        return answers.answers(records, f1=inputs.f1.get(split, ()))
+        return answers(records, f1=inputs.f1.get(split, ()))
     if inputs.kind == "multiple_choice":
-        return choices.choices(records)
+        return choices(records)
     if inputs.problem == "regression":
-        return classification.regression(records)
+        return regression(records)
     if inputs.problem == "multi_label":
-        return classification.multi_label(records, labels=inputs.labels)
-    return classification.single_label(records, labels=inputs.labels)
+        return multi_label(records, labels=inputs.labels)
+    return single_label(records, labels=inputs.labels)
 
 
-def _seeds(rows: Sequence[Mapping[str, Any]]) -> Element | None:
-    """Every run of a grid, and mean and deviation of each of its settings."""
-    if not rows:
+def _sweep(seeds: Sequence[Mapping[str, Any]]) -> tuple[_Table, _Table] | None:
+    """Mean and deviation of each setting of a sweep, and every run."""
+    if not seeds:
         return None
-    best = max(rows, key=lambda row: float(row["score"]))
-    runs = [
-        (
-            str(row["seed"]),
-            _plain(row["learning_rate"]),
-            _plain(row["epochs"]),
-            float(row["score"]),
-            "degenerate" if row["degenerate"] else "",
-        )
-        for row in rows
-    ]
-    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in rows:
-        key = (_plain(row["learning_rate"]), _plain(row["epochs"]))
-        groups[key].append(float(row["score"]))
+    groups: dict[str, list[float]] = defaultdict(list)
+    runs: list[Row] = []
+    for row in seeds:
+        rate, epochs = _plain(row["learning_rate"]), _plain(row["epochs"])
+        groups[f"{rate} · {epochs}"].append(float(row["score"]))
+        remark = "degenerate" if row["degenerate"] else ""
+        runs.append((str(row["seed"]), rate, epochs, float(row["score"]), remark))
     means = [
         (
-            f"{rate} · {epochs}",
+            name,
             len(scores),
             statistics.fmean(scores),
             statistics.stdev(scores) if len(scores) > 1 else "–",
             max(scores),
         )
-        for (rate, epochs), scores in groups.items()
+        for name, scores in groups.items()
     ]
-    degenerate = sum(bool(row["degenerate"]) for row in rows)
-    return section(
-        "Seeds and settings tried",
-        quiet(f"{count(len(rows), 'run')}, of which {degenerate} degenerate."),
-        table(
-            ("learning rate · epochs", "runs", "mean", "deviation", "best"),
-            means,
-            caption="Degenerate runs are counted too",
-        ),
-        table(
-            ("seed", "learning rate", "epochs", "score", "remark"),
-            runs,
-            caption="Every run; the best is bold",
-            marks=["best" if row is best else None for row in rows],
-        ),
+    best = max(range(len(seeds)), key=lambda at: float(seeds[at]["score"]))
+    return (
+        _Table(("learning rate · epochs", "runs", "mean", "deviation", "best"), means),
+        _Table(("seed", "learning rate", "epochs", "score", "remark"), runs, best),
     )
-
-
-def _attention(examples: Sequence[AttentionExample]) -> Element | None:
-    if not examples:
-        return None
-    drawn = [attention(each, number_of=at) for at, each in enumerate(examples, start=1)]
-    return section("Attention", *drawn)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -269,12 +247,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 def _plain(value: Any) -> str:
     """A setting as it would be written in its file."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _figure(value: Any) -> str | float:
+def _cell(value: Any) -> str | float:
     return value if isinstance(value, int | float) else "–"
 
 

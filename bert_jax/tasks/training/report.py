@@ -1,4 +1,4 @@
-"""`report.html`: what a fine-tuned run learnt, and what it gets wrong."""
+"""`report.html` of a fine-tuned run: training curves, scores, errors and attention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bert_jax.train.writer import read_metrics
 
 REPORT: Final = "report.html"
 
-# A row whose attention is shown unless another is asked for: a sentence, and one that fits a page.
+# Tokens of the dev row whose attention is shown by default: a sentence that fits a page.
 SHORTEST, LONGEST = 8, 32
 
 
@@ -42,10 +42,10 @@ def write_report(
 
     Args:
         run: fine-tuned.
-        family: its data, with the dev splits.
+        family: with the dev splits.
         loaded: the checkpoint that the records are of.
         records: of the dev splits.
-        seeds: a row for each run of a sweep.
+        seeds: one row for each run of a sweep.
     """
     section = run.section("finetune", FinetuneSection, verb="finetune")
     assert run.heads.task is not None
@@ -78,14 +78,14 @@ def write_report(
 def _entities(
     run: Run, family: Family, records: Mapping[str, Sequence[Record]]
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Returns the figures of each type; labels that spell no spans are ranked by accuracy."""
+    """Returns the metrics of each entity type; labels without spans are ranked by accuracy."""
     if run.heads.task != "token_classification" or family.best_metric != "f1":
         return {}
     return {name: entity_report(_labelled(found)) for name, found in records.items()}
 
 
 def _f1(run: Run, records: Mapping[str, Sequence[Record]]) -> dict[str, list[float]]:
-    """Returns the best F1 over a question's answers, 0 to 1."""
+    """Returns the best F1 over each question's answers, 0 to 1, by split."""
     if run.heads.task != "question_answering":
         return {}
 
@@ -105,7 +105,7 @@ def _labelled(records: Sequence[Record]) -> list[Record]:
 def _attention(
     run: Run, family: Family, loaded: LoadedParams, *, sentence: str | None
 ) -> list[AttentionExample]:
-    """Returns where each head looks: in the sentence asked for, or in a dev row of fitting size."""
+    """Returns the attention over `sentence`, or over a dev row that fits a page."""
     if sentence is not None:
         special = run.tokenizer.special
         room = run.architecture.max_position_embeddings - 2
@@ -115,7 +115,7 @@ def _attention(
             "token_type_ids": np.zeros((1, len(ids)), np.int32),
             "segment_ids": np.ones((1, len(ids)), np.int32),
         }
-        title = "The sentence asked for"
+        title = "report_sentence"
     else:
         found = _fitting_row(family)
         if found is None:
@@ -126,7 +126,7 @@ def _attention(
         whole = collate(split, np.asarray([row]), batch_size=1, length=length, pad_id=pad)
         batch = {name: whole[name].reshape(-1, length)[:1] for name in INPUTS}
         title = f"Row {row} of dev"
-    # One device: a single row cannot be split.
+    # One device: a single row cannot be sharded.
     params = jax.device_put(jax.device_get(loaded.params), jax.devices()[0])
     model = nnx.merge(loaded.model.graphdef, params)
     assert isinstance(model, Bert)
