@@ -12,10 +12,7 @@ from bert_jax.errors import UserError
 
 
 def read_yaml(path: epath.PathLike) -> Any:
-    """Returns the values in a YAML file.
-
-    Args:
-        path: local or gs://.
+    """Returns the values in a YAML file, local or ``gs://``.
 
     Raises:
         UserError: no such file, not UTF-8, not YAML.
@@ -43,11 +40,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Returns the values that a YAML text holds.
-
-    Args:
-        text: one document.
-        source: where it comes from, for messages.
+    """Returns the values of a YAML document; messages name its ``source``.
 
     Raises:
         UserError: not YAML; names the line.

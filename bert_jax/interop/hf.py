@@ -11,7 +11,8 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.files.small import read_json_object, write_whole
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object
 from bert_jax.interop import torch_file
 from bert_jax.interop.hf_config import (
     BARE,

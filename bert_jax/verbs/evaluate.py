@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bert_jax.data.loader.loader import evaluation_batches
 from bert_jax.errors import UserError
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.objectives.example_source import open_source
 from bert_jax.objectives.registry import objective_of
 from bert_jax.objectives.section import ObjectiveSection

@@ -131,10 +131,11 @@ def _check_settings(section: ExamplesSection, made: Provenance) -> None:
     Raises:
         UserError: naming the setting that differs.
     """
-    held = {**made.pairing.model_dump(), "seed": made.seed, "num_shards": made.num_shards}
-    held |= {"validation_fraction": made.validation_fraction, "mixture": made.mixture}
+    settings = {"seed", "num_shards", "validation_fraction", "mixture"}
+    held = made.pairing.model_dump() | made.model_dump(include=settings)
+    wanted = section.pairing.model_dump() | section.model_dump(include=settings)
     for name, value in held.items():
-        if (asked := getattr(section, name)) != value:
+        if (asked := wanted[name]) != value:
             raise UserError(
                 f"{name}: found {asked}, but {section.output} is there already, made with {value}; "
                 "allowed: the same, or another output"

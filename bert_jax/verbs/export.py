@@ -12,7 +12,8 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import new_directory, write_whole
+from bert_jax.files.atomic import new_directory, write_whole
+from bert_jax.files.remote import is_remote
 from bert_jax.interop.hf import write_hf
 from bert_jax.interop.model_card import model_card
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
@@ -80,7 +81,7 @@ def export(
     for option, value, only in (("--as", kind, "hf"), ("--outputs", outputs, "stablehlo")):
         if value is not None and to != only:
             raise UserError(f"{option}: found it with --to {to}, allowed: with --to {only}")
-    if "://" in output:
+    if is_remote(output):
         raise UserError(f"export: found {output}, allowed: a local path")
     run = open_run(run_dir)
     target = Path(output)

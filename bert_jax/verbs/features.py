@@ -27,7 +27,8 @@ from bert_jax.feature_extraction.layers import DEFAULT, MIX, Layers, parse_layer
 from bert_jax.feature_extraction.probe import ProbeScore, mixed, probe
 from bert_jax.feature_extraction.texts import Columns, read_records
 from bert_jax.feature_extraction.writers import Sink, check_output, open_sink
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.remote import is_remote
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run, open_run
 from bert_jax.runs.parameters import load_params
@@ -96,7 +97,7 @@ def features(
     """
     target = Path(output)
     for path in (input_path, output):
-        if "://" in path:
+        if is_remote(path):
             raise UserError(f"features: found {path}, allowed: a local path")
     probing = probe_column is not None
     _check_options(layers, level=level, pool=pool, probing=probing)

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
-from bert_jax.files.small import new_directory
+from bert_jax.files.atomic import new_directory
+from bert_jax.files.remote import is_remote
 from bert_jax.interop.hf import is_hf, read_hf
 from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.pretrained import Pretrained
@@ -71,7 +72,7 @@ def import_checkpoint(
         UserError: nothing that can be read, a tensor that does not fit, `run_dir` is there.
     """
     for path in (source, run_dir):
-        if "://" in path:
+        if is_remote(path):
             raise UserError(
                 f"import: found {path}, allowed: a local path (copy it from the bucket)"
             )

@@ -14,7 +14,7 @@ from pyarrow import csv as pa_csv
 from rich.console import Console
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params

@@ -19,10 +19,7 @@ def prose_lines(
 ) -> list[str] | None:
     """Returns the lines that no rule drops; ``None`` if a rule drops the whole document.
 
-    Args:
-        lines: its lines; none is blank.
-        section: the rules.
-        tally: what is dropped is counted here, by the first rule that says so.
+    A dropped line or document is counted under the first rule that drops it.
     """
     kept = []
     for line in lines:

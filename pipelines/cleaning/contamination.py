@@ -45,10 +45,6 @@ def build_index(section: ContaminationSection, directory: epath.PathLike) -> Non
 
     The directory appears whole. One that is there is left as it is.
 
-    Args:
-        section: the settings.
-        directory: where it goes.
-
     Raises:
         UserError: a file is missing or cannot be read, or the disk is full.
     """

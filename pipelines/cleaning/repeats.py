@@ -71,13 +71,9 @@ def find_repeats(
     sizes: Sequence[int],
     dropped: Sequence[np.ndarray | None],
 ) -> list[np.ndarray]:
-    """Returns for each spill ``[n]`` bool: what repeats something earlier.
+    """Returns for each spill, of ``sizes`` things, ``[n]`` bool: what repeats something earlier.
 
-    Args:
-        spills: directories, in the order of the corpus.
-        name: of what was hashed.
-        sizes: how many things each spill has.
-        dropped: see :func:`hash_ranges`; what is left out is neither a repetition nor repeated.
+    What is ``dropped`` (see :func:`hash_ranges`) is neither a repetition nor repeated.
     """
     repeats = [np.zeros(size, bool) for size in sizes]
     for part in hash_ranges(spills, name, dropped=dropped):

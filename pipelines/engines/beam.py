@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean, first_line
-from bert_jax.files.atomic import write_aside
+from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.engines.local import available_cores, use_one_thread
 from bert_jax.section import Section, Strings
 
@@ -82,10 +82,7 @@ class BeamEngine:
     ) -> Iterator[tuple[Job, Result]]:
         """Yields every job with ``function(job)``, in the order in which they are seen to finish.
 
-        Args:
-            function: a module's own function, which workers import. It may be called twice with one
-                job, also at once: Beam does again what seems lost.
-            jobs: what it is called with; each must be picklable, as must the results.
+        Beam repeats what seems lost, so a function may be called twice with one job, also at once.
 
         Raises:
             UserError: of the first job that raises one; no job is begun after that. Or there are
@@ -96,7 +93,7 @@ class BeamEngine:
             return
         stage = self._directory / f"{_STAGE}{uuid.uuid4().hex}"
         stage.mkdir(exist_ok=True)
-        write_aside(stage / _JOBS, pickle.dumps((function, list(jobs))))
+        write_whole(stage / _JOBS, pickle.dumps((function, list(jobs))))
         pipeline = _Background(lambda: self._run_pipeline(stage, len(jobs)))
         open_jobs = dict(enumerate(jobs))
         error: UserError | None = None
@@ -144,9 +141,6 @@ def do_job(element: tuple[str, int]) -> None:
     """Does one job and leaves its result, or the ``UserError`` that it raised, as a file.
 
     A ``UserError`` is a result: Beam would take it for a failure and do the job four times.
-
-    Args:
-        element: the directory of the jobs, and this one's number.
     """
     stage, number = element
     directory = epath.Path(stage)
@@ -160,7 +154,7 @@ def do_job(element: tuple[str, int]) -> None:
         result = function(jobs[number])
     except UserError as error:
         result = error
-    write_aside(target, pickle.dumps(result))
+    write_whole(target, pickle.dumps(result))
     if isinstance(result, UserError):
         (directory / _STOP).touch()
 

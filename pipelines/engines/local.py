@@ -70,10 +70,6 @@ class WorkerPool:
     ) -> Iterator[tuple[Job, Result]]:
         """Yields every job with ``function(job)``, in the order in which they finish.
 
-        Args:
-            function: a module's own function, so that a worker process can import it.
-            jobs: what it is called with; each must be picklable, as must the results.
-
         Raises:
             RunStopped: the system has killed a worker.
             Exception: of the first job that raises.

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.python_docs.prose import prose_paragraphs
 from bert_jax.text.sentences import split_sentences
 

@@ -37,9 +37,6 @@ def prose_paragraphs(text: str) -> list[str]:
 
     Dropped: code, doctest sessions, signatures, grammar, tables, headings, and lists of names.
     Kept without their marks: emphasis, literals, roles, bullets, footnote references.
-
-    Args:
-        text: a docstring as `ast.get_docstring` gives it, or a topic of `pydoc_data.topics`.
     """
     paragraphs = (_plain(block) for block in _blocks(text))
     return [paragraph for paragraph in paragraphs if _is_prose(paragraph)]

@@ -32,11 +32,7 @@ def default_shards(*, documents: int, tokens: int) -> int:
 
     A shard for every million tokens of text, a bucket each, and at most 1024, since a random read
     opens one of them; but never so many that the random next sentences of a shard come from fewer
-    than 16 documents.
-
-    Args:
-        documents: of the split, or of the language that has most.
-        tokens: of the split.
+    than 16 documents. ``documents`` are those of the language that has most.
     """
     return min(_pieces(documents=documents, tokens=tokens), _MAX_DEFAULT_SHARDS)
 

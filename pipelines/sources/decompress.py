@@ -58,9 +58,6 @@ def bare_suffix(path: str) -> str:
 def open_text(path: str) -> Iterator[BinaryIO]:
     """Opens a file's bytes, unpacked as its name says (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
 
-    Args:
-        path: local or ``gs://``.
-
     Raises:
         UserError: the file cannot be read or, on reading, is damaged or cut short.
     """

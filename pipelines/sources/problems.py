@@ -27,9 +27,6 @@ class Problems:
     def add(self, error: UserError) -> None:
         """Notes that something was left out.
 
-        Args:
-            error: what is wrong with it.
-
         Raises:
             UserError: ``error`` itself, where nothing may be left out.
         """

@@ -18,10 +18,6 @@ MAX_PART_BYTES = 4 * MAX_PART_CHARACTERS  # UTF-8
 def cut_line(line: str, *, limit: int = MAX_PART_CHARACTERS) -> Iterator[str]:
     """Cuts a long line at spaces: ``cut_line("to be or not", limit=6)`` -> ``to be``, ``or not``.
 
-    Args:
-        line: any text without line ends.
-        limit: characters that a part may have; a longer run without a space is cut where it is.
-
     Yields:
         Parts with something but white space in them.
     """

@@ -77,9 +77,6 @@ def train_vocab(section: VocabSection) -> Tokenizer:
     sample of it is kept: uniform, or of each language in its share. The same corpus and settings
     give the same tokenizer.
 
-    Args:
-        section: the settings.
-
     Returns:
         The tokenizer, opened from ``section.output``.
 

@@ -30,10 +30,6 @@ def covered_characters(words: Mapping[str, int], *, coverage: float) -> list[str
 
     ``covered_characters({"aab": 3, "c": 1}, coverage=0.9)`` -> ``["a", "b"]``
 
-    Args:
-        words: how often each word occurs.
-        coverage: share of all characters to cover, 0 to 1.
-
     Returns:
         The characters, the most frequent first; equally frequent ones by code point.
     """
@@ -57,10 +53,6 @@ def character_pieces(characters: Iterable[str], isolates: Callable[[str], bool])
 
     ``character_pieces("a!", is_punctuation)`` -> ``["a", "!", "##a"]``: what is always a word by
     itself never continues one.
-
-    Args:
-        characters: what to cover.
-        isolates: whether splitting always sets a character apart.
 
     Returns:
         Each character, then each as a continuation where it can be one.

@@ -263,7 +263,7 @@ def test_a_language_with_one_document_held_out_is_left_out_of_validation(
     )
     told = [line for line in lines if "too few" in line]
     assert told == [
-        f"validation: without {name}, whose documents are too few for examples (1)"
+        f"validation: without {name}, which has too few documents for examples (1)"
         for name in ("is", "zh")
     ]
     languages = made.splits["validation"].languages
