@@ -59,9 +59,9 @@ class SourcesSection(Section):
     tfds_split: str = "train"
     """Split of TFDS datasets."""
     max_line_length: Annotated[int, pydantic.Field(ge=1)] = MAX_LINE_LENGTH
-    """A line of so many characters is an error."""
+    """A line of this length, in characters, is an error."""
     max_document_length: Annotated[int, pydantic.Field(ge=1)] = MAX_DOCUMENT_LENGTH
-    """A record of so many characters (of a JSONL file, its whole line) is an error."""
+    """A record of this length (in a JSONL file, of its whole line) is an error."""
     on_error: Literal["fail", "skip"] = "fail"
     """On a damaged file or record: stop with a message, or skip that record or the rest of that
     file's part and list it in ``preparation.json``."""
@@ -92,7 +92,7 @@ class SourcesSection(Section):
 
 
 class ExamplesSection(SourcesSection, PairingSection):
-    """Where the text is, what it looks like, and how examples are made of it.
+    """Where the text is, how it is read, and how examples are made of it.
 
     The keys are flat: those of :class:`SourcesSection` and :class:`PairingSection`, whose names and
     defaults are google-research/bert's, and its own.

@@ -65,5 +65,5 @@ def _line_rule(line: str, section: BoilerplateSection) -> str | None:
 
 
 def _fewer_words(line: str, least: int) -> bool:
-    # Almost every line of prose is settled by its spaces, without a look at what stands between.
+    # For almost every line of prose its spaces suffice.
     return len(line.split(maxsplit=2 * least)) <= 2 * least and len(words(line)) < least

@@ -1,4 +1,4 @@
-"""Documents set aside on disk until all are known: cleaned, packed, their hashes beside them."""
+"""Cleaned documents spilled to disk until all are known: compressed, with their hashes."""
 
 from __future__ import annotations
 

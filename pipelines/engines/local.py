@@ -28,7 +28,7 @@ def load_early() -> None:
     """Loads what workers need while this process loads what it needs itself.
 
     In a process of its own, of which the workers of every :class:`WorkerPool` are then forks: they
-    start at once, whatever threads this process has. Without this call it happens when the first
+    start at once, independent of this process' threads. Without this call it happens when the first
     pool gets its first job. On one core, or a system that cannot fork, nothing is done.
     """
     if available_cores() > 1 and _can_fork():

@@ -15,7 +15,7 @@ _SPECIAL_TOKENS: Final = 2  # [CLS] and the last [SEP]
 def full_sentences(
     offsets: SentenceOffsets, documents: DocumentPass, section: PairingSection
 ) -> Iterator[Single]:
-    """Yields examples of contiguous sentences that go on from one document into the next.
+    """Yields examples of contiguous sentences that continue across document boundaries.
 
     As many sentences as fit; where a document ends within an example, a [SEP] precedes the next
     one. Every token is in exactly one example. A sentence is cut only where it is longer than an
@@ -27,7 +27,7 @@ def full_sentences(
 def doc_sentences(
     offsets: SentenceOffsets, documents: DocumentPass, section: PairingSection
 ) -> Iterator[Single]:
-    """Yields the same within each document; its last example is as short as it is."""
+    """Yields the same within each document; its last example may be short."""
     for document in documents.documents:
         yield from _fill(offsets, (document,), max_seq_length=section.max_seq_length)
 
@@ -43,7 +43,7 @@ def _fill(
         first, last = starts[document], starts[document + 1]
         at, end = bounds[first], bounds[last]
         while at < end:
-            # What is held is of earlier documents: one example takes all it can of this one.
+            # What is held is of earlier documents: one example takes all that fits of this one.
             fitting = max(left - 1, 0) if held else room
             stop = bounds[bisect_right(bounds, at + fitting, first, last + 1) - 1]
             if stop <= at:

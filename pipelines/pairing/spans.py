@@ -23,7 +23,7 @@ class Pair(NamedTuple):
     (``nsp``) or precedes the first in its own (``sop``)."""
 
     @property
-    def stretches(self) -> tuple[tuple[int, int], ...]:
+    def token_ranges(self) -> tuple[tuple[int, int], ...]:
         """Start and stop of each run of tokens between special tokens, in order."""
         return (self.first_start, self.first_stop), (self.second_start, self.second_stop)
 
@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 class Single(NamedTuple):
     """``[CLS] A [SEP]``, or ``[CLS] A [SEP] A' [SEP]`` across a document's end: all of type 0."""
 
-    stretches: tuple[tuple[int, int], ...]
+    token_ranges: tuple[tuple[int, int], ...]
     """Start and stop of each document's part, in order."""
 
     @property
@@ -57,7 +57,7 @@ class Single(NamedTuple):
     @property
     def length(self) -> int:
         """Tokens, [CLS] and a [SEP] after each document's part included."""
-        return 1 + sum(stop - start + 1 for start, stop in self.stretches)
+        return 1 + sum(stop - start + 1 for start, stop in self.token_ranges)
 
 
 class SentenceOffsets(NamedTuple):

@@ -58,7 +58,7 @@ def _blocks(text: str) -> Iterator[str]:
         if not stripped:
             in_session = False
             continue
-        # What a session prints stands below its prompt, up to the next blank line.
+        # A session's output follows its prompt, up to the next blank line.
         in_session = in_session or stripped.startswith((">>>", "... "))
         if in_session:
             continue

@@ -55,7 +55,7 @@ def write_tfrecords(
         The records of each split.
 
     Raises:
-        UserError: another pairing kind, an example longer than a row, the output is there already,
+        UserError: another pairing kind, an example longer than a row, the output exists already,
             or the disk is full.
     """
     written = {}

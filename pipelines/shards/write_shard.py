@@ -180,7 +180,7 @@ def _examples(
     cls, sep = (np.array(i, dtype).tobytes() for i in (job.special.cls, job.special.sep))
     encode = ExampleEncoder().encode
     for example in pair_documents(documents, job.pairing, seed=job.seed, boost=boost):
-        spans = [tokens[start * width : stop * width] for start, stop in example.stretches]
+        spans = [tokens[start * width : stop * width] for start, stop in example.token_ranges]
         record = encode(
             cls + sep.join(spans) + sep,
             first_length=example.first_length,

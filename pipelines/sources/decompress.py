@@ -1,4 +1,4 @@
-"""Files as bytes, unpacked on the way: gzip, bzip2, xz and Zstandard by their suffixes."""
+"""Files as bytes, decompressed by suffix: gzip, bzip2, xz and Zstandard."""
 
 from __future__ import annotations
 

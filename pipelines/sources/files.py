@@ -15,7 +15,7 @@ from bert_jax.pipelines.sources.decompress import is_packed, open_text
 
 MAX_LINE_LENGTH: Final = 1_000_000
 """A line of this many characters is refused: it is not prose, and splitting or encoding it would
-take memory and time out of all proportion."""
+take disproportionate memory and time."""
 
 _GLOB_CHARACTERS = frozenset("*?[")
 _MAX_UTF8_BYTES = 4
@@ -74,7 +74,7 @@ def find_files(patterns: Sequence[str]) -> list[str]:
         The files sorted by name, each once, however many patterns name it.
 
     Raises:
-        UserError: a file that is not there, a glob that matches no file, a directory, no pattern at
+        UserError: a missing file, a glob that matches no file, a directory, no pattern at
             all.
     """
     if not patterns:
@@ -129,7 +129,7 @@ def read_lines(
         path: a UTF-8 text file, packed if its name says so.
         start: byte offset of the first line's start.
         stop: lines from this offset on are left out; ``None``: read to the end.
-        max_line_length: lines of so many characters are refused, before they are read whole.
+        max_line_length: longer lines are refused before they are read completely.
         setting: the name of that limit in messages.
 
     Raises:
@@ -174,7 +174,7 @@ def read_part(
 def line_number(path: str, offset: int) -> int:
     """Returns the number, from 1, of the line that starts at a byte offset (in the unpacked file).
 
-    Counted when it is asked for: a part in the middle of a file does not know its line numbers.
+    Counted on demand: a part in the middle of a file does not know its line numbers.
     """
     with open_text(path) as file:
         number = 1

@@ -81,7 +81,7 @@ class Source(NamedTuple):
     modified: float
     """Seconds since 1970."""
     language: str | None = None
-    """``None``: the settings do not tell languages apart."""
+    """``None``: the settings name no languages."""
 
 
 def find_sources(section: SourcesSection, *, root: str | None, problems: Problems) -> list[Source]:

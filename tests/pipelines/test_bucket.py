@@ -23,7 +23,7 @@ from bert_jax.files.cloud_object import CloudObject, ObjectVersion
 from bert_jax.files.lock import ObjectLock
 from bert_jax.pipelines.engines.beam import BeamSection
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
-from bert_jax.verbs.examples import Look, examples
+from bert_jax.verbs.examples import ExtraOutputs, examples
 from tests.corpus import section, write_corpus, write_tokenizer
 
 CLEANING = {"duplicate_documents": True, "near_duplicates": {}, "duplicate_lines": "corpus"}
@@ -233,7 +233,7 @@ def test_a_dataset_in_a_bucket_is_not_looked_at(corpus: Path, bucket: Path) -> N
     values = {"examples": wanted(corpus).model_dump(mode="json")}
     config = parse_config(values, source="test")
     with pytest.raises(UserError, match=r"^examples\.output: gs://bucket/dataset is in a bucket"):
-        examples(config, look=Look(inspect=1))
+        examples(config, extra=ExtraOutputs(inspect=1))
 
 
 def test_the_lock_of_a_dead_holder_is_taken_over_by_one(bucket: Path) -> None:
