@@ -62,8 +62,8 @@ def parse_json_object(text: str, *, allowed: str = "a JSON object") -> dict[str,
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        where = f"{error.msg} in line {error.lineno}"
-        raise UserError(f"found no JSON ({where}), allowed: {allowed}") from None
+        where = f" in line {error.lineno}" if "\n" in text else ""
+        raise UserError(f"found no JSON ({error.msg}{where}), allowed: {allowed}") from None
     except RecursionError as error:
         raise UserError(f"found no JSON ({error}), allowed: {allowed}") from None
     if not isinstance(content, dict):

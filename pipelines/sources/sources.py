@@ -70,6 +70,9 @@ _BY_START: Final = (
 _BY_START_OF_JSON: Final = ((b'{"id": ', "wikiextractor"), (b"{", "jsonl"))
 
 
+_PART_BYTES: Final = 64 << 20  # of text that is read by one process
+
+
 class Source(NamedTuple):
     """One file, or one split of a TFDS dataset."""
 
@@ -149,9 +152,7 @@ def read_documents(
         problems.add(error)
 
 
-def iter_text(
-    section: SourcesSection, *, language: str | None = None, part_bytes: int = 64 << 20
-) -> Iterator[str]:
+def iter_text(section: SourcesSection, *, language: str | None = None) -> Iterator[str]:
     """Yields every line of the text of all sources, with one document in memory at a time.
 
     Files of plain text are read line by line, blank lines included.
@@ -170,7 +171,7 @@ def iter_text(
             except UserError as error:
                 problems.add(error)
             continue
-        for part in cut_sources([source], section, Cutting(part_bytes), problems):
+        for part in cut_sources([source], section, Cutting(_PART_BYTES), problems):
             for document in read_documents(part, section, problems):
                 yield from document.lines
 
