@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO, Final
 
 import numpy as np
@@ -33,8 +33,6 @@ def write_tfrecords(
     rows: MaskingTransform,
     seed: int,
     copies: int = 1,
-    force: bool = False,
-    progress: Callable[[str], None] | None = None,
 ) -> dict[str, int]:
     """Writes splits as ``create_pretraining_data.py`` of google-research/bert writes them.
 
@@ -48,8 +46,6 @@ def write_tfrecords(
         rows: masks an example and pads it.
         seed: of the order and the masks.
         copies: how often each example is written; of a validation split, always once.
-        force: replace what is there.
-        progress: called with a line of text now and then.
 
     Returns:
         The records of each split.
@@ -61,7 +57,7 @@ def write_tfrecords(
     written = {}
     for dataset in datasets:
         _check(dataset, rows)
-    with new_directory(output, force=force) as aside:
+    with new_directory(output, force=False) as aside:
         for dataset in datasets:
             times = copies if dataset.split == "train" else 1
             count = len(dataset.provenance.splits[dataset.split].shards)
@@ -70,8 +66,6 @@ def write_tfrecords(
                 files = [stack.enter_context(path.open("wb")) for path in paths]
                 rows_of = _rows(dataset, rows, seed=seed, copies=times)
                 written[dataset.split] = _deal(rows_of, files)
-            if progress is not None:
-                progress(f"{dataset.split}: {written[dataset.split]:,} records in {count} files")
     return written
 
 

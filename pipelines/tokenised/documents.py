@@ -45,8 +45,8 @@ class TokenisedDocuments:
         pieces = [self.tokens[a:b] for a, b in zip(first.tolist(), last.tolist(), strict=True)]
         return TokenisedDocuments(
             self.keys[documents],
-            _starts(np.diff(self.document_starts)[documents]),
-            _starts(lengths),
+            starts_of(np.diff(self.document_starts)[documents]),
+            starts_of(lengths),
             np.concatenate([self.tokens[:0], *pieces]),
         )
 
@@ -81,26 +81,12 @@ def load_high_keys(paths: Sequence[epath.PathLike]) -> np.ndarray:
     return high
 
 
-def from_lists(
-    keys: Iterable[int], documents: Iterable[Sequence[Sequence[int]]], dtype: np.dtype
-) -> TokenisedDocuments:
-    """Concatenates documents, none of them empty: ``[[[7, 8], [9]]] -> tokens [7, 8, 9]``."""
-    held = list(documents)
-    sentences = [sentence for document in held for sentence in document]
-    return TokenisedDocuments(
-        split_keys(keys),
-        _starts([len(document) for document in held]),
-        _starts([len(sentence) for sentence in sentences]),
-        np.array([token for sentence in sentences for token in sentence], dtype),
-    )
-
-
 def concatenate(parts: Sequence[TokenisedDocuments]) -> TokenisedDocuments:
     """Returns the documents of all parts (at least one part) in order."""
     return TokenisedDocuments(
         np.concatenate([part.keys for part in parts]),
-        _starts(np.concatenate([np.diff(part.document_starts) for part in parts])),
-        _starts(np.concatenate([np.diff(part.sentence_starts) for part in parts])),
+        starts_of(np.concatenate([np.diff(part.document_starts) for part in parts])),
+        starts_of(np.concatenate([np.diff(part.sentence_starts) for part in parts])),
         np.concatenate([part.tokens for part in parts]),
     )
 
@@ -142,7 +128,8 @@ def _length(path: epath.PathLike) -> int:
         return len(file)
 
 
-def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Returns int64 starts and the end of ranges with these lengths: ``[2, 3] -> [0, 2, 5]``."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(lengths, np.int64))])
 
 
