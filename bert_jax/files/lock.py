@@ -126,11 +126,7 @@ class ObjectLock:
         return True
 
     def check(self) -> None:
-        """Makes sure that the lock is still ours.
-
-        Raises:
-            RunStopped: our heartbeats were missing for so long that another process has taken it.
-        """
+        """Raises ``RunStopped`` if heartbeats failed for so long that another process took the lock."""
         if self._generation is None:
             raise RunStopped(
                 "another process has taken the lock, which was not written for "

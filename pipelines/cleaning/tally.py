@@ -39,8 +39,7 @@ class Tally:
 
     def take(self, problems: Problems) -> None:
         """Adds what was wrong with the input."""
-        self.problems += problems.count
-        self.listed_problems = [*self.listed_problems, *problems.listed][:MOST_LISTED]
+        self.add(Tally(problems=problems.count, listed_problems=problems.listed))
 
     def add(self, other: Tally) -> None:
         """Adds another stage's or another part's counts."""
