@@ -126,7 +126,7 @@ class ObjectLock:
         return True
 
     def check(self) -> None:
-        """Raises ``RunStopped`` if heartbeats failed for so long that another process took the lock."""
+        """Raises ``RunStopped`` if another process took the lock, after heartbeats that failed."""
         if self._generation is None:
             raise RunStopped(
                 "another process has taken the lock, which was not written for "
