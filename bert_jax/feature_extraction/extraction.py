@@ -33,7 +33,7 @@ from bert_jax.feature_extraction.writers import (
     check_output,
     open_writer,
 )
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run, open_run
 from bert_jax.runs.parameters import load_params

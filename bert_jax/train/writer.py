@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from etils import epath
 from tensorboardX import SummaryWriter
 
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.remote import is_remote
 
 
 class Writer(Protocol):
@@ -43,7 +44,7 @@ class RunWriter:
         self._lines = _lines_up_to(self._path, resume_step)
         write_whole(self._path, "".join(self._lines).encode())
         # A local file is appended to; an object store has no append, so the whole is rewritten.
-        self._local = not str(run_dir).startswith("gs://")
+        self._local = not is_remote(run_dir)
         self._board = SummaryWriter(
             str(epath.Path(run_dir) / "tensorboard"), purge_step=resume_step + 1, flush_secs=20
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import new_directory
+from bert_jax.files.atomic import new_directory
 from bert_jax.interop.exporting import ExportOptions, Format, write_export
 from bert_jax.runs.directory import open_run
 

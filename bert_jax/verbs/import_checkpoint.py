@@ -8,7 +8,7 @@ from rich.console import Console
 
 from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
-from bert_jax.files.small import new_directory
+from bert_jax.files.atomic import new_directory
 from bert_jax.interop.importing import read_checkpoint, summarize, write_imported_run
 
 
