@@ -22,7 +22,9 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 CONSTRAINTS = constraints/py$$($(BIN)/python -c 'import sys; print("%d%d" % sys.version_info[:2])').txt
 # PIP_CONSTRAINT, unlike -c, also pins what builds the project.
-INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) $(PIP) install -qq
+INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) $(PIP) install -qq --no-compile
+# pip would compile to bytecode on one core, and the tests of every package with it.
+BYTECODE = $(BIN)/python -m compileall -qq -j 0 -x '/tests/|/transformers/models/' $(VENV)/lib || true
 SETTINGS := setup.cfg pyproject.toml $(wildcard constraints/py*.txt)
 # Those that need nothing but this machine.
 BENCHMARKS := tokenizer loader train_step finetune interop
@@ -78,11 +80,12 @@ $(VENV)/.python:
 $(VENV)/.core: $(VENV)/.python $(SETTINGS)
 	@echo "Installing bert-jax ..."
 	@$(INSTALL) -e .
+	@$(BYTECODE)
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.python
 	@test "$$(uname -s)" != Linux || { echo "Installing torch $(TORCH), CPU build ..."; \
-		$(PIP) install -qq --no-deps --retries 2 --extra-index-url $(TORCH_INDEX) "torch==$(TORCH)+cpu" \
+		$(PIP) install -qq --no-compile --no-deps --retries 2 --extra-index-url $(TORCH_INDEX) "torch==$(TORCH)+cpu" \
 		|| { echo "make: no CPU build of torch $(TORCH) for $$($(BIN)/python --version) could be had from" \
 		"$(TORCH_INDEX), which the tests need (make demo does not)" >&2; exit 1; }; }
 	@touch $@
@@ -90,10 +93,12 @@ $(VENV)/.torch: $(VENV)/.python
 $(VENV)/.test: $(VENV)/.torch $(SETTINGS)
 	@echo "Installing bert-jax and what its tests need ..."
 	@$(INSTALL) -e '.[test]'
+	@$(BYTECODE)
 	@touch $(VENV)/.core $@
 
 # pyright resolves what tests and benchmarks import.
 $(VENV)/.lint: $(VENV)/.test
 	@echo "Installing linters ..."
 	@$(INSTALL) -e '.[test,lint]'
+	@$(BYTECODE)
 	@touch $@
