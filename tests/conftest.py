@@ -47,8 +47,14 @@ from tests.project import project  # noqa: F401
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts what takes long first, so that at the end no process waits for another's long test."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Puts files that take long first, so that at the end no process waits for another's long file.
+
+    One process runs a file (``--dist loadfile``), so that what many of its tests look at is made
+    once. After those with slow tests come verbs and training, and last the light files of data.
+    """
+    items.sort(key=lambda item: item.path.as_posix(), reverse=True)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_collection_finish() -> None:
