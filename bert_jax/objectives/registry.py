@@ -67,7 +67,7 @@ def objective_of(run: Run) -> Objective:
 
 
 def check_pairing(section: ObjectiveSection, dataset: Dataset, *, key: str) -> None:
-    """Checks that a dataset's examples are made for the objective: its labels mean what it learns.
+    """Checks that a dataset's examples, and so their labels, are made for the objective.
 
     Args:
         section: the objective.

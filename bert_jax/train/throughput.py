@@ -34,13 +34,13 @@ class Meter:
         self._reset()
 
     def add(self, *, tokens: int, rows: int, waited: float) -> None:
-        """Counts one step: non-padding tokens, rows, seconds stood still for input."""
+        """Counts one step: non-padding tokens, rows, seconds waited for input."""
         self._tokens += tokens
         self._rows += rows
         self._waited += waited
 
     def read(self) -> Throughput:
-        """Returns the speed since the last reading, and starts anew."""
+        """Returns the speed since the last reading, and starts counting again."""
         seconds = max(time.perf_counter() - self._started, 1e-9)
         mfu = None
         if self._peak is not None:
@@ -52,7 +52,7 @@ class Meter:
         return found
 
     def restart(self) -> None:
-        """Starts anew after a pause, so that evaluation does not count as slow training."""
+        """Starts counting again, so that a pause for evaluation is no slow training."""
         self._reset()
 
     def _reset(self) -> None:

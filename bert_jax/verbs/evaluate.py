@@ -17,13 +17,12 @@ from bert_jax.files.small import write_whole
 from bert_jax.objectives.example_source import open_source
 from bert_jax.objectives.registry import objective_of
 from bert_jax.objectives.section import ObjectiveSection
-from bert_jax.parallel.mesh import process_share
+from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run, open_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.training.evaluation import EVALUATION, evaluate_task
-from bert_jax.train.compiled import compile_evaluation
-from bert_jax.train.loop import evaluate as run_evaluation
+from bert_jax.train.evaluation import make_evaluation
 from bert_jax.train.progress_display import format_scores
 from bert_jax.train.sections import TrainSection
 from bert_jax.train.state import define_model
@@ -105,7 +104,7 @@ def _evaluate_objective(
     mesh: MeshSection | None,
 ) -> Evaluation:
     task = objective_of(run)
-    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
+    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     section = run.section("train", TrainSection, verb="evaluate")
     phase = section.phases[-1]
     path = dataset or phase.dataset
@@ -132,9 +131,10 @@ def _evaluate_objective(
         share=share,
     )
     with jax.set_mesh(loaded.mesh):
-        step_fn = compile_evaluation(task, define_model(task.build), loaded.mesh)
-        totals = run_evaluation(step_fn, loaded.params, batches, loaded.mesh, shares=share.count)
-    return Evaluation(loaded.step, path, len(source.dataset), task.score(totals))
+        model = define_model(task.build)
+        score = make_evaluation(task, model, batches, loaded.mesh, shares=share.count)
+        scores = score(loaded.params)
+    return Evaluation(loaded.step, path, len(source.dataset), scores)
 
 
 def _show(result: Evaluation, console: Console) -> None:

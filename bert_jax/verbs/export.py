@@ -18,6 +18,7 @@ from bert_jax.interop.model_card import model_card
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tf_bert import write_tf
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import CONFIG, PROVENANCE, TOKENIZER, Run, describe, open_run
 from bert_jax.runs.parameters import LoadedParams, load_moments, load_params
 from bert_jax.tasks.training.evaluation import EVALUATION
@@ -85,7 +86,7 @@ def export(
     run = open_run(run_dir)
     target = Path(output)
     with new_directory(target, force=force) as aside:
-        loaded = load_params(run, checkpoint=checkpoint, one_device=True)
+        loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(one_device=True))
         usage, heads = _write(to, aside, run, loaded, _Choice(target.name, kind, outputs))
         card = model_card(
             title=target.name,

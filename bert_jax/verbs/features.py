@@ -28,6 +28,7 @@ from bert_jax.feature_extraction.probe import ProbeScore, mixed, probe
 from bert_jax.feature_extraction.texts import Columns, read_records
 from bert_jax.feature_extraction.writers import Sink, check_output, open_sink
 from bert_jax.files.small import write_whole
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run, open_run
 from bert_jax.runs.parameters import load_params
@@ -171,7 +172,7 @@ def _states(layers: Layers) -> int | None:
 def _extractor(
     run: Run, section: ExtractSection, layers: Layers, *, checkpoint: str, mesh: MeshSection | None
 ) -> tuple[Extractor, int]:
-    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
+    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     extractor = Extractor(
         section,
         tokenizer=run.tokenizer,

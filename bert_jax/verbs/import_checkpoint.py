@@ -22,11 +22,10 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.tf_bert import is_tf, read_tf
 from bert_jax.model.config import Execution, ModelSection
 from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments
-from bert_jax.runs.directory import CHECKPOINTS, describe, write_run
+from bert_jax.runs.checkpoints import write_checkpoints
+from bert_jax.runs.directory import describe, write_run
 from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
-from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.progress import IMPORTED
-from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState, run_key
 
 # Orbax wants room for more than one array is.
@@ -95,7 +94,7 @@ def import_checkpoint(
                 "tensors_ignored": model.ignored,
             },
         )
-        _save(aside / CHECKPOINTS, found)
+        _save(aside, found)
     if console is not None:
         numbers = sum(leaf.size for leaf in jax.tree.leaves(model.params))
         moments = "" if found.moments is None else f", Adam's moments at step {found.step}"
@@ -128,14 +127,12 @@ def _read(at: Path, tokenizer: Tokenizer | None) -> _Found:
     )
 
 
-def _save(directory: Path, found: _Found) -> None:
+def _save(run_dir: Path, found: _Found) -> None:
     """Saves a checkpoint, the model in memory once and its largest array twice."""
     params = found.model.params
     largest = max(leaf.nbytes for leaf in jax.tree.leaves(params))
     _to_device(params)
-    with Checkpointer(
-        directory, CheckpointSection(), ranked=False, save_bytes=largest + SLACK
-    ) as checkpointer:
+    with write_checkpoints(run_dir, ranked=False, save_bytes=largest + SLACK) as checkpointer:
         if found.moments is None:
             checkpointer.save_params(params, step=found.step)
         else:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from bert_jax.errors import UserError
 from bert_jax.files.small import write_whole
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
@@ -76,7 +77,7 @@ def predict(
         raise UserError(
             f"{run_dir}: its task has no test file, allowed: --input FILE, or a run whose task has"
         )
-    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
+    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     predictor = predictor_of(run, loaded, batch_size=batch_size)
     records = predict_splits(predictor, loaded.params, family, names)
     scores = _scores(family, records)

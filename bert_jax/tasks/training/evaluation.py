@@ -12,6 +12,7 @@ from rich.console import Console
 
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.small import write_whole
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run
 from bert_jax.runs.parameters import LoadedParams, load_params
@@ -49,7 +50,7 @@ def conclude(
     Returns:
         The figures of the dev splits.
     """
-    loaded = load_params(run, checkpoint="auto", on=mesh)
+    loaded = load_params(run, checkpoint="auto", mesh=mesh)
     records = predict_splits(predictor, loaded.params, family, dev_splits(family))
     scores = score_splits(family, records)
     if jax.process_index() == 0:
@@ -81,7 +82,7 @@ def evaluate_task(
     family = open_data(run, roles=(role,))
     if not family.splits:
         raise UserError(f"--split: {run.directory} has no {role} file; allowed: --split of one")
-    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
+    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     predictor = predictor_of(run, loaded, batch_size=batch_size)
     records = predict_splits(predictor, loaded.params, family, list(family.splits))
     for name, found in records.items():
