@@ -58,25 +58,6 @@ class BertObjective:
     pair: PairTask | None = "nsp"
     best_metric: str = "loss"
 
-    @classmethod
-    def create(
-        cls,
-        *,
-        masking: MaskingSection,
-        architecture: Architecture,
-        execution: Execution,
-        tokenizer: Tokenizer,
-        pair: PairTask | None,
-    ) -> BertObjective:
-        """Returns the objective for a model, a tokenizer, a way of masking and a pair task."""
-        return cls(
-            architecture=architecture,
-            execution=execution,
-            masking=masking,
-            tokenizer=tokenizer,
-            pair=pair,
-        )
-
     def features(
         self, *, seq_length: int, max_predictions: int | None, evaluation: bool
     ) -> RowTransform:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 from jax.sharding import Mesh
 
@@ -23,13 +22,6 @@ from bert_jax.train.spec import Evaluate, Phase
 from bert_jax.train.state import ModelDefinition
 
 
-class OpenedPhase(NamedTuple):
-    """A phase ready to run, and the identity of its data."""
-
-    phase: Phase
-    dataset_fingerprint: str
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhaseOpener:
     """Opens the phases of one run."""
@@ -41,11 +33,11 @@ class PhaseOpener:
     tokenizer: Tokenizer
     mesh: Mesh
 
-    def open(self, index: int) -> OpenedPhase:
+    def open(self, index: int) -> tuple[Phase, str]:
         """Opens a phase's data and checks that model, tokenizer and objective fit it.
 
-        Args:
-            index: of the phase.
+        Returns:
+            The phase, and the fingerprint of its dataset.
 
         Raises:
             UserError: they do not; the message names the key.
@@ -53,10 +45,14 @@ class PhaseOpener:
         section = self.settings.train.phases[index]
         key = f"train.phases.{index}"
         source = self._source(section.dataset, TRAIN, key=f"{key}.dataset")
-        self._check_length(section, key=key)
+        positions = self.architecture.max_position_embeddings
+        if section.seq_length > positions:
+            raise UserError(
+                f"{key}.seq_length: found {section.seq_length}, allowed: up to the model's "
+                f"{positions} positions (model.max_position_embeddings)"
+            )
         with under(key, PhaseSection):
-            phase = self._phase(section, source, index=index)
-        return OpenedPhase(phase, source.dataset.fingerprint)
+            return self._phase(section, source, index=index), source.dataset.fingerprint
 
     def _phase(self, section: PhaseSection, source: ExampleSource, *, index: int) -> Phase:
         settings, share = self.settings, process_share(self.mesh)
@@ -120,11 +116,3 @@ class PhaseOpener:
         return open_source(
             dataset, split, objective=self.settings.objective, tokenizer=self.tokenizer, key=key
         )
-
-    def _check_length(self, section: PhaseSection, *, key: str) -> None:
-        positions = self.architecture.max_position_embeddings
-        if section.seq_length > positions:
-            raise UserError(
-                f"{key}.seq_length: found {section.seq_length}, allowed: up to the model's "
-                f"{positions} positions (model.max_position_embeddings)"
-            )

@@ -23,11 +23,9 @@ class _Entry(NamedTuple):
 
 
 OBJECTIVES: Final[dict[ObjectiveName, _Entry]] = {
-    "bert": _Entry(partial(BertObjective.create, pair="nsp"), ("nsp",)),
-    "sop": _Entry(partial(BertObjective.create, pair="sop"), ("sop",)),
-    "roberta": _Entry(
-        partial(BertObjective.create, pair=None), ("full_sentences", "doc_sentences")
-    ),
+    "bert": _Entry(partial(BertObjective, pair="nsp"), ("nsp",)),
+    "sop": _Entry(partial(BertObjective, pair="sop"), ("sop",)),
+    "roberta": _Entry(partial(BertObjective, pair=None), ("full_sentences", "doc_sentences")),
 }
 
 

@@ -10,6 +10,7 @@ Reports, evaluations, checkpoints, mesh, loader and paths decide no number and a
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 from rich.console import Console
 
 from bert_jax.files.small import read_json_object
-from bert_jax.model.config import Execution
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.optim.sections import OptimizerSection
@@ -56,22 +56,16 @@ def check_resume(
     progress = TrainProgress.from_json(saved)
     if progress.phase >= len(settings.train.phases):
         return provenance  # restoring refuses it
-    held = _decisive(
+    then = dataclasses.replace(
+        settings,
         seed=run.seed,
+        model=run.model,
         objective=run.section("objective", ObjectiveSection, verb="pretrain"),
         optimizer=run.section("optimizer", OptimizerSection, verb="pretrain"),
-        execution=run.model.execution,
         train=run.section("train", TrainSection, verb="pretrain"),
-        datasets=provenance.get("datasets", {}),
     )
-    asked = _decisive(
-        seed=settings.seed,
-        objective=settings.objective,
-        optimizer=settings.optimizer,
-        execution=settings.model.execution,
-        train=settings.train,
-        datasets=datasets,
-    )
+    held = _decisive(then, provenance.get("datasets", {}))
+    asked = _decisive(settings, datasets)
     changes = find_changes(held, asked)
     free = _free_keys([change.key for change in changes], progress, settings.train)
     what = "run" if free is not None else "finished run"
@@ -104,27 +98,19 @@ def _free_keys(keys: list[str], progress: TrainProgress, train: TrainSection) ->
     return [key for key in keys if is_free(key)]
 
 
-def _decisive(
-    *,
-    seed: int,
-    objective: ObjectiveSection,
-    optimizer: OptimizerSection,
-    execution: Execution,
-    train: TrainSection,
-    datasets: Mapping[str, str],
-) -> dict[str, Any]:
+def _decisive(settings: PretrainSettings, datasets: Mapping[str, str]) -> dict[str, Any]:
     """Returns the settings that decide a run's numbers; data by its content, not its path."""
     phases = {
         str(index): {
             **phase.model_dump(mode="json"),
             "dataset": datasets.get(phase.dataset, phase.dataset),
         }
-        for index, phase in enumerate(train.phases)
+        for index, phase in enumerate(settings.train.phases)
     }
     return {
-        "seed": seed,
-        "objective": objective.model_dump(mode="json"),
-        "optimizer": optimizer.model_dump(mode="json"),
-        "model": {"execution": execution.model_dump(mode="json")},
-        "train": {"rng": train.rng, "phases": phases},
+        "seed": settings.seed,
+        "objective": settings.objective.model_dump(mode="json"),
+        "optimizer": settings.optimizer.model_dump(mode="json"),
+        "model": {"execution": settings.model.execution.model_dump(mode="json")},
+        "train": {"rng": settings.train.rng, "phases": phases},
     }

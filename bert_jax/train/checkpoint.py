@@ -13,7 +13,6 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bert_jax.errors import UserError
 from bert_jax.task import Params
-from bert_jax.train.checkpoint_store import Restored
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState
 
@@ -128,16 +127,6 @@ class Checkpointer:
             args=ocp.args.Composite(**{PARAMS: ocp.args.StandardSave(params)}),
             metrics=_scored(selection_score),
         )
-
-    def restore(self, abstract: TrainState, *, step: int) -> Restored:
-        """Reads a whole checkpoint into the layout of `abstract`, on whatever mesh that is.
-
-        Raises:
-            UserError: a tensor is missing, unexpected, or of another shape or dtype.
-        """
-        params = self.restore_params(abstract.params, step=step)
-        state = self.restore_optimizer(abstract, step=step)._replace(params=params)
-        return Restored(state, self.progress(step))
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
         """Reads everything but the parameters, which stay as `abstract` has them.

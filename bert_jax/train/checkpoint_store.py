@@ -7,17 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
 from bert_jax.task import Params
 from bert_jax.train.state import TrainState
-
-
-class Restored(NamedTuple):
-    """A checkpoint read back."""
-
-    state: TrainState
-    progress: Mapping[str, Any]
 
 
 class CheckpointReader(Protocol):
@@ -45,10 +38,6 @@ class CheckpointReader(Protocol):
 
     def progress(self, step: int) -> Mapping[str, Any]:
         """Returns a checkpoint's progress as plain JSON, ``{}`` if it is parameters alone."""
-        ...
-
-    def restore(self, abstract: TrainState, *, step: int) -> Restored:
-        """Reads a whole checkpoint."""
         ...
 
     def restore_params(self, abstract_params: Params, *, step: int) -> Params:

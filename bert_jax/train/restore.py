@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from bert_jax.errors import UserError
+from bert_jax.train.checkpoint_store import CheckpointReader
 from bert_jax.train.progress import IMPORTED, TrainProgress
 from bert_jax.train.spec import Phase, TrainSpec
 from bert_jax.train.state import TrainState, initialise
@@ -26,10 +27,20 @@ def restore_or_initialise(
         with jax.set_mesh(spec.mesh):
             state = initialise(spec.step.task, spec.step.optimizer, abstract, seed=spec.seed)
         return state._replace(params=spec.initial_params(state.params)), TrainProgress()
-    restored = spec.checkpoints.restore(abstract, step=step)
-    progress = _progress(restored.progress, step=step, phases=spec.phases)
+    state = restore_state(spec.checkpoints, abstract, step=step)
+    progress = _progress(spec.checkpoints.progress(step), step=step, phases=spec.phases)
     _check(progress, spec.phases)
-    return restored.state, progress
+    return state, progress
+
+
+def restore_state(checkpoints: CheckpointReader, abstract: TrainState, *, step: int) -> TrainState:
+    """Reads parameters and optimizer into the layout of `abstract`.
+
+    Raises:
+        UserError: a tensor is missing, unexpected, or of another shape or dtype.
+    """
+    params = checkpoints.restore_params(abstract.params, step=step)
+    return checkpoints.restore_optimizer(abstract, step=step)._replace(params=params)
 
 
 def _progress(saved: Mapping[str, Any], *, step: int, phases: Sequence[Phase]) -> TrainProgress:

@@ -31,7 +31,7 @@ class Meter:
         self._flops_per_row = flops_per_row
         peak = peak_flops(jax.devices()[0])
         self._peak = None if peak is None else peak * jax.device_count()
-        self._reset()
+        self.restart()
 
     def add(self, *, tokens: int, rows: int, waited: float) -> None:
         """Counts one step: non-padding tokens, rows, seconds waited for input."""
@@ -48,14 +48,11 @@ class Meter:
         found = Throughput(
             self._tokens / seconds, self._rows / seconds, self._waited / seconds, mfu
         )
-        self._reset()
+        self.restart()
         return found
 
     def restart(self) -> None:
         """Starts counting again, so that a pause for evaluation is no slow training."""
-        self._reset()
-
-    def _reset(self) -> None:
         self._started = time.perf_counter()
         self._tokens = 0
         self._rows = 0
