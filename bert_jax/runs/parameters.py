@@ -33,7 +33,7 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
     Args:
         run: opened.
         checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
-        mesh: from `open_mesh`; None for all devices there are, whatever the run was trained on.
+        mesh: from `open_mesh`; None for all devices there are.
 
     Raises:
         UserError: no such checkpoint.

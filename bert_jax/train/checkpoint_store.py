@@ -1,7 +1,6 @@
-"""What the program asks of stored checkpoints, whatever stores them.
+"""The interface to stored checkpoints; `bert_jax.runs.checkpoints` chooses the implementation.
 
-`bert_jax.runs.checkpoints` chooses the store. A checkpoint has three parts: parameters, optimizer
-(with step and random key) and progress.
+A checkpoint has three parts: parameters, optimizer (with step and random key) and progress.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from bert_jax.train.state import TrainState
 class CheckpointReader(Protocol):
     """Finds and reads the checkpoints of one run; a context manager.
 
-    What is read goes into the layout of the abstract arrays, on whatever mesh that is; a tensor
-    that is missing, unexpected or of another shape or dtype is a UserError.
+    Arrays are read into the layout of the abstract ones, whose mesh need not be that of saving. A
+    tensor that is missing, unexpected or of another shape or dtype is a UserError.
     """
 
     def all_steps(self) -> list[int]:

@@ -13,7 +13,7 @@ from bert_jax.section import Section
 
 
 class PhaseSection(Section):
-    """A part of a run with one dataset, sequence length and batch size.
+    """Consecutive steps with one dataset, sequence length and batch size.
 
     A phase that names its own learning rate starts a schedule of its own (warm-up and decay over
     it and the phases after it that name none); otherwise one schedule spans the run, as in
