@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-from bert_jax.data.loader.position import Position
+from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.train.progress import TrainProgress
 from bert_jax.train.spec import Intervals, Phase
 from bert_jax.train.step_tracker import DueActions, StepTracker
@@ -23,10 +23,10 @@ class Rows:
     def batches(self, *, first_step: int) -> Any:
         return nullcontext(iter(range(first_step, 1000)))
 
-    def position(self, step: int) -> Position:
-        return Position(example_index=step * self.batch_size, fingerprint={})
+    def position(self, step: int) -> DataPosition:
+        return DataPosition(example_index=step * self.batch_size, fingerprint={})
 
-    def check(self, position: Position) -> int:
+    def check(self, position: DataPosition) -> int:
         return position.step(batch_size=self.batch_size, fingerprint={})
 
 
@@ -73,7 +73,7 @@ def test_evaluations_and_checkpoints_fall_on_their_intervals_and_on_the_end_of_a
     }
     progress = tracker.progress
     assert (progress.step, progress.phase, progress.phase_step) == (7, 1, 2)
-    assert progress.position == Position(example_index=16, fingerprint={})
+    assert progress.position == DataPosition(example_index=16, fingerprint={})
     assert tracker.take_window() == {"loss": (7.0, 7.0)}
     assert progress.window == {}
 
@@ -93,7 +93,7 @@ def test_a_signal_saves_and_stops_the_run_unless_it_has_ended() -> None:
 
 
 def test_a_resumed_run_skips_what_it_has_done_and_counts_batches_in_rows() -> None:
-    done = Position(example_index=16, fingerprint={})
+    done = DataPosition(example_index=16, fingerprint={})
     progress = TrainProgress(step=4, phase=0, phase_step=4, position=done)
     # Four steps of four rows, which are two of eight.
     tracker = StepTracker(progress, phases=[phase(6), phase(2)], intervals=INTERVALS)
@@ -103,7 +103,7 @@ def test_a_resumed_run_skips_what_it_has_done_and_counts_batches_in_rows() -> No
     tracker = StepTracker(progress, phases=[phase(6)], intervals=INTERVALS)
     assert tracker.first_batch() == 2
     tracker.finish_step({})
-    assert progress.position == Position(example_index=24, fingerprint={})
+    assert progress.position == DataPosition(example_index=24, fingerprint={})
 
 
 def test_a_run_out_of_patience_has_no_phases_left() -> None:
