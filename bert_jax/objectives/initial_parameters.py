@@ -50,7 +50,8 @@ class ParameterOrigin(NamedTuple):
             if step is None:
                 raise UserError(f"--init-from: {self.run_dir} has no checkpoint")
             found = checkpoints.restore_params(wanted, step=step)
-        self._say([HEADS[part] for part in fresh if part not in shared], "start fresh")
+        lacking = [head for part, head in HEADS.items() if part in fresh and part not in shared]
+        self._say(lacking, "start fresh")
         self._say([f"the {part} head" for part in found if part not in fresh], "left out")
         return fresh | {part: found[part] for part in shared}
 
