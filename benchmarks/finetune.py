@@ -34,6 +34,7 @@ from bert_jax.tasks.training.setup import origin_params, prepare
 from bert_jax.train.compiled import StepPrograms, lower_train_step
 from bert_jax.train.prefetch import to_devices
 from bert_jax.train.state import abstract_state, initialise
+from bert_jax.train.step import StepSpec
 from bert_jax.verbs.finetune import finetune_settings
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 
@@ -137,12 +138,14 @@ class Ours:
         self.state = state._replace(params=origin_params(prepared, state.params))
         lower = functools.partial(
             lower_train_step,
-            prepared.task,
-            model,
-            optimizer,
-            schedule,
+            StepSpec(
+                task=prepared.task,
+                model=model,
+                optimizer=optimizer,
+                schedule=schedule,
+                rng="threefry2x32",
+            ),
             accumulation=1,
-            rng="threefry2x32",
         )
         self.run = StepPrograms(lower, shapes=self.batches.plan.shapes)
         self.stream = self.batches.batches(first_step=0)

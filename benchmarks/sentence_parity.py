@@ -20,6 +20,7 @@ import transformers
 from flax import nnx
 
 from benchmarks.report import report
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.text import Tokenizer
@@ -47,7 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         run = open_run(import_checkpoint(str(arguments.checkpoint), f"{directory}/run"))
         ids = np.stack([row_of(sentence, run.tokenizer) for sentence in sentences])
-        loaded = load_params(run, checkpoint="last", one_device=True)
+        loaded = load_params(run, checkpoint="last", mesh=open_mesh(one_device=True))
         ours = jax.device_get(
             jax.jit(embed, static_argnums=0)(loaded.model.graphdef, loaded.params, ids)
         )

@@ -39,6 +39,7 @@ from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import abstract_state, define_model, initialise
+from bert_jax.train.step import StepSpec
 
 ROWS, LENGTH, PREDICTIONS, VOCAB = 16, 128, 20, 30_522
 RATE = 1e-4
@@ -162,16 +163,10 @@ def our_steps(
     with jax.set_mesh(mesh):
         state = initialise(task, optimizer, abstract_state(model, optimizer, mesh), seed=0)
         placed = jax.device_put(batch, batch_sharding(mesh))
-        step = lower_train_step(
-            task,
-            model,
-            optimizer,
-            schedule,
-            state,
-            placed,
-            accumulation=1,
-            rng="threefry2x32",
-        ).compile()
+        spec = StepSpec(
+            task=task, model=model, optimizer=optimizer, schedule=schedule, rng="threefry2x32"
+        )
+        step = lower_train_step(spec, state, placed, accumulation=1).compile()
 
     def run() -> None:
         nonlocal state

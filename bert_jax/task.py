@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import jax
     from flax import nnx
 
+Params: TypeAlias = dict[str, Any]
+"""Parameters by name, dicts nested in dicts: arrays, or the ShapeDtypeStructs of abstract ones."""
+
 Row: TypeAlias = dict[str, np.ndarray]
 Batch: TypeAlias = "Mapping[str, jax.Array]"
 
@@ -26,6 +29,28 @@ HostBatch: TypeAlias = Mapping[str, np.ndarray] | tuple[Mapping[str, np.ndarray]
 # and of hosts add up to the pair of the whole, means of means do not.
 Metrics: TypeAlias = "dict[str, tuple[jax.Array, jax.Array]]"
 Sums: TypeAlias = Mapping[str, tuple[float, float]]
+
+
+class Watch(Protocol):
+    """What an objective knows about normal scores of a run, for the person who watches it."""
+
+    @property
+    def expectation(self) -> str:
+        """The line shown when the run starts."""
+        ...
+
+    def remark(self, scores: Mapping[str, float]) -> str:
+        """Returns a few words on the scores of an evaluation."""
+        ...
+
+    def warn(self, *, step: int, scores: Mapping[str, float]) -> str | None:
+        """Returns a warning, or None when the scores since the last report are as they should be.
+
+        Args:
+            step: optimizer steps done.
+            scores: means since the last report.
+        """
+        ...
 
 
 class RowTransform(Protocol):
@@ -79,7 +104,7 @@ class Task(Protocol):
     """An objective or a fine-tuning task, as the loop sees it."""
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
-        """Returns the model with freshly drawn parameters."""
+        """Returns the model with freshly initialised parameters."""
         ...
 
     def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
@@ -110,7 +135,7 @@ class Task(Protocol):
         ...
 
     def score(self, sums: Sums) -> dict[str, float]:
-        """Returns named figures from summed metrics."""
+        """Returns named scores from summed metrics."""
         ...
 
 
@@ -119,7 +144,7 @@ class Objective(Task, Protocol):
 
     @property
     def best_metric(self) -> str:
-        """The key of `score` by which checkpoints are ranked; smaller is better."""
+        """The key of `score` that selects the best checkpoint; smaller is better."""
         ...
 
     def features(
@@ -130,10 +155,19 @@ class Objective(Task, Protocol):
         Args:
             seq_length: positions of a row.
             max_predictions: slots for masked pieces; None for the objective's own rule.
-            evaluation: draw as evaluation does (BERT: always 15%).
+            evaluation: mask as evaluation does (BERT: always 15%).
         """
         ...
 
-    def flops_per_row(self, *, seq_length: int, max_predictions: int | None) -> float:
+    def flops_per_row(self, *, seq_length: int, predictions: int) -> float:
         """Returns the model FLOPs of one row, forward and backward, for the progress line's MFU."""
+        ...
+
+    def watch(self, *, unigram_entropy: float, total_steps: int) -> Watch:
+        """Returns what to watch in a run.
+
+        Args:
+            unigram_entropy: of the training text, in nats per token.
+            total_steps: of the run.
+        """
         ...

@@ -35,6 +35,7 @@ from bert_jax.feature_extraction.writers import (
 )
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import is_remote
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run, open_run
 from bert_jax.runs.parameters import load_params
@@ -141,7 +142,7 @@ def extract_features(
     first = next(texts, None)
     if first is None:
         raise UserError(f"{request.input_path}: found no text, allowed: one or more")
-    loaded = load_params(run, checkpoint=request.checkpoint, mesh=request.mesh)
+    loaded = load_params(run, checkpoint=request.checkpoint, mesh=open_mesh(request.mesh))
     extractor = FeatureExtractor(settings, run, loaded)
 
     def stream() -> Iterator[TextFeatures]:

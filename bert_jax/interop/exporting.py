@@ -16,6 +16,7 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tf_bert import write_tf
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import TOKENIZER, Run, describe
 from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.parameters import LoadedParams, load_moments, load_params
@@ -69,7 +70,7 @@ def write_export(
         UserError: no such checkpoint, a head that the run lacks, something that the format cannot
             express, a full disk.
     """
-    loaded = load_params(run, checkpoint=checkpoint, one_device=True)
+    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(one_device=True))
     usage, heads = _write(directory, run, loaded, options, title)
     evaluation = read_evaluation(run, step=loaded.step)
     card = model_card(

@@ -21,11 +21,10 @@ from bert_jax.interop.tf_bert import is_tf, read_tf
 from bert_jax.model.config import Execution, ModelSection
 from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments
 from bert_jax.optim.sections import OptimizerSection
-from bert_jax.runs.directory import CHECKPOINTS, describe, write_run
+from bert_jax.runs.checkpoints import write_checkpoints
+from bert_jax.runs.directory import describe, write_run
 from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
-from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.progress import IMPORTED
-from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState, run_key
 
 # What Orbax needs beside the array that it writes.
@@ -105,11 +104,8 @@ def write_imported_run(
     largest = max(leaf.nbytes for leaf in jax.tree.leaves(model.params))
     _to_device(model.params)
     step = model.step or 0
-    with Checkpointer(
-        root / CHECKPOINTS,
-        CheckpointSection(),
-        ranked=False,
-        save_bytes=largest + SAVE_SLACK_BYTES,
+    with write_checkpoints(
+        root, ranked=False, save_bytes=largest + SAVE_SLACK_BYTES
     ) as checkpointer:
         if model.moments is None:
             checkpointer.save_params(model.params, step=step)

@@ -1,7 +1,7 @@
 """Masked language model, with or without a pair task on [CLS]: BERT, ALBERT's and RoBERTa's.
 
 BERT adds next sentence prediction (arXiv 1810.04805, section 3.1), ALBERT sentence order prediction
-(arXiv 1909.11942), RoBERTa nothing (arXiv 1907.11692). What is masked is the masking's affair.
+(arXiv 1909.11942), RoBERTa nothing (arXiv 1907.11692). `MaskingSection` says what is masked.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from bert_jax.model.config import Architecture, Execution
 from bert_jax.model.flops import train_flops
 from bert_jax.model.heads import Scored, cross_entropy
 from bert_jax.model.pretraining import BertForPretraining
-from bert_jax.task import Batch, Metrics, RowTransform, Sums
+from bert_jax.objectives.plateau import PATIENCE_STEPS, PlateauWatch
+from bert_jax.task import Batch, Metrics, RowTransform, Sums, Watch
 from bert_jax.text.tokenizer import Tokenizer
 
-# The release adds it to the number of masked pieces before dividing (run_pretraining.py).
+# google-research/bert adds it to the number of masked pieces before dividing (run_pretraining.py).
 MLM_EPSILON: Final = 1e-5
 
 PairTask = Literal["nsp", "sop"]
 
-# Evaluation masks as the paper does, whatever training does, so that runs can be compared.
+# Evaluation always masks as the paper does, so that runs can be compared.
 EVALUATION_MASKING: Final = MaskingSection()
 
 
@@ -37,17 +38,17 @@ class BertObjective:
     """Loss = Σ(w·nll)/(Σw + 1e-5) over masked pieces + mean nll of the pair task, global batch.
 
     Without a pair task its term and its metrics are left out. The model is the same, so that a
-    checkpoint fits whichever objective goes on from it: pooler and next-sentence head then get no
-    gradient, and only weight decay moves them.
+    run of any of these objectives can start from a checkpoint of another: pooler and next-sentence
+    head then get no gradient, and only weight decay changes them.
 
     Attributes:
         architecture: of the model.
         execution: how it is computed.
         masking: of training rows; evaluation always masks 15% of the tokens.
         tokenizer: whose vocabulary the rows are in.
-        pair: what the label of two spans means, which names its metrics (``sop_accuracy``); None:
-            there is but one span.
-        best_metric: by which checkpoints are ranked.
+        pair: what the label of two spans means, which names its metrics (``sop_accuracy``); None
+            for examples of one span.
+        best_metric: by which the best checkpoint is selected.
     """
 
     architecture: Architecture
@@ -57,25 +58,6 @@ class BertObjective:
     pair: PairTask | None = "nsp"
     best_metric: str = "loss"
 
-    @classmethod
-    def create(
-        cls,
-        *,
-        masking: MaskingSection,
-        architecture: Architecture,
-        execution: Execution,
-        tokenizer: Tokenizer,
-        pair: PairTask | None,
-    ) -> BertObjective:
-        """Returns the objective for a model, a tokenizer, a way of masking and a pair task."""
-        return cls(
-            architecture=architecture,
-            execution=execution,
-            masking=masking,
-            tokenizer=tokenizer,
-            pair=pair,
-        )
-
     def features(
         self, *, seq_length: int, max_predictions: int | None, evaluation: bool
     ) -> RowTransform:
@@ -84,7 +66,7 @@ class BertObjective:
         Args:
             seq_length: positions of a row.
             max_predictions: most predictions of a training row; None for the masking's own rule.
-            evaluation: mask 15% of the tokens, whatever training does.
+            evaluation: mask 15% of the tokens, as `EVALUATION_MASKING` does.
         """
         masking = EVALUATION_MASKING if evaluation else self.masking
         if max_predictions is not None and not evaluation:
@@ -125,10 +107,17 @@ class BertObjective:
             loss += metrics[f"{self.pair}_loss"][0] / weights[self.pair]
         return loss, metrics
 
-    def flops_per_row(self, *, seq_length: int, max_predictions: int | None) -> float:
+    def flops_per_row(self, *, seq_length: int, predictions: int) -> float:
         """Returns the model FLOPs of one row, forward and backward."""
-        predictions = max_predictions or self.masking.predictions(seq_length)
         return train_flops(self.architecture, seq_length=seq_length, predictions=predictions)
+
+    def watch(self, *, unigram_entropy: float, total_steps: int) -> Watch:
+        """Returns the watch for the plateau at the unigram entropy."""
+        return PlateauWatch(
+            unigram_entropy=unigram_entropy,
+            vocab_size=self.architecture.vocab_size,
+            patience=min(PATIENCE_STEPS, total_steps // 4),
+        )
 
     def score(self, sums: Sums) -> dict[str, float]:
         """Returns loss, and each term's loss (nats) and accuracy, over everything summed."""

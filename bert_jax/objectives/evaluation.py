@@ -12,14 +12,13 @@ from bert_jax.errors import UserError
 from bert_jax.objectives.example_source import open_source
 from bert_jax.objectives.registry import objective_of
 from bert_jax.objectives.section import ObjectiveSection
-from bert_jax.parallel.mesh import process_share
+from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.rules import batch_parts
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run
 from bert_jax.runs.evaluation import Evaluation
 from bert_jax.runs.parameters import load_params
-from bert_jax.train.compiled import compile_evaluation
-from bert_jax.train.loop import evaluate
+from bert_jax.train.evaluation import make_evaluation
 from bert_jax.train.sections import PhaseSection, TrainSection
 from bert_jax.train.state import define_model
 
@@ -58,7 +57,7 @@ def evaluate_objective(
         raise UserError(
             f"--dataset: missing; {run.directory} was imported and has no dataset of its own"
         )
-    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
+    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     source = open_source(
         path,
         split,
@@ -85,9 +84,10 @@ def evaluate_objective(
         share=share,
     )
     with jax.set_mesh(loaded.mesh):
-        step = compile_evaluation(task, define_model(task.build), loaded.mesh)
-        totals = evaluate(step, loaded.params, batches, loaded.mesh, shares=share.count)
-    return Evaluation(loaded.step, path, split, len(source.dataset), task.score(totals))
+        model = define_model(task.build)
+        score = make_evaluation(task, model, batches, loaded.mesh, shares=share.count)
+        scores = score(loaded.params)
+    return Evaluation(loaded.step, path, split, len(source.dataset), scores)
 
 
 def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Final, Protocol
 
 from bert_jax.data.dataset.reader import Dataset, open_dataset
 from bert_jax.data.google_bert.reader import (
@@ -18,6 +18,9 @@ from bert_jax.objectives.registry import check_pairing
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.task import Objective, RowTransform
 from bert_jax.text import Tokenizer
+
+TRAIN: Final = "train"
+VALIDATION: Final = "validation"
 
 
 class ExampleSource(Protocol):
@@ -53,7 +56,7 @@ def open_source(
     Args:
         path: a dataset directory, or TFRecords: a file, a glob or a directory.
         split: "train" or "validation".
-        objective: what is to be learnt.
+        objective: of the run.
         tokenizer: the run's.
         key: what named the path, for messages.
 
@@ -111,7 +114,7 @@ class _GoogleBertSource:
     def features(
         self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
     ) -> StaticMaskTransform:
-        """Masks stand as they are, in evaluation too."""
+        """The masks are those of the file, in evaluation too."""
         del task, evaluation
         summary = self.dataset.summary
         slots = max_predictions or summary.slots

@@ -23,11 +23,9 @@ class _Entry(NamedTuple):
 
 
 OBJECTIVES: Final[dict[ObjectiveName, _Entry]] = {
-    "bert": _Entry(partial(BertObjective.create, pair="nsp"), ("nsp",)),
-    "sop": _Entry(partial(BertObjective.create, pair="sop"), ("sop",)),
-    "roberta": _Entry(
-        partial(BertObjective.create, pair=None), ("full_sentences", "doc_sentences")
-    ),
+    "bert": _Entry(partial(BertObjective, pair="nsp"), ("nsp",)),
+    "sop": _Entry(partial(BertObjective, pair="sop"), ("sop",)),
+    "roberta": _Entry(partial(BertObjective, pair=None), ("full_sentences", "doc_sentences")),
 }
 
 
@@ -67,7 +65,7 @@ def objective_of(run: Run) -> Objective:
 
 
 def check_pairing(section: ObjectiveSection, dataset: Dataset, *, key: str) -> None:
-    """Checks that a dataset's examples are made for the objective: its labels mean what it learns.
+    """Checks that a dataset's examples, and so their labels, are made for the objective.
 
     Args:
         section: the objective.

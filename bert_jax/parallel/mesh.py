@@ -53,6 +53,21 @@ def initialise(section: MeshSection) -> None:
         )
 
 
+def open_mesh(section: MeshSection | None = None, *, one_device: bool = False) -> Mesh:
+    """Chooses the platform, joins the other processes, and returns the mesh.
+
+    Args:
+        section: of the mesh; None for all devices there are.
+        one_device: use the first device alone; on several, each could hold a copy of a model.
+
+    Raises:
+        UserError: as `initialise` and `mesh_shape` do.
+    """
+    section = section or MeshSection()
+    initialise(section)
+    return make_mesh(section, jax.devices()[:1] if one_device else None)
+
+
 def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
     """Returns the sizes of the axes data, fsdp, tensor, with -1 worked out.
 

@@ -83,7 +83,7 @@ class Run(NamedTuple):
 
 
 def describe(heads: HeadsSection) -> str:
-    """Returns what stands on an encoder, in words: ``no head but a pooler``."""
+    """Returns the heads on an encoder in words: ``no head but a pooler``."""
     names = {"an MLM head": heads.mlm, "a next-sentence head": heads.next_sentence}
     found = [name for name, there in names.items() if there]
     if heads.task is not None:

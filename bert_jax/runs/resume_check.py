@@ -1,9 +1,9 @@
-"""What goes on under other settings is neither the one run nor the other."""
+"""Refuse to resume with a different configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from etils import epath
 from flax.traverse_util import flatten_dict
@@ -11,15 +11,38 @@ from flax.traverse_util import flatten_dict
 from bert_jax.errors import UserError
 
 
+class SettingChange(NamedTuple):
+    """A setting that differs from the one a run was started with."""
+
+    key: str
+    was: Any
+    now: Any
+
+
+def find_changes(held: Mapping[str, Any], asked: Mapping[str, Any]) -> list[SettingChange]:
+    """Returns the settings that differ, in the order of their keys.
+
+    Args:
+        held: the nested settings that a run was made with.
+        asked: those of now.
+    """
+    was, now = (flatten_dict(dict(settings), sep=".") for settings in (held, asked))
+    return [
+        SettingChange(key, was.get(key), now.get(key))
+        for key in sorted(was.keys() | now.keys())
+        if was.get(key) != now.get(key)
+    ]
+
+
 def refuse_other_settings(
     root: epath.Path,
     *,
-    held: dict[str, Any],
-    asked: dict[str, Any],
+    held: Mapping[str, Any],
+    asked: Mapping[str, Any],
     free: Collection[str],
     what: str,
 ) -> None:
-    """Refuses to go on with what a directory holds.
+    """Refuses to resume what a directory holds with a different configuration.
 
     Args:
         root: the directory.
@@ -31,10 +54,9 @@ def refuse_other_settings(
     Raises:
         UserError: naming the first key that differs, in the order of their names.
     """
-    was, now = flatten_dict(held, sep="."), flatten_dict(asked, sep=".")
-    for key in sorted(was.keys() | now.keys()):
-        if was.get(key) != now.get(key) and key not in free:
+    for change in find_changes(held, asked):
+        if change.key not in free:
             raise UserError(
-                f"{key}: found {now.get(key)}, but {root} holds a {what} with {was.get(key)}; "
+                f"{change.key}: found {change.now}, but {root} holds a {what} with {change.was}; "
                 f"allowed: the same, or a new run_dir"
             )

@@ -14,6 +14,7 @@ from pyarrow import csv as pa_csv
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run
 from bert_jax.runs.parameters import load_params
@@ -95,7 +96,7 @@ def predict_to(
 ) -> Predictions:
     """Predicts a file or the test splits and writes the result, see `bert_jax.predict`."""
     output.check()
-    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
+    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     family = open_data(
         run,
         roles=("test",) if input_path is None else ("input",),

@@ -1,1 +1,1 @@
-"""The one train loop and what it stands on."""
+"""The one train loop: state, step, bookkeeping, checkpoints, reports."""

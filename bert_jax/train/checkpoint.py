@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +13,14 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bert_jax.errors import UserError
 from bert_jax.files.remote import is_remote
+from bert_jax.task import Params
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState
 
 PARAMS: Final = "params"
 OPTIMIZER: Final = "optimizer"
 PROGRESS: Final = "progress"
-RANK: Final = "rank"
-
-
-class Restored(NamedTuple):
-    """A checkpoint read back."""
-
-    state: TrainState
-    progress: dict[str, Any]  # data position, phase, metrics not yet reported
+SELECTION_SCORE: Final = "rank"  # its name on disk
 
 
 class Checkpointer:
@@ -41,14 +35,16 @@ class Checkpointer:
         directory: epath.PathLike,
         section: CheckpointSection,
         *,
+        read_only: bool = False,
         ranked: bool = True,
         save_bytes: int | None = None,
     ) -> None:
-        """Opens the directory, which appears with the first save.
+        """Opens the directory, and makes it unless it is to be read only.
 
         Args:
             directory: local or gs://.
             section: how many of the last and of the best to keep.
+            read_only: whether the directory is left alone; it need not exist then.
             ranked: whether checkpoints are evaluated, so that the best can be kept.
             save_bytes: how much may be on its way to the disk at a time, at least the largest
                 array; None for Orbax's own limit.
@@ -56,11 +52,11 @@ class Checkpointer:
         keep: list[Any] = [preservation_policy.LatestN(section.keep_last)]
         ranking: dict[str, Any] = {}
         if ranked:
-            ranking = {"best_fn": lambda scores: scores[RANK], "best_mode": "min"}
+            ranking = {"best_fn": lambda scores: scores[SELECTION_SCORE], "best_mode": "min"}
         if ranked and section.keep_best:
             keep.append(
                 preservation_policy.BestN(
-                    get_metric_fn=lambda scores: scores[RANK],
+                    get_metric_fn=lambda scores: scores[SELECTION_SCORE],
                     reverse=True,
                     n=section.keep_best,
                     keep_checkpoints_without_metrics=False,
@@ -74,7 +70,7 @@ class Checkpointer:
             handler_registry=_handlers(save_bytes),
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=preservation_policy.AnyPreservationPolicy(keep),
-                create=True,
+                create=not read_only,
                 **ranking,
             ),
         )
@@ -88,7 +84,7 @@ class Checkpointer:
         return sorted(self._manager.all_steps())
 
     def best_step(self) -> int | None:
-        """Returns the step of the checkpoint with the best score, or None where none has one."""
+        """Returns the step of the checkpoint with the best selection score; None without one."""
         return self._manager.best_step()
 
     def save(
@@ -97,15 +93,9 @@ class Checkpointer:
         *,
         step: int,
         progress: Mapping[str, Any],
-        rank: float | None = None,
+        selection_score: float | None = None,
     ) -> None:
         """Starts saving the state as `step`; the next save or leaving the context waits for it.
-
-        Args:
-            state: of a run that is healthy.
-            step: optimizer steps done, the same number as in the state.
-            progress: plain JSON: data position, phase, metrics not yet reported.
-            rank: of an evaluation at this step, for keeping the best; smaller is better.
 
         Raises:
             RuntimeError: Orbax declined to save, which it otherwise does without a word.
@@ -121,7 +111,7 @@ class Checkpointer:
                     PROGRESS: ocp.args.JsonSave(dict(progress)),
                 }
             ),
-            metrics=None if rank is None else {RANK: rank},
+            metrics=_scored(selection_score),
         )
         if not saved:
             raise RuntimeError(
@@ -129,30 +119,15 @@ class Checkpointer:
                 f"{self.latest_step()}"
             )
 
-    def save_params(self, params: Any, *, step: int, rank: float | None = None) -> None:
-        """Saves parameters alone: all there is of an imported model, or of a sweep's best.
-
-        Args:
-            params: nested dict of arrays.
-            step: under which it is found.
-            rank: as for `save`; any number makes the only checkpoint the best.
-        """
+    def save_params(
+        self, params: Params, *, step: int, selection_score: float | None = None
+    ) -> None:
+        """Saves parameters alone: all there is of an imported model, or of a sweep's best."""
         self._manager.save(
             step,
             args=ocp.args.Composite(**{PARAMS: ocp.args.StandardSave(params)}),
-            metrics=None if rank is None else {RANK: rank},
+            metrics=_scored(selection_score),
         )
-
-    def restore(self, abstract: TrainState, *, step: int) -> Restored:
-        """Reads a whole checkpoint into the layout of `abstract`, on whatever mesh that is.
-
-        Raises:
-            UserError: a tensor is missing, unexpected, or of another shape or dtype.
-        """
-        params = self.restore_params(abstract.params, step=step)
-        state = self.restore_optimizer(abstract, step=step)._replace(params=params)
-        args = ocp.args.Composite(**{PROGRESS: ocp.args.JsonRestore()})
-        return Restored(state, self._manager.restore(step, args=args)[PROGRESS])
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
         """Reads everything but the parameters, which stay as `abstract` has them.
@@ -175,7 +150,14 @@ class Checkpointer:
         """Says whether a checkpoint is more than parameters."""
         return (self._directory / str(step) / OPTIMIZER).exists()
 
-    def restore_params(self, abstract_params: Any, *, step: int) -> Any:
+    def progress(self, step: int) -> Mapping[str, Any]:
+        """Returns a checkpoint's progress as plain JSON, ``{}`` if it is parameters alone."""
+        if not (self._directory / str(step) / PROGRESS).exists():
+            return {}
+        args = ocp.args.Composite(**{PROGRESS: ocp.args.JsonRestore()})
+        return self._manager.restore(step, args=args)[PROGRESS]
+
+    def restore_params(self, abstract_params: Params, *, step: int) -> Params:
         """Reads the parameters alone.
 
         Raises:
@@ -190,7 +172,7 @@ class Checkpointer:
         return self._manager.reached_preemption(step)
 
     def wait(self) -> None:
-        """Waits until what was saved is whole on disk."""
+        """Waits until everything saved is whole on disk."""
         self._manager.wait_until_finished()
 
     def __enter__(self) -> Checkpointer:
@@ -221,6 +203,10 @@ class Checkpointer:
                     f"{where}: tensor {name} found {have.dtype}{list(have.shape)}, the model here "
                     f"needs {want.dtype}{list(want.shape)}"
                 )
+
+
+def _scored(selection_score: float | None) -> dict[str, float] | None:
+    return None if selection_score is None else {SELECTION_SCORE: selection_score}
 
 
 def _handlers(save_bytes: int | None) -> ocp.handlers.CheckpointHandlerRegistry:

@@ -1,4 +1,4 @@
-"""Steps compiled ahead of time, which cannot compile a second time behind one's back.
+"""Steps compiled ahead of time, which cannot be recompiled unnoticed.
 
 A compiled program refuses arrays of another shape or layout with an error. That is how the loop
 keeps the promise that nothing compiles after the first step of a phase.
@@ -7,44 +7,33 @@ keeps the promise that nothing compiles after the first step of a phase.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import jax
-import optax
 from jax.sharding import Mesh
 
 from bert_jax.parallel.rules import replicated
-from bert_jax.task import Batch, Metrics, StepBatch, Task
+from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
-from bert_jax.train.step import RngName, make_evaluation_step, make_train_step
+from bert_jax.train.step import EvaluationStep, StepSpec, make_evaluation_step, make_train_step
+
+BatchShape: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape) of every array
 
 
 def lower_train_step(
-    task: Task,
-    model: ModelDefinition,
-    optimizer: optax.GradientTransformation,
-    schedule: optax.Schedule,
-    state: TrainState,
-    batch: StepBatch,
-    *,
-    accumulation: int,
-    rng: RngName,
+    spec: StepSpec, state: TrainState, batch: StepBatch, *, accumulation: int
 ) -> jax.stages.Lowered:
     """Returns the train step lowered for the layout of `state` and `batch`.
 
     Call it under `jax.set_mesh`. The state is donated: the old one's memory becomes the new one's.
 
     Args:
-        task: the objective.
-        model: its structure.
-        optimizer: from `make_optimizer`.
-        schedule: the learning rate, to report it.
+        spec: of the step.
         state: arrays, or the shapes of `abstract_state`.
         batch: arrays, or shapes with layouts.
         accumulation: microbatches per step.
-        rng: the generator of dropout bits.
     """
-    step = make_train_step(task, model, optimizer, schedule, accumulation=accumulation, rng=rng)
+    step = make_train_step(spec, accumulation=accumulation)
     layout = jax.tree.map(lambda leaf: leaf.sharding, state)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(layout, layout.step))
     return jitted.lower(state, batch)
@@ -60,11 +49,11 @@ class StepPrograms:
         """Compiles nothing yet.
 
         Args:
-            lower: `lower_train_step` but for its state and batch.
-            shapes: how many different ones there are; one more is a mistake in whoever makes them.
+            lower: `lower_train_step` with all but its state and batch bound.
+            shapes: how many different ones there are; a batch of one more is an error.
         """
         self._lower, self._shapes = lower, shapes
-        self._programs: dict[Any, jax.stages.Compiled] = {}
+        self._programs: dict[BatchShape, jax.stages.Compiled] = {}
 
     def __call__(self, state: TrainState, batch: StepBatch) -> tuple[TrainState, Metrics]:
         """Runs the step, compiled for the shapes of `batch`.
@@ -82,18 +71,16 @@ class StepPrograms:
 
     @property
     def compiled(self) -> int:
-        """How many programs there are by now."""
+        """How many programs were compiled so far."""
         return len(self._programs)
 
 
-def compile_evaluation(
-    task: Task, model: ModelDefinition, mesh: Mesh
-) -> Callable[[Any, Batch], Metrics]:
+def compile_evaluation(task: Task, model: ModelDefinition, mesh: Mesh) -> EvaluationStep:
     """Returns the evaluation step, compiled at its first call for that call's shapes."""
     jitted = jax.jit(make_evaluation_step(task, model), out_shardings=replicated(mesh))
     compiled: list[jax.stages.Compiled] = []
 
-    def evaluate(params: Any, batch: Batch) -> Metrics:
+    def evaluate(params: Params, batch: Batch) -> Metrics:
         if not compiled:
             compiled.append(jitted.lower(params, batch).compile())
         return compiled[0](params, batch)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 
 from bert_jax.task import Metrics, Sums
@@ -28,7 +26,7 @@ def means(sums: Sums) -> dict[str, float]:
     return {name: value / count for name, (value, count) in sums.items() if count}
 
 
-def select(sums: Mapping[str, tuple[float, float]], *names: str) -> dict[str, float]:
-    """Returns the means of the named metrics, those present."""
+def select(sums: Sums, *names: str) -> dict[str, float]:
+    """Returns the means of those of the named metrics that are present."""
     found = means(sums)
     return {name: found[name] for name in names if name in found}

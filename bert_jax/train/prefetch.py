@@ -1,4 +1,4 @@
-"""Batches from this process's loader onto the mesh."""
+"""From this process's loader onto the mesh, ahead of the step that needs it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from bert_jax.parallel.rules import batch_sharding
 from bert_jax.task import HostBatch, StepBatch
 
 
-class Fed(NamedTuple):
+class DeviceBatch(NamedTuple):
     """A batch on the devices."""
 
     batch: StepBatch
     tokens: int  # that are not padding, on all processes
-    waited: float  # seconds the loop stood still for it
+    waited: float  # seconds that the loop waited for it
 
 
-def feed(rows: Iterator[HostBatch], mesh: Mesh, *, shares: int) -> Iterator[Fed]:
+def prefetch_to_device(
+    rows: Iterator[HostBatch], mesh: Mesh, *, shares: int
+) -> Iterator[DeviceBatch]:
     """Yields batches already on the devices.
 
     The loop asks for the next one right after it has dispatched a step, so that reading and
@@ -35,18 +37,14 @@ def feed(rows: Iterator[HostBatch], mesh: Mesh, *, shares: int) -> Iterator[Fed]
         shares: number of different shares of a batch that processes hold.
     """
     sharding = batch_sharding(mesh)
-
-    def place() -> Fed | None:
+    while True:
         started = time.perf_counter()
         host = next(rows, None)
         waited = time.perf_counter() - started
         if host is None:
-            return None
+            return
         tokens = count_tokens(host) * shares
-        return Fed(to_devices(host, sharding, shares=shares), tokens, waited)
-
-    while (fed := place()) is not None:
-        yield fed
+        yield DeviceBatch(to_devices(host, sharding, shares=shares), tokens, waited)
 
 
 def to_devices(host: HostBatch, sharding: NamedSharding, *, shares: int) -> Any:

@@ -1,4 +1,4 @@
-"""Where a run stands."""
+"""How far a run has come."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any, Final
 
 from bert_jax.data.loader.data_position import DataPosition
 
-# What stands in an imported checkpoint's progress: it has a step and no place in any data.
+# The progress of an imported checkpoint, which has a step and no data position.
 IMPORTED: Final = "imported"
 
 
 @dataclasses.dataclass
-class Cursor:
-    """Where the run stands; saved with the state."""
+class TrainProgress:
+    """How far a run has come; saved with the state, under the names of the fields."""
 
     step: int = 0  # of the run
     phase: int = 0
     phase_step: int = 0
     position: DataPosition | None = None
     window: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
-    best_rank: float | None = None  # of all evaluations so far, smaller is better
+    best_rank: float | None = None  # best selection score so far, smaller is better
     without_better: int = 0  # evaluations since
 
     @classmethod
-    def at(cls, step: int, phases: Sequence[int]) -> Cursor:
-        """Returns where a run of these phases stands after so many steps, its data unread.
+    def at(cls, step: int, phases: Sequence[int]) -> TrainProgress:
+        """Returns the progress of a run of these phases after so many steps, its data unread.
 
-        ``Cursor.at(120, [100, 50])`` is in the second phase, 20 steps into it.
+        ``TrainProgress.at(120, [100, 50])`` is in the second phase, 20 steps into it.
 
         Args:
             step: optimizer steps done elsewhere, fewer than the phases have.
@@ -40,12 +40,16 @@ class Cursor:
         phase = bisect.bisect_right(ends, step)
         return cls(step=step, phase=phase, phase_step=step - (ends[phase] - phases[phase]))
 
-    def evaluated(self, rank: float) -> None:
-        """Takes note of an evaluation, for the run that stops when none gets better."""
-        if self.best_rank is None or rank < self.best_rank:
-            self.best_rank, self.without_better = rank, 0
+    def record_evaluation(self, selection_score: float) -> None:
+        """Counts evaluations in a row that were no better than the best."""
+        if self.best_rank is None or selection_score < self.best_rank:
+            self.best_rank, self.without_better = selection_score, 0
         else:
             self.without_better += 1
+
+    def start_phase(self, index: int) -> None:
+        """Moves to the first step of a later phase."""
+        self.phase, self.phase_step, self.position = index, 0, None
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON."""
@@ -53,7 +57,7 @@ class Cursor:
         return {**dataclasses.asdict(self), "position": position}
 
     @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Cursor:
+    def from_json(cls, saved: Mapping[str, Any]) -> TrainProgress:
         """Reads what `to_json` returned."""
         position = saved["position"]
         return cls(

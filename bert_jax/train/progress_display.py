@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one line, refreshed on a terminal, plain elsewhere."""
+"""What the terminal shows of a run: one line, refreshed in place; plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 
+import jax
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -13,7 +14,7 @@ from rich.text import Text
 from bert_jax.train.throughput import Throughput
 
 
-class Progress:
+class ProgressDisplay:
     """Shows steps, scores, speed and the time left."""
 
     def __init__(self, console: Console, *, first_step: int, total_steps: int) -> None:
@@ -36,17 +37,17 @@ class Progress:
         """Shows the state of the run after `step` steps."""
         self._show(Text(self._line(step, scores, throughput), no_wrap=True, overflow="ellipsis"))
 
-    def evaluated(self, step: int, scores: Mapping[str, float], place: str | None) -> None:
-        """Shows an evaluation, as a line that stays."""
-        told = f" ({place})" if place else ""
-        self.say(f"step {step} validation: {format_scores(scores)}{told}", style="cyan")
+    def evaluated(self, step: int, scores: Mapping[str, float], remark: str = "") -> None:
+        """Shows an evaluation and a remark on it, as a line that stays."""
+        remark = f" ({remark})" if remark else ""
+        self.say(f"step {step} validation: {format_scores(scores)}{remark}", style="cyan")
 
     def say(self, message: str, *, style: str = "") -> None:
         """Shows a line that stays."""
         self._console.print(Text(message), style=style, soft_wrap=True)
 
     def close(self) -> None:
-        """Leaves the last line standing."""
+        """Stops refreshing; the last line stays."""
         if self._live:
             self._live.stop()
 
@@ -65,6 +66,13 @@ class Progress:
             f"tokens/s {throughput.tokens_per_second:,.0f}{mfu} "
             f"input {throughput.input_share:.0%} eta {timedelta(seconds=round(left))}"
         )
+
+
+def make_display(console: Console, *, first_step: int, total_steps: int) -> ProgressDisplay:
+    """Returns the display of a run, silent on all processes but the first."""
+    if jax.process_index() != 0:
+        console = Console(quiet=True)
+    return ProgressDisplay(console, first_step=first_step, total_steps=total_steps)
 
 
 def format_scores(scores: Mapping[str, float]) -> str:

@@ -13,11 +13,11 @@ from bert_jax.section import Section
 
 
 class PhaseSection(Section):
-    """A segment of a run with one dataset, sequence length and batch size.
+    """Consecutive steps with one dataset, sequence length and batch size.
 
     A phase that names its own learning rate starts a schedule of its own (warm-up and decay over
-    it and the phases after it that name none); otherwise one schedule spans the run, as in the
-    release's 90% at 128 tokens and 10% at 512.
+    it and the phases after it that name none); otherwise one schedule spans the run, as in
+    google-research/bert's 90% at 128 tokens and 10% at 512.
 
     With ``packing`` a row, and so the batch size, counts several examples; evaluation never packs.
     """
@@ -65,12 +65,12 @@ class TrainSection(Section):
 
 
 def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> list[ScheduleSegment]:
-    """Returns the run's schedule as segments of warm-up and decay.
+    """Returns the run's schedule as segments of one warm-up and decay each.
 
     Raises:
         UserError: warm-up without a learning rate of its own, or longer than its segment.
     """
-    found: list[ScheduleSegment] = []
+    segments: list[ScheduleSegment] = []
     for index, phase in enumerate(section.phases):
         own = phase.learning_rate is not None
         if not own and phase.warmup_steps is not None:
@@ -78,17 +78,17 @@ def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> lis
                 f"train.phases.{index}.warmup_steps: found {phase.warmup_steps}, allowed: only "
                 f"beside a learning_rate of the phase's own"
             )
-        if own or not found:
+        if own or not segments:
             peak = phase.learning_rate if own else optimizer.learning_rate
             warmup = phase.warmup_steps if own else optimizer.warmup_steps
-            found.append(ScheduleSegment(phase.steps, peak or 0.0, warmup or 0))
+            segments.append(ScheduleSegment(phase.steps, peak or 0.0, warmup or 0))
         else:
-            last = found[-1]
-            found[-1] = last._replace(steps=last.steps + phase.steps)
-    for segment in found:
+            last = segments[-1]
+            segments[-1] = last._replace(steps=last.steps + phase.steps)
+    for segment in segments:
         if segment.warmup_steps > segment.steps:
             raise UserError(
                 f"optimizer.warmup_steps: found {segment.warmup_steps}, allowed: at most the "
                 f"{segment.steps} steps of its schedule"
             )
-    return found
+    return segments

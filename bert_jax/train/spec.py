@@ -1,4 +1,4 @@
-"""What a run is made of: its phases and everything that decides its numbers."""
+"""What a run is specified by: phases, intervals and everything that decides its numbers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
-import optax
 from etils import epath
 from jax.sharding import Mesh
 
@@ -16,14 +15,13 @@ from bert_jax.data.host_share import HostShare
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.errors import UserError
 from bert_jax.parallel.rules import batch_parts
-from bert_jax.task import HostBatch, Task
-from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.plateau import Plateau
+from bert_jax.task import HostBatch, Params, Watch
+from bert_jax.train.checkpoint_store import CheckpointWriter
 from bert_jax.train.sections import TrainSection
-from bert_jax.train.state import ModelDefinition
-from bert_jax.train.step import RngName
+from bert_jax.train.step import StepSpec
 
-HostBatches = AbstractContextManager[Iterator[HostBatch]]
+HostBatches: TypeAlias = AbstractContextManager[Iterator[HostBatch]]
+Evaluate: TypeAlias = Callable[[Params], Mapping[str, float]]  # parameters → scores
 
 
 class BatchSource(Protocol):
@@ -34,21 +32,21 @@ class BatchSource(Protocol):
         ...
 
     def position(self, step: int) -> DataPosition:
-        """Returns where the data stands after so many batches."""
+        """Returns the data position after so many batches."""
         ...
 
     def check(self, position: DataPosition) -> int:
-        """Returns the batches that lie before a position.
+        """Returns the number of batches before a position.
 
         Raises:
-            UserError: it is one of other data or settings.
+            UserError: the position belongs to other data or settings.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A phase with its data opened."""
+    """A phase of a run, its data opened."""
 
     steps: int
     batch_size: int
@@ -56,13 +54,13 @@ class Phase:
     loader: BatchSource
     shapes: int  # how many different shapes its batches have
     flops_per_row: float
-    evaluate: Callable[[Any], Mapping[str, float]] | None  # parameters → scores
-    plateau: Plateau | None
+    evaluate: Evaluate | None  # None: nothing to evaluate on
+    watch: Watch | None  # None: the scores are not watched
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pace:
-    """How often what is done, in steps."""
+class Intervals:
+    """How many steps lie between two reports, evaluations and checkpoints."""
 
     log_every: int
     evaluate_every: int | None
@@ -71,14 +69,14 @@ class Pace:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ranking:
-    """What makes one evaluation better than another."""
+class Selection:
+    """The metric by which the best checkpoint is selected."""
 
     metric: str
     larger_is_better: bool
 
-    def rank(self, scores: Mapping[str, float]) -> float:
-        """Returns a number that is smaller for the better; of no figure, the largest there is."""
+    def score(self, scores: Mapping[str, float]) -> float:
+        """Returns the selection score, smaller for the better; infinity for NaN."""
         value = scores[self.metric]
         if math.isnan(value):
             return math.inf
@@ -86,28 +84,24 @@ class Ranking:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """All that a run is made of, put together by the command line."""
+class TrainSpec:
+    """All that the train loop needs to run, restore and save."""
 
-    task: Task
-    model: ModelDefinition  # of the task
+    step: StepSpec
     phases: Sequence[Phase]
-    optimizer: optax.GradientTransformation
-    schedule: optax.Schedule
-    pace: Pace
-    ranking: Ranking
-    rng: RngName
+    intervals: Intervals
+    selection: Selection
     mesh: Mesh
     share: HostShare
     seed: int
     run_dir: epath.Path
-    checkpointer: Checkpointer
-    initial_params: Callable[[Any], Any] | None  # fresh parameters → those to start from
-    write_config: Callable[[], None]  # called once it is sure that the run can go on
+    checkpoints: CheckpointWriter
+    initial_params: Callable[[Params], Params]  # fresh parameters → those to start from
+    write_config: Callable[[], None]  # called once it is certain that the run can go on
 
 
 def check_batches(section: TrainSection, mesh: Mesh) -> None:
-    """Refuses batch sizes that cannot be dealt evenly to devices and microbatches.
+    """Refuses batch sizes that do not divide evenly into devices and microbatches.
 
     Raises:
         UserError: naming the phase and the multiple that is allowed.

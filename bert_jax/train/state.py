@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from bert_jax.parallel.rules import moment_sharding, parameter_sharding, replicated
-from bert_jax.task import Task
+from bert_jax.task import Params, Task
 
-Tree = Any  # nested containers of arrays, or of their ShapeDtypeStructs in an abstract state
-Leaf = Any
+OptState: TypeAlias = optax.OptState
+Leaf: TypeAlias = Any  # a jax.Array; a ShapeDtypeStruct in an abstract state
 
 
 class TrainState(NamedTuple):
@@ -23,8 +23,8 @@ class TrainState(NamedTuple):
 
     step: Leaf  # int32 []: optimizer steps done
     rng: Leaf  # uint32 [2]: key data from which every step derives its own keys
-    params: Tree  # nested dict of float32 arrays
-    opt_state: Tree  # optax state
+    params: Params  # float32
+    opt_state: OptState
     healthy: Leaf  # bool []: False once a loss or gradient was not finite; freezes the rest
 
 
@@ -32,8 +32,8 @@ class ModelDefinition(NamedTuple):
     """The model without its numbers."""
 
     graphdef: Any  # what `nnx.merge` needs beside the parameters
-    params: Tree  # nested dict of ShapeDtypeStruct
-    axes: Tree  # nested dict of logical axes
+    params: Params  # of ShapeDtypeStruct
+    axes: dict[str, Any]  # nested like `params`: the logical axes of each
 
 
 def define_model(build: Callable[[nnx.Rngs], nnx.Module]) -> ModelDefinition:
@@ -49,7 +49,7 @@ def define_model(build: Callable[[nnx.Rngs], nnx.Module]) -> ModelDefinition:
     return ModelDefinition(graphdef, nnx.to_pure_dict(state), nnx.to_pure_dict(axes))
 
 
-def abstract_params(model: ModelDefinition, mesh: Mesh) -> Tree:
+def abstract_params(model: ModelDefinition, mesh: Mesh) -> Params:
     """Returns the parameters' shapes, dtypes and layouts on a mesh.
 
     Raises:

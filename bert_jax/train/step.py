@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,23 +14,51 @@ from flax import nnx
 
 from bert_jax.data.rows.collate import parts_of
 from bert_jax.parallel.rules import constrain
-from bert_jax.task import Batch, Metrics, StepBatch, Task
+from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
 
 RngName = Literal["threefry2x32", "rbg", "unsafe_rbg"]
 TrainStep = Callable[[TrainState, StepBatch], tuple[TrainState, Metrics]]
-EvaluationStep = Callable[[Any, Batch], Metrics]
+EvaluationStep = Callable[[Params, Batch], Metrics]
+# (parameters, microbatch, dropout key) → (loss, metrics), gradients
+GradientFunction = Callable[[Params, Batch, jax.Array], tuple[tuple[jax.Array, Metrics], Params]]
+
+# What every step adds to the task's metrics; `HEALTHY` is for the loop and not reported.
+STEP_METRICS: Final = ("learning_rate", "gradient_norm")
+HEALTHY: Final = "healthy"
 
 
-def make_train_step(
-    task: Task,
-    model: ModelDefinition,
-    optimizer: optax.GradientTransformation,
-    schedule: optax.Schedule,
-    *,
-    accumulation: int,
-    rng: RngName,
-) -> TrainStep:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepSpec:
+    """Everything that a train step computes with, apart from state and batch.
+
+    Attributes:
+        task: gives loss and divisors.
+        model: structure of the task's model.
+        optimizer: from `make_optimizer`.
+        schedule: only to report the learning rate.
+        rng: the generator of dropout bits. The state holds a threefry key whichever it is.
+    """
+
+    task: Task
+    model: ModelDefinition
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    rng: RngName
+
+
+def choose_rng(name: str) -> RngName:
+    """Returns the generator of dropout bits.
+
+    On a TPU the hardware's, since threefry costs more there than the matrix products around it;
+    elsewhere threefry, which gives the same bits on every mesh.
+    """
+    if name == "auto":
+        return "unsafe_rbg" if jax.default_backend() == "tpu" else "threefry2x32"
+    return name  # pyright: ignore[reportReturnType]
+
+
+def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
     """Returns ``step(state, batch) -> (state, metrics)``.
 
     The divisors of the loss are taken over the whole global batch before it is cut into
@@ -39,30 +68,27 @@ def make_train_step(
     stopped the run can be looked at.
 
     Args:
-        task: gives loss and divisors.
-        model: structure of the task's model.
-        optimizer: from `make_optimizer`.
-        schedule: only to report the learning rate.
+        spec: of the step.
         accumulation: microbatches per step.
-        rng: the generator of dropout bits. The state holds a threefry key whichever it is.
     """
+    task, model, optimizer = spec.task, spec.model, spec.optimizer
 
     def step(state: TrainState, batch: StepBatch) -> tuple[TrainState, Metrics]:
         parts = parts_of(batch)
         weights = _sum(task.weights(part) for part in parts)
 
-        def loss(params: Any, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        def loss(params: Params, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
             bound = nnx.merge(model.graphdef, params)
             return task.loss(bound, microbatch, weights=weights, dropout_key=key)
 
         grad = jax.value_and_grad(loss, has_aux=True)
-        key = dropout_key(state, rng)
+        key = dropout_key(state, spec.rng)
         value, metrics, grads = _sum_over_parts(grad, state.params, parts, key, accumulation)
 
         norm = optax.tree.norm(grads)
         healthy = state.healthy & jnp.isfinite(value) & jnp.isfinite(norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params = cast(Params, optax.apply_updates(state.params, updates))
         changed = TrainState(state.step + 1, state.rng, params, opt_state, healthy)
         kept = state._replace(healthy=healthy)
         new_state = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), changed, kept)
@@ -71,8 +97,8 @@ def make_train_step(
         metrics = metrics | {
             "loss": (value, one),
             "gradient_norm": (norm, one),
-            "learning_rate": (schedule(state.step), one),
-            "healthy": (healthy.astype(jnp.float32), one),
+            "learning_rate": (spec.schedule(state.step), one),
+            HEALTHY: (healthy.astype(jnp.float32), one),
         }
         return new_state, metrics
 
@@ -82,7 +108,7 @@ def make_train_step(
 def make_evaluation_step(task: Task, model: ModelDefinition) -> EvaluationStep:
     """Returns ``step(params, batch) -> metrics``, without dropout."""
 
-    def step(params: Any, batch: Batch) -> Metrics:
+    def step(params: Params, batch: Batch) -> Metrics:
         bound = nnx.merge(model.graphdef, params)
         _, metrics = task.loss(bound, batch, weights=task.weights(batch), dropout_key=None)
         return metrics
@@ -100,8 +126,12 @@ def dropout_key(state: TrainState, rng: RngName) -> jax.Array:
 
 
 def _sum_over_parts(
-    grad: Callable[..., Any], params: Any, parts: Sequence[Batch], key: jax.Array, accumulation: int
-) -> tuple[jax.Array, Metrics, Any]:
+    grad: GradientFunction,
+    params: Params,
+    parts: Sequence[Batch],
+    key: jax.Array,
+    accumulation: int,
+) -> tuple[jax.Array, Metrics, Params]:
     """Sums value, metrics and gradients over the parts of a batch."""
     keys = [jax.random.fold_in(key, at) for at in range(len(parts))] if len(parts) > 1 else [key]
     return _sum(
@@ -115,8 +145,8 @@ def _sum(trees: Iterable[Any]) -> Any:
 
 
 def _accumulate(
-    grad: Callable[..., Any], params: Any, batch: Batch, key: jax.Array, parts: int
-) -> tuple[jax.Array, Metrics, Any]:
+    grad: GradientFunction, params: Params, batch: Batch, key: jax.Array, parts: int
+) -> tuple[jax.Array, Metrics, Params]:
     """Sums value, metrics and gradients over microbatches, one at a time in memory."""
     if parts == 1:
         (value, metrics), grads = grad(params, batch, key)

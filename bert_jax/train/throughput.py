@@ -31,16 +31,16 @@ class Meter:
         self._flops_per_row = flops_per_row
         peak = peak_flops(jax.devices()[0])
         self._peak = None if peak is None else peak * jax.device_count()
-        self._reset()
+        self.restart()
 
     def add(self, *, tokens: int, rows: int, waited: float) -> None:
-        """Counts one step: non-padding tokens, rows, seconds stood still for input."""
+        """Counts one step: non-padding tokens, rows, seconds waited for input."""
         self._tokens += tokens
         self._rows += rows
         self._waited += waited
 
     def read(self) -> Throughput:
-        """Returns the speed since the last reading, and starts anew."""
+        """Returns the speed since the last reading, and starts counting again."""
         seconds = max(time.perf_counter() - self._started, 1e-9)
         mfu = None
         if self._peak is not None:
@@ -48,14 +48,11 @@ class Meter:
         found = Throughput(
             self._tokens / seconds, self._rows / seconds, self._waited / seconds, mfu
         )
-        self._reset()
+        self.restart()
         return found
 
     def restart(self) -> None:
-        """Starts anew after a pause, so that evaluation does not count as slow training."""
-        self._reset()
-
-    def _reset(self) -> None:
+        """Starts counting again, so that a pause for evaluation is no slow training."""
         self._started = time.perf_counter()
         self._tokens = 0
         self._rows = 0

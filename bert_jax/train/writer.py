@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import jax
 from etils import epath
 
 from bert_jax.files.atomic import write_whole
@@ -67,6 +68,13 @@ class RunWriter:
     def close(self) -> None:
         """Writes out TensorBoard's buffer."""
         self._board.close()
+
+
+def make_writer(run_dir: epath.Path, *, resume_step: int) -> Writer:
+    """Returns the writer of a run's figures, which only the first process writes."""
+    if jax.process_index() != 0:
+        return NoWriter()
+    return RunWriter(run_dir, resume_step=resume_step)
 
 
 class NoWriter:

@@ -14,6 +14,7 @@ from transformers import BertModel
 from bert_jax.feature_extraction.extractor import ExtractionSettings, FeatureExtractor
 from bert_jax.feature_extraction.layers import select_layers
 from bert_jax.feature_extraction.texts import InputText
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
 from tests.feature_extraction.runs import (
@@ -165,7 +166,7 @@ def test_batch_size_and_devices_change_no_feature_and_no_order(
     run = open_run(imported[0])
     lines = texts(90, seed=2)
     found = {
-        (batch_size, one_device): vectors(run, lines, batch_size=batch_size, one_device=one_device)
+        (batch_size, one_device): vectors(run, lines, batch_size=batch_size, mesh=open_mesh(one_device=one_device))
         for batch_size, one_device in ((1, True), (7, True), (32, True), (7, False), (32, False))
     }
     reference = found[1, True]
@@ -180,7 +181,7 @@ def settings(**changes: Any) -> ExtractionSettings:
 
 def vectors(run: Any, lines: list[str], *, batch_size: int, one_device: bool) -> np.ndarray:
     """Mean features of the last layer."""
-    loaded = load_params(run, checkpoint="last", one_device=one_device)
+    loaded = load_params(run, checkpoint="last", mesh=open_mesh(one_device=one_device))
     assert loaded.mesh.size == (1 if one_device else 8)
     extractor = FeatureExtractor(settings(batch_size=batch_size, max_length=40), run, loaded)
     sources = [InputText(number, line, None, None) for number, line in enumerate(lines, start=1)]
@@ -194,7 +195,7 @@ def test_texts_are_read_no_further_than_what_is_written_needs(
     imported: tuple[Path, BertModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = open_run(imported[0])
-    loaded = load_params(run, checkpoint="last", one_device=True)
+    loaded = load_params(run, checkpoint="last", mesh=open_mesh(one_device=True))
     # Room for ten of the thirty-two numbers that a text has: a window is one batch of eight.
     monkeypatch.setattr("bert_jax.feature_extraction.extractor.WINDOW_VALUES", 320)
     extractor = FeatureExtractor(settings(batch_size=8, max_length=16), run, loaded)

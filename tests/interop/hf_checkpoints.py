@@ -19,6 +19,7 @@ from bert_jax.interop.hf_config import BARE, CLASSES, ClassName
 from bert_jax.interop.hf_names import names
 from bert_jax.interop.mapping import expand, their_tensors
 from bert_jax.model.bert import Bert
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import Run, open_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.train.state import define_model
@@ -107,7 +108,7 @@ def import_run(source: Path, run_dir: Path) -> Imported:
 def read_run(run_dir: Path) -> Imported:
     """Opens a run directory and reads its last checkpoint."""
     run = open_run(run_dir)
-    loaded = load_params(run, checkpoint="last", one_device=True)
+    loaded = load_params(run, checkpoint="last", mesh=open_mesh(one_device=True))
     return Imported(run, jax.device_get(loaded.params))
 
 

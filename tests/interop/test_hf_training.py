@@ -26,6 +26,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import TrainState, abstract_state, define_model
+from bert_jax.train.step import StepSpec
 from tests.interop.hf_checkpoints import (
     Imported,
     bind,
@@ -80,16 +81,11 @@ def train_ours(
     )
     compared, losses, norms = {}, [], []
     with jax.set_mesh(mesh):
-        step = lower_train_step(
-            task,
-            definition,
-            optimizer,
-            schedule,
-            abstract,
-            on_mesh(batches[0], mesh),
-            accumulation=1,
-            rng="threefry2x32",
-        ).compile()
+        spec = StepSpec(
+            task=task, model=definition, optimizer=optimizer, schedule=schedule, rng="threefry2x32"
+        )
+        first_batch = on_mesh(batches[0], mesh)
+        step = lower_train_step(spec, abstract, first_batch, accumulation=1).compile()
         for count, batch in enumerate(batches, start=1):
             state, metrics = step(state, on_mesh(batch, mesh))
             losses.append(float(metrics["loss"][0]))

@@ -13,9 +13,10 @@ import safetensors.numpy
 from click.testing import CliRunner, Result
 
 from bert_jax.cli import cli
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_moments, load_params
-from bert_jax.train.progress import Cursor
+from bert_jax.train.progress import TrainProgress
 from tests.interop.tf1_writer import read_tf1
 from tests.project import bert_jax, project_config, said, write_config
 
@@ -50,7 +51,7 @@ def trained(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
 def everything(directory: Path) -> list[Any]:
     """Parameters and moments of a run's last checkpoint, in one order."""
     opened = open_run(directory)
-    loaded = load_params(opened, checkpoint="last", one_device=True)
+    loaded = load_params(opened, checkpoint="last", mesh=open_mesh(one_device=True))
     assert loaded.step == STEPS
     return jax.tree.leaves(jax.device_get((loaded.params, load_moments(opened, loaded))))
 
@@ -89,7 +90,7 @@ def test_pretraining_goes_on_from_an_imported_step(
 
 
 def test_an_imported_step_falls_into_its_phase() -> None:
-    places = [Cursor.at(step, [4, 3]) for step in (0, 3, 4, 6)]
+    places = [TrainProgress.at(step, [4, 3]) for step in (0, 3, 4, 6)]
     assert [(at.step, at.phase, at.phase_step) for at in places] == [
         (0, 0, 0),
         (3, 0, 3),

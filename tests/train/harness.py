@@ -18,6 +18,7 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.task import HostBatch
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import TrainState, abstract_state, define_model, initialise
+from bert_jax.train.step import StepSpec
 from tests.support import on_mesh, small_task
 
 PEAK = 1e-2
@@ -61,15 +62,15 @@ class Trainer:
         self.mesh = make_mesh(MeshSection(data=data, fsdp=fsdp, tensor=tensor), devices)
         self.abstract = abstract_state(self.model, self.optimizer, self.mesh)
         with jax.set_mesh(self.mesh):
-            self.compiled = lower_train_step(
-                task,
-                self.model,
-                self.optimizer,
-                self.schedule,
-                self.abstract,
-                on_mesh(batch, self.mesh),
-                accumulation=setting.accumulation,
+            spec = StepSpec(
+                task=task,
+                model=self.model,
+                optimizer=self.optimizer,
+                schedule=self.schedule,
                 rng="threefry2x32",
+            )
+            self.compiled = lower_train_step(
+                spec, self.abstract, on_mesh(batch, self.mesh), accumulation=setting.accumulation
             ).compile(compiler_options=QUICK)
 
     def place(self, state: TrainState) -> TrainState:

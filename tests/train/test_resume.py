@@ -22,6 +22,7 @@ from bert_jax.optim.schedule import join
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.runs.directory import CHECKPOINTS, open_run
 from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.restore import restore_state
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.state import abstract_state, define_model
 from tests.project import ROOT, bert_jax, environment, project_config, write_config
@@ -107,5 +108,5 @@ def final_state(run_dir: Path) -> tuple[Any, dict[str, Any]]:
     abstract = abstract_state(model, make_optimizer(config.optimizer, schedule, model.axes), mesh)
     with Checkpointer(run_dir / CHECKPOINTS, config.train.checkpoint) as checkpointer:
         assert checkpointer.latest_step() == TOTAL_STEPS
-        restored = checkpointer.restore(abstract, step=TOTAL_STEPS)
-    return jax.device_get(restored.state), restored.progress
+        state = restore_state(checkpointer, abstract, step=TOTAL_STEPS)
+        return jax.device_get(state), dict(checkpointer.progress(TOTAL_STEPS))

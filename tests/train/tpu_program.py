@@ -27,6 +27,7 @@ from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import abstract_state, define_model
+from bert_jax.train.step import StepSpec
 
 ROWS, LENGTH, PREDICTIONS = 256, 512, 77
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
@@ -64,16 +65,10 @@ def lower(topology: str, *, tensor: int) -> tuple[jax.stages.Lowered, int]:
     }
     state = abstract_state(model, optimizer, mesh)
     with jax.set_mesh(mesh):
-        lowered = lower_train_step(
-            task,
-            model,
-            optimizer,
-            schedule,
-            state,
-            batch,
-            accumulation=1,
-            rng="unsafe_rbg",
+        spec = StepSpec(
+            task=task, model=model, optimizer=optimizer, schedule=schedule, rng="unsafe_rbg"
         )
+        lowered = lower_train_step(spec, state, batch, accumulation=1)
     return lowered, len(devices)
 
 

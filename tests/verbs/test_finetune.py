@@ -16,6 +16,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from bert_jax.cli import INTERRUPTED, cli
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.predictor import Predictor
@@ -90,7 +91,7 @@ def test_figures_do_not_depend_on_batch_size_or_devices(tuned: Path, batch_size:
     expected = json.loads((run_dir / "evaluation.json").read_text())["scores"]
     ok("evaluate", run_dir, "--batch-size", batch_size)
     assert json.loads((run_dir / "evaluation.json").read_text())["scores"] == expected
-    one = load_params(open_run(run_dir), checkpoint="auto", one_device=True)
+    one = load_params(open_run(run_dir), checkpoint="auto", mesh=open_mesh(one_device=True))
     assert one.mesh.size == 1
     assert predictions(run_dir, one, batch_size) == predictions(
         run_dir, load_params(open_run(run_dir), checkpoint="auto"), batch_size

@@ -27,7 +27,7 @@ from bert_jax.tasks.sweep import run_batched as sweep_together
 from bert_jax.tasks.sweep.run_batched import first_state, side_by_side
 from bert_jax.tasks.training.run import fine_run
 from bert_jax.tasks.training.setup import prepare
-from bert_jax.train.dump import StopSignal
+from bert_jax.train.stop_signal import StopSignal
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs.export import export
 from bert_jax.verbs.finetune import finetune

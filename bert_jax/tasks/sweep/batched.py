@@ -31,7 +31,7 @@ from bert_jax.train.state import (
     initialise,
     run_key,
 )
-from bert_jax.train.step import RngName, make_train_step
+from bert_jax.train.step import RngName, StepSpec, make_train_step
 
 Tree = Any  # nested containers of arrays
 
@@ -166,14 +166,10 @@ class SideBySide:
         self, state: TrainState, batch: StepBatch, peak: jax.Array
     ) -> tuple[TrainState, Metrics]:
         optimizer, schedule = self.make_optimizer(peak)
-        step = make_train_step(
-            self.task,
-            self.model,
-            optimizer,
-            schedule,
-            accumulation=self.accumulation,
-            rng=self.rng,
+        spec = StepSpec(
+            task=self.task, model=self.model, optimizer=optimizer, schedule=schedule, rng=self.rng
         )
+        step = make_train_step(spec, accumulation=self.accumulation)
         changed, metrics = step(state, batch)
         # Also of a run that froze: the hardware generators take the first run's key for all.
         return changed._replace(step=state.step + 1), metrics

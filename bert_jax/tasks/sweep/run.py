@@ -28,7 +28,8 @@ from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_text
 from bert_jax.parallel.rules import runs_sharding
-from bert_jax.runs.directory import CHECKPOINTS, claim_run, open_run, write_run
+from bert_jax.runs.checkpoints import write_checkpoints
+from bert_jax.runs.directory import claim_run, open_run, write_run
 from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.degenerate import degenerate
@@ -47,9 +48,7 @@ from bert_jax.tasks.training.setup import (
     prepare,
     tell_data,
 )
-from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.loop import Outcome
-from bert_jax.train.sections import CheckpointSection
 
 __all__ = ["SWEEP", "plan", "sweep"]
 
@@ -192,11 +191,11 @@ def _promote(
             f"none of {len(record.results)} runs ended with a figure; see {root / SWEEP}"
         )
     run = open_run(root / RUNS / best.point.name)
-    loaded = load_params(run, checkpoint="auto", on=prepared.mesh)
-    with Checkpointer(root / CHECKPOINTS, CheckpointSection()) as checkpointer:
+    loaded = load_params(run, checkpoint="auto", mesh=prepared.mesh)
+    with write_checkpoints(root) as checkpoints:
         # There already, if the process was killed below.
-        if checkpointer.latest_step() is None:
-            checkpointer.save_params(loaded.params, step=loaded.step, rank=0.0)
+        if checkpoints.latest_step() is None:
+            checkpoints.save_params(loaded.params, step=loaded.step, selection_score=0.0)
     of_best = point_settings(prepared.settings, best.point, run_dir=str(root))
     own = of_best.with_finetune(sweep=prepared.section.sweep)
     if jax.process_index() == 0:

@@ -15,9 +15,9 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.errors import RunStopped
+from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import CHECKPOINTS, write_run
 from bert_jax.runs.parameters import load_params
-from bert_jax.runs.reporting import choose_rng, make_progress
 from bert_jax.tasks.degenerate import degenerate
 from bert_jax.tasks.parameter_transfer import graft
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
@@ -26,12 +26,11 @@ from bert_jax.tasks.sweep.grid import Point, Result, best_of
 from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.tasks.training.setup import Prepared
 from bert_jax.train import metrics as sums_of
-from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.dump import StopSignal
-from bert_jax.train.progress_display import Progress
-from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.spec import Ranking
+from bert_jax.train.progress_display import ProgressDisplay, make_display
+from bert_jax.train.spec import Selection
 from bert_jax.train.state import TrainState
+from bert_jax.train.step import choose_rng
+from bert_jax.train.stop_signal import StopSignal
 from bert_jax.train.throughput import Meter
 from bert_jax.train.writer import RunWriter
 
@@ -64,7 +63,7 @@ def run_together(
     started = time.monotonic()
     runs = side_by_side(prepared, points)
     steps = next(iter(runs.batches.values())).plan.steps
-    progress = make_progress(console, 0, steps * prepared.section.epochs)
+    progress = make_display(console, first_step=0, total_steps=steps * prepared.section.epochs)
     with contextlib.ExitStack() as stack:
         stack.callback(progress.close)
         writers = [RunWriter(root / point.name, resume_step=0) for point in points]
@@ -117,7 +116,7 @@ def point_settings(settings: FinetuneSettings, point: Point, *, run_dir: str) ->
 
 def first_state(prepared: Prepared, runs: SideBySide) -> TrainState:
     """Returns what all runs begin with: the origin's parameters, and a fresh head by seed."""
-    loaded = load_params(prepared.origin, checkpoint="auto", on=prepared.mesh)
+    loaded = load_params(prepared.origin, checkpoint="auto", mesh=prepared.mesh)
     heads = {"ours": prepared.family.heads, "theirs": prepared.origin.heads}
     return runs.start(lambda fresh: graft(fresh, loaded.params, **heads))
 
@@ -131,12 +130,12 @@ class _Group:
         runs: SideBySide,
         points: Sequence[Point],
         predictor: Predictor,
-        progress: Progress,
+        progress: ProgressDisplay,
         writers: Sequence[RunWriter],
     ) -> None:
         self.prepared, self.runs, self.predictor = prepared, runs, predictor
         self.progress, self.writers = progress, writers
-        self.ranking = Ranking(metric=prepared.family.best_metric, larger_is_better=True)
+        self.selection = Selection(metric=prepared.family.best_metric, larger_is_better=True)
         self.ranks: list[float | None] = [None] * len(points)
         self.results = [Result(point, None, 0, {}, None, 0.0) for point in points]
         self.going = list(range(len(points)))  # the runs that are finite
@@ -223,7 +222,7 @@ class _Group:
                 self._break_off(run, step)
                 continue
             self.writers[run].write("validation", step, result.scores)
-            rank, before = self.ranking.rank(result.scores), self.ranks[run]
+            rank, before = self.selection.score(result.scores), self.ranks[run]
             if before is None or rank <= before:
                 self.ranks[run], self.results[run], better[run] = rank, result, True
         if self.best is None:
@@ -232,7 +231,7 @@ class _Group:
             self.best = keep_better(self.best, params, better)
         scores = [self.results[run].score or 0.0 for run in self.going]
         if scores:
-            name = self.ranking.metric
+            name = self.selection.metric
             found = {f"least {name}": min(scores), f"most {name}": max(scores)}
             self.progress.evaluated(step, found, f"{len(scores)} runs, each at its best so far")
 
@@ -244,7 +243,7 @@ class _Group:
         scores = score_splits(prepared.family, records)
         why = degenerate(prepared.family, records[prepared.dev[0]])
         return self.results[run]._replace(
-            score=scores[self.ranking.metric], step=step, scores=scores, degenerate=why
+            score=scores[self.selection.metric], step=step, scores=scores, degenerate=why
         )
 
 
@@ -261,5 +260,5 @@ def _write_best(prepared: Prepared, best: Result, params: Any, directory: epath.
         tokenizer=prepared.origin.tokenizer,
         origin={"init_from": str(prepared.origin.directory)},
     )
-    with Checkpointer(directory / CHECKPOINTS, CheckpointSection()) as checkpointer:
-        checkpointer.save_params(params, step=best.step, rank=0.0)
+    with write_checkpoints(directory) as checkpoints:
+        checkpoints.save_params(params, step=best.step, selection_score=0.0)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run
 from bert_jax.runs.evaluation import Evaluation, read_evaluation, write_evaluation
@@ -49,7 +50,7 @@ def conclude(
     Returns:
         The figures of the dev splits.
     """
-    loaded = load_params(run, checkpoint="auto", on=mesh)
+    loaded = load_params(run, checkpoint="auto", mesh=mesh)
     records = predict_splits(predictor, loaded.params, family, dev_splits(family))
     scores = score_splits(family, records)
     if jax.process_index() == 0:
@@ -79,7 +80,7 @@ def evaluate_task(
     """
     if role not in ROLES:
         raise UserError(f"--split: found {role}, allowed: dev, test{did_you_mean(role, ROLES)}")
-    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
+    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     family = open_data(run, roles=(role,), step=loaded.step)
     if not family.splits:
         raise UserError(f"--split: {run.directory} has no {role} file; allowed: --split of one")

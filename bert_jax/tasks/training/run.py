@@ -11,15 +11,16 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.parallel.mesh import process_share
-from bert_jax.runs.directory import CHECKPOINTS, open_run, write_run
-from bert_jax.runs.reporting import choose_rng, make_progress, make_writer
+from bert_jax.runs.checkpoints import write_checkpoints
+from bert_jax.runs.directory import open_run, write_run
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
 from bert_jax.tasks.training.evaluation import conclude
 from bert_jax.tasks.training.setup import Prepared, origin_params
-from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.checkpoint_store import CheckpointWriter
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.spec import Job, Pace, Phase, Ranking
+from bert_jax.train.spec import Intervals, Phase, Selection, TrainSpec
+from bert_jax.train.step import StepSpec, choose_rng
 
 
 def fine_run(
@@ -36,13 +37,8 @@ def fine_run(
     Raises:
         RunStopped: the loss was not finite.
     """
-    with Checkpointer(root / CHECKPOINTS, CheckpointSection(keep_last=1)) as checkpointer:
-        job = _job(prepared, root, checkpointer, predictor)
-        outcome = train(
-            job,
-            make_writer=functools.partial(make_writer, root),
-            make_progress=functools.partial(make_progress, console),
-        )
+    with write_checkpoints(root, CheckpointSection(keep_last=1)) as checkpoints:
+        outcome = train(_train_spec(prepared, root, checkpoints, predictor), console=console)
     if outcome.interrupted:
         return outcome
     scores = conclude(
@@ -65,9 +61,9 @@ def dev_evaluation(
     return scores
 
 
-def _job(
-    prepared: Prepared, root: epath.Path, checkpointer: Checkpointer, predictor: Predictor
-) -> Job:
+def _train_spec(
+    prepared: Prepared, root: epath.Path, checkpoints: CheckpointWriter, predictor: Predictor
+) -> TrainSpec:
     settings, section = prepared.settings, prepared.section
     share = process_share(prepared.mesh)
     batches = prepared.batches(seed=settings.seed, share=share)
@@ -82,7 +78,7 @@ def _job(
         shapes=batches.plan.shapes,
         flops_per_row=prepared.flops_per_row(batches.plan),
         evaluate=dev_evaluation(prepared, predictor),
-        plateau=None,
+        watch=None,
     )
     write_config = functools.partial(
         write_run,
@@ -94,25 +90,27 @@ def _job(
         tokenizer=prepared.origin.tokenizer,
         origin={"init_from": str(prepared.origin.directory)},
     )
-    return Job(
-        task=prepared.task,
-        model=prepared.model,
+    return TrainSpec(
+        step=StepSpec(
+            task=prepared.task,
+            model=prepared.model,
+            optimizer=optimizer,
+            schedule=schedule,
+            rng=choose_rng(section.rng),
+        ),
         phases=[phase],
-        optimizer=optimizer,
-        schedule=schedule,
-        pace=Pace(
+        intervals=Intervals(
             log_every=section.log_every,
             evaluate_every=every,
             checkpoint_every=every,
             patience=section.patience,
         ),
-        ranking=Ranking(metric=prepared.family.best_metric, larger_is_better=True),
-        rng=choose_rng(section.rng),
+        selection=Selection(metric=prepared.family.best_metric, larger_is_better=True),
         mesh=prepared.mesh,
         share=share,
         seed=settings.seed,
         run_dir=root,
-        checkpointer=checkpointer,
+        checkpoints=checkpoints,
         initial_params=functools.partial(origin_params, prepared),
         write_config=write_config if jax.process_index() == 0 else lambda: None,
     )

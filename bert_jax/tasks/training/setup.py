@@ -184,7 +184,7 @@ def tell_data(prepared: Prepared, console: Console) -> None:
 def origin_params(prepared: Prepared, fresh: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fresh parameters with the origin's in their place, on the run's mesh."""
     origin = prepared.origin
-    loaded = load_params(origin, checkpoint="auto", on=prepared.mesh)
+    loaded = load_params(origin, checkpoint="auto", mesh=prepared.mesh)
     return graft(fresh, loaded.params, ours=prepared.family.heads, theirs=origin.heads)
 
 

@@ -1,46 +1,17 @@
-"""How a run is stopped: by a signal, or by numbers that are not finite."""
+"""Stopping a run whose loss or gradient is not finite, with all that led to it written out."""
 
 from __future__ import annotations
 
 import json
-import signal
-import threading
 from collections.abc import Mapping
-from types import FrameType
-from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
 from bert_jax.errors import RunStopped
-from bert_jax.task import StepBatch
+from bert_jax.task import StepBatch, Sums
 from bert_jax.train.state import TrainState
-
-
-class StopSignal:
-    """Turns the first SIGTERM or Ctrl-C into a request to save and stop; a second one kills.
-
-    Cloud machines that are taken back get SIGTERM half a minute before.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopSignal:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._request)
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _request(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        signal.signal(number, self._before[number])
 
 
 def dump_non_finite(
@@ -48,14 +19,14 @@ def dump_non_finite(
     step: int,
     state: TrainState,
     batch: StepBatch,
-    metrics: Mapping[str, tuple[float, float]],
+    metrics: Sums,
 ) -> None:
     """Writes the batch, the metrics and the parameters before it, then stops the run.
 
     Args:
-        run_dir: gets ``non_finite_<step>/``.
+        run_dir: where ``non_finite_<step>/`` is made.
         step: the step that was not finite.
-        state: which the step left as it was before.
+        state: after the step, which left it unchanged.
         batch: the step's batch.
         metrics: of the step.
 

@@ -1,4 +1,4 @@
-"""What a normal loss is, and whether the run is stuck where BERT runs get stuck.
+"""The plateau at the unigram entropy, where BERT runs get stuck.
 
 A masked language model first learns how often each piece occurs. At that point its loss equals
 the unigram entropy of the corpus, and it can stay there for thousands of steps before attention
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
-# Nats above or below the entropy that count as sitting on it: small runs scatter by about that.
+# Relative distance from the entropy that counts as on it: small runs scatter by about that.
 TOLERANCE: Final = 0.02
 # Steps after which a BERT with a sane learning rate has left the plateau: the paper's warm-up.
 PATIENCE_STEPS: Final = 10_000
 
 
-class Plateau:
+class PlateauWatch:
     """Compares the masked-language-model loss with what the corpus says is normal."""
 
     def __init__(
@@ -33,7 +34,7 @@ class Plateau:
         Args:
             unigram_entropy: of the corpus, in nats, measured when the examples were made.
             vocab_size: pieces.
-            patience: steps within which sitting on the plateau is normal.
+            patience: steps within which a loss on the plateau is normal.
             window: reports that must all lie on the plateau before a warning.
         """
         self._entropy = unigram_entropy
@@ -42,29 +43,32 @@ class Plateau:
         self._patience = patience
         self._warned = False
 
+    @property
     def expectation(self) -> str:
-        """Returns the line shown when a run starts."""
+        """The line shown when a run starts."""
         return (
             f"normal MLM loss: {self._start:.1f} at the start (ln of the vocabulary), then near "
             f"{self._entropy:.2f} (unigram entropy of this corpus) while the model knows only how "
             f"frequent each piece is; below it once it reads the context"
         )
 
-    def place(self, mlm_loss: float) -> str:
-        """Returns in words where a loss stands."""
+    def remark(self, scores: Mapping[str, float]) -> str:
+        """Returns where the MLM loss is, relative to the entropy."""
+        mlm_loss = scores["mlm_loss"]
         if mlm_loss > self._entropy * (1 + TOLERANCE):
             return "above the unigram entropy"
         if mlm_loss >= self._entropy * (1 - TOLERANCE):
             return "on the unigram plateau"
         return f"{self._entropy - mlm_loss:.2f} below the unigram entropy"
 
-    def warn(self, *, step: int, mlm_loss: float) -> str | None:
-        """Returns a warning, once, when the loss has sat on the plateau for too long.
+    def warn(self, *, step: int, scores: Mapping[str, float]) -> str | None:
+        """Returns a warning, once, when the loss has been on the plateau for too long.
 
         Args:
             step: optimizer steps done.
-            mlm_loss: mean since the last report, in nats.
+            scores: means since the last report.
         """
+        mlm_loss = scores["mlm_loss"]
         self._recent.append(mlm_loss)
         stuck = len(self._recent) == self._recent.maxlen and all(
             abs(loss - self._entropy) <= TOLERANCE * self._entropy for loss in self._recent

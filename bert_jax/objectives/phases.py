@@ -1,0 +1,118 @@
+"""From the settings of a phase to the phase with its data opened."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from jax.sharding import Mesh
+
+from bert_jax.data.loader.loader import Loader, evaluation_batches
+from bert_jax.errors import UserError
+from bert_jax.model.config import Architecture
+from bert_jax.objectives.example_source import TRAIN, VALIDATION, ExampleSource, open_source
+from bert_jax.objectives.settings import PretrainSettings
+from bert_jax.parallel.mesh import process_share
+from bert_jax.section import under
+from bert_jax.task import Objective
+from bert_jax.text import Tokenizer
+from bert_jax.train.evaluation import make_evaluation
+from bert_jax.train.sections import PhaseSection
+from bert_jax.train.spec import Evaluate, Phase
+from bert_jax.train.state import ModelDefinition
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhaseOpener:
+    """Opens the phases of one run."""
+
+    settings: PretrainSettings
+    objective: Objective
+    architecture: Architecture
+    model: ModelDefinition
+    tokenizer: Tokenizer
+    mesh: Mesh
+
+    def open(self, index: int) -> tuple[Phase, str]:
+        """Opens a phase's data and checks that model, tokenizer and objective fit it.
+
+        Returns:
+            The phase, and the fingerprint of its dataset.
+
+        Raises:
+            UserError: they do not; the message names the key.
+        """
+        section = self.settings.train.phases[index]
+        key = f"train.phases.{index}"
+        source = self._source(section.dataset, TRAIN, key=f"{key}.dataset")
+        positions = self.architecture.max_position_embeddings
+        if section.seq_length > positions:
+            raise UserError(
+                f"{key}.seq_length: found {section.seq_length}, allowed: up to the model's "
+                f"{positions} positions (model.max_position_embeddings)"
+            )
+        with under(key, PhaseSection):
+            return self._phase(section, source, index=index), source.dataset.fingerprint
+
+    def _phase(self, section: PhaseSection, source: ExampleSource, *, index: int) -> Phase:
+        settings, share = self.settings, process_share(self.mesh)
+        features = source.features(
+            self.objective,
+            seq_length=section.seq_length,
+            max_predictions=section.max_predictions,
+            evaluation=False,
+        )
+        if section.packing is not None:
+            features = features.packed(section.packing.max_examples)
+        loader = Loader(
+            source.dataset,
+            features,
+            batch_size=section.batch_size,
+            seed=settings.seed,
+            phase=index,
+            share=share,
+            section=settings.loader,
+        )
+        return Phase(
+            steps=section.steps,
+            batch_size=section.batch_size,
+            accumulation=section.accumulation,
+            loader=loader,
+            shapes=1,
+            flops_per_row=self.objective.flops_per_row(
+                seq_length=section.seq_length, predictions=features.max_predictions
+            ),
+            evaluate=self._evaluation(section, source),
+            watch=self.objective.watch(
+                unigram_entropy=source.unigram_entropy, total_steps=settings.train.total_steps
+            ),
+        )
+
+    def _evaluation(self, section: PhaseSection, source: ExampleSource) -> Evaluate | None:
+        evaluation = self.settings.train.evaluation
+        if evaluation is None or VALIDATION not in source.splits:
+            return None
+        share = process_share(self.mesh)
+        held_out = self._source(section.dataset, VALIDATION, key="dataset")
+        open_batches = functools.partial(
+            evaluation_batches,
+            held_out.dataset,
+            held_out.features(
+                self.objective,
+                seq_length=section.seq_length,
+                max_predictions=section.max_predictions,
+                evaluation=True,
+            ),
+            batch_size=evaluation.batch_size or section.batch_size,
+            seed=self.settings.seed,
+            limit=evaluation.examples,
+            share=share,
+        )
+        return make_evaluation(
+            self.objective, self.model, open_batches, self.mesh, shares=share.count
+        )
+
+    def _source(self, dataset: str, split: str, *, key: str) -> ExampleSource:
+        return open_source(
+            dataset, split, objective=self.settings.objective, tokenizer=self.tokenizer, key=key
+        )

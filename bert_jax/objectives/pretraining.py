@@ -1,0 +1,155 @@
+"""One pretraining run: from its settings to a checked plan, and from the plan to the end."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from etils import epath
+from jax.sharding import Mesh
+from rich.console import Console
+
+from bert_jax.model.config import Architecture, resolve_architecture
+from bert_jax.objectives.initial_parameters import ParameterOrigin
+from bert_jax.objectives.phases import PhaseOpener
+from bert_jax.objectives.registry import make_objective
+from bert_jax.objectives.resume import check_resume
+from bert_jax.objectives.settings import PretrainSettings
+from bert_jax.optim.optimizer import make_optimizer
+from bert_jax.optim.schedule import join
+from bert_jax.parallel.mesh import open_mesh, process_share
+from bert_jax.parallel.rules import check_divides
+from bert_jax.runs.checkpoints import write_checkpoints
+from bert_jax.runs.directory import CONFIG, claim_run, open_run, write_run
+from bert_jax.task import Objective, Params
+from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.train.loop import Outcome, train
+from bert_jax.train.sections import schedule_segments
+from bert_jax.train.spec import Intervals, Phase, Selection, TrainSpec, check_batches
+from bert_jax.train.state import define_model
+from bert_jax.train.step import StepSpec, choose_rng
+
+
+class PretrainPlan(NamedTuple):
+    """A run whose parts are resolved and fit together, nothing of it written."""
+
+    settings: PretrainSettings
+    tokenizer: Tokenizer
+    architecture: Architecture
+    objective: Objective
+    mesh: Mesh
+    step: StepSpec
+    phases: list[Phase]
+    datasets: Mapping[str, str]  # path → fingerprint
+
+
+def prepare(settings: PretrainSettings) -> PretrainPlan:
+    """Opens data and devices, and checks that everything fits together.
+
+    Raises:
+        UserError: it does not.
+    """
+    section = settings.train
+    schedule = join(schedule_segments(section, settings.optimizer))
+    mesh = open_mesh(settings.mesh)
+    tokenizer = load_tokenizer(settings.tokenizer)
+    architecture = resolve_architecture(settings.model, vocab_size=tokenizer.vocab_size)
+    check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
+    check_batches(section, mesh)
+    objective = make_objective(
+        settings.objective,
+        architecture=architecture,
+        execution=settings.model.execution,
+        tokenizer=tokenizer,
+    )
+    model = define_model(objective.build)
+    opener = PhaseOpener(
+        settings=settings,
+        objective=objective,
+        architecture=architecture,
+        model=model,
+        tokenizer=tokenizer,
+        mesh=mesh,
+    )
+    opened = [opener.open(index) for index in range(len(section.phases))]
+    return PretrainPlan(
+        settings=settings,
+        tokenizer=tokenizer,
+        architecture=architecture,
+        objective=objective,
+        mesh=mesh,
+        step=StepSpec(
+            task=objective,
+            model=model,
+            optimizer=make_optimizer(settings.optimizer, schedule, model.axes),
+            schedule=schedule,
+            rng=choose_rng(section.rng),
+        ),
+        phases=[phase for phase, _ in opened],
+        datasets={
+            phase.dataset: fingerprint
+            for phase, (_, fingerprint) in zip(section.phases, opened, strict=True)
+        },
+    )
+
+
+def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
+    """Trains to the end of a plan, from the run's last checkpoint where there is one.
+
+    Raises:
+        UserError: the run directory holds another run.
+        RunStopped: the loss was not finite.
+    """
+    settings, section = plan.settings, plan.settings.train
+    if jax.process_index() != 0:
+        console = Console(quiet=True)
+    root = claim_run(settings.run_dir, architecture=plan.architecture, tokenizer=plan.tokenizer)
+    for phase, opened in zip(section.phases, plan.phases, strict=True):
+        if section.evaluation is not None and opened.evaluate is None:
+            console.print(f"{phase.dataset} has no validation split: no evaluation", markup=False)
+    write_config = functools.partial(
+        write_run,
+        root,
+        settings.config,
+        run_dir=str(root),
+        model=settings.model,
+        architecture=plan.architecture,
+        tokenizer=plan.tokenizer,
+        origin=_origin(plan, root, console=console),
+    )
+    with write_checkpoints(root, section.checkpoint) as checkpoints:
+        spec = TrainSpec(
+            step=plan.step,
+            phases=plan.phases,
+            intervals=Intervals(
+                log_every=section.log_every,
+                evaluate_every=section.evaluation.every if section.evaluation else None,
+                checkpoint_every=section.checkpoint.every,
+            ),
+            selection=Selection(metric=plan.objective.best_metric, larger_is_better=False),
+            mesh=plan.mesh,
+            share=process_share(plan.mesh),
+            seed=settings.seed,
+            run_dir=root,
+            checkpoints=checkpoints,
+            initial_params=_initial_params(plan, console=console),
+            write_config=write_config if jax.process_index() == 0 else lambda: None,
+        )
+        return train(spec, console=console)
+
+
+def _origin(plan: PretrainPlan, root: epath.Path, *, console: Console) -> dict[str, Any]:
+    """Returns what provenance.json says of the run; a run that goes on keeps what it has."""
+    origin = {"datasets": plan.datasets, "init_from": plan.settings.init_from}
+    if not (root / CONFIG).exists():
+        return origin
+    held = check_resume(open_run(root), plan.settings, datasets=plan.datasets, console=console)
+    return {**origin, **held, "datasets": {**held.get("datasets", {}), **plan.datasets}}
+
+
+def _initial_params(plan: PretrainPlan, *, console: Console) -> Callable[[Params], Params]:
+    if plan.settings.init_from is None:
+        return lambda fresh: fresh
+    return ParameterOrigin(plan.settings.init_from, plan.mesh, console).take_over

@@ -1,0 +1,116 @@
+"""Which settings of a pretraining run may change when it resumes.
+
+What decided steps already done never changes, since config.yaml describes the whole run: the seed,
+the objective, and the settings of a phase that has ended. What decides steps to come may change as
+long as there are any, for a run that diverged or that is to be longer: `optimizer`, how the model
+is executed, `train.rng`, and the settings of the current phase (within what its data position
+allows) and of later ones; `provenance.json` lists each change with the step it was made at.
+Reports, evaluations, checkpoints, mesh, loader and paths decide no number and are always free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from bert_jax.files.read import read_json_object
+from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.objectives.settings import PretrainSettings
+from bert_jax.optim.sections import OptimizerSection
+from bert_jax.runs.checkpoints import open_checkpoints
+from bert_jax.runs.directory import PROVENANCE, Run
+from bert_jax.runs.resume_check import find_changes, refuse_other_settings
+from bert_jax.train.progress import IMPORTED, TrainProgress
+from bert_jax.train.sections import TrainSection
+
+
+def check_resume(
+    run: Run, settings: PretrainSettings, *, datasets: Mapping[str, str], console: Console
+) -> dict[str, Any]:
+    """Refuses to resume with settings that contradict what the run has done.
+
+    Args:
+        run: the run directory as it is.
+        settings: of now.
+        datasets: path → fingerprint, of those of now.
+        console: where changes are shown.
+
+    Returns:
+        The run's provenance with the changes added; ``{}`` if it has no checkpoint yet.
+
+    Raises:
+        UserError: naming the first key that must not change.
+    """
+    with open_checkpoints(run.directory) as checkpoints:
+        step = checkpoints.latest_step()
+        if step is None:
+            return {}
+        saved = checkpoints.progress(step)
+    provenance = read_json_object(run.directory / PROVENANCE)
+    if not saved or IMPORTED in saved or not run.has("train"):
+        return provenance
+    progress = TrainProgress.from_json(saved)
+    if progress.phase >= len(settings.train.phases):
+        return provenance  # restoring refuses it
+    then = dataclasses.replace(
+        settings,
+        seed=run.seed,
+        model=run.model,
+        objective=run.section("objective", ObjectiveSection, verb="pretrain"),
+        optimizer=run.section("optimizer", OptimizerSection, verb="pretrain"),
+        train=run.section("train", TrainSection, verb="pretrain"),
+    )
+    held = _decisive(then, provenance.get("datasets", {}))
+    asked = _decisive(settings, datasets)
+    changes = find_changes(held, asked)
+    free = _free_keys([change.key for change in changes], progress, settings.train)
+    what = "run" if free is not None else "finished run"
+    refuse_other_settings(run.directory, held=held, asked=asked, free=free or (), what=what)
+    for change in changes:
+        if change.was is not None:
+            console.print(
+                f"{change.key}: {change.was} up to step {step}, {change.now} from here on",
+                markup=False,
+                soft_wrap=True,
+            )
+    made = [{"step": step, **change._asdict()} for change in changes]
+    return {**provenance, "changes": [*provenance.get("changes", []), *made]}
+
+
+def _free_keys(keys: list[str], progress: TrainProgress, train: TrainSection) -> list[str] | None:
+    """Returns those keys that only decide steps to come; None if there are no such steps."""
+    current = progress.phase
+    ended = progress.phase_step >= train.phases[current].steps
+    ahead = current + 1 if ended else current
+    if ahead == len(train.phases):
+        return None
+
+    def is_free(key: str) -> bool:
+        if phase := re.match(r"train\.phases\.(\d+)\.", key):
+            cut_short = progress.phase_step == train.phases[current].steps
+            return int(phase[1]) >= ahead or (cut_short and key == f"train.phases.{current}.steps")
+        return key != "seed" and not key.startswith("objective.")
+
+    return [key for key in keys if is_free(key)]
+
+
+def _decisive(settings: PretrainSettings, datasets: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the settings that decide a run's numbers; data by its content, not its path."""
+    phases = {
+        str(index): {
+            **phase.model_dump(mode="json"),
+            "dataset": datasets.get(phase.dataset, phase.dataset),
+        }
+        for index, phase in enumerate(settings.train.phases)
+    }
+    return {
+        "seed": settings.seed,
+        "objective": settings.objective.model_dump(mode="json"),
+        "optimizer": settings.optimizer.model_dump(mode="json"),
+        "model": {"execution": settings.model.execution.model_dump(mode="json")},
+        "train": {"rng": settings.train.rng, "phases": phases},
+    }

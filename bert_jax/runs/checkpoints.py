@@ -1,0 +1,40 @@
+"""The checkpoints of a run directory: the one place that chooses what stores them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from etils import epath
+
+from bert_jax.runs.directory import CHECKPOINTS
+from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.checkpoint_store import CheckpointReader, CheckpointWriter
+from bert_jax.train.sections import CheckpointSection
+
+DEFAULTS: Final = CheckpointSection()
+
+
+def open_checkpoints(run_dir: epath.PathLike) -> CheckpointReader:
+    """Opens a run's checkpoints to read them; nothing in the directory is changed."""
+    return Checkpointer(epath.Path(run_dir) / CHECKPOINTS, DEFAULTS, read_only=True)
+
+
+def write_checkpoints(
+    run_dir: epath.PathLike,
+    section: CheckpointSection = DEFAULTS,
+    *,
+    ranked: bool = True,
+    save_bytes: int | None = None,
+) -> CheckpointWriter:
+    """Opens a run's checkpoints to add to them.
+
+    Args:
+        run_dir: local or gs://.
+        section: how many of the last and of the best to keep.
+        ranked: whether checkpoints are evaluated, so that the best can be kept.
+        save_bytes: how much may be on its way to the disk at a time, at least the largest array;
+            None for the store's own limit.
+    """
+    return Checkpointer(
+        epath.Path(run_dir) / CHECKPOINTS, section, ranked=ranked, save_bytes=save_bytes
+    )

@@ -1,0 +1,88 @@
+"""The interface to stored checkpoints; `bert_jax.runs.checkpoints` chooses the implementation.
+
+A checkpoint has three parts: parameters, optimizer (with step and random key) and progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
+
+from bert_jax.task import Params
+from bert_jax.train.state import TrainState
+
+
+class CheckpointReader(Protocol):
+    """Finds and reads the checkpoints of one run; a context manager.
+
+    Arrays are read into the layout of the abstract ones, whose mesh need not be that of saving. A
+    tensor that is missing, unexpected or of another shape or dtype is a UserError.
+    """
+
+    def all_steps(self) -> list[int]:
+        """Returns the steps of all whole checkpoints, oldest first."""
+        ...
+
+    def latest_step(self) -> int | None:
+        """Returns the step of the newest whole checkpoint."""
+        ...
+
+    def best_step(self) -> int | None:
+        """Returns the step of the checkpoint with the best selection score; None without one."""
+        ...
+
+    def has_optimizer(self, step: int) -> bool:
+        """Says whether a checkpoint is more than parameters."""
+        ...
+
+    def progress(self, step: int) -> Mapping[str, Any]:
+        """Returns a checkpoint's progress as plain JSON, ``{}`` if it is parameters alone."""
+        ...
+
+    def restore_params(self, abstract_params: Params, *, step: int) -> Params:
+        """Reads the parameters alone."""
+        ...
+
+    def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
+        """Reads everything but the parameters, which stay as `abstract` has them."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *raised: object) -> None: ...
+
+
+class CheckpointWriter(CheckpointReader, Protocol):
+    """Saves the checkpoints of a run that trains, which also reads the one it resumes from."""
+
+    def save(
+        self,
+        state: TrainState,
+        *,
+        step: int,
+        progress: Mapping[str, Any],
+        selection_score: float | None = None,
+    ) -> None:
+        """Starts saving the state as `step`; the next save or leaving the context waits for it.
+
+        Args:
+            state: of a run that is healthy.
+            step: optimizer steps done, the same number as in the state.
+            progress: plain JSON: data position, phase, metrics not yet reported.
+            selection_score: of an evaluation at this step; smaller is better.
+        """
+        ...
+
+    def save_params(
+        self, params: Params, *, step: int, selection_score: float | None = None
+    ) -> None:
+        """Saves parameters alone: all there is of an imported model, or of a sweep's best."""
+        ...
+
+    def reached_preemption(self, step: int) -> bool:
+        """Says whether a process of this job got notice to stop; all get the same answer."""
+        ...
+
+    def wait(self) -> None:
+        """Waits until everything saved is whole on disk."""
+        ...

@@ -1,0 +1,67 @@
+"""The state that a run begins or goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from bert_jax.errors import UserError
+from bert_jax.train.checkpoint_store import CheckpointReader
+from bert_jax.train.progress import IMPORTED, TrainProgress
+from bert_jax.train.spec import Phase, TrainSpec
+from bert_jax.train.state import TrainState, initialise
+
+
+def restore_or_initialise(
+    spec: TrainSpec, abstract: TrainState
+) -> tuple[TrainState, TrainProgress]:
+    """Returns the last checkpoint's state and progress, or fresh ones where there is none.
+
+    Raises:
+        UserError: the checkpoint is of another model, or of other phases or data.
+    """
+    step = spec.checkpoints.latest_step()
+    if step is None:
+        with jax.set_mesh(spec.mesh):
+            state = initialise(spec.step.task, spec.step.optimizer, abstract, seed=spec.seed)
+        return state._replace(params=spec.initial_params(state.params)), TrainProgress()
+    state = restore_state(spec.checkpoints, abstract, step=step)
+    progress = _progress(spec.checkpoints.progress(step), step=step, phases=spec.phases)
+    _check(progress, spec.phases)
+    return state, progress
+
+
+def restore_state(checkpoints: CheckpointReader, abstract: TrainState, *, step: int) -> TrainState:
+    """Reads parameters and optimizer into the layout of `abstract`.
+
+    Raises:
+        UserError: a tensor is missing, unexpected, or of another shape or dtype.
+    """
+    params = checkpoints.restore_params(abstract.params, step=step)
+    return checkpoints.restore_optimizer(abstract, step=step)._replace(params=params)
+
+
+def _progress(saved: Mapping[str, Any], *, step: int, phases: Sequence[Phase]) -> TrainProgress:
+    if IMPORTED not in saved:
+        return TrainProgress.from_json(saved)
+    steps = [phase.steps for phase in phases]
+    if step >= sum(steps):
+        raise UserError(
+            f"train.phases: found {sum(steps)} steps in all, but the imported checkpoint is at "
+            f"step {step}; allowed: more, or a new run_dir with --init-from"
+        )
+    return TrainProgress.at(step, steps)
+
+
+def _check(progress: TrainProgress, phases: Sequence[Phase]) -> None:
+    """Refuses a checkpoint of other phases or other data."""
+    if progress.phase >= len(phases):
+        raise UserError(
+            f"train.phases: found {len(phases)}, but the checkpoint is in phase {progress.phase} "
+            f"(counted from 0); allowed: the phases it was made with, or more"
+        )
+    phase = phases[progress.phase]
+    if progress.position and progress.phase_step < phase.steps:
+        phase.loader.check(progress.position)

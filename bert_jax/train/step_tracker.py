@@ -1,0 +1,105 @@
+"""The bookkeeping of a run's steps: which phase, which step, what is due after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from bert_jax.task import Sums
+from bert_jax.train import metrics as sums_of
+from bert_jax.train.progress import TrainProgress
+from bert_jax.train.spec import Intervals, Phase
+
+
+class DueActions(NamedTuple):
+    """What follows a step, in this order; reports apart, the devices wait meanwhile."""
+
+    evaluate: bool
+    save: bool
+    stop: bool  # the run, on request
+    end_phase: bool
+
+
+class StepTracker:
+    """Counts steps and phases, and says what is due."""
+
+    def __init__(
+        self, progress: TrainProgress, *, phases: Sequence[Phase], intervals: Intervals
+    ) -> None:
+        """Goes on from where the progress is.
+
+        Args:
+            progress: updated in place.
+            phases: of the whole run.
+            intervals: of reports, evaluations and checkpoints.
+        """
+        self.progress = progress
+        self._phases, self._intervals = phases, intervals
+        self._batch_offset = 0
+
+    @property
+    def last_step(self) -> int:
+        """The step that the run ends at."""
+        progress = self.progress
+        ahead = sum(phase.steps for phase in self._phases[progress.phase :])
+        return progress.step - progress.phase_step + ahead
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether so many evaluations in a row were no better that the run should end."""
+        patience = self._intervals.patience
+        return patience is not None and self.progress.without_better >= patience
+
+    def remaining_phases(self) -> Iterator[Phase]:
+        """Yields the phases that have steps left, entering each."""
+        for index in range(self.progress.phase, len(self._phases)):
+            if self.out_of_patience:
+                return
+            if index > self.progress.phase:
+                self.progress.start_phase(index)
+            if self.progress.phase_step < self._phases[index].steps:
+                yield self._phases[index]
+
+    def first_batch(self) -> int:
+        """Returns the batch of the current phase to begin with.
+
+        Batches are counted in rows: after a change of batch size they are not as many as steps.
+        """
+        progress = self.progress
+        loader = self._phases[progress.phase].loader
+        first = loader.check(progress.position) if progress.position else 0
+        self._batch_offset = first - progress.phase_step
+        return first
+
+    def due_after_next(self, *, stop_requested: bool) -> DueActions:
+        """Returns what is due after the step that was dispatched and is not yet counted."""
+        intervals, phase = self._intervals, self._phases[self.progress.phase]
+        step = self.progress.step + 1
+        end_phase = self.progress.phase_step + 1 >= phase.steps
+        every = intervals.evaluate_every
+        evaluate = end_phase or (every is not None and step % every == 0)
+        return DueActions(
+            evaluate=evaluate and phase.evaluate is not None,
+            save=end_phase or stop_requested or step % intervals.checkpoint_every == 0,
+            stop=stop_requested and step < self.last_step,
+            end_phase=end_phase,
+        )
+
+    def finish_step(self, metrics: Sums) -> None:
+        """Counts a step and adds its metrics to those of the next report."""
+        progress = self.progress
+        progress.step += 1
+        progress.phase_step += 1
+        loader = self._phases[progress.phase].loader
+        progress.position = loader.position(progress.phase_step + self._batch_offset)
+        progress.window = sums_of.add(progress.window, metrics)
+
+    @property
+    def report_due(self) -> bool:
+        """Whether the step just counted is to be reported."""
+        return self.progress.step % self._intervals.log_every == 0
+
+    def take_window(self) -> Sums:
+        """Returns the metrics summed since the last report, and starts a new sum."""
+        window, self.progress.window = self.progress.window, {}
+        return window

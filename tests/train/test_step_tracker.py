@@ -1,0 +1,115 @@
+"""The bookkeeping of steps: what is due when, over phases, signals and patience."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from bert_jax.data.loader.data_position import DataPosition
+from bert_jax.train.progress import TrainProgress
+from bert_jax.train.spec import Intervals, Phase
+from bert_jax.train.step_tracker import DueActions, StepTracker
+
+INTERVALS = Intervals(log_every=2, evaluate_every=3, checkpoint_every=4)
+NOTHING = DueActions(evaluate=False, save=False, stop=False, end_phase=False)
+
+
+class Rows:
+    """A loader that counts rows in batches of a size."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+
+    def batches(self, *, first_step: int) -> Any:
+        return nullcontext(iter(range(first_step, 1000)))
+
+    def position(self, step: int) -> DataPosition:
+        return DataPosition(example_index=step * self.batch_size, fingerprint={})
+
+    def check(self, position: DataPosition) -> int:
+        return position.step(batch_size=self.batch_size, fingerprint={})
+
+
+def phase(steps: int, *, batch_size: int = 8, evaluated: bool = True) -> Phase:
+    return Phase(
+        steps=steps,
+        batch_size=batch_size,
+        accumulation=1,
+        loader=Rows(batch_size),
+        shapes=1,
+        flops_per_row=1.0,
+        evaluate=(lambda params: {}) if evaluated else None,
+        watch=None,
+    )
+
+
+def walk(tracker: StepTracker, *, stop_at: int | None = None) -> dict[int, DueActions]:
+    """Runs all steps and returns what was due after each; as the loop does, a stop ends it."""
+    found = {}
+    for entered in tracker.remaining_phases():
+        tracker.first_batch()
+        for _ in range(entered.steps - tracker.progress.phase_step):
+            step = tracker.progress.step + 1
+            found[step] = tracker.due_after_next(stop_requested=step == stop_at)
+            tracker.finish_step({"loss": (1.0, 1.0)})
+            if found[step].stop:
+                return found
+    return found
+
+
+def test_evaluations_and_checkpoints_fall_on_their_intervals_and_on_the_end_of_a_phase() -> None:
+    tracker = StepTracker(TrainProgress(), phases=[phase(5), phase(2)], intervals=INTERVALS)
+    assert tracker.last_step == 7
+    found = walk(tracker)
+    end = DueActions(evaluate=True, save=True, stop=False, end_phase=True)
+    assert found == {
+        1: NOTHING,
+        2: NOTHING,
+        3: NOTHING._replace(evaluate=True),
+        4: NOTHING._replace(save=True),
+        5: end,
+        6: NOTHING._replace(evaluate=True),
+        7: end,
+    }
+    progress = tracker.progress
+    assert (progress.step, progress.phase, progress.phase_step) == (7, 1, 2)
+    assert progress.position == DataPosition(example_index=16, fingerprint={})
+    assert tracker.take_window() == {"loss": (7.0, 7.0)}
+    assert progress.window == {}
+
+
+def test_a_phase_without_held_out_data_is_not_evaluated() -> None:
+    phases = [phase(3, evaluated=False)]
+    found = walk(StepTracker(TrainProgress(), phases=phases, intervals=INTERVALS))
+    assert not any(due.evaluate for due in found.values())
+
+
+def test_a_signal_saves_and_stops_the_run_unless_it_has_ended() -> None:
+    for stop_at, stops in ((2, True), (5, True), (7, False)):
+        tracker = StepTracker(TrainProgress(), phases=[phase(5), phase(2)], intervals=INTERVALS)
+        found = walk(tracker, stop_at=stop_at)
+        assert (found[stop_at].save, found[stop_at].stop) == (True, stops)
+        assert tracker.progress.step == max(found) == stop_at
+
+
+def test_a_resumed_run_skips_what_it_has_done_and_counts_batches_in_rows() -> None:
+    done = DataPosition(example_index=16, fingerprint={})
+    progress = TrainProgress(step=4, phase=0, phase_step=4, position=done)
+    # Four steps of four rows, which are two of eight.
+    tracker = StepTracker(progress, phases=[phase(6), phase(2)], intervals=INTERVALS)
+    assert tracker.last_step == 8
+    assert list(walk(tracker)) == [5, 6, 7, 8]
+    progress = TrainProgress(step=4, phase=0, phase_step=4, position=done)
+    tracker = StepTracker(progress, phases=[phase(6)], intervals=INTERVALS)
+    assert tracker.first_batch() == 2
+    tracker.finish_step({})
+    assert progress.position == DataPosition(example_index=24, fingerprint={})
+
+
+def test_a_run_out_of_patience_has_no_phases_left() -> None:
+    intervals = Intervals(log_every=1, evaluate_every=1, checkpoint_every=1, patience=2)
+    tracker = StepTracker(TrainProgress(), phases=[phase(9)], intervals=intervals)
+    for score, out in ((1.0, False), (0.5, False), (0.5, False), (0.7, True)):
+        tracker.progress.record_evaluation(score)
+        assert tracker.out_of_patience == out
+    assert list(tracker.remaining_phases()) == []
