@@ -22,8 +22,8 @@ from bert_jax.data.dataset.reader import Dataset, open_dataset
 from bert_jax.data.loader.loader import Loader
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.collate import count_tokens
-from bert_jax.data.rows.masking import MaskedRow, MaskingSection
-from bert_jax.data.rows.packing import PackedRow, packed
+from bert_jax.data.rows.masking import MaskingSection
+from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.data.rows.packing_plan import PackingSection
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
 from bert_jax.text import load_tokenizer
@@ -61,12 +61,13 @@ def main() -> None:
         tokenizer = load_tokenizer(arguments.tokenizer or f"{made}/tokenizer")
         dataset = open_dataset(arguments.dataset or f"{made}/dataset", "train")
         for unit, workers in itertools.product(arguments.units, arguments.workers):
-            features = MaskedRow.from_tokenizer(
+            features = MaskingTransform.from_tokenizer(
                 tokenizer, seq_length=SEQ_LENGTH, masking=MaskingSection(unit=unit)
             )
             measure_epoch(dataset, features, workers=workers)
             if arguments.packing:
-                measure_epoch(dataset, packed(features, PackingSection()), workers=workers)
+                packed = features.packed(PackingSection().max_examples)
+                measure_epoch(dataset, packed, workers=workers)
 
 
 def make_dataset(directory: pathlib.Path, *, short_seq_prob: float) -> None:
@@ -109,7 +110,7 @@ def make_dataset(directory: pathlib.Path, *, short_seq_prob: float) -> None:
     )
 
 
-def measure_epoch(dataset: Dataset, features: MaskedRow | PackedRow, *, workers: int) -> None:
+def measure_epoch(dataset: Dataset, features: MaskingTransform, *, workers: int) -> None:
     """Reads one epoch and reports its speed and what it did to memory.
 
     The clock starts when the first batch is there, so that starting worker processes does not
@@ -117,11 +118,8 @@ def measure_epoch(dataset: Dataset, features: MaskedRow | PackedRow, *, workers:
     also where other programs share the machine.
     """
     section = LoaderSection(workers=workers)
-    loader = Loader(
-        dataset=dataset, features=features, batch_size=BATCH_SIZE, seed=0, section=section
-    )
+    loader = Loader(dataset, features, batch_size=BATCH_SIZE, seed=0, section=section)
     steps = loader.rows_per_epoch // BATCH_SIZE
-    single = features.single if isinstance(features, PackedRow) else features
     with loader.batches(first_step=0) as batches:
         next(batches)
         processes = [psutil.Process(), *psutil.Process().children()]
@@ -136,8 +134,8 @@ def measure_epoch(dataset: Dataset, features: MaskedRow | PackedRow, *, workers:
     rows = (steps - 1) * BATCH_SIZE
     facts = {
         "workers": workers,
-        "masking_unit": single.masking.unit,
-        "packing": isinstance(features, PackedRow),
+        "masking_unit": features.masker.masking.unit,
+        "packing": features.max_examples > 1,
         "seq_length": features.seq_length,
         "tokens_per_row": round(tokens / rows, 1),
         "examples_per_row": round(examples / rows, 3),

@@ -27,7 +27,8 @@ from benchmarks.watched import watch
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert.schema import decode_row
 from bert_jax.data.google_bert.tfrecord import scan_records
-from bert_jax.data.rows.masking import MaskedRow, MaskingSection
+from bert_jax.data.rows.masking import MaskingSection
+from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.data.rows.static_masks import StaticExample
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
 from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
@@ -98,7 +99,9 @@ def run_ours(text: Path, root: Path, *, seed: int) -> list[StaticExample]:
     )
     make_examples(section)
     tokenizer = load_wordpiece(root / "tokenizer" / "vocab.txt", lower_case=True)
-    rows = MaskedRow.from_tokenizer(tokenizer, seq_length=SEQ_LENGTH, masking=MaskingSection())
+    rows = MaskingTransform.from_tokenizer(
+        tokenizer, seq_length=SEQ_LENGTH, masking=MaskingSection()
+    )
     written = root / f"written-{seed}"
     write_tfrecords([open_dataset(output, "train")], written, rows=rows, seed=seed)
     return read(sorted(written.iterdir()))

@@ -6,7 +6,7 @@ checker only, so that data code can import it in processes that never load JAX.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -28,20 +28,50 @@ Metrics: TypeAlias = "dict[str, tuple[jax.Array, jax.Array]]"
 Sums: TypeAlias = Mapping[str, tuple[float, float]]
 
 
-class Features(Protocol):
-    """Makes a row out of a record. Picklable and free of JAX: it runs in loader processes."""
+class RowTransform(Protocol):
+    """Makes rows out of examples. Picklable and free of JAX: it runs in loader processes."""
 
     @property
     def seq_length(self) -> int:
         """Tokens in a row; no example of the dataset may be longer."""
         ...
 
-    def __call__(self, record: Any, rng: np.random.Generator) -> Row:
-        """Returns one row: arrays whose shapes and dtypes are the same for every record."""
+    @property
+    def max_predictions(self) -> int:
+        """Slots for masked tokens in a row."""
+        ...
+
+    @property
+    def max_examples(self) -> int:
+        """Most examples in a row; 1 without packing."""
+        ...
+
+    @property
+    def static_copies(self) -> int | None:
+        """Epochs after which the random streams of `batch` repeat; None: never."""
+        ...
+
+    def packed(self, max_examples: int) -> RowTransform:
+        """Returns the same transform with several examples per row.
+
+        Raises:
+            UserError: its examples cannot share a row.
+        """
+        ...
+
+    def batch(
+        self, records: Sequence[Sequence[Any]], rngs: Sequence[Sequence[np.random.Generator]]
+    ) -> Row:
+        """Returns a batch: arrays ``[rows, ...]`` of shapes and dtypes that do not depend on data.
+
+        Args:
+            records: the examples of each row.
+            rngs: the random stream of each example.
+        """
         ...
 
     def fingerprint(self) -> dict[str, str | int | float]:
-        """Returns the settings that a row depends on, by name; a run resumes only with the same."""
+        """Returns the settings that rows depend on; a run resumes only with the same."""
         ...
 
 
@@ -94,8 +124,8 @@ class Objective(Task, Protocol):
 
     def features(
         self, *, seq_length: int, max_predictions: int | None, evaluation: bool
-    ) -> Features:
-        """Returns the function from a stored record and a random generator to one row.
+    ) -> RowTransform:
+        """Returns the transform from stored examples to rows.
 
         Args:
             seq_length: positions of a row.

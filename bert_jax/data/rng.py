@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for, and on nothing else."""
+"""Counter-based random streams, keyed by purpose."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from numpy.random.bit_generator import ISeedSequence
 
 
 def stream(seed: int, *key: int | str) -> np.random.Generator:
-    """Returns the generator of one purpose: ``stream(7, "mask", epoch, index)``.
+    """Returns the random stream of one purpose: ``stream(7, "mask", epoch, index)``.
 
     A counter-based generator (Philox 4x64) keyed by a 128-bit BLAKE2b hash of the arguments, so
-    that a draw is a function of ``(seed, *key)`` alone: not of the process, of the number of
-    workers, or of what was drawn before. Two different keys give streams that are independent for
-    all that statistics can tell.
+    that its numbers are a function of ``(seed, *key)`` alone, independent of the process, the
+    number of workers and earlier draws. Different keys give statistically independent streams.
 
     Args:
         seed: the run's or dataset's seed, of any size and sign.
@@ -24,16 +23,16 @@ def stream(seed: int, *key: int | str) -> np.random.Generator:
             so are ``("a", "b")`` and ``("ab",)``.
 
     Returns:
-        A fresh generator at the start of its stream.
+        A generator at the start of its stream.
     """
-    key_as_seed: Any = _Key(digest128(seed, *key))  # NumPy's own annotation forgets the interface
+    key_as_seed: Any = _Key(digest128(seed, *key))  # NumPy's annotation lacks ISeedSequence
     return np.random.Generator(np.random.Philox(key_as_seed))
 
 
 class _Key(ISeedSequence):
-    """Philox's key as a seed, for the same numbers as ``Philox(key=…)`` gives.
+    """Philox's key as a seed sequence: the numbers of ``Philox(key=…)`` in a third of the time.
 
-    That mixes a seed all the same, for nothing, and takes three times as long.
+    ``Philox(key=…)`` also creates a seed sequence, which it then ignores.
     """
 
     def __init__(self, key: int) -> None:
@@ -49,14 +48,14 @@ class _Key(ISeedSequence):
 def digest128(seed: int, *key: int | str) -> int:
     """Returns the 128-bit BLAKE2b hash of ``(seed, *key)`` as an unsigned integer.
 
-    Every part is written with its type and its byte length before it, so that no two different keys
-    spell the same bytes. Takes the arguments of :func:`stream`.
+    Every part is prefixed with its type and its byte length, so that different keys never give the
+    same bytes. Takes the arguments of :func:`stream`.
     """
-    spelled = bytearray()
+    content = bytearray()
     for part in (seed, *key):
         if isinstance(part, str):
             kind, text = b"s", part.encode("utf-8", "surrogatepass")
         else:
             kind, text = b"i", b"%d" % part
-        spelled += kind + struct.pack("<Q", len(text)) + text
-    return int.from_bytes(hashlib.blake2b(spelled, digest_size=16).digest(), "little")
+        content += kind + struct.pack("<Q", len(text)) + text
+    return int.from_bytes(hashlib.blake2b(content, digest_size=16).digest(), "little")

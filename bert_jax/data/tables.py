@@ -1,4 +1,4 @@
-"""Tables in files, one row at a time: CSV, TSV, JSON lines and Parquet."""
+"""Streaming readers of tables: CSV, TSV, JSON lines and Parquet."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ from typing import Any, Final, NamedTuple, TypeVar
 from bert_jax.errors import UserError, first_line
 
 SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet")
-# Characters in a field of a .csv; the csv module stops at 131,072 of its own accord, which is less
-# than a long document.
+# Characters in a field of a .csv; the csv module's default of 131,072 is less than long documents.
 FIELD_LIMIT: Final = 1 << 28
-BATCH_ROWS: Final = 1024  # of a .parquet, in memory at once
+BATCH_ROWS: Final = 1024  # of a .parquet in memory
 
 
 T = TypeVar("T")
 
 
 class TableRow(NamedTuple):
-    """One row, with where it stands."""
+    """One row and its place in the file."""
 
     path: Path
-    line: int  # that it ends in, from 1; of a .parquet the row, from 1
-    values: Mapping[str, Any]  # by column; texts, but what JSON and Parquet have
+    line: int  # its last line, from 1; for .parquet the row, from 1
+    values: Mapping[str, Any]  # by column; text, or any other type of JSON and Parquet
 
     @property
     def place(self) -> str:
-        """Where an error of this row is: ``t.csv: line 7``."""
+        """Location for error messages: ``t.csv: line 7``."""
         unit = "row" if self.path.suffix == ".parquet" else "line"
         return f"{self.path}: {unit} {self.line}"
 
     @property
     def names_place(self) -> str:
-        """Where the names of its columns stand: ``line 1 of t.csv``."""
+        """Location of the column names: ``line 1 of t.csv``."""
         if self.path.suffix == ".parquet":
             return f"the schema of {self.path}"
         return f"line {self.line if self.path.suffix == '.jsonl' else 1} of {self.path}"
@@ -45,7 +44,7 @@ class TableRow(NamedTuple):
         """Returns the text in a column.
 
         Raises:
-            UserError: what is there is no text, as JSON and Parquet may have it.
+            UserError: the value is not text (JSON and Parquet).
         """
         found = self.values[name]
         if not isinstance(found, str):
@@ -55,12 +54,12 @@ class TableRow(NamedTuple):
 
 
 def read_table(path: Path) -> Iterator[TableRow]:
-    """Yields the rows of a table in its order.
+    """Yields the rows of a table in order.
 
-    Below a line ``text,label``, ``good,1`` -> ``TableRow(path, 2, {"text": "good", "label": "1"})``
+    After a line ``text,label``, ``good,1`` -> ``TableRow(path, 2, {"text": "good", "label": "1"})``
 
-    A .tsv knows no quotes, as the tables of GLUE; a .csv is as RFC 4180 has it. Both have names of
-    columns in line 1. A line of a .jsonl has names of its own.
+    A .tsv has no quoting, like the tables of GLUE; a .csv follows RFC 4180. Both have column names
+    in line 1. Every line of a .jsonl has its own names.
 
     Args:
         path: .jsonl, .csv, .tsv or .parquet; texts in UTF-8, with or without a byte order mark.
@@ -97,7 +96,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _named_errors(path: Path, found: Iterator[T]) -> Iterator[T]:
-    """Yields what it is given; errors of the file's become the user's."""
+    """Re-raises decoding and I/O errors as user errors that name the file."""
     try:
         yield from found
     except UnicodeDecodeError as error:
@@ -107,7 +106,7 @@ def _named_errors(path: Path, found: Iterator[T]) -> Iterator[T]:
 
 
 def _no_utf8(path: Path, error: UnicodeDecodeError) -> UserError:
-    """Looks for the line: the decoder reads ahead of it."""
+    """Finds the line of the error, since the decoder reads ahead."""
     line, found = 0, error.object[error.start]
     with path.open("rb") as file:
         for line, content in enumerate(file, start=1):  # noqa: B007 (the last one counts)
@@ -138,7 +137,7 @@ def _read_csv(path: Path) -> Iterator[TableRow]:
         try:
             header = _header(path, next(reader, []))
             for fields in reader:
-                # An empty line is an empty text where there is but one column.
+                # With one column, an empty line is an empty text.
                 yield _row(path, reader.line_num, header, fields or [""])
         except csv.Error as error:
             raise UserError(f"{path}: line {reader.line_num}: found no CSV ({error})") from None
@@ -164,7 +163,7 @@ def _row(path: Path, line: int, header: list[str], fields: list[str]) -> TableRo
 
 
 def ragged(path: Path, line: int, *, found: int, allowed: int) -> UserError:
-    """Returns the error of a line with other than the header's number of fields."""
+    """Returns the error for a line whose number of fields differs from the header's."""
     return UserError(
         f"{path}: line {line}: found {found} fields, allowed: {allowed}, as in the header"
     )
@@ -186,7 +185,7 @@ def _read_jsonl(path: Path) -> Iterator[TableRow]:
 
 
 def _read_parquet(path: Path) -> Iterator[TableRow]:
-    # It takes a while to import, and few ask for it.
+    # Slow to import and rarely needed.
     import pyarrow as pa
     import pyarrow.parquet as pq
 

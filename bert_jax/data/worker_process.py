@@ -1,4 +1,4 @@
-"""What a worker process does before it works."""
+"""Setup of worker processes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import threading
 
 
 def prepare_worker(index: int, count: int) -> None:
-    """Sets up a loader's worker: it ends with its parent, and can never take an accelerator.
+    """Sets up a loader's worker: it ends with its parent and never opens an accelerator.
 
     Args:
-        index: of the worker; Grain hands it in.
+        index: of the worker; passed by Grain.
         count: number of workers.
     """
     del index, count
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     os.environ["JAX_PLATFORMS"] = "cpu"
-    if "jax" in sys.modules:  # Grain has imported it, and with it read the environment, by now
+    if "jax" in sys.modules:  # Grain imports it, which has read the environment
         sys.modules["jax"].config.update("jax_platforms", "cpu")
     end_with_parent()
 
 
 def end_with_parent() -> None:
-    """Lets this process end with its parent: a killed one tells no worker, and they would wait."""
+    """Ends this process when its parent ends: a killed parent cannot stop its workers."""
     threading.Thread(target=_wait_for_parent, name="end-with-parent", daemon=True).start()
 
 

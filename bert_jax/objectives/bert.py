@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.data.rows.masking import MaskedRow, MaskingSection
+from bert_jax.data.rows.masking import MaskingSection
+from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.model.flops import train_flops
 from bert_jax.model.heads import Scored, cross_entropy
 from bert_jax.model.pretraining import BertForPretraining
-from bert_jax.task import Batch, Features, Metrics, Sums
+from bert_jax.task import Batch, Metrics, RowTransform, Sums
 from bert_jax.text.tokenizer import Tokenizer
 
 # The release adds it to the number of masked pieces before dividing (run_pretraining.py).
@@ -77,8 +78,8 @@ class BertObjective:
 
     def features(
         self, *, seq_length: int, max_predictions: int | None, evaluation: bool
-    ) -> Features:
-        """Returns the row maker (see `bert_jax.data.rows.masking.MaskedRow`).
+    ) -> RowTransform:
+        """Returns the row transform (see `bert_jax.data.rows.masking_transform.MaskingTransform`).
 
         Args:
             seq_length: positions of a row.
@@ -88,7 +89,9 @@ class BertObjective:
         masking = EVALUATION_MASKING if evaluation else self.masking
         if max_predictions is not None and not evaluation:
             masking = masking.model_copy(update={"max_predictions": max_predictions})
-        return MaskedRow.from_tokenizer(self.tokenizer, seq_length=seq_length, masking=masking)
+        return MaskingTransform.from_tokenizer(
+            self.tokenizer, seq_length=seq_length, masking=masking
+        )
 
     def build(self, rngs: nnx.Rngs) -> BertForPretraining:
         """Returns the model with fresh parameters."""

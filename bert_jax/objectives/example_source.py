@@ -1,4 +1,4 @@
-"""Where a run's examples come from: a dataset of ours, or TFRecords as the release writes them."""
+"""Where a run's examples come from: a dataset of ours, or TFRecords of google-research/bert."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Protocol
 
 from bert_jax.data.dataset.reader import Dataset, open_dataset
 from bert_jax.data.google_bert.reader import (
-    ReleasedDataset,
+    GoogleBertDataset,
     find_splits,
-    is_released,
-    open_released,
+    is_google_bert,
+    open_google_bert,
 )
-from bert_jax.data.rows.static_masks import StaticRow
+from bert_jax.data.rows.static_masks import StaticMaskTransform
 from bert_jax.errors import UserError
 from bert_jax.objectives.registry import check_pairing
 from bert_jax.objectives.section import ObjectiveSection
-from bert_jax.task import Features, Objective
+from bert_jax.task import Objective, RowTransform
 from bert_jax.text import Tokenizer
 
 
@@ -24,7 +24,7 @@ class ExampleSource(Protocol):
     """One split of examples that fit the objective and the tokenizer, and how to make rows."""
 
     @property
-    def dataset(self) -> Dataset | ReleasedDataset:
+    def dataset(self) -> Dataset | GoogleBertDataset:
         """The examples."""
         ...
 
@@ -40,8 +40,8 @@ class ExampleSource(Protocol):
 
     def features(
         self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
-    ) -> Features:
-        """Returns the row maker; takes what `Objective.features` takes."""
+    ) -> RowTransform:
+        """Returns the row transform; takes what `Objective.features` takes."""
         ...
 
 
@@ -60,9 +60,10 @@ def open_source(
     Raises:
         UserError: nothing there, damaged, made for another objective or with another vocabulary.
     """
-    if is_released(path):
-        return _ReleasedSource(
-            _check_released(open_released(path, split), objective, tokenizer, key=key), tokenizer
+    if is_google_bert(path):
+        return _GoogleBertSource(
+            _check_google_bert(open_google_bert(path, split), objective, tokenizer, key=key),
+            tokenizer,
         )
     dataset = open_dataset(path, split)
     if dataset.provenance.tokenizer_hash != tokenizer.hash:
@@ -88,15 +89,15 @@ class _OwnSource:
 
     def features(
         self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
-    ) -> Features:
+    ) -> RowTransform:
         return task.features(
             seq_length=seq_length, max_predictions=max_predictions, evaluation=evaluation
         )
 
 
 @dataclasses.dataclass(frozen=True)
-class _ReleasedSource:
-    dataset: ReleasedDataset
+class _GoogleBertSource:
+    dataset: GoogleBertDataset
     tokenizer: Tokenizer
 
     @property
@@ -105,22 +106,22 @@ class _ReleasedSource:
 
     @property
     def unigram_entropy(self) -> float:
-        return self.dataset.figures.unigram_entropy
+        return self.dataset.summary.unigram_entropy
 
     def features(
         self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
-    ) -> StaticRow:
+    ) -> StaticMaskTransform:
         """Masks stand as they are, in evaluation too."""
         del task, evaluation
-        figures = self.dataset.figures
-        slots = max_predictions or figures.slots
-        if slots < figures.most_predictions:
+        summary = self.dataset.summary
+        slots = max_predictions or summary.slots
+        if slots < summary.most_predictions:
             raise UserError(
                 f"max_predictions: found {slots}, but an example of {self.dataset.directory} has "
-                f"{figures.most_predictions} predictions; allowed: {figures.most_predictions} or "
+                f"{summary.most_predictions} predictions; allowed: {summary.most_predictions} or "
                 "more"
             )
-        return StaticRow(
+        return StaticMaskTransform(
             seq_length=seq_length,
             max_predictions=slots,
             vocab_size=self.tokenizer.vocab_size,
@@ -128,9 +129,9 @@ class _ReleasedSource:
         )
 
 
-def _check_released(
-    dataset: ReleasedDataset, objective: ObjectiveSection, tokenizer: Tokenizer, *, key: str
-) -> ReleasedDataset:
+def _check_google_bert(
+    dataset: GoogleBertDataset, objective: ObjectiveSection, tokenizer: Tokenizer, *, key: str
+) -> GoogleBertDataset:
     """Returns the dataset if its rows are made for the objective and look like the tokenizer's."""
     if objective.name != "bert":
         raise UserError(
@@ -138,7 +139,7 @@ def _check_released(
             f"objective.name {objective.name} does not learn from them; allowed: objective.name: "
             "bert"
         )
-    highest, special = dataset.figures.highest_id, tokenizer.special
+    highest, special = dataset.summary.highest_id, tokenizer.special
     if highest >= tokenizer.vocab_size:
         raise UserError(
             f"{key}: {dataset.directory} has the token id {highest}, allowed: 0 to "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
+from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UserError, first_line
 from bert_jax.parallel.rules import DATA, FSDP, MESH_AXES, TENSOR
 from bert_jax.parallel.section import DistributedSection, MeshSection
@@ -119,15 +119,7 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """Which part of every batch this process has to feed."""
-
-    index: int
-    count: int
-
-
-def process_share(mesh: Mesh, *, process_index: int | None = None) -> Share:
+def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
     """Returns the part of a batch's rows that a process's own devices hold.
 
     Processes whose devices differ only along the tensor axis hold, and so must read, the same
@@ -154,7 +146,7 @@ def process_share(mesh: Mesh, *, process_index: int | None = None) -> Share:
             f"{mesh.shape[TENSOR]} deals a batch's rows unevenly to {len(held)} processes; "
             f"allowed: a tensor axis that divides, or is a multiple of, the devices of a process"
         )
-    return Share(shares.index(tuple(sorted(held[process]))), len(shares))
+    return HostShare(shares.index(tuple(sorted(held[process]))), len(shares))
 
 
 def _set_before_backend(option: str, value: object) -> None:

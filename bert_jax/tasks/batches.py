@@ -8,8 +8,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from bert_jax.data import rng
-from bert_jax.data.loader.loader import Batches, made_ahead
-from bert_jax.data.loader.position import Position
+from bert_jax.data.host_share import ONE_HOST, HostShare
+from bert_jax.data.loader.data_position import DataPosition
+from bert_jax.data.loader.loader import Batches, background_batches
 from bert_jax.data.rows.length_buckets import buckets_of, buckets_up_to
 from bert_jax.task import Row
 from bert_jax.tasks.family import NO_LABEL, Encoded, Split
@@ -122,7 +123,7 @@ class TrainBatches:
         seed: int,
         pad_id: int,
         unit: int = 1,
-        process: tuple[int, int] = (0, 1),
+        share: HostShare = ONE_HOST,
     ) -> None:
         """Plans the first epoch.
 
@@ -133,13 +134,13 @@ class TrainBatches:
             seed: of the run.
             pad_id: of the tokenizer.
             unit: each part of a batch is filled up to a multiple of so many rows.
-            process: this host's share of a batch, and the number of shares.
+            share: this host's part of a batch.
         """
         self.plan = EpochPlan(
             split.lengths, batch_size=batch_size, max_length=max_length, seed=seed
         )
         self._split, self._pad_id, self._unit = split, pad_id, unit
-        self._index, self._count = process
+        self._share = share
         self._fingerprint: dict[str, str | int | float] = {
             "seed": seed,
             "rows": len(split.lengths),
@@ -147,12 +148,12 @@ class TrainBatches:
             "max_length": max_length,
         }
 
-    def position(self, step: int) -> Position:
+    def position(self, step: int) -> DataPosition:
         """Returns where the data stands after so many steps."""
         rows = step * self.plan.batch_size
-        return Position(example_index=rows, fingerprint=self._fingerprint)
+        return DataPosition(example_index=rows, fingerprint=self._fingerprint)
 
-    def check(self, position: Position) -> int:
+    def check(self, position: DataPosition) -> int:
         """Returns the steps that lie before a position.
 
         Raises:
@@ -165,13 +166,18 @@ class TrainBatches:
         return tuple(self._collate(part) for part in self.plan.batch(step))
 
     def _collate(self, part: Part) -> Row:
-        share = -(-part.size // self._unit) * self._unit // self._count
-        mine = part.rows[self._index * share : (self._index + 1) * share]
-        return collate(self._split, mine, count=share, length=part.length, pad_id=self._pad_id)
+        size = -(-part.size // self._unit) * self._unit
+        return collate(
+            self._split,
+            part.rows[self._share.part(size)],
+            count=size // self._share.count,
+            length=part.length,
+            pad_id=self._pad_id,
+        )
 
     def batches(self, *, first_step: int) -> Batches[tuple[Row, ...]]:
         """Returns the endless stream of batches, made ahead in the background."""
-        return made_ahead(self.make, first_step=first_step)
+        return background_batches(self.make, first_step=first_step)
 
 
 def evaluation_batches(

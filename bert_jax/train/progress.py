@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from bert_jax.data.loader.position import Position
+from bert_jax.data.loader.data_position import DataPosition
 
 # What stands in an imported checkpoint's progress: it has a step and no place in any data.
 IMPORTED: Final = "imported"
@@ -21,7 +21,7 @@ class Cursor:
     step: int = 0  # of the run
     phase: int = 0
     phase_step: int = 0
-    position: Position | None = None
+    position: DataPosition | None = None
     window: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     best_rank: float | None = None  # of all evaluations so far, smaller is better
     without_better: int = 0  # evaluations since
@@ -60,7 +60,7 @@ class Cursor:
             step=saved["step"],
             phase=saved["phase"],
             phase_step=saved["phase_step"],
-            position=None if position is None else Position.model_validate(position),
+            position=None if position is None else DataPosition.model_validate(position),
             window={name: (pair[0], pair[1]) for name, pair in saved["window"].items()},
             best_rank=saved["best_rank"],
             without_better=saved["without_better"],

@@ -12,9 +12,9 @@ import optax
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax.data.loader.position import Position
+from bert_jax.data.host_share import HostShare
+from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.errors import UserError
-from bert_jax.parallel.mesh import Share
 from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Task
 from bert_jax.train.checkpoint import Checkpointer
@@ -33,11 +33,11 @@ class BatchSource(Protocol):
         """Returns this host's rows of batch `first_step` and those after it, without end."""
         ...
 
-    def position(self, step: int) -> Position:
+    def position(self, step: int) -> DataPosition:
         """Returns where the data stands after so many batches."""
         ...
 
-    def check(self, position: Position) -> int:
+    def check(self, position: DataPosition) -> int:
         """Returns the batches that lie before a position.
 
         Raises:
@@ -98,7 +98,7 @@ class Job:
     ranking: Ranking
     rng: RngName
     mesh: Mesh
-    share: Share
+    share: HostShare
     seed: int
     run_dir: epath.Path
     checkpointer: Checkpointer

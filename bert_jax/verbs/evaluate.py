@@ -129,8 +129,7 @@ def _evaluate_objective(
         batch_size=batch_size or phase.batch_size,
         seed=run.seed,
         limit=None,
-        process_index=share.index,
-        process_count=share.count,
+        share=share,
     )
     with jax.set_mesh(loaded.mesh):
         step_fn = compile_evaluation(task, define_model(task.build), loaded.mesh)

@@ -11,7 +11,7 @@ from rich.console import Console
 from bert_jax.config import RunConfig
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, Provenance, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
-from bert_jax.data.rows.masking import MaskedRow
+from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
 from bert_jax.files.remote import is_remote
 from bert_jax.pipelines.examples import ExamplesSection, dataset_directory, make_examples
@@ -100,7 +100,7 @@ def _look(
         path = write_examples_report(splits, tokenizer=tokenizer, masking=masking, seed=config.seed)
         console.print(f"{path}: written", markup=False, soft_wrap=True)
     if look.tfrecords is not None:
-        rows = MaskedRow.from_tokenizer(
+        rows = MaskingTransform.from_tokenizer(
             tokenizer, seq_length=provenance.pairing.max_seq_length, masking=masking
         )
         target = Path(look.tfrecords).expanduser().absolute()

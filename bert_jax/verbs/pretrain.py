@@ -10,16 +10,15 @@ import jax
 from rich.console import Console
 
 from bert_jax.config import RunConfig
+from bert_jax.data.host_share import HostShare
 from bert_jax.data.loader.loader import Loader, evaluation_batches
-from bert_jax.data.rows.packing import packed
-from bert_jax.data.rows.static_masks import StaticRow
 from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, resolve_architecture
 from bert_jax.objectives.example_source import ExampleSource, open_source
 from bert_jax.objectives.registry import make_objective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import join
-from bert_jax.parallel.mesh import Share, initialise, make_mesh, process_share
+from bert_jax.parallel.mesh import initialise, make_mesh, process_share
 from bert_jax.parallel.rules import check_divides
 from bert_jax.runs.directory import CHECKPOINTS, claim_run, open_run, write_run
 from bert_jax.runs.reporting import choose_rng, make_progress, make_writer
@@ -178,21 +177,15 @@ def _phase(
         evaluation=False,
     )
     total_steps = need(config.train, "train", "pretrain").total_steps
-    predictions = section.max_predictions
     if section.packing is not None:
-        features = packed(features, section.packing)
-        predictions = features.max_predictions
-    elif isinstance(features, StaticRow):
-        predictions = features.max_predictions
+        features = features.packed(section.packing.max_examples)
     loader = Loader(
-        dataset=source.dataset,
-        features=features,
+        source.dataset,
+        features,
         batch_size=section.batch_size,
         seed=config.seed,
         phase=index,
-        process_index=share.index,
-        process_count=share.count,
-        static_copies=config.objective.masking.static_copies,
+        share=share,
         section=config.loader,
     )
     open_batches = _validation(config, section, source, task, tokenizer, share=share)
@@ -203,7 +196,7 @@ def _phase(
         loader=loader,
         shapes=1,
         flops_per_row=task.flops_per_row(
-            seq_length=section.seq_length, max_predictions=predictions
+            seq_length=section.seq_length, max_predictions=features.max_predictions
         ),
         evaluate=open_batches
         and make_evaluation(task, model, open_batches, mesh, shares=share.count),
@@ -222,7 +215,7 @@ def _validation(
     task: Objective,
     tokenizer: Tokenizer,
     *,
-    share: Share,
+    share: HostShare,
 ) -> Callable[[], Any] | None:
     evaluation = need(config.train, "train", "pretrain").evaluation
     if evaluation is None or VALIDATION not in source.splits:
@@ -246,8 +239,7 @@ def _validation(
         batch_size=evaluation.batch_size or section.batch_size,
         seed=config.seed,
         limit=evaluation.examples,
-        process_index=share.index,
-        process_count=share.count,
+        share=share,
     )
 
 

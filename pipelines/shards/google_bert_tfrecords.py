@@ -13,7 +13,7 @@ from bert_jax.data.dataset.reader import Dataset
 from bert_jax.data.google_bert.schema import encode_row
 from bert_jax.data.google_bert.tfrecord import frame
 from bert_jax.data.rng import stream
-from bert_jax.data.rows.masking import MaskedRow
+from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import disk_errors
 from bert_jax.files.small import new_directory
@@ -31,7 +31,7 @@ def write_tfrecords(
     datasets: Sequence[Dataset],
     output: pathlib.Path,
     *,
-    rows: MaskedRow,
+    rows: MaskingTransform,
     seed: int,
     copies: int = 1,
     force: bool = False,
@@ -76,7 +76,7 @@ def write_tfrecords(
     return written
 
 
-def _check(dataset: Dataset, rows: MaskedRow) -> None:
+def _check(dataset: Dataset, rows: MaskingTransform) -> None:
     kind = dataset.provenance.pairing.kind
     if kind != "nsp":
         raise UserError(
@@ -91,7 +91,7 @@ def _check(dataset: Dataset, rows: MaskedRow) -> None:
         )
 
 
-def _rows(dataset: Dataset, rows: MaskedRow, *, seed: int, copies: int) -> Iterator[bytes]:
+def _rows(dataset: Dataset, rows: MaskingTransform, *, seed: int, copies: int) -> Iterator[bytes]:
     size = len(dataset)
     total = size * copies
     order = Permutation(total, seed=seed)

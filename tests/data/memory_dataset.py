@@ -7,8 +7,8 @@ import numpy as np
 from bert_jax.data.dataset.reader import Example
 from bert_jax.data.loader.loader import Loader
 from bert_jax.data.loader.section import LoaderSection
-from bert_jax.data.rows.masking import MaskedRow, MaskingSection
-from bert_jax.data.rows.packing import PackedRow
+from bert_jax.data.rows.masking import MaskingSection, TokenMasker
+from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
 from bert_jax.text import SpecialIds
 
@@ -44,21 +44,21 @@ class MemoryDataset:
         return Example(ids, 4, index % 2)
 
 
-def row_maker(**masking) -> MaskedRow:
+def row_maker(**masking) -> MaskingTransform:
     section = MaskingSection(**masking)
-    return MaskedRow(
-        seq_length=SEQ_LENGTH,
-        max_predictions=section.predictions(SEQ_LENGTH),
+    masker = TokenMasker(
         masking=section,
+        max_predictions=section.predictions(SEQ_LENGTH),
         special=SPECIAL,
         vocab_size=VOCAB_SIZE,
         is_continuation=np.zeros(VOCAB_SIZE, bool),
     )
+    return MaskingTransform(SEQ_LENGTH, masker)
 
 
 def make_loader(dataset: MemoryDataset, *, batch_size: int, seed: int = 7, **kwargs) -> Loader:
-    options = {"features": row_maker(), "section": LoaderSection(), **kwargs}
-    return Loader(dataset=dataset, batch_size=batch_size, seed=seed, **options)
+    options = {"transform": row_maker(), "section": LoaderSection(), **kwargs}
+    return Loader(dataset, batch_size=batch_size, seed=seed, **options)
 
 
 def take(loader: Loader, count: int, *, first_step: int = 0) -> list[Batch]:
@@ -79,5 +79,5 @@ def assert_equal(left: Batch, right: Batch) -> None:
 
 def packed_loader(dataset: MemoryDataset, *, batch_size: int, **kwargs) -> Loader:
     """As `make_loader`, with up to four examples in a row."""
-    features = PackedRow(row_maker(), MAX_EXAMPLES)
-    return make_loader(dataset, batch_size=batch_size, **{"features": features, **kwargs})
+    transform = row_maker().packed(MAX_EXAMPLES)
+    return make_loader(dataset, batch_size=batch_size, **{"transform": transform, **kwargs})

@@ -1,4 +1,4 @@
-"""The 2018 release's masking as its paper and script describe it, one token at a time.
+"""google-research/bert's masking as its paper and script describe it, one token at a time.
 
 Written for the differential test from the published procedure (google-research/bert,
 ``create_pretraining_data.py``), independently of the package: lists, Python's ``random``.

@@ -1,7 +1,7 @@
-"""The 2018 pairing and masks, frozen: what one version began goes on with the next.
+"""Golden pairs and masks of google-research/bert's kinds: versions may resume each other's runs.
 
-The hashes were made by this file when next sentence pairs and token and whole-word masks were all
-there was. They may change only together with ``FORMAT_VERSION`` and a note in the changelog.
+The hashes were made by this file in the first version, which had next sentence pairs and token and
+whole-word masks. They may change only together with ``FORMAT_VERSION`` and a note in the changelog.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import pytest
 
 from bert_jax.data.dataset.recipe import PairingSection
 from bert_jax.data.rng import stream
-from bert_jax.data.rows.masking import MaskingSection, mask_tokens
+from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments, from_lists
 from tests.data.numbered import pairs_of
-from tests.data.test_masking import IS_CONTINUATION, SPECIAL, VOCAB_SIZE
+from tests.data.test_masking import SPECIAL, masker
 
 
 def documents() -> TokenisedDocuments:
@@ -49,20 +49,12 @@ def test_next_sentence_pairs_are_those_of_the_first_version() -> None:
 )
 def test_masks_are_those_of_the_first_version(unit: str, expected: str) -> None:
     found = hashlib.sha256()
+    mask = masker(MaskingSection.model_validate({"unit": unit}), 60)
     for index in range(200):
         rng = stream(5, "golden example", index)
         length = 6 + int(rng.random() * 500)
         ids = 5 + (rng.random(length) * 995).astype(np.uint16)
         ids[[0, length // 2, length - 1]] = SPECIAL.cls, SPECIAL.sep, SPECIAL.sep
-        masked = mask_tokens(
-            ids,
-            stream(5, "mask", 0, 0, index),
-            masking=MaskingSection.model_validate({"unit": unit}),
-            max_predictions=60,
-            special=SPECIAL,
-            vocab_size=VOCAB_SIZE,
-            is_continuation=IS_CONTINUATION,
-        )
-        for array in masked:
+        for array in mask(ids, stream(5, "mask", 0, 0, index)):
             found.update(np.asarray(array, np.int32).tobytes())
     assert found.hexdigest() == expected

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.data.google_bert.reader import ReleasedDataset, is_released, open_released
+from bert_jax.data.google_bert.reader import GoogleBertDataset, is_google_bert, open_google_bert
 from bert_jax.data.google_bert.schema import FEATURES, decode_row, encode_row
 from bert_jax.data.google_bert.tfrecord import frame
 from bert_jax.data.loader.loader import Loader, evaluation_batches
 from bert_jax.data.loader.section import LoaderSection
-from bert_jax.data.rows.static_masks import StaticRow
+from bert_jax.data.rows.static_masks import StaticExample, StaticMaskTransform
 from bert_jax.errors import UserError
 from tests.corpus import make_dataset
 from tests.data.google_bert_writer import (
@@ -35,22 +35,26 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def row_maker(**changes: Any) -> StaticRow:
+def row_maker(**changes: Any) -> StaticMaskTransform:
     values = {"seq_length": LENGTH, "max_predictions": SLOTS, "vocab_size": 200, "pad_id": 0}
-    return StaticRow(**(values | changes))
+    return StaticMaskTransform(**(values | changes))
 
 
-def release_form(row: dict[str, np.ndarray]) -> dict[str, list[Any]]:
-    """A row of the loader in the release's words."""
+def row_of(transform: StaticMaskTransform, example: StaticExample) -> dict[str, np.ndarray]:
+    batch = transform.batch([[example]], [[np.random.default_rng(0)]])
+    return {name: array[0] for name, array in batch.items()}
+
+
+def google_form(row: dict[str, np.ndarray]) -> dict[str, list[Any]]:
+    """A row of the loader with google-research/bert's names."""
     named = row | {"input_mask": row["segment_ids"], "segment_ids": row["token_type_ids"]}
     return {name: named[name].tolist() for name in FEATURES}
 
 
-def test_rows_are_those_that_the_release_wrote(files: Path) -> None:
-    dataset = open_released(files)
+def test_rows_are_those_that_google_research_bert_wrote(files: Path) -> None:
+    dataset = open_google_bert(files)
     make = row_maker()
-    rng = np.random.default_rng(0)
-    found = [release_form(make(example, rng)) for example in dataset.__getitems__(range(23))]
+    found = [google_form(row_of(make, example)) for example in dataset.__getitems__(range(23))]
     assert found == ROWS
     assert dataset.lengths.tolist() == [sum(row["input_mask"]) for row in ROWS]
 
@@ -59,13 +63,13 @@ def test_writing_a_row_again_gives_what_tensorflow_reads_as_the_same(files: Path
     make = row_maker()
     for row in ROWS:
         example, slots = decode_row(example_bytes(row))
-        again = encode_row(make(example, np.random.default_rng(0)))
+        again = encode_row(row_of(make, example))
         assert slots == SLOTS
-        assert release_form(make(decode_row(again)[0], np.random.default_rng(0))) == row
+        assert google_form(row_of(make, decode_row(again)[0])) == row
 
 
-def test_figures_are_those_of_the_records(files: Path) -> None:
-    figures = open_released(files).figures
+def test_statistics_are_those_of_the_records(files: Path) -> None:
+    summary = open_google_bert(files).summary
     originals = []
     for row in ROWS:
         ids = np.array(row["input_ids"])
@@ -73,25 +77,25 @@ def test_figures_are_those_of_the_records(files: Path) -> None:
         special = [0, row["segment_ids"].index(1) - 1, sum(row["input_mask"]) - 1]
         originals += np.delete(ids[: sum(row["input_mask"])], special).tolist()
     shares = np.unique(originals, return_counts=True)[1] / len(originals)
-    assert figures.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum(), rel=1e-12)
-    assert (figures.slots, figures.most_predictions) == (SLOTS, 2)
-    assert figures.tokens == sum(sum(row["input_mask"]) for row in ROWS)
-    assert [file.records for file in figures.files] == [10, 1, 12]
+    assert summary.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum(), rel=1e-12)
+    assert (summary.slots, summary.most_predictions) == (SLOTS, 2)
+    assert summary.tokens == sum(sum(row["input_mask"]) for row in ROWS)
+    assert [file.records for file in summary.files] == [10, 1, 12]
 
 
 def test_the_index_is_made_once_and_again_when_a_file_changes(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = open_released(files)
+    first = open_google_bert(files)
     with monkeypatch.context() as patch:
         patch.setattr("bert_jax.data.google_bert.index.scan_records", None)
-        again = open_released(files)
+        again = open_google_bert(files)
         assert again.fingerprint == first.fingerprint
         assert pickle.loads(pickle.dumps(again))[20].input_ids.tolist() == (
             first[20].input_ids.tolist()
         )
     write_release(files / "tf_examples.tfrecord-1", random_rows(1, seed=9))
-    changed = open_released(files)
+    changed = open_google_bert(files)
     assert changed.fingerprint != first.fingerprint
     assert len(changed) == 23
 
@@ -101,24 +105,24 @@ def test_a_place_that_cannot_be_written_to_gets_no_index(
 ) -> None:
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
-    dataset = open_released(files)
+    dataset = open_google_bert(files)
     assert not list(files.glob(".*"))
     copy = pickle.loads(pickle.dumps(dataset))
     assert copy[-1].input_ids.tolist() == dataset[22].input_ids.tolist()
 
 
 def test_the_names_of_files_do_not_matter_but_their_content_does(files: Path) -> None:
-    first = open_released(files)
+    first = open_google_bert(files)
     for path in sorted(files.glob("tf_*")):
         path.rename(path.with_name(f"other_{path.name}"))
-    assert open_released(f"{files}/other*").fingerprint == first.fingerprint
-    assert open_released(files / "other_tf_examples.tfrecord-2").fingerprint != first.fingerprint
+    assert open_google_bert(f"{files}/other*").fingerprint == first.fingerprint
+    assert open_google_bert(files / "other_tf_examples.tfrecord-2").fingerprint != first.fingerprint
 
 
 def test_the_loader_walks_every_record_once_an_epoch_with_its_masks(files: Path) -> None:
     loader = Loader(
-        dataset=open_released(files),  # pyright: ignore[reportArgumentType]
-        features=row_maker(),
+        open_google_bert(files),
+        row_maker(),
         batch_size=23,
         seed=1,
         section=LoaderSection(),
@@ -126,22 +130,22 @@ def test_the_loader_walks_every_record_once_an_epoch_with_its_masks(files: Path)
     with loader.batches(first_step=0) as batches:
         epochs = [next(batches) for _ in range(2)]
     for batch in epochs:
-        rows = [release_form({n: v[at] for n, v in batch.items()}) for at in range(23)]
+        rows = [google_form({n: v[at] for n, v in batch.items()}) for at in range(23)]
         assert sorted(rows, key=str) == sorted(ROWS, key=str)
         assert rows != ROWS
     assert not np.array_equal(epochs[0]["input_ids"], epochs[1]["input_ids"])
 
 
-def test_evaluation_takes_the_masks_as_they_stand(files: Path) -> None:
+def test_evaluation_keeps_the_stored_masks(files: Path) -> None:
     batches = evaluation_batches(
-        open_released(files),  # pyright: ignore[reportArgumentType]
+        open_google_bert(files),
         row_maker(),
         batch_size=8,
         seed=5,
         limit=None,
     )
     rows = [
-        release_form({name: value[at] for name, value in batch.items()})
+        google_form({name: value[at] for name, value in batch.items()})
         for batch in batches
         for at in range(8)
     ]
@@ -149,13 +153,13 @@ def test_evaluation_takes_the_masks_as_they_stand(files: Path) -> None:
     assert sum(rows[23]["masked_lm_weights"]) == 0
 
 
-def test_what_is_no_row_of_the_release_is_named_with_its_record(files: Path) -> None:
+def test_what_is_no_such_row_is_named_with_its_record(files: Path) -> None:
     path = files / "tf_examples.tfrecord-1"
 
     def said(content: bytes) -> str:
         path.write_bytes(frame(example_bytes(ROWS[0])) + frame(content))
         with pytest.raises(UserError) as caught:
-            open_released(path)
+            open_google_bert(path)
         prefix = f"{path}: record 2: "
         assert str(caught.value).startswith(prefix)
         return str(caught.value).removeprefix(prefix)
@@ -199,20 +203,21 @@ def test_a_damaged_row_among_hundreds_is_named(files: Path) -> None:
     rows[519] = example_bytes(ROWS[3] | {"next_sentence_labels": [2]})
     (files / "tf_examples.tfrecord-1").write_bytes(b"".join(map(frame, rows)))
     with pytest.raises(UserError, match=r"tfrecord-1: record 520: found next_sentence_labels"):
-        open_released(files)
+        open_google_bert(files)
 
 
 def test_rows_that_do_not_fit_the_run_are_refused(files: Path) -> None:
-    dataset: ReleasedDataset = open_released(files)
-    rng = np.random.default_rng(0)
+    dataset: GoogleBertDataset = open_google_bert(files)
     with pytest.raises(UserError, match=r"max_predictions: found 1, but .* has 2 predictions"):
-        row_maker(max_predictions=1)(dataset[0], rng)
+        row_of(row_maker(max_predictions=1), dataset[0])
     with pytest.raises(UserError, match=r"found token id \d+, allowed: 0 to 5; it was made with"):
-        row_maker(vocab_size=6)(dataset[0], rng)
+        row_of(row_maker(vocab_size=6), dataset[0])
+    with pytest.raises(UserError, match="packing: found max_examples 4"):
+        row_maker().packed(4)
     with pytest.raises(UserError, match=r"seq_length: found 8, but the dataset's longest example"):
         Loader(
-            dataset=dataset,  # pyright: ignore[reportArgumentType]
-            features=row_maker(seq_length=8),
+            dataset,
+            row_maker(seq_length=8),
             batch_size=2,
             seed=0,
             section=LoaderSection(),
@@ -220,15 +225,15 @@ def test_rows_that_do_not_fit_the_run_are_refused(files: Path) -> None:
 
 
 def test_paths_say_what_they_are(files: Path) -> None:
-    assert is_released(files)
-    assert is_released(f"{files}/*")
-    assert is_released(files / "tf_examples.tfrecord-0")
-    assert not is_released(files / "none")
+    assert is_google_bert(files)
+    assert is_google_bert(f"{files}/*")
+    assert is_google_bert(files / "tf_examples.tfrecord-0")
+    assert not is_google_bert(files / "none")
     made = files / "ours"
     made.mkdir()
     make_dataset(made)
-    assert not is_released(made / "dataset")
+    assert not is_google_bert(made / "dataset")
     with pytest.raises(UserError, match=r"none\*: no such TFRecord file"):
-        open_released(f"{files}/none*")
+        open_google_bert(f"{files}/none*")
     with pytest.raises(UserError, match='no split "validation", it has: train'):
-        open_released(files, "validation")
+        open_google_bert(files, "validation")

@@ -1,4 +1,4 @@
-"""The loader: which row comes when and on which host, and where a run goes on."""
+"""The loader: order of rows, shares of hosts, and resuming."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from bert_jax.data.host_share import HostShare
+from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.data.loader.loader import evaluation_batches
-from bert_jax.data.loader.position import Position
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rng import stream
 from bert_jax.data.rows.collate import count_tokens
@@ -73,7 +74,7 @@ def test_masks_are_a_function_of_seed_epoch_and_example():
 
 def test_static_masks_come_again_after_so_many_epochs_in_another_order():
     dataset, make = MemoryDataset(40), row_maker(static_copies=2)
-    loader = make_loader(dataset, batch_size=40, features=make, static_copies=2)
+    loader = make_loader(dataset, batch_size=40, transform=make)
     epochs = take(loader, 5)
     rows = [
         {index: batch["input_ids"][at].tolist() for at, index in enumerate(indices_of(batch))}
@@ -115,7 +116,7 @@ def test_hosts_share_the_batch_that_one_host_would_have(make, count, step, hosts
     batch_size = hosts * share
     shares = [
         take(
-            make(dataset, batch_size=batch_size, process_index=host, process_count=hosts),
+            make(dataset, batch_size=batch_size, share=HostShare(host, hosts)),
             2,
             first_step=step,
         )
@@ -168,8 +169,7 @@ def test_evaluation_counts_every_example_once(count, share, hosts, limit):
                 batch_size=share * hosts,
                 seed=3,
                 limit=limit,
-                process_index=host,
-                process_count=hosts,
+                share=HostShare(host, hosts),
             )
         )
         for host in range(hosts)
@@ -193,13 +193,12 @@ def test_position_survives_json_and_tells_the_step():
     loader = make_loader(MemoryDataset(37), batch_size=8)
     position = loader.position(5)
     assert position.example_index == 40
-    restored = Position.model_validate_json(json.dumps(position.model_dump(mode="json")))
+    restored = DataPosition.model_validate_json(json.dumps(position.model_dump(mode="json")))
     assert restored == position
     hosts = make_loader(
         MemoryDataset(37),
         batch_size=8,
-        process_index=1,
-        process_count=2,
+        share=HostShare(1, 2),
         section=LoaderSection(workers=3),
     )
     assert hosts.check(restored) == 5
@@ -218,9 +217,9 @@ def test_position_with_another_batch_size_goes_on_at_the_same_row():
     [
         ("dataset", {"dataset": MemoryDataset(37, fingerprint="b" * 8)}),
         ("seed", {"seed": 8}),
-        ("masking.rate", {"features": row_maker(rate=0.2, max_predictions=5)}),
-        ("masking.unit", {"features": row_maker(unit="whole_word")}),
-        ("masking.max_predictions", {"features": row_maker(max_predictions=3)}),
+        ("masking.rate", {"transform": row_maker(rate=0.2, max_predictions=5)}),
+        ("masking.unit", {"transform": row_maker(unit="whole_word")}),
+        ("masking.max_predictions", {"transform": row_maker(max_predictions=3)}),
     ],
 )
 def test_position_of_another_run_is_an_error_that_names_the_field(name, change):
@@ -241,10 +240,10 @@ def test_position_with_a_field_that_is_not_known_here_is_an_error():
 
 def test_a_batch_that_does_not_divide_among_the_hosts_is_refused():
     with pytest.raises(UserError, match=r"batch_size: found 9, allowed: a multiple of .* 2"):
-        make_loader(MemoryDataset(10), batch_size=9, process_count=2)
+        make_loader(MemoryDataset(10), batch_size=9, share=HostShare(0, 2))
     with pytest.raises(UserError, match="batch_size: found 9"):
         evaluation_batches(
-            MemoryDataset(10), row_maker(), batch_size=9, seed=0, limit=None, process_count=2
+            MemoryDataset(10), row_maker(), batch_size=9, seed=0, limit=None, share=HostShare(0, 2)
         )
 
 

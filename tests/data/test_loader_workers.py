@@ -1,4 +1,4 @@
-"""The loader's workers: they change no batch, touch no accelerator and never stay behind."""
+"""The loader's workers: same batches, no accelerator, no process left behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import psutil
@@ -19,8 +19,10 @@ import pytest
 from bert_jax.data.dataset.reader import Example, open_dataset
 from bert_jax.data.loader.loader import Loader
 from bert_jax.data.loader.section import LoaderSection
-from bert_jax.data.rows.masking import MaskedRow, MaskingSection
+from bert_jax.data.rows.masking import MaskingSection
+from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
+from bert_jax.task import RowTransform
 from bert_jax.text import load_tokenizer
 from tests.corpus import make_dataset
 from tests.data.memory_dataset import (
@@ -38,14 +40,24 @@ class WorkerRow:
 
     seq_length = SEQ_LENGTH
 
-    def __call__(self, example: Example, rng: np.random.Generator) -> Batch:
+    max_predictions = 0
+    max_examples = 1
+    static_copies = None
+
+    def packed(self, max_examples: int) -> RowTransform:
+        raise NotImplementedError
+
+    def batch(
+        self, records: Sequence[Sequence[Example]], rngs: Sequence[Sequence[np.random.Generator]]
+    ) -> Batch:
         jax_platforms, initialised = jax_state()
+        interrupts = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
         return {
-            "draw": rng.integers(2**31, size=4),
-            "pid": np.array(os.getpid()),
-            "on_cpu": np.array(jax_platforms == "cpu"),
-            "initialised": np.array(initialised),
-            "leaves_interrupts": np.array(signal.getsignal(signal.SIGINT) == signal.SIG_IGN),
+            "draw": np.array([rng.integers(2**31, size=4) for (rng,) in rngs]),
+            "pid": np.full(len(records), os.getpid()),
+            "on_cpu": np.full(len(records), jax_platforms == "cpu"),
+            "initialised": np.full(len(records), initialised),
+            "leaves_interrupts": np.full(len(records), interrupts),
         }
 
     def fingerprint(self) -> dict[str, str | int | float]:
@@ -63,9 +75,9 @@ def jax_state() -> tuple[str | None, bool]:
 def test_workers_change_nothing_and_touch_no_accelerator(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)  # a worker is not to inherit its safety
     dataset = MemoryDataset(37)
-    expected = take(make_loader(dataset, batch_size=8, features=WorkerRow()), 5, first_step=3)
+    expected = take(make_loader(dataset, batch_size=8, transform=WorkerRow()), 5, first_step=3)
     section = LoaderSection(workers=2, prefetch=2)
-    loader = make_loader(dataset, batch_size=8, features=WorkerRow(), section=section)
+    loader = make_loader(dataset, batch_size=8, transform=WorkerRow(), section=section)
     batches = take(loader, 5, first_step=3)
     assert multiprocessing.active_children() == []
     for batch, reference in zip(batches, expected, strict=True):
@@ -79,7 +91,7 @@ def test_workers_change_nothing_and_touch_no_accelerator(monkeypatch):
 
 def test_a_worker_reads_the_dataset_on_disk(tmp_path):
     make_dataset(tmp_path)
-    features = MaskedRow.from_tokenizer(
+    transform = MaskingTransform.from_tokenizer(
         load_tokenizer(tmp_path / "tokenizer"),
         seq_length=48,
         masking=MaskingSection(unit="whole_word"),
@@ -87,8 +99,8 @@ def test_a_worker_reads_the_dataset_on_disk(tmp_path):
     batches = []
     for workers in (0, 1):
         loader = Loader(
-            dataset=open_dataset(tmp_path / "dataset", "train"),
-            features=features,
+            open_dataset(tmp_path / "dataset", "train"),
+            transform,
             batch_size=32,
             seed=7,
             section=LoaderSection(workers=workers),

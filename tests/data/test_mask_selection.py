@@ -19,12 +19,10 @@ from bert_jax.data.rows.mask_selection import (
     geometric_chances,
     ngram_chances,
 )
-from bert_jax.data.rows.masking import Masked, MaskingSection, mask_tokens
+from bert_jax.data.rows.masking import MaskedExample, MaskingSection
 from tests.data.test_masking import (
     FIRST_CONTINUATION,
-    IS_CONTINUATION,
     SPECIAL,
-    VOCAB_SIZE,
     examples,
     make_example,
     mask,
@@ -134,7 +132,7 @@ def test_a_span_ends_at_a_special_token():
 masked_rows = functools.partial(make_example, [10] * 250, [10] * 247)
 
 
-def replaced(masked: Masked) -> np.ndarray:
+def replaced(masked: MaskedExample) -> np.ndarray:
     """0 for [MASK], 1 for another token, 2 for the token itself."""
     seen = masked.input_ids[masked.positions]
     return np.where(seen == SPECIAL.mask, 0, np.where(seen == masked.ids, 2, 1))
@@ -187,16 +185,7 @@ def test_words_of_continuations_count_as_words_not_tokens():
     word = [10, FIRST_CONTINUATION, FIRST_CONTINUATION + 1]
     ids = make_example(word * 30, word * 30).input_ids
     section = MaskingSection(unit="span", max_words=2, rate=0.04)  # 7 tokens: two words
-    masked = mask_tokens(
-        ids,
-        stream(0, "test"),
-        masking=section,
-        max_predictions=100,
-        special=SPECIAL,
-        vocab_size=VOCAB_SIZE,
-        is_continuation=IS_CONTINUATION,
-    )
-    assert len(masked.positions) == 6
+    assert len(mask(ids, 0, section, 100).positions) == 6
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Masks: how many, which, and what stands in their place."""
+"""Masking: number, selection and replacement of tokens, and the rows made of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from bert_jax.data.dataset.reader import Example
 from bert_jax.data.rng import stream
-from bert_jax.data.rows.masking import Masked, MaskedRow, MaskingSection, mask_tokens
+from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
+from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import SpecialIds
 from tests.data.distributions import same_distribution
@@ -36,30 +37,19 @@ def make_example(first: list[int], second: list[int], label: int = 1) -> Example
     return Example(np.array(ids, np.uint16), len(first) + 2, label)
 
 
+def masker(masking: MaskingSection, max_predictions: int = 1000) -> TokenMasker:
+    return TokenMasker(masking, max_predictions, SPECIAL, VOCAB_SIZE, IS_CONTINUATION)
+
+
 def mask(
     ids: np.ndarray, seed: int, masking: MaskingSection, max_predictions: int = 1000
-) -> Masked:
-    return mask_tokens(
-        ids,
-        stream(seed, "test"),
-        masking=masking,
-        max_predictions=max_predictions,
-        special=SPECIAL,
-        vocab_size=VOCAB_SIZE,
-        is_continuation=IS_CONTINUATION,
-    )
+) -> MaskedExample:
+    return masker(masking, max_predictions)(ids, stream(seed, "test"))
 
 
-def row_maker(seq_length: int, **masking) -> MaskedRow:
+def row_maker(seq_length: int, **masking) -> MaskingTransform:
     section = MaskingSection(**masking)
-    return MaskedRow(
-        seq_length=seq_length,
-        max_predictions=section.predictions(seq_length),
-        masking=section,
-        special=SPECIAL,
-        vocab_size=VOCAB_SIZE,
-        is_continuation=IS_CONTINUATION,
-    )
+    return MaskingTransform(seq_length, masker(section, section.predictions(seq_length)))
 
 
 ids_lists = st.lists(st.integers(5, VOCAB_SIZE - 1), min_size=1, max_size=120)
@@ -84,7 +74,7 @@ def words_of(ids: np.ndarray) -> list[list[int]]:
 
 @settings
 @hypothesis.given(examples, st.integers(0, 2**32), units, st.integers(1, 40))
-def test_originals_and_positions_are_told_truly(example, seed, unit, most):
+def test_positions_and_original_ids_are_those_of_the_masks(example, seed, unit, most):
     before = example.input_ids.copy()
     masked = mask(example.input_ids, seed, MaskingSection(unit=unit), most)
     np.testing.assert_array_equal(example.input_ids, before)
@@ -98,7 +88,7 @@ def test_originals_and_positions_are_told_truly(example, seed, unit, most):
 
 @settings
 @hypothesis.given(examples, st.integers(0, 2**32), st.integers(1, 40), st.floats(0.01, 0.9))
-def test_number_of_tokens_is_the_releases(example, seed, most, rate):
+def test_number_of_tokens_is_that_of_google_research_bert(example, seed, most, rate):
     length = len(example.input_ids)
     masked = mask(example.input_ids, seed, MaskingSection(rate=rate), most)
     assert len(masked.positions) == min(most, max(1, round(length * rate)), length - 3)
@@ -159,7 +149,7 @@ def test_every_token_is_masked_at_the_same_rate(unit):
 
 
 @pytest.mark.parametrize("unit", ["token", "whole_word"])
-def test_masks_are_distributed_as_the_release_distributes_them(unit):
+def test_masks_are_distributed_as_in_google_research_bert(unit):
     # Words of one to four tokens; no span begins with a continuation, where the two differ on
     # purpose: see test_a_continuation_after_sep_is_a_word_of_its_own.
     words = [[10 + w] + [FIRST_CONTINUATION + w] * (w % 4) for w in range(24)]
@@ -294,7 +284,9 @@ def test_fingerprint_changes_with_every_setting_that_changes_rows():
         row_maker(128, replace_with_mask=0.9),
         row_maker(128, replace_with_random=0.2),
         row_maker(128, max_predictions=10),
-        dataclasses.replace(base, max_predictions=7),
+        MaskingTransform(128, dataclasses.replace(base.masker, max_predictions=7)),
+        base.packed(2),
+        base.packed(3),
     ]
     assert all(other.fingerprint() != base.fingerprint() for other in changed)
     assert row_maker(128).fingerprint() == base.fingerprint()

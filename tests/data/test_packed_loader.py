@@ -1,4 +1,4 @@
-"""The loader of packed rows: every example once an epoch, found at once, on any machines."""
+"""The loader of packed rows: every example once an epoch, O(1) seeking, on any machines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rng import stream
-from bert_jax.data.rows.packing import PackedRow
 from bert_jax.errors import UserError
 from tests.data.memory_dataset import (
     MAX_EXAMPLES,
@@ -86,7 +85,8 @@ def test_an_example_is_masked_as_it_is_without_packing():
 def test_static_masks_come_again_after_so_many_epochs():
     dataset = MemoryDataset(40)
     rows = packed_loader(dataset, batch_size=1).rows_per_epoch
-    loader = packed_loader(dataset, batch_size=rows, static_copies=2)
+    transform = row_maker(static_copies=2).packed(MAX_EXAMPLES)
+    loader = packed_loader(dataset, batch_size=rows, transform=transform)
     masks = []
     for batch in take(loader, 3):
         masks.append({})
@@ -112,6 +112,6 @@ def test_a_position_is_good_for_the_same_packing_only():
     assert packed_loader(dataset, batch_size=12).check(position) == 4
     with pytest.raises(UserError, match=r'^packing: found "none", but .* "first_fit_decreasing"'):
         make_loader(dataset, batch_size=8).check(position)
-    other = PackedRow(row_maker(), MAX_EXAMPLES + 1)
+    other = row_maker().packed(MAX_EXAMPLES + 1)
     with pytest.raises(UserError, match=r"^packing.max_examples: found 5, but .* 4; allowed"):
-        packed_loader(dataset, batch_size=8, features=other).check(position)
+        packed_loader(dataset, batch_size=8, transform=other).check(position)

@@ -1,4 +1,4 @@
-"""Rows of several examples hold what rows of one hold."""
+"""Packed rows have the same content as rows of one example."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data.dataset.reader import Example
 from bert_jax.data.rng import stream
-from bert_jax.data.rows.packing import PackedRow, packed
-from bert_jax.data.rows.packing_plan import PackingSection
-from bert_jax.errors import UserError
+from bert_jax.data.rows.masking_transform import MaskingTransform
 from tests.data.memory_dataset import SEQ_LENGTH, SPECIAL, Batch, row_maker
 
 settings = hypothesis.settings(deadline=None, max_examples=100)
@@ -24,7 +22,7 @@ def make_example(length: int, *, label: int = 0, pair: bool = True) -> Example:
     return Example(ids, length // 2 if pair else length, label)
 
 
-def one_row(make: PackedRow, examples: list[Example], *, seed: int = 0) -> Batch:
+def one_row(make: MaskingTransform, examples: list[Example], *, seed: int = 0) -> Batch:
     batch = make.batch([examples], [[stream(seed, k) for k in range(len(examples))]])
     return {name: array[0] for name, array in batch.items()}
 
@@ -72,7 +70,7 @@ def unpack(row: Batch) -> list[dict[str, list]]:
 )
 def test_each_example_is_as_it_is_in_a_row_of_its_own(examples, seed, unit):
     single = row_maker(unit=unit)
-    row = one_row(PackedRow(single, 6), examples, seed=seed)
+    row = one_row(single.packed(6), examples, seed=seed)
     alone = [single(example, stream(seed, k)) for k, example in enumerate(examples)]
     expected = [unpack(one)[0] for one in alone]
     assert unpack(row) == expected
@@ -96,38 +94,23 @@ def test_each_example_is_as_it_is_in_a_row_of_its_own(examples, seed, unit):
 def test_a_full_row_of_any_examples_has_room_for_every_prediction(
     max_examples, rate, max_predictions, data
 ):
-    make = PackedRow(row_maker(rate=rate, max_predictions=max_predictions), max_examples)
+    single = row_maker(rate=rate, max_predictions=max_predictions)
     cuts = data.draw(st.lists(st.integers(3, SEQ_LENGTH), min_size=1, max_size=max_examples))
     lengths = [n for n, end in zip(cuts, np.cumsum(cuts), strict=True) if end <= SEQ_LENGTH]
     examples = [make_example(length) for length in lengths]
-    row = one_row(make, examples)
-    alone = [make.single(example, stream(0, k)) for k, example in enumerate(examples)]
+    row = one_row(single.packed(max_examples), examples)
+    alone = [single(example, stream(0, k)) for k, example in enumerate(examples)]
     assert row["masked_lm_weights"].sum() == sum(one["masked_lm_weights"].sum() for one in alone)
 
 
 def test_slots_for_predictions_in_a_packed_row():
-    assert PackedRow(row_maker(), 8).max_predictions == 5 + 7
-    assert PackedRow(row_maker(max_predictions=1), 8).max_predictions == 8
-    assert PackedRow(row_maker(), 1).max_predictions == row_maker().max_predictions
+    assert row_maker().packed(8).max_predictions == 5 + 7
+    assert row_maker(max_predictions=1).packed(8).max_predictions == 8
+    assert row_maker(max_predictions=7).packed(1).max_predictions == 7
 
 
 @pytest.mark.parametrize("lengths", [[20, 13], [4] * 5])
 def test_examples_that_do_not_fit_are_an_error_and_not_cut(lengths):
     examples = [make_example(length) for length in lengths]
     with pytest.raises(ValueError, match=r"found \[\d+, \d+, \d\], .* room for \[32, 8, 4\]"):
-        one_row(PackedRow(row_maker(), 4), examples)
-
-
-def test_rows_that_hold_one_example_by_nature_are_not_packed():
-    class OtherRow:
-        seq_length = SEQ_LENGTH
-
-        def __call__(self, record: Example, rng: np.random.Generator) -> Batch:
-            raise NotImplementedError
-
-        def fingerprint(self) -> dict[str, str | int | float]:
-            raise NotImplementedError
-
-    with pytest.raises(UserError, match=r"^packing: found max_examples 4, but rows of OtherRow"):
-        packed(OtherRow(), PackingSection(max_examples=4))
-    assert packed(row_maker(), PackingSection(max_examples=4)) == PackedRow(row_maker(), 4)
+        one_row(row_maker().packed(4), examples)

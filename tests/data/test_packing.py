@@ -1,4 +1,4 @@
-"""The plan of packed rows: what first-fit-decreasing makes of lengths, and what it wastes."""
+"""The packing plan: first-fit-decreasing over lengths, and its padding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from bert_jax.data.loader.affine_permutation import Exchange
+from bert_jax.data.loader.affine_permutation import AffinePermutation
 from bert_jax.data.loader.length_index import LengthIndex
 from bert_jax.data.rows.packing_plan import PackingPlan, first_fit_decreasing
 
@@ -40,17 +40,19 @@ def one_by_one(lengths: list[int], *, capacity: int, max_examples: int) -> list[
 @settings
 @hypothesis.given(lengths_of_datasets, st.integers(1, 6))
 def test_equal_lengths_placed_together_are_where_one_by_one_puts_them(lengths, max_examples):
-    kinds = first_fit_decreasing(counts_of(lengths), capacity=CAPACITY, max_examples=max_examples)
-    rows = [kind.lengths for kind in kinds for _ in range(kind.rows)]
+    patterns = first_fit_decreasing(
+        counts_of(lengths), capacity=CAPACITY, max_examples=max_examples
+    )
+    rows = [pattern.lengths for pattern in patterns for _ in range(pattern.rows)]
     assert rows == one_by_one(lengths, capacity=CAPACITY, max_examples=max_examples)
-    assert all(left.lengths != right.lengths for left, right in itertools.pairwise(kinds))
+    assert all(left.lengths != right.lengths for left, right in itertools.pairwise(patterns))
 
 
 @settings
 @hypothesis.given(lengths_of_datasets, st.integers(2, 6))
 def test_every_example_has_one_place_in_the_rows(lengths, max_examples):
     plan = PackingPlan(counts_of(lengths), capacity=CAPACITY, max_examples=max_examples)
-    rows = [plan.slots(row) for row in range(plan.rows)]
+    rows = [plan.examples(row) for row in range(plan.rows)]
     for row in rows:
         assert sum(slot.length for slot in row) <= CAPACITY
         assert 1 <= len(row) <= max_examples
@@ -60,7 +62,7 @@ def test_every_example_has_one_place_in_the_rows(lengths, max_examples):
 
 def test_padding_is_what_the_rows_leave_empty():
     plan = PackingPlan(np.bincount([5, 3, 3]), capacity=8, max_examples=8)
-    assert [kind.lengths for kind in plan.kinds] == [(5, 3), (3,)]
+    assert [pattern.lengths for pattern in plan.patterns] == [(5, 3), (3,)]
     assert plan.padding_share == pytest.approx(5 / 16)
     assert plan.examples_per_row == 1.5
 
@@ -71,7 +73,7 @@ def test_planning_takes_no_longer_for_ten_billion_examples():
     plan = PackingPlan(counts, capacity=512, max_examples=8)
     assert time.monotonic() - started < 5
     assert plan.padding_share < 0.02
-    slots = plan.slots(plan.rows // 2)
+    slots = plan.examples(plan.rows // 2)
     assert sum(slot.length for slot in slots) <= 512
 
 
@@ -91,20 +93,20 @@ def test_the_examples_of_a_length_are_found_in_order(count, longest, seed):
 
 @settings
 @hypothesis.given(st.integers(1, 200), st.integers(0, 2**70), st.integers(0, 5))
-def test_an_exchange_gives_every_thing_one_place_in_every_epoch(count, seed, epoch):
-    exchange = Exchange(count, seed, "exchange", 0)
-    assert sorted(exchange.at(k, epoch=epoch) for k in range(count)) == list(range(count))
+def test_an_affine_permutation_is_a_permutation_in_every_epoch(count, seed, epoch):
+    permutation = AffinePermutation(count, seed, "exchange", 0)
+    assert sorted(permutation.at(k, epoch=epoch) for k in range(count)) == list(range(count))
 
 
-def test_exchanges_differ_between_epochs_seeds_and_keys_and_depend_on_nothing_else():
-    def order(exchange: Exchange, epoch: int) -> tuple[int, ...]:
-        return tuple(exchange.at(k, epoch=epoch) for k in range(1000))
+def test_affine_permutations_are_a_function_of_epoch_seed_and_key():
+    def order(permutation: AffinePermutation, epoch: int) -> tuple[int, ...]:
+        return tuple(permutation.at(k, epoch=epoch) for k in range(1000))
 
-    first = Exchange(1000, 7, "exchange", 0)
+    first = AffinePermutation(1000, 7, "exchange", 0)
     orders = [order(first, epoch) for epoch in range(4)]
-    assert order(first, 1) == orders[1] == order(Exchange(1000, 7, "exchange", 0), 1)
+    assert order(first, 1) == orders[1] == order(AffinePermutation(1000, 7, "exchange", 0), 1)
     others = [
-        order(Exchange(1000, 8, "exchange", 0), 0),
-        order(Exchange(1000, 7, "exchange", 1), 0),
+        order(AffinePermutation(1000, 8, "exchange", 0), 0),
+        order(AffinePermutation(1000, 7, "exchange", 1), 0),
     ]
     assert len({*orders, *others}) == 6

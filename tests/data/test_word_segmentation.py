@@ -7,7 +7,8 @@ import pytest
 
 from bert_jax.data.dataset.reader import Example
 from bert_jax.data.rng import stream
-from bert_jax.data.rows.masking import MaskedRow, MaskingSection
+from bert_jax.data.rows.masking import MaskingSection
+from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.data.rows.word_segmentation import Segmenter
 from bert_jax.errors import UserError
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -56,13 +57,13 @@ def test_characters_of_a_word_are_joined_and_all_else_is_left_alone() -> None:
 @pytest.mark.parametrize("unit", ["whole_word", "ngram", "span"])
 def test_chinese_words_are_masked_whole_also_in_another_process(unit: str) -> None:
     masking = MaskingSection.model_validate({"unit": unit, "segmenter": HOOK, "rate": 0.3})
-    make = MaskedRow.from_tokenizer(tokenizer(), seq_length=32, masking=masking)
+    make = MaskingTransform.from_tokenizer(tokenizer(), seq_length=32, masking=masking)
     make = pickle.loads(pickle.dumps(make))
     ids = ids_of("[CLS] 我 在 北 京 大 学 我 在 [SEP] 大 学 生 在 北 京 。 [SEP]")
     words = [(3, 4), (5, 6), (10, 11), (14, 15)]
     seen = set()
     for epoch in range(80):
-        masked = make.mask(ids, stream(0, "mask", epoch))
+        masked = make.masker(ids, stream(0, "mask", epoch))
         chosen = set(masked.positions.tolist())
         assert chosen
         for word in words:
@@ -72,12 +73,12 @@ def test_chinese_words_are_masked_whole_also_in_another_process(unit: str) -> No
 
 
 def test_without_a_segmenter_each_character_is_a_word() -> None:
-    make = MaskedRow.from_tokenizer(
+    make = MaskingTransform.from_tokenizer(
         tokenizer(), seq_length=32, masking=MaskingSection(unit="whole_word")
     )
-    assert make.segmenter is None
+    assert make.masker.segmenter is None
     ids = ids_of("[CLS] 北 京 [SEP] 大 学 [SEP]")
-    chosen = {tuple(make.mask(ids, stream(0, e)).positions.tolist()) for e in range(40)}
+    chosen = {tuple(make.masker(ids, stream(0, e)).positions.tolist()) for e in range(40)}
     assert chosen == {(1,), (2,), (4,), (5,)}
 
 
@@ -98,7 +99,7 @@ def test_a_hook_that_does_not_work_is_one_line_that_names_it(hook: str, message:
 
 def test_a_row_fails_on_a_hook_that_loses_text() -> None:
     masking = MaskingSection(unit="whole_word", segmenter="tests.data.chinese:lose")
-    make = MaskedRow.from_tokenizer(tokenizer(), seq_length=32, masking=masking)
+    make = MaskingTransform.from_tokenizer(tokenizer(), seq_length=32, masking=masking)
     example = Example(ids_of("[CLS] 北 京 [SEP] 大 学 [SEP]"), 4, 0)
     with pytest.raises(UserError, match=r"tests\.data\.chinese:lose"):
         make(example, stream(0))

@@ -11,9 +11,8 @@ import pytest
 
 from bert_jax.data.dataset.reader import Example
 from bert_jax.data.rng import stream
-from bert_jax.data.rows.collate import stack_rows
-from bert_jax.data.rows.masking import MaskedRow, MaskingSection
-from bert_jax.data.rows.packing import PackedRow
+from bert_jax.data.rows.masking import MaskingSection, TokenMasker
+from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.data.rows.packing_plan import PackingPlan
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.text import SpecialIds
@@ -43,27 +42,21 @@ def streams() -> list[np.random.Generator]:
 
 
 @functools.cache
-def row_maker() -> MaskedRow:
+def row_maker() -> MaskingTransform:
     masking = MaskingSection()
-    return MaskedRow(
-        seq_length=SEQ_LENGTH,
-        max_predictions=masking.predictions(SEQ_LENGTH),
-        masking=masking,
-        special=SPECIAL,
-        vocab_size=250,
-        is_continuation=np.zeros(250, bool),
-    )
+    predictions = masking.predictions(SEQ_LENGTH)
+    masker = TokenMasker(masking, predictions, SPECIAL, 250, np.zeros(250, bool))
+    return MaskingTransform(SEQ_LENGTH, masker)
 
 
 def unpacked_batch() -> Batch:
-    rows = [row_maker()(*pair) for pair in zip(examples(), streams(), strict=True)]
-    return stack_rows(rows, batch_size=len(rows))
+    return row_maker().batch([[one] for one in examples()], [[one] for one in streams()])
 
 
 def packed_batch() -> Batch:
-    made, drawn, make = examples(), streams(), PackedRow(row_maker(), 4)
+    made, drawn, make = examples(), streams(), row_maker().packed(4)
     plan = PackingPlan(np.bincount(LENGTHS), capacity=SEQ_LENGTH, max_examples=4)
-    slots = [plan.slots(row) for row in range(plan.rows)]
+    slots = [plan.examples(row) for row in range(plan.rows)]
     rows = [
         [int(np.flatnonzero(np.equal(LENGTHS, slot.length))[slot.rank]) for slot in of_row]
         for of_row in slots

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data.dataset.reader import open_dataset
-from bert_jax.data.google_bert.reader import open_released
-from bert_jax.data.rows.masking import MaskedRow, MaskingSection
+from bert_jax.data.google_bert.reader import open_google_bert
+from bert_jax.data.rows.masking import MaskingSection
+from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
 from bert_jax.pipelines.pairing.random_permutation import Permutation
 from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
@@ -21,8 +22,8 @@ from tests.data.google_bert_writer import read_release
 LENGTH = 48
 
 
-def rows_of(directory: Path, **masking: object) -> MaskedRow:
-    return MaskedRow.from_tokenizer(
+def rows_of(directory: Path, **masking: object) -> MaskingTransform:
+    return MaskingTransform.from_tokenizer(
         load_tokenizer(directory / "tokenizer"),
         seq_length=LENGTH,
         masking=MaskingSection.model_validate(masking),
@@ -78,7 +79,7 @@ def test_what_is_written_is_read_again_split_by_split(tmp_path: Path) -> None:
     splits = [open_dataset(tmp_path / "dataset", split) for split in ("train", "validation")]
     rows = rows_of(tmp_path)
     write_tfrecords(splits, tmp_path / "out", rows=rows, seed=3, copies=3)
-    train, validation = (open_released(tmp_path / "out", s) for s in ("train", "validation"))
+    train, validation = (open_google_bert(tmp_path / "out", s) for s in ("train", "validation"))
     assert (len(train), len(validation)) == (3 * len(splits[0]), len(splits[1]))
     held = {tuple(e.input_ids.tolist()) for e in splits[1].__getitems__(range(len(splits[1])))}
     assert {tuple(validation[at].original().tolist()) for at in range(len(validation))} == held
@@ -97,7 +98,7 @@ def test_neighbours_of_the_dataset_are_spread_over_the_files(tmp_path: Path) -> 
     make_dataset(tmp_path, num_shards=1)
     dataset = open_dataset(tmp_path / "dataset", "train")
     write_tfrecords([dataset], tmp_path / "out", rows=rows_of(tmp_path), seed=3)
-    found = open_released(tmp_path / "out")
+    found = open_google_bert(tmp_path / "out")
     ids = [tuple(found[at].original().tolist()) for at in range(len(found))]
     order = [tuple(e.input_ids.tolist()) for e in dataset.__getitems__(range(len(dataset)))]
     places = np.array([order.index(each) for each in ids])

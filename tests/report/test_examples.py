@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data.dataset.provenance import LanguageRecord
 from bert_jax.data.dataset.schema import Example
-from bert_jax.data.rows.masking import Masked
+from bert_jax.data.rows.masking import MaskedExample
 from bert_jax.report.dataset.page import (
     ExamplesInputs,
     MaskCounts,
@@ -148,7 +148,7 @@ def test_marks_say_what_the_model_sees_and_what_it_was() -> None:
 def test_an_example_is_spelled_with_its_masks() -> None:
     # [CLS] dog bark ##ed [SEP] cat [SEP], of which bark, ##ed and cat are to be predicted.
     example = Example(np.array([CLS, DOG, BARK, ED, SEP, CAT, SEP], np.uint16), 5, 0)
-    masked = Masked(
+    masked = MaskedExample(
         np.array([CLS, DOG, MASK, ED, SEP, DOG, SEP], np.int32),
         np.array([2, 3, 5]),
         np.array([BARK, ED, CAT], np.int32),
@@ -169,7 +169,7 @@ def test_an_example_is_spelled_with_its_masks() -> None:
 
 def test_an_example_without_a_pair_has_one_span_with_its_separators() -> None:
     ids = np.array([CLS, DOG, SEP, CAT, SEP], np.uint16)
-    nothing = Masked(ids.astype(np.int32), np.zeros(0, np.int64), np.zeros(0, np.int32))
+    nothing = MaskedExample(ids.astype(np.int32), np.zeros(0, np.int64), np.zeros(0, np.int32))
     found = sample_example(
         Example(ids, 5, 0), nothing, number=0, kind="full_sentences", tokenizer=TOKENIZER
     )

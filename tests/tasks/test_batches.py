@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.data.host_share import HostShare
 from bert_jax.data.rows.length_buckets import BUCKETS, bucket_of, buckets_up_to
 from bert_jax.errors import UserError
 from bert_jax.task import Row
@@ -211,7 +212,7 @@ def batches(**changes: Any) -> TrainBatches:
 
 def test_hosts_make_the_shares_of_the_one_host_batch() -> None:
     whole = batches().make(3)
-    shares = [batches(process=(index, 2)).make(3) for index in range(2)]
+    shares = [batches(share=HostShare(index, 2)).make(3) for index in range(2)]
     for at, part in enumerate(whole):
         for name, array in part.items():
             joined = np.concatenate([share[at][name] for share in shares])
@@ -233,18 +234,18 @@ def test_a_part_is_filled_up_to_what_the_devices_divide() -> None:
 
 @pytest.mark.parametrize("choices", [1, 3])
 def test_a_host_without_rows_makes_filler_of_the_same_shapes(choices: int) -> None:
-    def first(process: tuple[int, int]) -> tuple[Row, ...]:
+    def first(share: HostShare) -> tuple[Row, ...]:
         made = TrainBatches(
             Rows([10], choices=choices),
             batch_size=4,
             max_length=16,
             seed=0,
             pad_id=0,
-            process=process,
+            share=share,
         )
         return made.make(0)
 
-    (some,), (none,) = first((0, 2)), first((1, 2))
+    (some,), (none,) = first(HostShare(0, 2)), first(HostShare(1, 2))
     assert some[WEIGHTS].tolist() == [1, 0]
     assert none[WEIGHTS].tolist() == [0, 0]
     assert {name: (array.shape, array.dtype) for name, array in some.items()} == {

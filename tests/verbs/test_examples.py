@@ -13,7 +13,7 @@ from rich.console import Console
 from bert_jax.config import RunConfig, parse_config
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.data.dataset.reader import Dataset, open_dataset
-from bert_jax.data.google_bert.reader import open_released
+from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.errors import UserError
 from bert_jax.report.dataset import collect as examples_report
 from bert_jax.text import load_tokenizer
@@ -138,9 +138,9 @@ def test_masks_are_drawn_as_the_configuration_says(made: Path) -> None:
 def test_tfrecords_are_written_from_a_finished_dataset(made: Path) -> None:
     printed = look(made, tfrecords=str(made / "out"), copies=2)
     train = open_dataset(made / "dataset", "train")
-    written = open_released(made / "out", "train")
+    written = open_google_bert(made / "out", "train")
     assert len(written) == 2 * len(train)
-    assert len(open_released(made / "out", "validation")) > 0
+    assert len(open_google_bert(made / "out", "validation")) > 0
     assert f"{2 * len(train):,} of train" in printed
     assert written.figures.slots == 8  # 15% of 48, rounded up
     with pytest.raises(UserError, match="out: is already there"):

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from bert_jax.config import parse_config
-from bert_jax.data.google_bert.reader import open_released
+from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.errors import UserError
 from bert_jax.verbs.evaluate import evaluate
 from bert_jax.verbs.examples import Look, examples
@@ -56,7 +56,7 @@ def test_a_run_learns_from_them_and_is_evaluated(
     assert losses[-1] < losses[0]
     assert pretrain(config, console=QUIET).step == 10
     evaluated = evaluate(str(tmp_path / "run"), console=QUIET)
-    assert evaluated.examples == len(open_released(records, "validation"))
+    assert evaluated.examples == len(open_google_bert(records, "validation"))
     assert evaluated.scores == evaluate(str(tmp_path / "run"), console=QUIET).scores
 
 
@@ -73,7 +73,7 @@ def test_files_that_do_not_fit_the_run_are_refused(
     assert said("train.phases.0.max_predictions=1").startswith(
         "train.phases.0.max_predictions: found 1, but an example of "
     )
-    assert "packing: found max_examples 4, but rows of StaticRow hold one example each" in said(
+    assert "packing: found max_examples 4, but examples that are stored with their masks" in said(
         "train.phases.0.packing.max_examples=4"
     )
     assert said("train.phases.0.seq_length=16").startswith(

@@ -1,4 +1,4 @@
-"""What a dataset was made from, and what its files must look like."""
+"""Provenance of a dataset: its settings and sources, and the expected state of its files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.section import Section
 
 FORMAT_VERSION: Final = 1
-"""The newest dataset format that this release reads, and the one that it writes."""
+"""The dataset format that this version writes, and the newest that it reads."""
 
 PROVENANCE_NAME: Final = "provenance.json"
 
@@ -39,7 +39,7 @@ class PairsRecord(Section):
 
 
 class LanguageRecord(Section):
-    """One language's part of a split, where the settings tell languages apart."""
+    """One language's part of a split, if the settings distinguish languages."""
 
     documents: int
     tokens: int
@@ -47,33 +47,33 @@ class LanguageRecord(Section):
     share: float
     """Of the split's tokens."""
     mixture_share: float
-    """What the share is to be by the mixture."""
+    """Target share of the mixture."""
     passes: float
-    """How often a document is used, on average; 0: there are too few documents for pairs."""
+    """Mean number of uses of a document; 0: too few documents for pairs."""
     examples: int
     example_tokens: int
     """Special tokens included."""
 
 
 class SplitRecord(Section):
-    """One split: its shards in order, and the sums that say how large it is."""
+    """One split: its shards in order, and totals."""
 
     shards: tuple[ShardRecord, ...]
     documents: int
     examples: int
     tokens: int
-    """Tokens of all examples, special tokens included, padding not (there is none on disk)."""
+    """Of all examples, special tokens included (there is no padding on disk)."""
     lengths_sha256: str
     """SHA-256 of the lengths index, the file ``<split>.lengths.npy``."""
     pairs: PairsRecord | None = None
-    """``None``: there is no pair task, or the release that made the dataset did not count."""
+    """None: there is no pair task, or the version that made the dataset did not count."""
     sentences: int | None = None
     """Of the documents, each once."""
     repeated_sentences: float | None = None
-    """Share of the sentences that another has all tokens of; of more than 16,384 different ones an
-    estimate, off by 1% of what is left to 1."""
+    """1 − distinct sentences / sentences; above 16,384 distinct ones their number is an estimate,
+    accurate to 1%."""
     languages: dict[str, LanguageRecord] | None = None
-    """By ISO 639 code; absent where the settings do not tell languages apart."""
+    """By ISO 639 code; absent if the settings do not distinguish languages."""
 
     @pydantic.model_serializer(mode="wrap")
     def _leave_out(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -93,25 +93,25 @@ class TextRecord(Section):
     layout: str
     documents: str
     language: str | tuple[str, ...] | None
-    """By whose rules prose was split; of each file, where the settings tell languages apart."""
+    """Language of the sentence splitter; per file if the settings distinguish languages."""
     files: tuple[SourceRecord, ...]
 
 
 class CorpusRecord(Section):
-    """Figures of the corpus, each document counted once, before pairing (train and validation)."""
+    """Statistics of the corpus before pairing, train and validation, each document counted once."""
 
     documents: int
     sentences: int
     tokens: int
     unigram_entropy: float
     """Entropy of the token distribution in nats per token: the masked-token loss of a model that
-    has learnt how frequent each piece is, and nothing else."""
+    has learnt token frequencies only."""
     unknown_rate: float
     """Share of the tokens that are the unknown piece."""
 
 
 class Recipe(Section):
-    """Everything that decides a dataset's content: equal recipes and equal input, equal bytes."""
+    """Everything that determines a dataset's bytes, besides the input itself."""
 
     tokenizer_hash: str
     vocab_size: int
@@ -122,14 +122,14 @@ class Recipe(Section):
     seed: int
     validation_fraction: float
     num_shards: int | None
-    """Training shards as asked for; ``None``: as many as the corpus' size calls for."""
+    """Training shards as configured; None: chosen by the size of the corpus."""
     pairing: PairingSection
     text: TextRecord
     mixture: MixtureSection | None = None
 
 
 class Provenance(Recipe):
-    """``provenance.json``: written last, so that a directory that has it is whole."""
+    """``provenance.json``: written last, so that a directory that has it is complete."""
 
     format_version: int = FORMAT_VERSION
     corpus: CorpusRecord
@@ -142,8 +142,8 @@ class Provenance(Recipe):
     def fingerprint(self, split: str) -> str:
         """Returns the identity of one split's content: 32 hexadecimal digits.
 
-        Over the tokenizer hash, the stored type and the hashes of the shards in order: what decides
-        the example that an index means. The names of the source files, say, do not.
+        A hash of what determines the example at each index: the tokenizer hash, the stored type and
+        the hashes of the shards in order.
         """
         content = [self.tokenizer_hash, self.token_dtype]
         content += [f"{shard.sha256}:{shard.examples}" for shard in self.splits[split].shards]
@@ -151,7 +151,7 @@ class Provenance(Recipe):
 
 
 def _without_none(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    """Drops a field that holds nothing: few datasets have it, and their files stay as they were."""
+    """Omits a field that is None, so that the files of datasets without it do not change."""
     return {key: value for key, value in fields.items() if key != name or value is not None}
 
 
@@ -159,8 +159,8 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
     """Reads ``provenance.json`` of a dataset directory.
 
     Raises:
-        UserError: there is no such directory, it is not a whole dataset, it was written by a newer
-            release, or the file is damaged.
+        UserError: there is no such directory, it is not a complete dataset, it was written by a
+            newer version, or the file is damaged.
     """
     root = epath.Path(directory)
     path = root / PROVENANCE_NAME
@@ -178,7 +178,7 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
         ) from error
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise UserError(
-            f"{path}: format_version is {version!r}, this release reads up to {FORMAT_VERSION}; "
+            f"{path}: format_version is {version!r}, this version reads up to {FORMAT_VERSION}; "
             "upgrade bert-jax"
         )
     try:

@@ -1,4 +1,4 @@
-"""Reading a dataset directory: random access to its examples, without TensorFlow."""
+"""Random access to the examples of a dataset directory, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bert_jax.errors import UserError, did_you_mean
 
 __all__ = ["Dataset", "Example", "open_dataset"]
 
-# Without read-ahead a random read fetches one record instead of the megabytes after it.
+# Without read-ahead, a random read fetches one record and not megabytes after it.
 _READER_OPTIONS = "readahead_buffer_size:0"
 _READER_BUFFER_BYTES = 32768
 
@@ -26,16 +26,15 @@ _READER_BUFFER_BYTES = 32768
 def open_dataset(directory: epath.PathLike, split: str) -> Dataset:
     """Opens one split: ``open_dataset("data/wiki", "train")[0].input_ids``.
 
-    Checks that every shard is there with the size it was written with; reads none of them.
-    :meth:`Dataset.verify` checks every byte.
+    Checks that every shard has its original size; :meth:`Dataset.verify` checks every byte.
 
     Args:
-        directory: what ``bert-jax examples`` has written.
+        directory: written by ``bert-jax examples``.
         split: ``"train"`` or ``"validation"``.
 
     Raises:
         UserError: no dataset there, no such split, a shard or the lengths index missing or damaged,
-            or a dataset that a newer release has written.
+            or a dataset of a newer version.
     """
     root = epath.Path(directory)
     provenance = read_provenance(root)
@@ -52,11 +51,11 @@ def open_dataset(directory: epath.PathLike, split: str) -> Dataset:
 class Dataset:
     """One split of a dataset directory: a sequence of :class:`Example`.
 
-    May be pickled: a worker process gets the directory's name and opens the files for itself. Meets
+    Picklable: a worker process gets the directory's name and opens the files itself. Implements
     Grain's random-access protocol (``__len__``, ``__getitem__``, stable ``__repr__``).
 
     Attributes:
-        provenance: what the dataset was made from.
+        provenance: settings and sources of the dataset.
         fingerprint: identity of the split's content, see :meth:`Provenance.fingerprint`.
         lengths: ``[len(self)]`` uint16 or uint32, tokens per example, memory-mapped: read-only.
     """
@@ -91,7 +90,7 @@ class Dataset:
         return self._read(shard, [position])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        """Returns examples in the order of ``indices``: several times faster than one by one.
+        """Returns examples in the order of ``indices``, several times faster than one by one.
 
         Args:
             indices: in ``[-len(self), len(self))``, in any order, repeats allowed.
@@ -113,10 +112,10 @@ class Dataset:
         return examples
 
     def verify(self) -> None:
-        """Reads every byte of the split: hashes of the shards and of the lengths index.
+        """Checks the hashes of all shards and of the lengths index.
 
         Raises:
-            UserError: naming the first file that differs from what was written.
+            UserError: naming the first file that differs.
         """
         root = epath.Path(self.directory)
         for shard in self._record.shards:
@@ -125,7 +124,7 @@ class Dataset:
         _check_hash(root / lengths_name(self.split), self._record.lengths_sha256)
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """Returns the shard's number and the position in it."""
+        """Returns the index of the shard and the position in it."""
         total = self._starts[-1]
         if not -total <= index < total:
             raise IndexError(f"example {index} of {total}")
@@ -149,7 +148,7 @@ class Dataset:
             options=_READER_OPTIONS,
             file_reader_buffer_size=_READER_BUFFER_BYTES,
         )
-        # A file cut at a block's edge opens without complaint, with fewer records.
+        # A file truncated at a block boundary opens without an error, with fewer records.
         expected = self._record.shards[shard].examples
         if reader.num_records() != expected:
             raise ValueError(f"{reader.num_records()} examples, expected {expected}")
@@ -195,6 +194,6 @@ def _check_hash(path: epath.Path, expected: str) -> None:
 
 
 def sha256_of(path: epath.PathLike) -> str:
-    """Returns the SHA-256 of a file's bytes in hexadecimal, reading it in pieces."""
+    """Returns the SHA-256 of a file in hexadecimal, without loading it whole."""
     with epath.Path(path).open("rb") as file:
         return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""How an example is spelled on disk."""
+"""Encoding of an example on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bert_jax.data.google_bert import tf_example
 DATASET_NAME: Final = "bert_examples"
 """The TFDS name of the dataset, the first part of its shards' names."""
 
-_MOST_USES: Final = 512  # of one message
+_MOST_USES: Final = 512  # of a message object
 
 
 class Example(NamedTuple):
@@ -21,19 +21,19 @@ class Example(NamedTuple):
     input_ids: np.ndarray
     """``[n]`` uint16 or uint32, read-only."""
     first_length: int
-    """Tokens of type 0: those of ``[CLS] A [SEP]``; n where there is no second span."""
+    """Tokens of type 0: those of ``[CLS] A [SEP]``; n without a second span."""
     next_sentence_label: int
-    """0 if B really follows A, 1 if B is random: the 2018 release's numbers. Where the dataset is
-    of pairing kind ``sop``, 1 if A really follows B. 0 where there is no second span."""
+    """0 if B really follows A, 1 if B is random, as in google-research/bert. With pairing kind
+    ``sop``, 1 if A really follows B. 0 without a second span."""
 
     @property
     def has_pair(self) -> bool:
-        """Whether there is a second span, so that the label stands for something."""
+        """Whether there is a second span, so that the label has a meaning."""
         return self.first_length < len(self.input_ids)
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Returns the narrower type that holds every id: ``30_522 -> uint16, 119_547 -> uint32``."""
+    """Returns the type of stored ids: ``30_522 -> uint16, 119_547 -> uint32``."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
@@ -48,7 +48,7 @@ def lengths_name(split: str) -> str:
 
 
 class ExampleEncoder:
-    """Spells examples as serialized ``tf.train.Example`` messages."""
+    """Encodes examples as serialized ``tf.train.Example`` messages."""
 
     def __init__(self) -> None:
         self._renew()
@@ -57,7 +57,7 @@ class ExampleEncoder:
         """Returns one example as bytes.
 
         Args:
-            input_ids: the ids' bytes, little-endian, in the dataset's token type.
+            input_ids: ids as little-endian bytes of the dataset's token type.
             first_length: tokens of type 0.
             next_sentence_label: 0 or 1.
 
@@ -73,8 +73,8 @@ class ExampleEncoder:
         return self._message.SerializeToString(deterministic=True)
 
     def _renew(self) -> None:
-        # One message is filled many times over, since making one takes three times as long; but
-        # protobuf frees nothing that it ever held before it goes itself.
+        # A message object is reused, since creating one takes three times as long; not forever,
+        # because protobuf frees its memory only with the object.
         self._used = 0
         self._message: Any = tf_example.Example()
         feature = self._message.features.feature
@@ -87,7 +87,7 @@ class ExampleEncoder:
 
 
 def decode(record: bytes, dtype: np.dtype) -> Example:
-    """Reads what :class:`ExampleEncoder` has written.
+    """Decodes a message of :class:`ExampleEncoder`.
 
     Raises:
         ValueError: the bytes are not such a message.

@@ -1,4 +1,4 @@
-"""Datasets that google-research/bert's ``create_pretraining_data.py`` has written."""
+"""Datasets written by google-research/bert's ``create_pretraining_data.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME
-from bert_jax.data.google_bert.index import ReleasedFigures, ReleasedIndex, load_index
+from bert_jax.data.google_bert.index import RecordIndex, load_index
 from bert_jax.data.google_bert.schema import decode_row
 from bert_jax.data.google_bert.tfrecord import RecordFile
 from bert_jax.data.rows.static_masks import StaticExample
@@ -24,13 +24,12 @@ _MOST_OPEN: Final = 256  # files at once
 SPLITS: Final = ("train", "validation")
 
 
-def is_released(path: epath.PathLike) -> bool:
-    """Whether a path means TFRecords and not a dataset that ``bert-jax examples`` has written.
+def is_google_bert(path: epath.PathLike) -> bool:
+    """Whether a path names TFRecords and not a dataset written by ``bert-jax examples``.
 
-    True for a file, a glob, and a directory with files that have ``tfrecord`` in their names.
+    True for a file, a glob, and a directory with files whose names contain ``tfrecord``.
     """
-    spelled = os.fspath(path)
-    if any(character in spelled for character in _WILD):
+    if _is_glob(path):
         return True
     found = epath.Path(path)
     if found.is_dir():
@@ -38,17 +37,16 @@ def is_released(path: epath.PathLike) -> bool:
     return found.exists()
 
 
-def open_released(path: epath.PathLike, split: str = "train") -> ReleasedDataset:
-    """Opens TFRecords: ``open_released("data/tf_examples.tfrecord*")[0].input_ids``.
+def open_google_bert(path: epath.PathLike, split: str = "train") -> GoogleBertDataset:
+    """Opens TFRecords: ``open_google_bert("data/tf_examples.tfrecord*")[0].input_ids``.
 
-    The first time every byte is read and checked, see
-    `bert_jax.data.google_bert.index.load_index`.
+    The first time, every byte is read and checked: see `load_index`.
 
     Args:
-        path: a file, a glob or a directory, local or ``gs://``; of a directory, the files that have
-            ``tfrecord`` in their names.
-        split: files whose names begin with ``train.`` or ``validation.`` are of that split, as
-            ``bert-jax examples --tfrecords`` names them; others are all of ``train``.
+        path: a file, a glob or a directory, local or ``gs://``; of a directory, the files whose
+            names contain ``tfrecord``.
+        split: files whose names begin with ``train.`` or ``validation.`` belong to that split, as
+            ``bert-jax examples --tfrecords`` names them; all others to ``train``.
 
     Raises:
         UserError: no such file, none of that split, or a damaged one.
@@ -56,18 +54,17 @@ def open_released(path: epath.PathLike, split: str = "train") -> ReleasedDataset
     splits = find_splits(path)
     if split not in splits:
         raise UserError(f'{path}: no split "{split}", it has: {", ".join(splits)}')
-    return ReleasedDataset(str(path), split, splits[split], load_index(splits[split]))
+    return GoogleBertDataset(str(path), split, splits[split], load_index(splits[split]))
 
 
 def find_splits(path: epath.PathLike) -> dict[str, list[epath.Path]]:
-    """Returns the files of each split that there is, sorted by name.
+    """Returns the files of each split, sorted by name.
 
     Raises:
         UserError: there is no file.
     """
-    spelled = os.fspath(path)
     root = epath.Path(path)
-    if any(character in spelled for character in _WILD):
+    if _is_glob(path):
         parts = root.parts
         first = next(at for at, part in enumerate(parts) if any(c in part for c in _WILD))
         found = epath.Path(*parts[:first]).glob("/".join(parts[first:]))
@@ -85,35 +82,35 @@ def find_splits(path: epath.PathLike) -> dict[str, list[epath.Path]]:
     return splits
 
 
-class ReleasedDataset:
-    """One split of TFRecords: a sequence of `StaticExample`, masks as they stand.
+class GoogleBertDataset:
+    """One split of TFRecords: a sequence of `StaticExample`, with their stored masks.
 
-    May be pickled, and meets Grain's random-access protocol, as `Dataset`.
+    Picklable, with Grain's random-access protocol, like `bert_jax.data.dataset.reader.Dataset`.
 
     Attributes:
         directory: the path that was opened.
-        figures: of the records.
-        fingerprint: identity of the split's content, whatever the files are called.
-        lengths: ``[len(self)]`` uint16, tokens per example: read-only.
+        summary: statistics of the records.
+        fingerprint: identity of the split's content, independent of file names.
+        lengths: ``[len(self)]`` uint16, tokens per example, read-only.
     """
 
     def __init__(
-        self, directory: str, split: str, files: Sequence[epath.Path], index: ReleasedIndex
+        self, directory: str, split: str, files: Sequence[epath.Path], index: RecordIndex
     ) -> None:
-        """Takes what `open_released` has found."""
+        """See `open_google_bert`."""
         self.directory = directory
         self.split = split
-        self.figures: ReleasedFigures = index.figures
-        self.fingerprint = index.figures.fingerprint
+        self.summary = index.summary
+        self.fingerprint = index.summary.fingerprint
         self.lengths = index.lengths
         self._files = list(files)
         self._offsets = index.offsets
-        self._starts = [0, *itertools.accumulate(file.records for file in index.figures.files)]
+        self._starts = [0, *itertools.accumulate(file.records for file in index.summary.files)]
         self._open: dict[int, RecordFile] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = isinstance(self.lengths, np.memmap)  # a worker maps the same file
-        index = None if kept else ReleasedIndex(self.figures, self._offsets, self.lengths)
+        cached = isinstance(self.lengths, np.memmap)  # a worker maps the same file
+        index = None if cached else RecordIndex(self.summary, self._offsets, self.lengths)
         return {
             "directory": self.directory,
             "split": self.split,
@@ -125,12 +122,12 @@ class ReleasedDataset:
     def __setstate__(self, state: dict[str, Any]) -> None:
         files = [epath.Path(file) for file in state["files"]]
         index = state["index"] or load_index(files)
-        if index.figures.fingerprint != state["fingerprint"]:
+        if index.summary.fingerprint != state["fingerprint"]:
             raise UserError(f"{state['directory']}: its files have changed; run again")
         self.__init__(state["directory"], state["split"], files, index)
 
     def __repr__(self) -> str:
-        return f"ReleasedDataset(split={self.split!r}, fingerprint={self.fingerprint!r})"
+        return f"GoogleBertDataset(split={self.split!r}, fingerprint={self.fingerprint!r})"
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -140,7 +137,7 @@ class ReleasedDataset:
 
         Raises:
             IndexError: out of range.
-            UserError: the file is damaged: names it and the record, counted from 1.
+            UserError: the file is damaged; names it and the record, counted from 1.
         """
         total = len(self)
         if not -total <= index < total:
@@ -162,9 +159,13 @@ class ReleasedDataset:
         file = self._open.get(at)
         if file is None:
             if len(self._open) >= _MOST_OPEN:
-                self._open.clear()  # whoever still reads one holds it; the last one closes it
+                self._open.clear()  # a file closes with its last reference, after any reads of it
             file = self._open[at] = RecordFile(self._files[at])
         return file
+
+
+def _is_glob(path: epath.PathLike) -> bool:
+    return any(character in os.fspath(path) for character in _WILD)
 
 
 def _is_data(path: epath.Path) -> bool:

@@ -1,4 +1,4 @@
-"""A row as google-research/bert's ``create_pretraining_data.py`` spells it: seven features."""
+"""Rows of google-research/bert's ``create_pretraining_data.py``: seven features."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ FEATURES: Final = (*PER_TOKEN, *PER_PREDICTION, LABEL)
 def encode_row(row: Row) -> bytes:
     """Returns a row of one example as a serialized ``tf.train.Example``.
 
-    The release's ``segment_ids`` are our ``token_type_ids``, its ``input_mask`` our
-    ``segment_ids``, which are 1 where there is a token.
+    google-research/bert's ``segment_ids`` are our ``token_type_ids``, its ``input_mask`` our
+    ``segment_ids``, which are 1 for every token.
 
     Args:
-        row: what `bert_jax.data.rows.masking.MaskedRow` makes.
+        row: of `bert_jax.data.rows.masking_transform.MaskingTransform`, without packing.
 
     Returns:
         The message in protobuf's deterministic order, so that equal rows are equal bytes.
@@ -43,28 +43,24 @@ def encode_row(row: Row) -> bytes:
     }
     feature = {}
     for name, values in renamed.items():
-        if name == WEIGHTS:
-            listed = tf_example.FloatList(value=values.tolist())
-            feature[name] = tf_example.Feature(float_list=listed)
-        else:
-            listed = tf_example.Int64List(value=values.tolist())
-            feature[name] = tf_example.Feature(int64_list=listed)
+        kind = "float_list" if name == WEIGHTS else "int64_list"
+        feature[name] = tf_example.Feature(**{kind: {"value": values.tolist()}})
     features = tf_example.Features(feature=feature)
     return tf_example.Example(features=features).SerializeToString(deterministic=True)
 
 
 def decode_row(record: bytes) -> tuple[StaticExample, int]:
-    """Returns the example of a row, without its padding, and the row's slots for predictions.
+    """Returns the example of a row without padding, and the row's slots for predictions.
 
     Raises:
-        ValueError: the bytes are no such row; says what was found and what is allowed.
+        ValueError: the bytes are not such a row; says what was found and what is allowed.
     """
     values = _numbers(record)
     for names in (PER_TOKEN, PER_PREDICTION):
         sizes = {name: len(values[name]) for name in names}
         if len(set(sizes.values())) > 1:
-            spelled = ", ".join(f"{size} {name}" for name, size in sizes.items())
-            raise ValueError(f"found {spelled}, allowed: as many of each")
+            found = ", ".join(f"{size} {name}" for name, size in sizes.items())
+            raise ValueError(f"found {found}, allowed: as many of each")
     label = values[LABEL].tolist()
     if label not in ([0], [1]):
         raise ValueError(f"found {LABEL} {label}, allowed: one, 0 or 1")
@@ -76,7 +72,7 @@ def decode_row(record: bytes) -> tuple[StaticExample, int]:
     kept = {}
     for name, most in highest.items():
         held = values[name][: length if name in PER_TOKEN else count]
-        # As unsigned, what is below 0 is above all else: one look for both.
+        # Compared as unsigned, where negative numbers exceed every limit.
         if held.size and held.view(np.uint64).max() > most:
             wrong = held[(held < 0) | (held > most)][0]
             raise ValueError(f"found {name} {wrong}, allowed: 0 to {most}")
@@ -105,7 +101,7 @@ def _numbers(record: bytes) -> dict[str, np.ndarray]:
             }
             return {**numbers, WEIGHTS: weights}
         feature = tf_example.Example.FromString(record).features.feature
-    except (DecodeError, ValueError):  # bytes that no number or float ends with
+    except (DecodeError, ValueError):  # ValueError: truncated numbers
         raise ValueError("found no tf.train.Example, allowed: one in each record") from None
     return {
         name: np.array(_values(feature, name), _FLOAT if name == WEIGHTS else np.int64)
@@ -114,14 +110,14 @@ def _numbers(record: bytes) -> dict[str, np.ndarray]:
 
 
 def packed_values(record: bytes) -> dict[str, bytes] | None:
-    """Returns the bytes that the numbers of each feature are packed into.
+    """Returns the packed numbers of each feature, not decoded.
 
     Returns:
-        Varints, of the weights little-endian floats; None where the record has to be read number
+        Varints, for the weights little-endian floats; None where the record has to be read number
         by number: it is not as all known writers write it, or a feature is missing.
 
     Raises:
-        DecodeError: the bytes are no example.
+        DecodeError: the bytes are not a ``tf.train.Example``.
     """
     example = tf_example.packed_example(record)
     if example is None:
@@ -146,7 +142,7 @@ def _values(feature: Mapping[str, Any], name: str) -> Sequence[Any]:
 
 
 def _length(mask: np.ndarray) -> int:
-    """Returns the number of tokens: ones, then zeros to the row's end."""
+    """Returns the number of tokens of an ``input_mask``: ones, then zeros."""
     length = int(mask.sum())
     if not 0 < length <= len(mask) or not (mask[:length] == 1).all() or mask[length:].any():
         raise ValueError("found an input_mask with gaps or without tokens, allowed: 1s, then 0s")
@@ -154,7 +150,7 @@ def _length(mask: np.ndarray) -> int:
 
 
 def _leading(real: np.ndarray) -> int:
-    """Returns how many predictions there are: weights above 0, then zeros."""
+    """Returns the number of predictions: weights above 0, then zeros."""
     count = int(np.count_nonzero(real))
     if not real[:count].all():
         raise ValueError(f"found {WEIGHTS} with gaps, allowed: above 0, then 0")

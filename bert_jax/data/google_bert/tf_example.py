@@ -1,7 +1,7 @@
-"""``tf.train.Example`` for protobuf, without the third of a second that importing TFDS takes.
+"""``tf.train.Example`` for protobuf, without importing TFDS.
 
-Every process that reads or writes records would pay for that import: Beam workers, the pool's and
-the loader's.
+The import takes a third of a second in every process that reads or writes records: Beam workers,
+pool workers and loader workers.
 
 Source: ``tensorflow/core/example/feature.proto`` and ``example.proto``.
 """
@@ -10,90 +10,70 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-_PACKAGE: Final = "tensorflow"
-_FIELD: Final = descriptor_pb2.FieldDescriptorProto
-_KINDS: Final = {
-    "bytes_list": ("BytesList", _FIELD.TYPE_BYTES),
-    "float_list": ("FloatList", _FIELD.TYPE_FLOAT),
-    "int64_list": ("Int64List", _FIELD.TYPE_INT64),
-}
+_FILE: Final = """
+name: "bert_jax/example.proto" package: "tensorflow" syntax: "proto3"
+message_type {
+  name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type {
+  name: "FloatList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type {
+  name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type {
+  name: "Feature"
+  oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type_name: "BytesList" oneof_index: 0 }
+  field { name: "float_list" number: 2 type_name: "FloatList" oneof_index: 0 }
+  field { name: "int64_list" number: 3 type_name: "Int64List" oneof_index: 0 } }
+message_type {
+  name: "Features"
+  field { name: "feature" number: 1 label: LABEL_REPEATED type_name: "FeatureEntry" }
+  nested_type {
+    name: "FeatureEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+    field { name: "value" number: 2 label: LABEL_OPTIONAL type_name: "Feature" } } }
+message_type {
+  name: "Example" field { name: "features" number: 1 type_name: "Features" } }
+"""
 
 
-def _messages(*, packed: bool = False) -> dict[str, Any]:
-    """Returns the classes by name, in a pool of their own: TensorFlow and TFDS register theirs.
-
-    Args:
-        packed: numbers stay the bytes that they are packed into.
-    """
-    file = descriptor_pb2.FileDescriptorProto(
-        name="bert_jax/example.proto", package=_PACKAGE, syntax="proto3"
-    )
-    feature = descriptor_pb2.DescriptorProto(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, (name, (kind, value)) in enumerate(_KINDS.items(), 1):
-        held = file.message_type.add(name=kind)
-        value = _FIELD.TYPE_BYTES if packed else value
-        held.field.add(name="value", number=1, label=_FIELD.LABEL_REPEATED, type=value)
-        _add_message(feature, name, number, kind, oneof_index=0)
-    file.message_type.append(feature)
-    features = file.message_type.add(name="Features")
-    entry = features.nested_type.add(name="FeatureEntry", options={"map_entry": True})
-    entry.field.add(name="key", number=1, label=_FIELD.LABEL_OPTIONAL, type=_FIELD.TYPE_STRING)
-    _add_message(entry, "value", 2, "Feature")
-    _add_message(features, "feature", 1, "Features.FeatureEntry", label=_FIELD.LABEL_REPEATED)
-    _add_message(file.message_type.add(name="Example"), "features", 1, "Features")
+def _messages(file: str) -> dict[str, Any]:
+    """Returns the classes by name, in a separate pool: TensorFlow and TFDS register theirs."""
+    parsed = text_format.Parse(file, descriptor_pb2.FileDescriptorProto())
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
+    pool.Add(parsed)
     return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-        for name in ("BytesList", "FloatList", "Int64List", "Feature", "Features", "Example")
+        message.name: message_factory.GetMessageClass(
+            pool.FindMessageTypeByName(f"{parsed.package}.{message.name}")
+        )
+        for message in parsed.message_type
     }
 
 
-def _add_message(
-    to: descriptor_pb2.DescriptorProto,
-    name: str,
-    number: int,
-    kind: str,
-    *,
-    label: Any = _FIELD.LABEL_OPTIONAL,
-    **more: Any,
-) -> None:
-    to.field.add(
-        name=name,
-        number=number,
-        label=label,
-        type=_FIELD.TYPE_MESSAGE,
-        type_name=f".{_PACKAGE}.{kind}",
-        **more,
-    )
-
-
-# Made at import, out of a type checker's sight.
-_made: Final = _messages()
-BytesList: Final[Any] = _made["BytesList"]
-FloatList: Final[Any] = _made["FloatList"]
+# Created at run time, unknown to the type checker.
+_made: Final = _messages(_FILE)
 Int64List: Final[Any] = _made["Int64List"]
 Feature: Final[Any] = _made["Feature"]
 Features: Final[Any] = _made["Features"]
 Example: Final[Any] = _made["Example"]
 
-PackedExample: Final[Any] = _messages(packed=True)["Example"]
-"""The same message; lists of numbers are lists of the bytes that hold them. To take numbers out one
-by one is most of the work of reading a record."""
+_PACKED: Final = _FILE.replace("TYPE_FLOAT", "TYPE_BYTES").replace("TYPE_INT64", "TYPE_BYTES")
+PackedExample: Final[Any] = _messages(_PACKED)["Example"]
+"""The same message with lists of numbers as undecoded bytes: decoding them one by one is most of
+the cost of reading a record."""
 
 
 def packed_example(record: bytes) -> Any:
-    r"""Reads an example without its numbers: ``int64_list.value`` is ``[b"\x01\xac\x02"]``.
+    r"""Parses an example without decoding numbers: ``int64_list.value`` is ``[b"\x01\xac\x02"]``.
 
     Returns:
-        A `PackedExample`; None where there is something else in it, such as numbers that are not
+        A `PackedExample`; None if the record has anything else in it, such as numbers that are not
         packed, which no known writer does.
 
     Raises:
-        DecodeError: the bytes are no such message.
+        DecodeError: the bytes are not such a message.
     """
     example = PackedExample.FromString(record)
     example.DiscardUnknownFields()

@@ -1,4 +1,4 @@
-"""TFRecord files: each record's length and bytes, both with a checksum.
+"""TFRecord files: framing and checksums.
 
 Source: ``tensorflow/core/lib/io/record_writer.h``: uint64 length, uint32 masked CRC-32C of the
 length, the bytes, uint32 masked CRC-32C of the bytes; all little-endian.
@@ -22,27 +22,27 @@ _CHECKSUM: Final = struct.Struct("<I")
 _GZIP: Final = b"\x1f\x8b"
 
 FRAME_BYTES: Final = _HEADER.size + _CHECKSUM.size
-"""Bytes of a record beside its own."""
+"""Overhead of a record in bytes."""
 
 
 class StoredRecord(NamedTuple):
-    """A record and where it stands."""
+    """A record and its offset."""
 
     offset: int
     """Of its frame, in bytes from the start of the file."""
     payload: bytes
     checksum: int
-    """Masked CRC-32C of the payload, as the file has it."""
+    """Masked CRC-32C of the payload, as stored."""
 
 
 def masked_crc(content: bytes) -> int:
-    """Returns the checksum that TFRecords store: CRC-32C, rotated and shifted, in 32 bits."""
+    """Returns a TFRecord checksum: CRC-32C, rotated, plus a constant, in 32 bits."""
     crc = google_crc32c.value(content)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def frame(payload: bytes) -> bytes:
-    """Returns a record as it stands in a file, `FRAME_BYTES` longer than its bytes."""
+    """Returns a record as stored, `FRAME_BYTES` longer than its payload."""
     length = len(payload).to_bytes(8, "little")
     return b"".join(
         (
@@ -58,11 +58,11 @@ def scan_records(path: epath.Path) -> Iterator[StoredRecord]:
     """Yields every record of a file in order.
 
     Args:
-        path: local or ``gs://``, not compressed, as the 2018 release writes them.
+        path: local or ``gs://``, not compressed, as google-research/bert writes them.
 
     Raises:
-        UserError: the file cannot be read, is cut short or damaged: with the record's number,
-            counted from 1.
+        UserError: the file cannot be read, is truncated or damaged; names the record, counted from
+            1.
     """
     try:
         size = path.stat().length
@@ -79,7 +79,7 @@ def scan_records(path: epath.Path) -> Iterator[StoredRecord]:
 
 
 class RecordFile:
-    """Random access to the records of one file whose offsets are known. Safe among threads."""
+    """Random access to the records of one file by offset. Thread-safe."""
 
     def __init__(self, path: epath.Path) -> None:
         """Opens the file.
@@ -96,11 +96,11 @@ class RecordFile:
             raise _unreadable(path, error) from error
 
     def read(self, offset: int, *, number: int) -> bytes:
-        """Returns a record's bytes, checked.
+        """Returns a record's payload, checked.
 
         Args:
             offset: of its frame.
-            number: of the record in its file, from 1, for messages.
+            number: of the record in its file, from 1, for error messages.
 
         Raises:
             UserError: the file has changed or is damaged.
@@ -117,14 +117,14 @@ class RecordFile:
 
     def close(self) -> None:
         """Closes the file."""
-        if (file := getattr(self, "_file", None)) is not None:  # where opening it has failed
+        if (file := getattr(self, "_file", None)) is not None:  # None if opening it failed
             file.close()
 
     __del__ = close
 
 
 def _read(file: BinaryIO, path: epath.Path, *, offset: int, room: int, number: int) -> StoredRecord:
-    """Reads the record at the file's place, of which ``room`` bytes are left."""
+    """Reads the record at the file's position, ``room`` bytes before its end."""
     header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
         raise _damaged(path, number, "cut short")
@@ -132,7 +132,7 @@ def _read(file: BinaryIO, path: epath.Path, *, offset: int, room: int, number: i
     if masked_crc(header[:8]) != checksum:
         if offset == 0 and header.startswith(_GZIP):
             raise UserError(f"{path}: found a gzip file, allowed: TFRecords without compression")
-        # The first eight bytes of some other file would be taken for a length.
+        # Checked first: in another format the length would be arbitrary.
         raise _damaged(path, number, "the checksum of its length does not match")
     if length + FRAME_BYTES > room:
         raise _damaged(path, number, "cut short")

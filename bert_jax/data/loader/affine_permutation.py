@@ -1,4 +1,4 @@
-"""Equal things that change places each epoch."""
+"""Per-epoch affine permutation, O(1) lookup."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Final
 
 from bert_jax.data import rng
 
-_TRIES: Final = 64  # each of which is coprime with a chance of 1 in 7 or more below 2**32
+_TRIES: Final = 64  # candidates; below 2**32 each is coprime with probability 1/7 or more
 
 
-class Exchange:
-    """0 … count − 1 in another order each epoch, each place found at once.
+class AffinePermutation:
+    """A permutation of 0 … count − 1 per epoch: ``k -> (factor · k + offset) mod count``.
 
-    ``place -> (factor · place + offset) mod count``, with a factor coprime to the count: far fewer
-    orders than there are, and enough for who shares a row with whom, since the rows themselves are
-    shuffled in full. A cipher such as Grain's draws again whatever falls outside of a small range,
-    which takes a hundred times as long for a handful of things.
+    With a factor coprime to the count. Far fewer permutations than there are, but enough to vary
+    which examples share a row, since the rows themselves are shuffled fully. A cipher such as
+    Grain's retries every value outside of a small range, which takes a hundred times as long for a
+    handful of elements.
     """
 
     def __init__(self, count: int, seed: int, *key: int | str) -> None:
@@ -25,19 +25,19 @@ class Exchange:
         Args:
             count: at least 1.
             seed: of the run.
-            *key: what the order is for.
+            *key: what the permutation is for, see `bert_jax.data.rng.stream`.
         """
         self._count = count
         self._seed = seed
         self._key = key
-        self._drawn = (-1, 1, 0)  # epoch, factor, offset: of the epoch that was asked for last
+        self._latest = (-1, 1, 0)  # epoch, factor, offset of the latest lookup
 
-    def at(self, place: int, *, epoch: int) -> int:
-        """Returns what stands at a place, 0 … count − 1, in an epoch."""
-        drawn = self._drawn
-        if drawn[0] != epoch:
-            drawn = self._drawn = (epoch, *self._draw(epoch))
-        return (drawn[1] * place + drawn[2]) % self._count
+    def at(self, k: int, *, epoch: int) -> int:
+        """Returns the image of k, 0 … count − 1, in an epoch."""
+        latest = self._latest
+        if latest[0] != epoch:
+            latest = self._latest = (epoch, *self._draw(epoch))
+        return (latest[1] * k + latest[2]) % self._count
 
     def _draw(self, epoch: int) -> tuple[int, int]:
         first, *others = rng.stream(self._seed, *self._key, epoch).random(_TRIES).tolist()

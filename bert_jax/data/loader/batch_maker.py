@@ -1,4 +1,4 @@
-"""The batch of a step, made from the dataset: what travels to the loader's workers."""
+"""The batch of a step, made from the dataset: the callable that is sent to worker processes."""
 
 from __future__ import annotations
 
@@ -9,110 +9,93 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bert_jax.data import rng
-from bert_jax.data.loader.order import Order
-from bert_jax.data.rows.collate import stack_rows
-from bert_jax.data.rows.packing import PackedRow
-from bert_jax.task import Features, Row
+from bert_jax.data.host_share import HostShare
+from bert_jax.data.loader.row_order import RowOrder
+from bert_jax.task import Row, RowTransform
 
 if TYPE_CHECKING:
     from bert_jax.data.loader.example_sequence import ExampleSequence
 
 
 @dataclasses.dataclass(frozen=True)
-class HostShare:
-    """The rows of each global batch that one host makes."""
-
-    batch_size: int
-    process_index: int
-    process_count: int
-
-    @property
-    def size(self) -> int:
-        """Rows of this host in a batch."""
-        return self.batch_size // self.process_count
-
-    def rows(self, step: int) -> range:
-        """Returns the rows of batch ``step``, counted from the start of the phase."""
-        first = step * self.batch_size + self.process_index * self.size
-        return range(first, first + self.size)
-
-
-@dataclasses.dataclass(frozen=True)
 class TrainingBatch:
-    """Makes the batch of one step of a phase.
+    """Makes this host's part of the batch of one step of a phase.
 
     Attributes:
         dataset: the examples.
-        features: makes a row of an example, or of several.
+        transform: makes rows of examples.
+        batch_size: rows in the global batch.
+        share: this host's part of a batch.
         seed: of masks.
-        phase: which of the run's phases this is.
-        share: this host's rows.
-        order: which examples make which row.
-        static_copies: epochs after which masks come again; None: never.
+        phase: index of the phase in the run.
+        order: which examples make up which row.
     """
 
     dataset: ExampleSequence
-    features: Features | PackedRow
+    transform: RowTransform
+    batch_size: int
+    share: HostShare
     seed: int
     phase: int
-    share: HostShare
-    order: Order
-    static_copies: int | None
+    order: RowOrder
 
     def __call__(self, step: int) -> Row:
-        """Returns the arrays of a batch, [share.size, ...]."""
-        places = self.share.rows(step)
+        """Returns the arrays of a batch, ``[batch_size / share.count, ...]``."""
+        rows = _rows(step, self.batch_size, self.share)
         lengths = np.asarray(self.dataset.lengths)  # each slice of a memmap costs microseconds
-        indices = [self.order.examples(place, lengths) for place in places]
-        # One read for all of the batch is several times as fast as one for each row.
+        indices = [self.order.examples(row, lengths) for row in rows]
+        # One read for the whole batch is several times as fast as one for each row.
         examples = iter(self.dataset.__getitems__(list(itertools.chain.from_iterable(indices))))
         records = [list(itertools.islice(examples, len(of_row))) for of_row in indices]
         streams = [
-            [self._stream(place, index) for index in of_row]
-            for place, of_row in zip(places, indices, strict=True)
+            [self._stream(row, index) for index in of_row]
+            for row, of_row in zip(rows, indices, strict=True)
         ]
-        if isinstance(self.features, PackedRow):
-            return self.features.batch(records, streams)
-        rows = [
-            self.features(record, stream)
-            for (record,), (stream,) in zip(records, streams, strict=True)
-        ]
-        return stack_rows(rows, batch_size=self.share.size)
+        return self.transform.batch(records, streams)
 
-    def _stream(self, place: int, index: int) -> np.random.Generator:
-        epoch = place // self.order.rows
-        if self.static_copies is not None:
-            epoch %= self.static_copies
+    def _stream(self, row: int, index: int) -> np.random.Generator:
+        epoch = row // self.order.rows
+        if self.transform.static_copies is not None:
+            epoch %= self.transform.static_copies
         return rng.stream(self.seed, "mask", self.phase, epoch, index)
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationBatch:
-    """Makes one batch of an evaluation, padded to its full size.
+    """Makes this host's part of a batch of an evaluation, padded to full size.
 
     Attributes:
         dataset: the examples, read in their order.
-        features: makes a row of an example.
+        transform: makes rows of one example each.
+        batch_size: rows in the global batch.
+        share: this host's part of a batch.
         seed: of masks.
-        share: this host's rows.
         total: examples to read, from the front.
     """
 
     dataset: ExampleSequence
-    features: Features
-    seed: int
+    transform: RowTransform
+    batch_size: int
     share: HostShare
+    seed: int
     total: int
 
     def __call__(self, step: int) -> Row:
-        """Returns the arrays of a batch, [share.size, ...]."""
-        indices = [row for row in self.share.rows(step) if row < self.total]
-        # A host whose share lies beyond the end still takes part: a row that shows it the shapes.
-        examples = self.dataset.__getitems__(indices or [0])
-        rows = [
-            self.features(example, rng.stream(self.seed, "evaluate", index))
-            for index, example in zip(indices or [0], examples, strict=True)
-        ]
-        if not indices:
-            rows = [{name: np.zeros_like(value) for name, value in rows[0].items()}]
-        return stack_rows(rows, batch_size=self.share.size)
+        """Returns arrays ``[batch_size / share.count, ...]``; rows beyond the end are zeros."""
+        rows = _rows(step, self.batch_size, self.share)
+        # A host whose part lies beyond the end makes one row all the same, for its shapes.
+        indices = [row for row in rows if row < self.total] or [0]
+        batch = self.transform.batch(
+            [[example] for example in self.dataset.__getitems__(indices)],
+            [[rng.stream(self.seed, "evaluate", index)] for index in indices],
+        )
+        kept = max(0, min(len(rows), self.total - rows.start))
+        for name, values in batch.items():
+            batch[name] = np.zeros((len(rows), *values.shape[1:]), values.dtype)
+            batch[name][:kept] = values[:kept]
+        return batch
+
+
+def _rows(step: int, batch_size: int, share: HostShare) -> range:
+    """Returns this host's rows of batch ``step``, counted from the start of the phase."""
+    return range(step * batch_size, (step + 1) * batch_size)[share.part(batch_size)]

@@ -1,4 +1,4 @@
-"""What the loader reads: examples by their index, of whatever kind."""
+"""Protocol of a dataset that the loader can read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 
 class ExampleSequence(Protocol):
-    """Examples on disk. Picklable: a worker process opens the files for itself."""
+    """Random access to examples. Picklable: a worker process opens the files itself."""
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the content: equal where each index means the same example."""
+        """Identity of the content: equal if every index has the same example."""
         ...
 
     @property
@@ -24,5 +24,5 @@ class ExampleSequence(Protocol):
     def __len__(self) -> int: ...
 
     def __getitems__(self, indices: Sequence[int], /) -> list[Any]:
-        """Returns examples in the order of ``indices``, as the row maker takes them."""
+        """Returns examples in the order of ``indices``, as the row transform takes them."""
         ...

@@ -1,4 +1,4 @@
-"""Finding the examples of a length without a list of them."""
+"""Lookup of the examples of a length without a list of them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Final
 
 import numpy as np
 
-# Examples to look through for one; the table takes 4 bytes per length for so many of them.
+# Examples to scan per lookup; the table takes 4 bytes per length and block.
 _BLOCK: Final = 4096
 
 
 class LengthIndex:
     """Answers "which is the 70th example of 128 tokens?" for a dataset.
 
-    Holds how many examples of each length lie before each block of 4,096, which is half a
-    byte per example at 512 tokens, and reads one block of the lengths per question. The lengths
-    themselves are handed in each time: mapped from the disk, they must not travel to workers.
+    Holds the number of examples of each length before each block of 4,096 (half a byte per example
+    at 512 tokens) and scans one block of the lengths per lookup. The lengths are an argument of
+    each lookup: memory-mapped, they must not be pickled to workers.
     """
 
     def __init__(self, lengths: np.ndarray) -> None:
@@ -29,16 +29,17 @@ class LengthIndex:
 
     @property
     def counts(self) -> np.ndarray:
-        """Examples of each length, by length."""
+        """Number of examples by length."""
         return self._before[:, -1]
 
     def find(self, lengths: np.ndarray, length: int, rank: int) -> int:
         """Returns the index of an example.
 
         Args:
-            lengths: those that the index was made of.
+            lengths: the array that the index was made from.
             length: tokens of the example.
-            rank: which of that length, from 0, in the dataset's order; below ``counts[length]``.
+            rank: which one of that length, from 0, in the dataset's order; below
+                ``counts[length]``.
         """
         before = self._before[length]
         block = int(before.searchsorted(rank, side="right")) - 1

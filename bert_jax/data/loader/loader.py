@@ -1,4 +1,4 @@
-"""From a dataset on disk to an endless stream of batches. The only file that imports Grain."""
+"""The stream of batches of a dataset. The only file that imports Grain."""
 
 from __future__ import annotations
 
@@ -12,44 +12,41 @@ import numpy as np
 from absl import flags
 
 from bert_jax.data import rng
-from bert_jax.data.loader.affine_permutation import Exchange
-from bert_jax.data.loader.batch_maker import EvaluationBatch, HostShare, TrainingBatch
+from bert_jax.data.host_share import ONE_HOST, HostShare
+from bert_jax.data.loader.affine_permutation import AffinePermutation
+from bert_jax.data.loader.batch_maker import EvaluationBatch, TrainingBatch
+from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.data.loader.length_index import LengthIndex
-from bert_jax.data.loader.order import Order, PackedOrder, SingleOrder
-from bert_jax.data.loader.position import Position
+from bert_jax.data.loader.row_order import PackedOrder, RowOrder, ShuffledOrder
 from bert_jax.data.loader.section import LoaderSection
-from bert_jax.data.rows.packing import PackedRow
 from bert_jax.data.rows.packing_plan import PackingPlan
 from bert_jax.data.worker_process import prepare_worker
 from bert_jax.errors import UserError
-from bert_jax.task import Features, Row
+from bert_jax.task import Row, RowTransform
 
 if TYPE_CHECKING:
     from bert_jax.data.loader.example_sequence import ExampleSequence
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
-_STEPS = 2**40  # steps of an endless run: more than can be walked, and Grain still slices it
+_STEPS = 2**40  # steps of an endless stream: out of reach, and Grain can still slice it
 
 
-class Batches(Iterator[Made]):
+class Batches(Iterator[T]):
     """Batches in order, made in the background.
 
-    Iterate, then call ``close()`` or leave the ``with`` block. Making them starts at construction,
-    so that the first batches are ready when a train step has compiled. Closing ends the threads or
-    worker processes behind it.
+    Iterate, then call ``close()`` or leave the ``with`` block, which ends the threads or worker
+    processes. They start at construction, so that the first batches are ready when a train step has
+    compiled.
     """
 
     def __init__(self, batches: grain.MapDataset, section: LoaderSection) -> None:
-        """Starts making ``batches``, one element of it per batch, as ``section`` says."""
-        if (
-            not flags.FLAGS.is_parsed()
-        ):  # Grain reads absl flags; nothing here is run through absl.app
+        """Starts making ``batches``, one element of it per batch."""
+        if not flags.FLAGS.is_parsed():  # Grain reads absl flags, which absl.app would have parsed
             flags.FLAGS.mark_as_parsed()
-        here = grain.ReadOptions(num_threads=1, prefetch_buffer_size=section.prefetch)
-        in_worker = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         if section.workers:
-            # Through a pipe, not shared memory: no slower for batches of a few megabytes, and
+            in_worker = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+            # Through a pipe, not shared memory: as fast for batches of a few megabytes, and
             # containers often have 64 MB of it, beyond which a write ends the process.
             options = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
             stream = grain.experimental.WithOptionsIterDataset(
@@ -62,19 +59,21 @@ class Batches(Iterator[Made]):
                 worker_init_fn=prepare_worker,
             )
         else:
-            stream = batches.to_iter_dataset(here)
+            stream = batches.to_iter_dataset(
+                grain.ReadOptions(num_threads=1, prefetch_buffer_size=section.prefetch)
+            )
         self._iterator = iter(stream)
-        # Asked for its state, Grain's interleaving makes the iterators of all workers, which
-        # otherwise waits for the first `next`, and holds them, so that `close` reaches every one.
+        # Reading the state makes Grain create the iterators of all workers now instead of at the
+        # first `next`, so that `close` reaches every one.
         self._iterator.get_state()
         self._iterator.start_prefetch()
 
-    def __next__(self) -> Made:
+    def __next__(self) -> T:
         """Returns the next batch.
 
         Raises:
             StopIteration: after the last batch.
-            Exception: what making the batch raised, in whichever thread or process that was.
+            Exception: what making the batch raised in its thread or process.
         """
         try:
             return next(self._iterator)
@@ -83,7 +82,7 @@ class Batches(Iterator[Made]):
             raise
 
     def close(self) -> None:
-        """Ends what works in the background. Idempotent."""
+        """Ends the background work. Idempotent."""
         self._iterator.close()
 
     def __enter__(self) -> Self:
@@ -94,86 +93,76 @@ class Batches(Iterator[Made]):
 
 
 class Loader:
-    """The batches of one phase: every example once an epoch, each epoch shuffled and masked anew.
+    """The batches of one phase: every example once per epoch, reshuffled and remasked each epoch.
 
     Row p of the phase (p = 0, 1, ... over all hosts and steps) is in epoch ``p // rows_per_epoch``;
-    which examples it holds, and what their masks are, follows from the seed, the phase, the epoch
-    and p. Without packing there is a row for each example; with it, as many in every epoch.
-    Batch s is the rows ``s * batch_size .. (s + 1) * batch_size - 1``, of which host h gets the
-    h-th contiguous share. So the global batch depends neither on the number of hosts nor on that
-    of workers, and seeking to any step takes no time.
+    its examples and their masks are a function of the seed, the phase, the epoch and p. Batch s is
+    the rows ``s * batch_size .. (s + 1) * batch_size - 1``, of which each host makes its
+    `HostShare`. So the global batch depends neither on the number of hosts nor of workers, and
+    seeking to any step is O(1).
     """
 
     def __init__(
         self,
-        *,
         dataset: ExampleSequence,
-        features: Features | PackedRow,
+        transform: RowTransform,
+        *,
         batch_size: int,
         seed: int,
         phase: int = 0,
-        process_index: int = 0,
-        process_count: int = 1,
-        static_copies: int | None = None,
+        share: HostShare = ONE_HOST,
         section: LoaderSection,
     ) -> None:
         """Checks that dataset, rows and hosts fit together and plans the rows; starts nothing.
 
         Args:
             dataset: the examples.
-            features: makes a row of an example, or of several.
+            transform: makes rows of one example, or of several if it packs.
             batch_size: rows in the global batch, over all hosts.
             seed: of order and masks.
-            phase: which of the run's phases this is: a second phase over the same dataset must not
-                walk it in the order, and with the masks, of the first.
-            process_index: which host this is, from 0.
-            process_count: number of hosts.
-            static_copies: epochs after which masks come again; None: never.
+            phase: index of the phase in the run: a second phase over the same dataset has another
+                order and other masks.
+            share: this host's part of a batch.
             section: workers and prefetch.
 
         Raises:
-            UserError: if the batch does not divide among the hosts, the dataset is empty, or an
+            UserError: the batch does not divide among the hosts, the dataset is empty, or an
                 example is longer than a row.
         """
-        _check_fit(dataset, features, batch_size=batch_size, process_count=process_count)
-        self._dataset = dataset
-        self._features = features
-        self._batch_size = batch_size
-        self._seed = seed
-        self._phase = phase
-        self._share = HostShare(batch_size, process_index, process_count)
-        self._static_copies = static_copies
+        _check_fit(dataset, transform, batch_size=batch_size, share=share)
+        self._dataset, self._transform = dataset, transform
+        self._batch_size, self._share = batch_size, share
+        self._seed, self._phase = seed, phase
         self._section = section
-        self._order = _order(dataset, features, seed=seed, phase=phase)
+        self._order = _order(dataset, transform, seed=seed, phase=phase)
 
     @property
     def rows_per_epoch(self) -> int:
-        """Rows after which every example has been seen once more, over all hosts."""
+        """Rows of an epoch, over all hosts."""
         return self._order.rows
 
     def batches(self, *, first_step: int) -> Batches[Row]:
-        """Returns this host's rows of batch ``first_step``, ``first_step + 1``, ... without end.
+        """Returns this host's part of batch ``first_step``, ``first_step + 1``, ... without end.
 
-        Each batch is a dict of arrays ``[batch_size / process_count, ...]``.
+        Each batch is a dict of arrays ``[batch_size / share.count, ...]``.
         """
         make = TrainingBatch(
-            self._dataset,
-            self._features,
-            self._seed,
-            self._phase,
-            self._share,
-            self._order,
-            self._static_copies,
+            dataset=self._dataset,
+            transform=self._transform,
+            batch_size=self._batch_size,
+            share=self._share,
+            seed=self._seed,
+            phase=self._phase,
+            order=self._order,
         )
-        steps = grain.MapDataset.range(first_step, first_step + _STEPS)
-        return Batches(steps.map(make), self._section)
+        return _endless(make, self._section, first_step=first_step)
 
-    def position(self, step: int) -> Position:
-        """Returns where the data stands after ``step`` batches of this phase."""
-        return Position(example_index=step * self._batch_size, fingerprint=self._fingerprint())
+    def position(self, step: int) -> DataPosition:
+        """Returns the data position after ``step`` batches of this phase."""
+        return DataPosition(example_index=step * self._batch_size, fingerprint=self._fingerprint())
 
-    def check(self, position: Position) -> int:
-        """Returns the step that a data position stands at: where ``batches`` has to start.
+    def check(self, position: DataPosition) -> int:
+        """Returns the step of a data position: the ``first_step`` to resume with.
 
         The batch size may have changed, if the new one divides the rows read so far.
 
@@ -187,74 +176,73 @@ class Loader:
             "dataset": self._dataset.fingerprint,
             "seed": self._seed,
             "phase": self._phase,
-            **self._features.fingerprint(),
+            **self._transform.fingerprint(),
         }
 
 
 def evaluation_batches(
     dataset: ExampleSequence,
-    features: Features,
+    transform: RowTransform,
     *,
     batch_size: int,
     seed: int,
     limit: int | None,
-    process_index: int = 0,
-    process_count: int = 1,
+    share: HostShare = ONE_HOST,
 ) -> Batches[Row]:
-    """Returns this host's rows of every example once, in the dataset's order, always masked alike.
+    """Returns this host's part of every example once, in the dataset's order, masked reproducibly.
 
-    Ten examples in batches of four are three batches on every host, and the last two rows of the
-    last one weigh nothing: sums over all of the batches count each example exactly once.
+    Ten examples in batches of four are three batches on every host; the last two rows of the last
+    one have weight 0, so that sums over all batches count each example exactly once.
 
     Args:
         dataset: the examples of a validation split.
-        features: makes a row of an example.
+        transform: makes rows of one example each.
         batch_size: rows in the global batch, over all hosts.
-        seed: of the masks, which are a function of it and of the example's index alone.
-        limit: how many examples from the front, or None for all.
-        process_index: which host this is, from 0.
-        process_count: number of hosts.
+        seed: of the masks, which are a function of it and the example's index alone.
+        limit: number of examples, from the front; None for all.
+        share: this host's part of a batch.
 
     Returns:
-        Batches of arrays ``[batch_size / process_count, ...]``, as many on each host.
+        Batches of arrays ``[batch_size / share.count, ...]``, as many on each host.
 
     Raises:
         UserError: as the loader's.
     """
-    _check_fit(dataset, features, batch_size=batch_size, process_count=process_count)
+    _check_fit(dataset, transform, batch_size=batch_size, share=share)
     total = len(dataset) if limit is None else min(limit, len(dataset))
-    share = HostShare(batch_size, process_index, process_count)
     steps = grain.MapDataset.range(math.ceil(total / batch_size))
-    make = EvaluationBatch(dataset, features, seed, share, total)
+    make = EvaluationBatch(dataset, transform, batch_size, share, seed, total)
     return Batches(steps.map(make), LoaderSection())
 
 
-def made_ahead(make: Callable[[int], Made], *, first_step: int) -> Batches[Made]:
+def background_batches(make: Callable[[int], T], *, first_step: int) -> Batches[T]:
     """Returns ``make(first_step)``, ``make(first_step + 1)``, … without end, made in a thread.
 
     Args:
         make: called by one thread at a time, in order.
-        first_step: where to begin.
+        first_step: argument of the first call.
     """
+    return _endless(make, LoaderSection(), first_step=first_step)
+
+
+def _endless(make: Callable[[int], T], section: LoaderSection, *, first_step: int) -> Batches[T]:
     steps = grain.MapDataset.range(first_step, first_step + _STEPS)
-    return Batches(steps.map(make), LoaderSection())
+    return Batches(steps.map(make), section)
 
 
-def _order(
-    dataset: ExampleSequence, features: Features | PackedRow, *, seed: int, phase: int
-) -> Order:
-    if not isinstance(features, PackedRow):
-        return SingleOrder(len(dataset), _shuffled(len(dataset), seed, "shuffle", phase))
+def _order(dataset: ExampleSequence, transform: RowTransform, *, seed: int, phase: int) -> RowOrder:
+    if transform.max_examples == 1:
+        return ShuffledOrder(len(dataset), _shuffled(len(dataset), seed, "shuffle", phase))
     index = LengthIndex(dataset.lengths)
     plan = PackingPlan(
-        index.counts, capacity=features.seq_length, max_examples=features.max_examples
+        index.counts, capacity=transform.seq_length, max_examples=transform.max_examples
     )
     return PackedOrder(
         plan=plan,
         index=index,
         shuffled=_shuffled(plan.rows, seed, "shuffle", phase),
-        exchanges={
-            length: Exchange(count, seed, "exchange", phase, length)
+        permutations={
+            length: AffinePermutation(count, seed, "exchange", phase, length)
             for length, count in enumerate(index.counts.tolist())
             if count
         },
@@ -262,30 +250,30 @@ def _order(
 
 
 def _shuffled(length: int, seed: int, *key: int | str) -> Sequence[int]:
-    """Returns Grain's global shuffle of ``0 .. length - 1``, another one each epoch, without end.
+    """Returns Grain's global shuffle of ``0 .. length - 1`` for every epoch, one after the other.
 
-    Grain seeds epoch e with ``seed + e``; hashing ours first keeps the runs of neighbouring seeds
-    from walking through the same orders.
+    Grain seeds epoch e with ``seed + e``; hashing ours first keeps runs with neighbouring seeds
+    from sharing orders.
     """
     shuffle_seed = int(rng.stream(seed, *key).integers(2**32))
     order = grain.MapDataset.range(length).shuffle(seed=shuffle_seed).repeat()
-    return cast(Sequence[int], order)  # Grain's type says None may be in it; not without a filter
+    return cast(Sequence[int], order)  # Grain's type admits None, which only a filter would yield
 
 
 def _check_fit(
-    dataset: ExampleSequence, features: Features | PackedRow, *, batch_size: int, process_count: int
+    dataset: ExampleSequence, transform: RowTransform, *, batch_size: int, share: HostShare
 ) -> None:
-    if batch_size < 1 or batch_size % process_count:
+    if batch_size < 1 or batch_size % share.count:
         raise UserError(
             f"batch_size: found {batch_size}, allowed: a multiple of the number of hosts, which is "
-            f"{process_count}"
+            f"{share.count}"
         )
     if not len(dataset):
         raise UserError("dataset: found no examples in this split, allowed: at least one")
     longest = int(np.max(dataset.lengths))
-    if longest > features.seq_length:
+    if longest > transform.seq_length:
         raise UserError(
-            f"seq_length: found {features.seq_length}, but the dataset's longest example has "
+            f"seq_length: found {transform.seq_length}, but the dataset's longest example has "
             f"{longest} tokens; allowed: {longest} or more, or a dataset made for "
-            f"{features.seq_length}"
+            f"{transform.seq_length}"
         )

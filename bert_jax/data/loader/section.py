@@ -8,12 +8,12 @@ from bert_jax.section import Section
 
 
 class LoaderSection(Section):
-    """How batches are made ahead of the step that takes them. None of it changes a batch.
+    """How batches are prefetched on the host. No setting changes the content of a batch.
 
     Attributes:
-        workers: processes that make batches; 0 makes them in a thread of the training process. A
-            process costs seconds to start and spares the training process the work.
-        prefetch: batches made ahead, by each worker.
+        workers: processes that make batches; 0: a thread of the training process. A process takes
+            seconds to start and relieves the training process.
+        prefetch: batches that each worker makes ahead.
     """
 
     workers: int = pydantic.Field(default=0, ge=0)

@@ -1,4 +1,4 @@
-"""One or two token sequences put together to BERT's input."""
+"""BERT's input from one or two token sequences."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class Assembled(NamedTuple):
     """``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, unpadded."""
 
     ids: list[int]
-    second: int  # where B begins; the length without one
-    cut: bool  # whether pieces were left out
+    second: int  # index of B's first token; the length if there is no B
+    cut: bool  # whether tokens were dropped
 
 
 def assemble(
     first: Sequence[int], second: Sequence[int] | None, special: SpecialIds, *, max_length: int
 ) -> Assembled:
-    """Joins token sequences; the longer of two loses its last piece until both fit.
+    """Joins token sequences; the longer of two loses its last token until both fit.
 
     ``assemble([7, 8], [9], special, max_length=8)`` → ``[CLS] 7 8 [SEP] 9 [SEP]``, second = 4
 
@@ -27,9 +27,9 @@ def assemble(
 
     Args:
         first: ids of the first text.
-        second: ids of the second text; None where there is but one.
-        special: of the tokenizer.
-        max_length: pieces in all, special ones included.
+        second: ids of the second text, or None.
+        special: ids of the tokenizer's special tokens.
+        max_length: most tokens in total, special ones included.
     """
     others = [] if second is None else list(second)
     room = max_length - (2 if second is None else 3)

@@ -1,4 +1,4 @@
-"""Rows put together to the batch that a train step sees."""
+"""Rows to a batch: padding and stacking."""
 
 from __future__ import annotations
 
@@ -6,30 +6,96 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from bert_jax.task import HostBatch, Row
 
 Part = TypeVar("Part")
 
 
-def stack_rows(rows: Sequence[Row], *, batch_size: int) -> Row:
-    """Stacks rows to a batch: three rows of ``{"input_ids": [L]}``, 4 -> ``{"input_ids": [4, L]}``.
-
-    Slots without a row are filled with zeros: no token (``segment_ids`` 0) and no weight, so that
-    they count in no sum.
+def pad_rows(
+    values: Sequence[Sequence[float] | np.ndarray],
+    *,
+    batch_size: int,
+    length: int,
+    fill: float = 0,
+    dtype: npt.DTypeLike = np.int32,
+) -> np.ndarray:
+    """Pads sequences of different lengths: ``[[7, 8], [9]]``, 3, 2 -> ``[[7, 8], [9, 0], [0, 0]]``.
 
     Args:
-        rows: at least one row, all with the same names, shapes and dtypes.
-        batch_size: rows in the batch, at least ``len(rows)``.
+        values: at most ``batch_size`` sequences, none longer than ``length``.
+        batch_size: rows of the result; missing rows hold ``fill`` alone.
+        length: positions of a row.
+        fill: value of the padding.
+        dtype: of the result.
 
     Returns:
-        A dict of arrays with ``batch_size`` in front of each row's shape.
+        An array ``[batch_size, length]``.
+    """
+    padded = np.full((batch_size, length), fill, dtype)
+    for row, value in zip(padded[: len(values)], values, strict=True):
+        row[: len(value)] = value
+    return padded
+
+
+def collate_tokens(
+    sequences: Sequence[Sequence[int] | np.ndarray],
+    seconds: Sequence[int] | None = None,
+    *,
+    batch_size: int,
+    length: int,
+    pad_id: int,
+) -> Row:
+    """Pads token sequences to what the model reads; missing rows are padding only.
+
+    ``[[2, 7, 3, 8, 3]]``, seconds ``[3]``, length 6, pad 0 -> ``input_ids [[2, 7, 3, 8, 3, 0]]``,
+    ``token_type_ids [[0, 0, 0, 1, 1, 0]]``, ``segment_ids [[1, 1, 1, 1, 1, 0]]``. For several
+    sequences per row (multiple choice), pass them all in order and reshape the result.
+
+    Args:
+        sequences: at most ``batch_size`` sequences with their special tokens.
+        seconds: index of the first token of each second span, the sequence's length where there is
+            none; None: no sequence has a second span.
+        batch_size: rows of the batch.
+        length: positions of a row, at least the longest sequence.
+        pad_id: id of the padding token.
+
+    Returns:
+        int32 ``input_ids``, ``token_type_ids``, ``segment_ids``, each ``[batch_size, length]``.
+    """
+    sizes = np.zeros((batch_size, 1), np.int64)
+    sizes[: len(sequences), 0] = [len(sequence) for sequence in sequences]
+    starts = sizes.copy()
+    if seconds is not None:
+        starts[: len(sequences), 0] = seconds
+    at = np.arange(length)
+    return {
+        "input_ids": pad_rows(sequences, batch_size=batch_size, length=length, fill=pad_id),
+        "token_type_ids": ((at >= starts) & (at < sizes)).astype(np.int32),
+        "segment_ids": (at < sizes).astype(np.int32),
+    }
+
+
+def stack_rows(rows: Sequence[Row], *, batch_size: int, like: Row | None = None) -> Row:
+    """Stacks rows of equal shapes: three of ``{"input_ids": [L]}``, 4 -> ``{"input_ids": [4, L]}``.
+
+    Missing rows are zeros: no token (``segment_ids`` 0) and no weight, so that they do not enter
+    any sum.
+
+    Args:
+        rows: at most ``batch_size`` rows with the same names, shapes and dtypes.
+        batch_size: rows of the batch.
+        like: a row with these names, shapes and dtypes; required where ``rows`` is empty.
+
+    Returns:
+        Arrays ``[batch_size, *shape]`` by name.
     """
     batch = {}
-    for name, first in rows[0].items():
-        stacked = np.zeros((batch_size, *first.shape), first.dtype)
-        np.stack([row[name] for row in rows], out=stacked[: len(rows)])
-        batch[name] = stacked
+    for name, first in (rows[0] if like is None else like).items():
+        batch[name] = stacked = np.zeros((batch_size, *first.shape), first.dtype)
+        if rows:
+            np.stack([row[name] for row in rows], out=stacked[: len(rows)])
     return batch
 
 
@@ -39,5 +105,5 @@ def parts_of(batch: Part | tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def count_tokens(batch: HostBatch) -> int:
-    """Returns the tokens in a batch that are not padding (those of ``segment_ids`` above 0)."""
+    """Returns the tokens of a batch without padding: positions whose ``segment_ids`` exceed 0."""
     return sum(int(np.count_nonzero(part["segment_ids"])) for part in parts_of(batch))

@@ -1,4 +1,4 @@
-"""How masked examples lie in a row, one or several."""
+"""Layout of masked examples in a row, one or several."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from bert_jax.task import Row
 
 if TYPE_CHECKING:
     from bert_jax.data.dataset.reader import Example
-    from bert_jax.data.rows.masking import Masked
+    from bert_jax.data.rows.masking import MaskedExample
 
 
-def empty_rows(*rows: int, seq_length: int, predictions: int, max_examples: int, pad: int) -> Row:
-    """Returns rows of padding: ``empty_rows(256, …)`` a batch of them, ``empty_rows(…)`` one.
+def empty_rows(rows: int, *, seq_length: int, predictions: int, max_examples: int, pad: int) -> Row:
+    """Returns a batch of B rows of padding.
 
     Args:
-        *rows: the leading axes.
+        rows: B.
         seq_length: L, tokens in a row.
         predictions: P, slots for predictions.
         max_examples: E, slots for examples.
-        pad: the id that padding has.
+        pad: id of the padding token.
 
     Returns:
-        int32 ``input_ids``, ``token_type_ids`` and ``segment_ids``, each [..., L], and where E is
-        more than 1, ``position_ids`` [..., L]; int32 ``masked_lm_positions`` and ``masked_lm_ids``
-        and float32 ``masked_lm_weights``, each [..., P]; int32 ``next_sentence_labels`` and
-        ``cls_positions`` and float32 ``next_sentence_weights``, each [..., E].
+        int32 ``input_ids``, ``token_type_ids``, ``segment_ids`` and, with E above 1,
+        ``position_ids``, each [B, L]; int32 ``masked_lm_positions``, ``masked_lm_ids`` and float32
+        ``masked_lm_weights``, each [B, P]; int32 ``next_sentence_labels``, ``cls_positions`` and
+        float32 ``next_sentence_weights``, each [B, E].
     """
-    tokens, slots, examples = (*rows, seq_length), (*rows, predictions), (*rows, max_examples)
-    made = {
+    tokens, slots, examples = (rows, seq_length), (rows, predictions), (rows, max_examples)
+    batch = {
         "input_ids": np.full(tokens, pad, np.int32),
         "token_type_ids": np.zeros(tokens, np.int32),
         "segment_ids": np.zeros(tokens, np.int32),
@@ -43,22 +43,22 @@ def empty_rows(*rows: int, seq_length: int, predictions: int, max_examples: int,
         "next_sentence_weights": np.zeros(examples, np.float32),
     }
     if max_examples > 1:
-        made["position_ids"] = np.zeros(tokens, np.int32)
-    return made
+        batch["position_ids"] = np.zeros(tokens, np.int32)
+    return batch
 
 
-def lay_out(row: Row, examples: Sequence[Example], masked: Sequence[Masked]) -> None:
+def lay_out(row: Row, examples: Sequence[Example], masked: Sequence[MaskedExample]) -> None:
     """Writes examples into an empty row, one after the other.
 
     Examples of 5 and 3 tokens in a row of 10 have ``segment_ids`` 1 1 1 1 1 2 2 2 0 0,
     ``position_ids`` 0 1 2 3 4 0 1 2 0 0 and ``cls_positions`` 0 5.
 
     Args:
-        row: of `empty_rows`. ``token_type_ids`` become 0 for ``[CLS] A [SEP]``, 1 for ``B [SEP]``;
-            ``segment_ids`` 1, 2, … by example, 0 for padding; ``masked_lm_weights`` 1 for a
-            prediction; ``next_sentence_weights`` 1 for an example with a second span.
-        examples: 1 to E, of together at most L tokens.
-        masked: the same, masked.
+        row: one row of `empty_rows`. ``token_type_ids`` become 0 for ``[CLS] A [SEP]`` and 1 for
+            ``B [SEP]``; ``segment_ids`` 1, 2, … by example, 0 for padding; ``masked_lm_weights`` 1
+            for a prediction; ``next_sentence_weights`` 1 for an example with a second span.
+        examples: 1 to E examples with at most L tokens in total.
+        masked: the same examples, masked.
 
     Raises:
         ValueError: more tokens, predictions or examples than the row has room for.

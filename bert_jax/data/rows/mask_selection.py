@@ -1,4 +1,4 @@
-"""Which positions of an example are chosen: single tokens, whole words, spans of words."""
+"""Selection of the tokens to mask: single tokens, whole words, spans of words."""
 
 from __future__ import annotations
 
@@ -10,37 +10,34 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-_AT_A_TIME: Final = 64  # words: few examples look at more before their budget is spent
+_BLOCK: Final = 64  # words; most examples spend their budget within the first block
 
 
 class Words(NamedTuple):
-    """The words of an example: stretches of its candidates, the tokens that may be chosen."""
+    """The words of an example, as ranges of its candidates (the tokens that may be masked)."""
 
-    starts: np.ndarray  # int [w]: where each begins, counted in candidates
+    starts: np.ndarray  # int [w]: index of the first candidate of each
     lengths: np.ndarray  # int [w]: tokens
-    opens_run: np.ndarray  # bool [w]: a special token, or nothing, stands before it
+    opens_run: np.ndarray  # bool [w]: first word of the example or first after a special token
 
 
-class Span(NamedTuple):
-    """Words that are chosen as a whole."""
+class WordSpan(NamedTuple):
+    """Consecutive words that are masked as a whole."""
 
-    first: int
-    """Number of its first word."""
-    size: int
-    """Words."""
-    start: int
-    """Its first token, counted in candidates."""
+    first: int  # index of its first word
+    size: int  # words
+    start: int  # index of its first candidate
     tokens: int
 
 
 def find_words(candidates: np.ndarray, continues: np.ndarray) -> Words:
     """Cuts an example into words: candidates ``[1, 2, 4]``, all continuing -> lengths ``[2, 1]``.
 
-    A word ends where a special token stands. The release lets a continuation that opens the second
-    span join the last word of the first across [SEP]; here it is a word of its own.
+    A word ends before a special token. In google-research/bert a continuation that opens the second
+    span joins the last word of the first across [SEP]; here it is a word of its own.
 
     Args:
-        candidates: [c] positions of the tokens that may be chosen, ascending, at least one.
+        candidates: [c] positions of the tokens that may be masked, ascending, at least one.
         continues: bool [c], whether each continues the word of the token before it.
     """
     after_special = np.empty(len(candidates), bool)
@@ -54,10 +51,10 @@ def find_words(candidates: np.ndarray, continues: np.ndarray) -> Words:
 
 
 def choose_tokens(keys: np.ndarray, budget: int) -> np.ndarray:
-    """Returns bool [c]: ``budget`` of the candidates, each as likely as any other.
+    """Returns bool [c]: a uniformly random choice of ``budget`` candidates.
 
     Args:
-        keys: [c] uniform draws.
+        keys: [c] uniform random numbers.
         budget: at least 1, at most c.
     """
     chosen = np.zeros(len(keys), bool)
@@ -66,11 +63,11 @@ def choose_tokens(keys: np.ndarray, budget: int) -> np.ndarray:
 
 
 def choose_words(words: Words, keys: np.ndarray, budget: int) -> np.ndarray:
-    """Returns bool [c]: the tokens of words drawn at random, as many as fit into ``budget``.
+    """Returns bool [c]: the tokens of randomly chosen words, as many as fit into ``budget``.
 
     Args:
         words: of the example.
-        keys: [w] uniform draws.
+        keys: [w] uniform random numbers.
         budget: tokens.
     """
     order = keys.argsort()
@@ -80,7 +77,7 @@ def choose_words(words: Words, keys: np.ndarray, budget: int) -> np.ndarray:
     left = budget - (int(ends[fitting - 1]) if fitting else 0)
     chosen = np.zeros(len(order), bool)
     chosen[order[:fitting]] = True
-    # The next word is too long, or there is none: of those after it, take the ones that still fit.
+    # The next word exceeds the budget: continue with the later words that still fit.
     for at in (fitting + np.flatnonzero(ordered[fitting:] <= left)).tolist() if left else ():
         if ordered[at] <= left:
             chosen[order[at]] = True
@@ -92,34 +89,33 @@ def choose_words(words: Words, keys: np.ndarray, budget: int) -> np.ndarray:
 
 def choose_spans(
     words: Words, *, keys: np.ndarray, sizes: np.ndarray, chances: np.ndarray, budget: int
-) -> list[Span]:
-    """Draws spans of whole words until ``budget`` tokens are spent.
+) -> list[WordSpan]:
+    """Chooses random spans of whole words until ``budget`` tokens are spent.
 
-    Each begins at a word drawn uniformly from those not yet taken and goes on for the size drawn
-    with that word; it ends earlier at a special token, at a word already taken, and before a word
-    that the budget does not allow. Like whole words, spans may fall short of the budget by less
-    than a word.
+    Each begins at a uniformly random word that is not yet taken and has a random size; it ends
+    earlier at a special token, at a word already taken, and before a word that exceeds the budget.
+    Like whole words, spans may fall short of the budget by less than a word.
 
     Args:
         words: of the example.
-        keys: [w] uniform draws, which put the words in order.
-        sizes: [w] uniform draws, each turned into the size drawn with a word.
-        chances: of a size of 1, 2, … words.
+        keys: [w] uniform random numbers that order the words.
+        sizes: [w] uniform random numbers that give the size of a span that begins at each word.
+        chances: probabilities of 1, 2, … words.
         budget: tokens.
 
     Returns:
-        The spans in the order in which they were drawn.
+        The spans in the order of their choice.
     """
-    # Single numbers of lists and bytes: a few of them are looked at, and NumPy's cost far more.
+    # Lists and bytes: only a few elements are read, one by one, where NumPy is far slower.
     limits = list(itertools.accumulate(chances[:-1].tolist()))
     lengths, opens_run = words.lengths.tolist(), words.opens_run.tobytes()
     taken = bytearray(len(lengths) + 1)
     taken[-1] = 1  # beyond the last word
     left = budget
-    spans: list[Span] = []
+    spans: list[WordSpan] = []
     order = keys.argsort()
-    pieces = (order[at : at + _AT_A_TIME].tolist() for at in range(0, len(order), _AT_A_TIME))
-    for first in itertools.chain.from_iterable(pieces):
+    blocks = (order[at : at + _BLOCK].tolist() for at in range(0, len(order), _BLOCK))
+    for first in itertools.chain.from_iterable(blocks):
         if taken[first] or lengths[first] > left:
             continue
         before, at, stop = left, first, first + 1 + bisect_right(limits, sizes.item(first))
@@ -129,21 +125,21 @@ def choose_spans(
             at += 1
             if at == stop or taken[at] or opens_run[at] or lengths[at] > left:
                 break
-        spans.append(Span(first, at - first, words.starts.item(first), before - left))
+        spans.append(WordSpan(first, at - first, words.starts.item(first), before - left))
         if not left:
             break
     return spans
 
 
-def tokens_of_spans(spans: Sequence[Span], *, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens of spans in ascending order: int [k] in candidates, and whose each is.
+def tokens_of_spans(spans: Sequence[WordSpan], *, total: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tokens of disjoint spans, ascending, and the span of each: both int [k].
 
-    Of spans of one token from 3 on and of three from 0 on: tokens ``[0, 1, 2, 3]``, spans
+    Spans of one token at 3 and of three tokens at 0: tokens ``[0, 1, 2, 3]``, spans
     ``[1, 1, 1, 0]``.
 
     Args:
-        spans: that share no token.
-        total: candidates.
+        spans: disjoint.
+        total: number of candidates.
     """
     owners = np.zeros(total, np.int64)
     for number, span in enumerate(spans, 1):
@@ -166,8 +162,8 @@ def ngram_chances(most: int) -> np.ndarray:
 def geometric_chances(stop: float, most: int) -> np.ndarray:
     """Returns p(n) ∝ stop · (1 - stop)^(n - 1) for 1 to ``most`` words.
 
-    Source: SpanBERT, arXiv 1907.10529, section 3.1. Longer draws are left out, not shortened to
-    ``most``: only so is the mean the paper's 3.8 words at 0.2 and 10, and so does its code.
+    Source: SpanBERT, arXiv 1907.10529, section 3.1. Truncated and renormalised, as in its code: the
+    mean is the paper's 3.8 words at 0.2 and 10.
     """
     weights = (1.0 - stop) ** np.arange(most)
     return weights / weights.sum()

@@ -1,59 +1,59 @@
-"""Examples whose masks were drawn when they were written, and the rows made of them."""
+"""Examples that are stored with their masks, and the row transform for them."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from bert_jax.data.rows.layout import empty_rows
+from bert_jax.data.rows.masking import check_vocabulary
 from bert_jax.errors import UserError
 from bert_jax.task import Row
 
-NONE: Final = np.zeros(0, np.int32)
-
 
 class StaticExample(NamedTuple):
-    """``[CLS] A [SEP] B [SEP]`` with masks in it, unpadded: n tokens, k predictions."""
+    """``[CLS] A [SEP] B [SEP]``, masked and unpadded: n tokens, k predictions."""
 
     input_ids: np.ndarray
     """int32 ``[n]``: what the model sees."""
     token_type_ids: np.ndarray
     """int32 ``[n]``: 0 for ``[CLS] A [SEP]``, 1 for ``B [SEP]``."""
     positions: np.ndarray
-    """int32 ``[k]``: where it has to predict."""
+    """int32 ``[k]``: where it predicts."""
     ids: np.ndarray
-    """int32 ``[k]``: what stood there."""
+    """int32 ``[k]``: the original tokens there."""
     weights: np.ndarray
     """float32 ``[k]``, above 0."""
     next_sentence_label: int
     """0 if B really follows A, 1 if B is random."""
 
     def original(self) -> np.ndarray:
-        """Returns the tokens as they were before they were masked, int32 ``[n]``."""
+        """Returns the tokens before masking, int32 ``[n]``."""
         restored = self.input_ids.copy()
         restored[self.positions] = self.ids
         return restored
 
     @property
-    def special_places(self) -> np.ndarray:
-        """Where [CLS] and [SEP] stand: first, last, and before the second span if there is one."""
+    def special_positions(self) -> np.ndarray:
+        """Positions of [CLS] and [SEP]: first, last, and before the second span if there is one."""
         last, second = len(self.input_ids) - 1, int(self.token_type_ids.argmax())
         return np.array([0, second - 1, last] if second else [0, last])
 
 
 @dataclasses.dataclass(frozen=True)
-class StaticRow:
-    """Makes rows of examples that are masked already: the same row in every epoch.
+class StaticMaskTransform:
+    """A `bert_jax.task.RowTransform` over examples that are masked already: only padding.
 
-    Meets `bert_jax.task.Features`, with the names, shapes and dtypes of
-    `bert_jax.data.rows.masking.MaskedRow`.
+    A row is the same in every epoch.
 
     Attributes:
         seq_length: L, tokens in a row.
         max_predictions: P, slots for predictions in a row.
         vocab_size: of the model; an id beyond it is an error.
-        pad_id: what stands behind the example.
+        pad_id: id of the padding token.
     """
 
     seq_length: int
@@ -61,52 +61,79 @@ class StaticRow:
     vocab_size: int
     pad_id: int
 
-    def __call__(self, record: StaticExample, rng: np.random.Generator) -> Row:
-        """Returns one row of an example of at most L tokens and P predictions.
+    @property
+    def max_examples(self) -> int:
+        """One example per row."""
+        return 1
 
-        Args:
-            record: n tokens, k predictions.
-            rng: not looked at: nothing is left to draw.
+    @property
+    def static_copies(self) -> None:
+        """Masks do not depend on the random stream."""
+        return
+
+    def packed(self, max_examples: int) -> NoReturn:
+        """Refuses packing.
 
         Raises:
-            UserError: more predictions than slots, or an id that the vocabulary does not have.
+            UserError: always.
         """
-        del rng
-        length, count = len(record.input_ids), len(record.positions)
-        if count > self.max_predictions:
+        raise UserError(
+            f"packing: found max_examples {max_examples}, but examples that are stored with their "
+            "masks have a row each; allowed: no packing"
+        )
+
+    def batch(
+        self,
+        records: Sequence[Sequence[StaticExample]],
+        rngs: Sequence[Sequence[np.random.Generator]],
+    ) -> Row:
+        """Returns a batch with one row per element of ``records``, which has one example.
+
+        Args:
+            records: the example of each row, with at most L tokens and P predictions.
+            rngs: not used.
+
+        Returns:
+            The arrays of `empty_rows`.
+
+        Raises:
+            UserError: more predictions than slots, or an id that exceeds the vocabulary.
+        """
+        del rngs
+        batch = empty_rows(
+            len(records),
+            seq_length=self.seq_length,
+            predictions=self.max_predictions,
+            max_examples=1,
+            pad=self.pad_id,
+        )
+        batch["next_sentence_weights"][:] = 1.0
+        for at, (example,) in enumerate(records):
+            self._check(example)
+            tokens, predictions = len(example.input_ids), len(example.positions)
+            batch["input_ids"][at, :tokens] = example.input_ids
+            batch["token_type_ids"][at, :tokens] = example.token_type_ids
+            batch["segment_ids"][at, :tokens] = 1
+            batch["masked_lm_positions"][at, :predictions] = example.positions
+            batch["masked_lm_ids"][at, :predictions] = example.ids
+            batch["masked_lm_weights"][at, :predictions] = example.weights
+            batch["next_sentence_labels"][at] = example.next_sentence_label
+        return batch
+
+    def _check(self, example: StaticExample) -> None:
+        if (count := len(example.positions)) > self.max_predictions:
             raise UserError(
                 f"max_predictions: found {self.max_predictions}, but an example of the dataset has "
                 f"{count} predictions; allowed: {count} or more"
             )
-        highest = int(max(record.input_ids.max(), record.ids.max(initial=0)))
-        if highest >= self.vocab_size:
-            raise UserError(
-                f"dataset: found token id {highest}, allowed: 0 to {self.vocab_size - 1}; it was "
-                "made with another vocabulary than the run's"
-            )
-        return {
-            "input_ids": _padded(record.input_ids, self.seq_length, self.pad_id),
-            "token_type_ids": _padded(record.token_type_ids, self.seq_length),
-            "segment_ids": _padded(np.ones(length, np.int32), self.seq_length),
-            "masked_lm_positions": _padded(record.positions, self.max_predictions),
-            "masked_lm_ids": _padded(record.ids, self.max_predictions),
-            "masked_lm_weights": _padded(record.weights, self.max_predictions),
-            "next_sentence_labels": np.array([record.next_sentence_label], np.int32),
-            "cls_positions": np.zeros(1, np.int32),
-            "next_sentence_weights": np.ones(1, np.float32),
-        }
+        highest = int(max(example.input_ids.max(), example.ids.max(initial=0)))
+        check_vocabulary(highest, vocab_size=self.vocab_size)
 
     def fingerprint(self) -> dict[str, str | int | float]:
-        """Returns what rows depend on beside the dataset, for the data position."""
+        """Returns the settings that rows depend on, for the data position."""
         return {
             "seq_length": self.seq_length,
             "packing": "none",
             "masking": "static, as stored",
             "masking.max_predictions": self.max_predictions,
         }
-
-
-def _padded(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
-    padded = np.full(size, fill, values.dtype)
-    padded[: len(values)] = values
-    return padded

@@ -1,9 +1,8 @@
-"""Words of Chinese text, for masking them whole: a segmenter of the user's choice as a hook.
+"""Chinese word segmentation for whole-word masking, by a segmenter of the user's choice.
 
-BERT's tokenizers set every Chinese character apart, so that a word of several is several tokens
-that nothing holds together. The words are found in the loader, from the tokens: the dataset stays
-the same for every way of masking, and who does not name a segmenter pays nothing. A segmenter's
-price is its own time, in every epoch: leave it to the loader's worker processes.
+BERT's tokenizers split Chinese text into single characters, so that the tokens of a word are not
+marked as such. The loader segments the tokens, not the pipeline: one dataset serves every masking
+unit. The segmenter runs in every epoch: use the loader's worker processes.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _KEY: Final = "objective.masking.segmenter"
 
 @dataclasses.dataclass(frozen=True)
 class Segmenter:
-    """Finds the words in runs of Chinese characters. Picklable: it holds the hook's name.
+    """Finds the words in sequences of Chinese characters. Picklable: it holds the hook's name.
 
     Attributes:
         hook: ``"module:function"``, such as ``"jieba:lcut"``: takes text without white space,
-            returns its words in order, which together are the text.
+            returns its words in order, which concatenate to the text.
         pieces: the vocabulary.
-        is_ideograph: bool [vocab_size], true for pieces of nothing but Chinese characters.
+        is_ideograph: bool [vocab_size], true for pieces that consist of Chinese characters only.
     """
 
     hook: str
@@ -54,13 +53,13 @@ class Segmenter:
 
         Args:
             input_ids: int [n].
-            continues: bool [n], as the tokenizer has it.
+            continues: bool [n], of the tokenizer.
 
         Returns:
-            A copy of ``continues`` in which the runs of Chinese characters are the hook's words.
+            A copy of ``continues`` in which Chinese characters form the hook's words.
 
         Raises:
-            UserError: what the hook returns is not the text.
+            UserError: the hook's words do not concatenate to the text.
         """
         joined = continues.copy()
         inside = np.zeros(len(input_ids) + 2, bool)
@@ -80,7 +79,7 @@ class Segmenter:
         if not all(isinstance(word, str) for word in words) or "".join(words) != text:
             raise UserError(
                 f'{_KEY}: {self.hook} returned {words[:5]!r} for "{text[:20]}", allowed: words '
-                "that together are the text"
+                "that concatenate to the text"
             )
         starts, at = set(), 0
         for word in words:

@@ -16,7 +16,7 @@ from bert_jax.data.dataset.provenance import Provenance
 from bert_jax.data.dataset.reader import Dataset
 from bert_jax.data.dataset.schema import Example
 from bert_jax.data.rng import stream
-from bert_jax.data.rows.masking import Masked, MaskedRow, MaskingSection
+from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
 from bert_jax.data.rows.packing_plan import PackingPlan, PackingSection
 from bert_jax.files.small import write_whole
 from bert_jax.pipelines.preparation import Preparation, read_preparation
@@ -83,7 +83,11 @@ def write_examples_report(
     train = splits[0]
     directory, provenance = Path(train.directory), train.provenance
     pairing = provenance.pairing
-    rows = MaskedRow.from_tokenizer(tokenizer, seq_length=pairing.max_seq_length, masking=masking)
+    rows = TokenMasker.from_tokenizer(
+        tokenizer,
+        masking=masking,
+        max_predictions=masking.predictions(pairing.max_seq_length),
+    )
     sample = _count(train, rows, seed=seed, tokenizer=tokenizer)
     figures = [_split_figures(split) for split in splits]
     preparation = read_preparation(directory)
@@ -135,7 +139,9 @@ def print_examples(
         console: the output.
     """
     length = train.provenance.pairing.max_seq_length
-    rows = MaskedRow.from_tokenizer(tokenizer, seq_length=length, masking=masking)
+    rows = TokenMasker.from_tokenizer(
+        tokenizer, masking=masking, max_predictions=masking.predictions(length)
+    )
     kind = train.provenance.pairing.kind
     for index in _spread(len(train), count):
         example = train[index]
@@ -183,7 +189,7 @@ class _Sample(NamedTuple):
     shown: list[SampleExample]
 
 
-def _count(train: Dataset, rows: MaskedRow, *, seed: int, tokenizer: Tokenizer) -> _Sample:
+def _count(train: Dataset, rows: TokenMasker, *, seed: int, tokenizer: Tokenizer) -> _Sample:
     kind = train.provenance.pairing.kind
     special = rows.special
     indices = _spread(len(train), SAMPLE)
@@ -211,8 +217,8 @@ def _count(train: Dataset, rows: MaskedRow, *, seed: int, tokenizer: Tokenizer) 
     return _Sample(len(indices), counts, labels, pieces, found)
 
 
-def _mask(rows: MaskedRow, example: Example, index: int, seed: int) -> Masked:
-    return rows.mask(example.input_ids, stream(seed, "report", index))
+def _mask(rows: TokenMasker, example: Example, index: int, seed: int) -> MaskedExample:
+    return rows(example.input_ids, stream(seed, "report", index))
 
 
 def _spread(total: int, most: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from bert_jax.data.dataset.schema import Example
-from bert_jax.data.rows.masking import Masked
+from bert_jax.data.rows.masking import MaskedExample
 from bert_jax.text import Tokenizer
 
 Change = Literal["", "masked", "random", "kept"]
@@ -50,7 +50,7 @@ def label_name(kind: str, label: int) -> str:
 
 
 def sample_example(
-    example: Example, masked: Masked, *, number: int, kind: str, tokenizer: Tokenizer
+    example: Example, masked: MaskedExample, *, number: int, kind: str, tokenizer: Tokenizer
 ) -> SampleExample:
     """Returns an example with its masks, spelled out.
 

@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
 
-from bert_jax.data.loader.loader import made_ahead
+from bert_jax.data.loader.loader import background_batches
 from bert_jax.data.rows.collate import count_tokens
 from bert_jax.parallel.rules import runs_sharding
 from bert_jax.task import HostBatch, Metrics, StepBatch
@@ -122,7 +122,7 @@ class SideBySide:
             by_seed = {seed: batches.make(step) for seed, batches in self.batches.items()}
             return jax.tree.map(lambda *rows: np.stack(rows), *(by_seed[s] for s in self.seeds))
 
-        with made_ahead(make, first_step=0) as rows:
+        with background_batches(make, first_step=0) as rows:
             while True:
                 started = time.perf_counter()
                 host = next(rows)

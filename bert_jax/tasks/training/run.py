@@ -70,7 +70,7 @@ def _job(
 ) -> Job:
     settings, section = prepared.settings, prepared.section
     share = process_share(prepared.mesh)
-    batches = prepared.batches(seed=settings.seed, process=(share.index, share.count))
+    batches = prepared.batches(seed=settings.seed, share=share)
     steps = batches.plan.steps
     optimizer, schedule = prepared.optimizer(steps_per_epoch=steps)
     every = section.evaluate_every(steps)

@@ -12,6 +12,7 @@ from etils import epath
 from jax.typing import ArrayLike
 from rich.console import Console
 
+from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, ModelSection
 from bert_jax.model.flops import train_flops
@@ -55,12 +56,12 @@ class Prepared(NamedTuple):
         """The names of the dev splits; the first decides which checkpoint is the best."""
         return dev_splits(self.family)
 
-    def batches(self, *, seed: int, process: tuple[int, int] = (0, 1)) -> TrainBatches:
+    def batches(self, *, seed: int, share: HostShare = ONE_HOST) -> TrainBatches:
         """Returns the batches that a run of a seed trains on.
 
         Args:
             seed: of the run.
-            process: this host's share of a batch, and the number of shares.
+            share: this host's part of a batch.
         """
         return TrainBatches(
             self.family.splits["train"],
@@ -69,7 +70,7 @@ class Prepared(NamedTuple):
             seed=seed,
             pad_id=self.origin.tokenizer.special.pad,
             unit=batch_parts(self.mesh) * self.section.accumulation,
-            process=process,
+            share=share,
         )
 
     def optimizer(

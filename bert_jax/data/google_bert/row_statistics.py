@@ -1,6 +1,6 @@
-"""What many of the release's rows hold, looked at together: five times as fast as one by one.
+"""Statistics of many rows at once, vectorised: five times as fast as decoding each row.
 
-Only rows as all known writers write them; whatever else there is, the caller reads one by one.
+Covers rows as all known writers write them; the caller decodes any others one by one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MOST: Final = 2**31 - 1
 _LABELS: Final = (b"\0", b"\1")
 
 
-class RowFigures(NamedTuple):
-    """Figures of n rows."""
+class RowStatistics(NamedTuple):
+    """Statistics of n rows."""
 
     lengths: np.ndarray
     """int64 ``[n]``: tokens."""
@@ -34,11 +34,11 @@ class RowFigures(NamedTuple):
     most_predictions: int
     highest_id: int
     originals: np.ndarray
-    """int64: the tokens before masking, special ones left out, in no order."""
+    """int64: the tokens before masking without special ones, in no particular order."""
 
 
-class _Grid(NamedTuple):
-    """Rows of unequal length laid end to end."""
+class _Ragged(NamedTuple):
+    """Rows of different lengths, concatenated."""
 
     starts: np.ndarray
     """int64 ``[n]``."""
@@ -49,22 +49,22 @@ class _Grid(NamedTuple):
         """Returns the sum over each row."""
         return np.add.reduceat(values, self.starts, dtype=np.int64)
 
-    def falls(self, flags: np.ndarray) -> bool:
-        """Whether in every row all True come first, and there is one."""
+    def prefixes(self, flags: np.ndarray) -> bool:
+        """Whether the True of every row are a non-empty prefix of it."""
         rises = flags[1:] & ~flags[:-1]
         rises[self.starts[1:] - 1] = False
         return bool(flags[self.starts].all()) and not rises.any()
 
 
-def figures_of_rows(records: Sequence[bytes]) -> RowFigures | None:
-    """Returns the figures of some rows, if every one of them is in order.
+def row_statistics(records: Sequence[bytes]) -> RowStatistics | None:
+    """Returns the statistics of some rows, if all of them are valid.
 
     Args:
         records: serialized ``tf.train.Example`` messages, at least one.
 
     Returns:
-        None where `decode_row` has to be asked, of one row after the
-        other: one may be damaged, or only be written in another way.
+        None where the caller has to decode the rows one by one (`decode_row`): one may be damaged,
+        or only be written in another way.
     """
     packed = []
     for record in records:
@@ -76,15 +76,15 @@ def figures_of_rows(records: Sequence[bytes]) -> RowFigures | None:
             return None
         packed.append(held)
     try:
-        return _figures({name: [held[name] for held in packed] for name in packed[0]})
-    except ValueError:  # numbers that are cut short
+        return _statistics({name: [held[name] for held in packed] for name in packed[0]})
+    except ValueError:  # truncated numbers
         return None
 
 
-def _figures(packed: dict[str, list[bytes]]) -> RowFigures | None:
+def _statistics(packed: dict[str, list[bytes]]) -> RowStatistics | None:
     numbers = {name: _flat(name, held) for name, held in packed.items()}
-    tokens = _grid(numbers, PER_TOKEN)
-    predictions = _grid(numbers, PER_PREDICTION)
+    tokens = _ragged(numbers, PER_TOKEN)
+    predictions = _ragged(numbers, PER_PREDICTION)
     if tokens is None or predictions is None:
         return None
     values = {name: flat for name, (flat, _) in numbers.items()}
@@ -96,7 +96,7 @@ def _figures(packed: dict[str, list[bytes]]) -> RowFigures | None:
         values["masked_lm_ids"][weights],
         values["masked_lm_positions"][weights],
     )
-    # As unsigned, what is below 0 is above all else.
+    # Compared as unsigned, where negative numbers exceed every limit.
     limits = (
         (mask, np.int64(1)),
         (values["segment_ids"], np.int64(1)),
@@ -104,12 +104,12 @@ def _figures(packed: dict[str, list[bytes]]) -> RowFigures | None:
         (hidden, np.int64(_MOST)),
         (places, (lengths - 1).repeat(counts)),
     )
-    in_order = all((held.view(np.uint64) <= most.view(np.uint64)).all() for held, most in limits)
-    # B follows A to the end of the row's tokens, and A is there.
+    in_range = all((held.view(np.uint64) <= most.view(np.uint64)).all() for held, most in limits)
+    # Every row begins with a span A; B, if any, follows it to the end of the tokens.
     first = (mask == 1) & ~second
-    if not (in_order and tokens.falls(mask == 1) and tokens.falls(first)):
+    if not (in_range and tokens.prefixes(mask == 1) and tokens.prefixes(first)):
         return None
-    if not predictions.falls(weights):
+    if not predictions.prefixes(weights):
         return None
     highest = int(ids[mask == 1].max())
     originals = ids.copy()
@@ -119,7 +119,7 @@ def _figures(packed: dict[str, list[bytes]]) -> RowFigures | None:
     special[tokens.starts] = True
     special[tokens.starts + lengths - 1] = True
     special[(tokens.starts + begins - 1)[begins < lengths]] = True
-    return RowFigures(
+    return RowStatistics(
         lengths=lengths,
         slots=int(predictions.sizes.max()),
         most_predictions=int(counts.max()),
@@ -129,7 +129,7 @@ def _figures(packed: dict[str, list[bytes]]) -> RowFigures | None:
 
 
 def _flat(name: str, held: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the numbers of all rows, and how many each row has."""
+    """Returns the numbers of all rows, concatenated, and their count per row."""
     if name == WEIGHTS:
         numbers = [np.frombuffer(row, "<f4") for row in held]
         return np.concatenate(numbers), np.array([len(row) for row in numbers])
@@ -137,9 +137,11 @@ def _flat(name: str, held: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     return flat, np.array(counts)
 
 
-def _grid(numbers: dict[str, tuple[np.ndarray, np.ndarray]], names: Sequence[str]) -> _Grid | None:
-    """Returns how rows lie in features that must be of one size; None where they are not."""
+def _ragged(
+    numbers: dict[str, tuple[np.ndarray, np.ndarray]], names: Sequence[str]
+) -> _Ragged | None:
+    """Returns the rows of features that must have equal sizes; None where they differ."""
     sizes = numbers[names[0]][1]
     if not sizes.all() or any((numbers[name][1] != sizes).any() for name in names):
         return None
-    return _Grid(np.concatenate([[0], sizes[:-1].cumsum()]), sizes)
+    return _Ragged(np.concatenate([[0], sizes[:-1].cumsum()]), sizes)

@@ -1,4 +1,4 @@
-"""Rows looked at together are seen as they are one by one, or not at all."""
+"""Statistics of many rows at once equal those of the rows one by one, or there are none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.google_bert.figures import figures_of_rows
+from bert_jax.data.google_bert.row_statistics import row_statistics
 from bert_jax.data.google_bert.schema import decode_row
 from tests.data.google_bert_writer import LENGTH, SLOTS, example_bytes, random_rows
 
@@ -20,12 +20,12 @@ TOKENS = sum(MASK)
 
 
 def check(rows: list[Row]) -> None:
-    """The figures are those that `decode_row` gives."""
+    """The statistics are those that `decode_row` gives."""
     records = [example_bytes(row) for row in rows]
-    found = figures_of_rows(records)
+    found = row_statistics(records)
     assert found is not None
     examples, slots = zip(*map(decode_row, records), strict=True)
-    originals = np.concatenate([np.delete(e.original(), e.special_places) for e in examples])
+    originals = np.concatenate([np.delete(e.original(), e.special_positions) for e in examples])
     assert found.lengths.tolist() == [len(e.input_ids) for e in examples]
     assert found.slots == max(slots)
     assert found.most_predictions == max(len(e.ids) for e in examples)
@@ -69,10 +69,10 @@ DAMAGED: list[Row] = [
 @pytest.mark.parametrize("change", DAMAGED)
 def test_a_row_that_is_damaged_is_left_to_be_named(change: Row) -> None:
     records = [example_bytes(row) for row in (ROWS[0], ROWS[2] | change, ROWS[4])]
-    assert figures_of_rows(records) is None
+    assert row_statistics(records) is None
     with pytest.raises(ValueError, match="allowed: "):
         decode_row(records[1])
-    assert figures_of_rows([records[0], b"\xff\xff"]) is None
+    assert row_statistics([records[0], b"\xff\xff"]) is None
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_row_that_is_damaged_is_left_to_be_named(change: Row) -> None:
 )
 def test_a_row_in_order_but_unlike_others_is_read_by_itself(change: Row) -> None:
     record = example_bytes(ROWS[2] | change)
-    assert figures_of_rows([example_bytes(ROWS[0]), record]) is None
+    assert row_statistics([example_bytes(ROWS[0]), record]) is None
     assert len(decode_row(record)[0].input_ids) == TOKENS
 
 
@@ -107,7 +107,7 @@ def unpacked_bytes(row: Row) -> bytes:
 
 def test_numbers_that_are_not_packed_are_read_all_the_same() -> None:
     record = unpacked_bytes(ROWS[1])
-    assert figures_of_rows([record]) is None
+    assert row_statistics([record]) is None
     (ours, slots), (theirs, _) = decode_row(record), decode_row(example_bytes(ROWS[1]))
     assert slots == SLOTS
     for name in theirs._fields:

@@ -1,0 +1,32 @@
+"""Which part of every batch a host makes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+
+@dataclasses.dataclass(frozen=True)
+class HostShare:
+    """The contiguous part ``index`` of ``count`` equal parts of every batch; by default, all of it.
+
+    Attributes:
+        index: from 0.
+        count: hosts that make different rows; may be fewer than the processes, see
+            `bert_jax.parallel.mesh.process_share`.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    def part(self, size: int) -> slice:
+        """Returns this host's rows of ``size``: index 1 of 2, ``8`` -> ``slice(4, 8)``.
+
+        Args:
+            size: rows of the global batch, a multiple of ``count``.
+        """
+        rows = size // self.count
+        return slice(self.index * rows, (self.index + 1) * rows)
+
+
+ONE_HOST: Final = HostShare()
