@@ -2,10 +2,11 @@
 
 ``python -m benchmarks.features [--checkpoint HF_DIR] [--table SST2_TRAIN.tsv] [--count N]``: mean
 features of sentences, float32, batches of 32, all cores, by turns in one run; ours through
-`Extractor`, theirs with sentences sorted by length and each batch padded to its longest. Both start
-from text. Without a checkpoint, a random L6 H384 encoder over words of its own vocabulary; without
-a table, sentences of this Python's documentation. With a table, columns `sentence` and `label`, the
-recipe of the well-known tutorial is run once by each from the checkpoint on disk: the last layer's
+`FeatureExtractor`, theirs with sentences sorted by length and each batch padded to its longest.
+Both start from text. Without a checkpoint, a random L6 H384 encoder over words of its own
+vocabulary; without a table, sentences of this Python's documentation. With a table, columns
+`sentence` and `label`, the recipe of the well-known tutorial is run once by each from the
+checkpoint on disk: the last layer's
 [CLS] and scikit-learn's logistic regression over five folds, our time with compiling in it.
 """
 
@@ -27,10 +28,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import interleaved, median_ratio, report
-from bert_jax.feature_extraction.extractor import Extractor, ExtractSection
-from bert_jax.feature_extraction.layers import parse_layers
+from bert_jax.feature_extraction.extractor import ExtractionSettings, FeatureExtractor
+from bert_jax.feature_extraction.layers import select_layers
 from bert_jax.feature_extraction.probe import probe
-from bert_jax.feature_extraction.texts import Record
+from bert_jax.feature_extraction.texts import InputText
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.verbs.features import features
@@ -112,21 +113,17 @@ def recipe(source: Path, run_dir: Path, table: Path, root: Path) -> None:
         )
 
 
-def our_features(run_dir: Path, sentences: list[str]) -> tuple[Callable[[], np.ndarray], Extractor]:
+def our_features(
+    run_dir: Path, sentences: list[str]
+) -> tuple[Callable[[], np.ndarray], FeatureExtractor]:
     """Returns what computes the last layer's means, and the extractor it does so with."""
     run = open_run(str(run_dir))
     loaded = load_params(run, checkpoint="last")
-    extractor = Extractor(
-        ExtractSection(batch_size=BATCH),
-        tokenizer=run.tokenizer,
-        layers=parse_layers("last", depth=run.architecture.num_hidden_layers),
-        hidden_size=run.architecture.hidden_size,
-        graphdef=loaded.model.graphdef,
-        params=loaded.params,
-        mesh=loaded.mesh,
-    )
-    records = [Record(line, text, None, None) for line, text in enumerate(sentences, start=1)]
-    return lambda: np.concatenate([found.vectors for found in extractor(records)]), extractor
+    layers = select_layers("last", depth=run.architecture.num_hidden_layers)
+    settings = ExtractionSettings(layers=layers, batch_size=BATCH)
+    extractor = FeatureExtractor(settings, run, loaded)
+    texts = [InputText(line, text, None, None) for line, text in enumerate(sentences, start=1)]
+    return lambda: np.concatenate([found.vectors for found in extractor(texts)]), extractor
 
 
 def torch_features(

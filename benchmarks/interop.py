@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.report import report
 from bert_jax.interop.hf import write_hf
-from bert_jax.interop.pretrained import model_shapes
+from bert_jax.interop.pretrained import Pretrained, model_shapes
 from bert_jax.model.config import SIZES, HeadsSection, ModelSection, resolve_architecture
 from bert_jax.text import Tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -99,13 +99,7 @@ def write_source(directory: Path, size: str) -> None:
         model_shapes(architecture, HeadsSection()),
     )
     directory.mkdir()
-    write_hf(
-        directory,
-        architecture=architecture,
-        heads=HeadsSection(),
-        params=params,
-        tokenizer=tokenizer(),
-    )
+    write_hf(directory, Pretrained(architecture, HeadsSection(), params, tokenizer()))
 
 
 def tokenizer() -> Tokenizer:

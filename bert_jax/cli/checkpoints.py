@@ -19,16 +19,21 @@ from bert_jax.cli.base import (
 @cli.command("import")
 @click.argument("source")
 @click.argument("run_dir")
-@click.option("--tokenizer", metavar="DIR", help="For a checkpoint that brings none.")
 @click.option(
-    "--uncased/--cased", "lower_case", default=None, help="Of a bare vocab.txt, as in 2018."
+    "--tokenizer", metavar="DIR", help="Tokenizer directory, for a checkpoint without one."
+)
+@click.option(
+    "--uncased/--cased",
+    "lower_case",
+    default=None,
+    help="Casing of a vocab.txt without tokenizer_config.json.",
 )
 @force_option
 @verb
 def import_checkpoint(
     source: str, run_dir: str, tokenizer: str | None, lower_case: bool | None, force: bool
 ) -> None:
-    """Read a Hugging Face or 2018 TensorFlow checkpoint: SOURCE → RUN_DIR."""
+    """Read a Hugging Face or google-research/bert checkpoint: SOURCE → RUN_DIR."""
     from rich.console import Console
 
     from bert_jax.verbs.import_checkpoint import import_checkpoint as run
@@ -51,12 +56,15 @@ def import_checkpoint(
     type=click.Choice(["hf", "tf", "stablehlo"]),
     default="hf",
     show_default=True,
-    help="The format.",
+    help="Hugging Face, google-research/bert (TensorFlow 1) or StableHLO.",
 )
 @click.option(
-    "--as", "kind", metavar="CLASS", help="Hugging Face's class; else what the heads allow."
+    "--as",
+    "kind",
+    metavar="CLASS",
+    help="Hugging Face class; default: the fullest that the heads allow.",
 )
-@click.option("--outputs", metavar="NAMES", help="Of a StableHLO program, with commas between.")
+@click.option("--outputs", metavar="NAMES", help="Outputs of a StableHLO program, comma-separated.")
 @checkpoint_option
 @force_option
 @verb
@@ -69,7 +77,7 @@ def export(
     checkpoint: str,
     force: bool,
 ) -> None:
-    """Write a checkpoint for others: RUN_DIR → OUTPUT."""
+    """Write a checkpoint in another program's format: RUN_DIR → OUTPUT."""
     from rich.console import Console
 
     from bert_jax.verbs.export import export as run

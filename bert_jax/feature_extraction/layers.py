@@ -1,8 +1,8 @@
-"""Which layers make a feature, and how they are put together."""
+"""Which layers a feature is computed from, and how they are combined."""
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -11,36 +11,33 @@ from bert_jax.errors import UserError, did_you_mean
 
 MIX: Final = "mix"
 DEFAULT: Final = "concat-last-four"
-NAMES: Final = (
-    "embeddings",
-    "second-to-last",
-    "last",
-    "sum-last-four",
-    DEFAULT,
-    "sum-all",
-)
 
 
-class Layers(NamedTuple):
-    """States of a model, 0 for the embeddings' output, and how they become one vector."""
+class LayerSelection(NamedTuple):
+    """States of a model (0 is the embeddings' output) that become one vector."""
 
     name: str
     states: tuple[int, ...]
-    how: Literal["concat", "sum", "stack"]
+    summed: bool = False  # otherwise concatenated
 
     def width(self, hidden_size: int) -> int:
-        """Numbers in the vectors of one piece."""
-        return hidden_size if self.how == "sum" else hidden_size * len(self.states)
+        """Numbers in a vector."""
+        return hidden_size if self.summed else hidden_size * len(self.states)
+
+    def combine(self, states: Array) -> Array:
+        """Returns one vector [..., width] from states [layers + 1, ..., D], in float32."""
+        chosen = states[jnp.asarray(self.states)].astype(jnp.float32)
+        return chosen.sum(axis=0) if self.summed else jnp.concatenate(list(chosen), axis=-1)
 
 
-def parse_layers(text: str, *, depth: int) -> Layers:
-    """Returns what a name or a list of numbers stands for.
+def select_layers(text: str, *, depth: int) -> LayerSelection:
+    """Returns the layers that a name or a list of numbers means.
 
-    ``parse_layers("concat-last-four", depth=12)`` -> states 9, 10, 11, 12, side by side, the lowest
+    ``select_layers("concat-last-four", depth=12)`` -> states 9, 10, 11, 12, concatenated, lowest
     first. The names are the rows of arXiv 1810.04805, table 7; "sum-all" is its "weighted sum all
-    12 layers" with equal weights, and leaves the embeddings out as that does. ``"0,3"`` puts the
-    embeddings' output and the third layer's side by side. ``"mix"`` is every state, for a probe
-    that learns their weights.
+    12 layers" with equal weights, without the embeddings as there. ``"0,3"`` concatenates the
+    embeddings' output and the third layer's. ``"mix"`` is every state, for a probe that learns
+    their weights.
 
     Args:
         text: of `--layers`.
@@ -50,42 +47,31 @@ def parse_layers(text: str, *, depth: int) -> Layers:
         UserError: no such name, or a layer that the model lacks.
     """
     last_four = tuple(range(depth - 3, depth + 1))
-    named: dict[str, Layers] = {
-        "embeddings": Layers(text, (0,), "concat"),
-        "second-to-last": Layers(text, (depth - 1,), "concat"),
-        "last": Layers(text, (depth,), "concat"),
-        "sum-last-four": Layers(text, last_four, "sum"),
-        DEFAULT: Layers(text, last_four, "concat"),
-        "sum-all": Layers(text, tuple(range(1, depth + 1)), "sum"),
-        MIX: Layers(text, tuple(range(depth + 1)), "stack"),
+    named = {
+        "embeddings": LayerSelection(text, (0,)),
+        "second-to-last": LayerSelection(text, (depth - 1,)),
+        "last": LayerSelection(text, (depth,)),
+        "sum-last-four": LayerSelection(text, last_four, summed=True),
+        DEFAULT: LayerSelection(text, last_four),
+        "sum-all": LayerSelection(text, tuple(range(1, depth + 1)), summed=True),
+        MIX: LayerSelection(text, tuple(range(depth + 1))),
     }
     if text in named:
-        found = named[text]
         if "last-four" in text and depth < 4:
             raise UserError(
                 f'--layers: found "{text}", but the model has {depth} layers; allowed: last, '
                 f"sum-all, or numbers from 0 to {depth} with commas between"
             )
-        return found
+        return named[text]
     numbers = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in numbers):
-        allowed = [*NAMES, MIX]
         raise UserError(
-            f'--layers: found "{text}", allowed: {", ".join(allowed)}, or numbers from 0 (the '
-            f"embeddings) to {depth} with commas between{did_you_mean(text, allowed)}"
+            f'--layers: found "{text}", allowed: {", ".join(named)}, or numbers from 0 (the '
+            f"embeddings) to {depth} with commas between{did_you_mean(text, list(named))}"
         )
     states = tuple(map(int, numbers))
-    for state in states:
-        if state > depth:
-            raise UserError(
-                f"--layers: found {state}, allowed: 0 (the embeddings) to {depth}, the last layer"
-            )
-    return Layers(text, states, "concat")
-
-
-def combine(states: Array, layers: Layers) -> Array:
-    """Returns one vector [..., width] from states [layers + 1, ..., D], in float32."""
-    chosen = states[jnp.asarray(layers.states)].astype(jnp.float32)
-    if layers.how == "sum":
-        return chosen.sum(axis=0)
-    return jnp.concatenate(list(chosen), axis=-1)
+    if max(states) > depth:
+        raise UserError(
+            f"--layers: found {max(states)}, allowed: 0 (the embeddings) to {depth}, the last layer"
+        )
+    return LayerSelection(text, states)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -17,7 +16,7 @@ ITERATIONS: Final = 1000
 
 
 class ProbeScore(NamedTuple):
-    """What a linear classifier gets out of the features; mean and deviation over the folds."""
+    """Figures of a linear classifier on the features; mean and deviation over the folds."""
 
     texts: int
     labels: tuple[str, ...]
@@ -25,7 +24,7 @@ class ProbeScore(NamedTuple):
     accuracy_deviation: float
     macro_f1: float
     macro_f1_deviation: float
-    most_frequent_share: float  # what always saying one label gets
+    most_frequent_share: float  # accuracy of always predicting the most frequent label
     folds: tuple[float, ...]  # accuracy of each
     converged: bool
     mix: tuple[float, ...] | None  # weight of each layer, learned on all texts
@@ -45,7 +44,7 @@ def probe(
 ) -> ProbeScore:
     """Scores logistic regression on features by stratified 5-fold cross-validation.
 
-    scikit-learn's, with its own defaults (L2, C = 1), on the features as they are.
+    scikit-learn's with its defaults (L2, C = 1), on unscaled features.
 
     Args:
         vectors: float32 [texts, width]; [texts, states, D] with `mix`.
@@ -73,7 +72,7 @@ def probe(
             features = mixed(vectors, weights)
         model = LogisticRegression(max_iter=ITERATIONS)
         with warnings.catch_warnings():
-            # Said in the score, once, and not by each fold.
+            # Reported once, in the score, not by each fold.
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(features[train], classes[train])
         converged = converged and int(np.max(model.n_iter_)) < ITERATIONS
@@ -101,17 +100,16 @@ def mixed(states: np.ndarray, weights: Sequence[float] | np.ndarray) -> np.ndarr
 
 
 def _classes(labels: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray, float]:
-    """Returns the label names in order, each text's index, and the largest share."""
-    counts = Counter(labels)
-    if len(counts) < 2:
-        found = ", ".join(counts) or "none"
-        raise UserError(f"--probe: found one label ({found}), allowed: two or more")
-    rarest, fewest = min(counts.items(), key=lambda item: item[1])
-    if fewest < FOLDS:
+    """Returns the sorted label names, each text's index into them, and the largest share."""
+    names, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    if len(names) < 2:
         raise UserError(
-            f'--probe: label "{rarest}" has {fewest} texts, allowed: {FOLDS} or more, one for '
-            f"each fold"
+            f"--probe: found one label ({', '.join(names) or 'none'}), allowed: two or more"
         )
-    names = tuple(sorted(counts))
-    index = {name: number for number, name in enumerate(names)}
-    return names, np.asarray([index[label] for label in labels]), max(counts.values()) / len(labels)
+    rarest = int(counts.argmin())
+    if counts[rarest] < FOLDS:
+        raise UserError(
+            f'--probe: label "{names[rarest]}" has {counts[rarest]} texts, allowed: {FOLDS} or '
+            f"more, one for each fold"
+        )
+    return tuple(names.tolist()), classes, float(counts.max() / len(labels))

@@ -13,12 +13,12 @@ STEPS: Final = 100
 
 
 def learn_mix(states: np.ndarray, labels: np.ndarray, *, classes: int) -> np.ndarray:
-    """Returns the weight of each state, float32 [states], positive and of sum 1.
+    """Returns the weight of each state, float32 [states], positive and summing to 1.
 
-    The weights are the softmax of one free number per state, learned with a softmax classifier on
-    the mixed features by L-BFGS over all texts at once. The classifier's L2 penalty is that of
+    The weights are the softmax of one parameter per state, learned jointly with a softmax
+    classifier on the mixed features by full-batch L-BFGS. The classifier's L2 penalty is that of
     scikit-learn's logistic regression at C = 1. Source: Peters et al., arXiv 1802.05365,
-    equation 1, whose factor γ a linear classifier swallows.
+    equation 1; a linear classifier absorbs its factor γ.
 
     Args:
         states: float32 [texts, states, D].

@@ -1,4 +1,4 @@
-"""Texts from a file, one record at a time."""
+"""Texts from a file, one at a time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bert_jax.errors import UserError, did_you_mean
 SUFFIXES: Final = (".txt", *TABLES)
 
 
-class Columns(NamedTuple):
-    """Which fields of a table are read; a .txt has none."""
+class TextColumns(NamedTuple):
+    """The columns of a table to read; a .txt has none."""
 
     text: str | None = None
     pair: str | None = None
@@ -22,13 +22,13 @@ class Columns(NamedTuple):
 
     @property
     def asked(self) -> dict[str, str]:
-        """The names given, by option."""
+        """The columns that were given, by command-line option."""
         options = {"--column": self.text, "--pair-column": self.pair, "--probe": self.label}
         return {option: name for option, name in options.items() if name is not None}
 
 
-class Record(NamedTuple):
-    """One text, or two, with the number of the line it ends in."""
+class InputText(NamedTuple):
+    """A text, or a pair of them, with the number of the line it ends in."""
 
     line: int
     text: str
@@ -36,16 +36,16 @@ class Record(NamedTuple):
     label: str | None
 
 
-def read_records(path: Path, columns: Columns) -> Iterator[Record]:
-    """Yields the records of a file in its order.
+def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
+    """Yields the texts of a file in its order.
 
     Args:
         path: .txt (a text per line) or a table that `read_table` reads, in UTF-8.
-        columns: fields to read; without `text`, the only one that there is.
+        columns: to read; without `text`, a table must have one column that is no other's.
 
     Raises:
-        UserError: no such file, suffix, or column; a line with too few or too many fields; no JSON;
-            no UTF-8; a label that is not there.
+        UserError: no such file, suffix or column; a line with too few or too many fields; not
+            JSON; not UTF-8; a missing label.
     """
     if path.suffix not in SUFFIXES:
         raise UserError(
@@ -53,7 +53,7 @@ def read_records(path: Path, columns: Columns) -> Iterator[Record]:
         )
     if path.suffix != ".txt":
         for row in read_table(path):
-            yield _record(row, _resolve(row, columns))
+            yield _text_of(row, _resolve(row, columns))
         return
     if columns.asked:
         option, name = next(iter(columns.asked.items()))
@@ -62,11 +62,11 @@ def read_records(path: Path, columns: Columns) -> Iterator[Record]:
             f"{', '.join(TABLES)}"
         )
     for number, line in read_lines(path):
-        yield Record(number, line, None, None)
+        yield InputText(number, line, None, None)
 
 
-def _resolve(row: TableRow, columns: Columns) -> Columns:
-    """Returns the columns with `text` filled in, all of them there."""
+def _resolve(row: TableRow, columns: TextColumns) -> TextColumns:
+    """Returns the columns with `text` filled in, after checking that each exists."""
     names = list(row.values)
     for option, name in columns.asked.items():
         if name not in names:
@@ -82,7 +82,7 @@ def _resolve(row: TableRow, columns: Columns) -> Columns:
     return columns._replace(text=rest[0])
 
 
-def _record(row: TableRow, columns: Columns) -> Record:
+def _text_of(row: TableRow, columns: TextColumns) -> InputText:
     label = None
     if columns.label is not None:
         found = row.values[columns.label]
@@ -91,4 +91,4 @@ def _record(row: TableRow, columns: Columns) -> Record:
         label = str(found)
     assert columns.text is not None
     pair = None if columns.pair is None else row.text(columns.pair)
-    return Record(row.line, row.text(columns.text), pair, label)
+    return InputText(row.line, row.text(columns.text), pair, label)

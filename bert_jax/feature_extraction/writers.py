@@ -1,48 +1,59 @@
-"""Features to a file, written as they come and there only once it is whole."""
+"""Features to a file, streamed aside and renamed into place once it is whole."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bert_jax.errors import UserError
-from bert_jax.feature_extraction.extractor import Feature, Level
+from bert_jax.feature_extraction.extractor import Level, TextFeatures
 
-SUFFIXES: Final = (".npz", ".parquet", ".jsonl")
-GROUP_VALUES: Final = 1 << 22  # numbers in a Parquet row group: 16 MiB
-NAMES: Final[dict[Level, str]] = {"token": "tokens", "word": "words"}
+ROW_GROUP_VALUES: Final = 1 << 22  # numbers in a Parquet row group: 16 MiB
+UNIT_NAMES: Final[dict[Level, str]] = {"token": "tokens", "word": "words"}
 
 
-class Sink(Protocol):
+class FeatureFormat(NamedTuple):
+    """The shape of what is written."""
+
+    level: Level
+    width: int  # numbers in a vector
+
+
+class FeatureWriter(Protocol):
     """Takes features in order."""
 
-    def add(self, feature: Feature) -> None:
-        """Writes one."""
+    def __init__(self, path: Path, files: contextlib.ExitStack, features: FeatureFormat) -> None:
+        """Opens `path`; `files` closes what is left open after an error."""
+        ...
+
+    def add(self, features: TextFeatures) -> None:
+        """Writes the features of one text."""
         ...
 
     def close(self) -> None:
-        """Writes what was kept back; the file is whole afterwards."""
+        """Writes what is buffered, and the end of the file."""
         ...
 
 
 def check_output(path: Path, *, force: bool) -> None:
-    """Refuses a place that features cannot be written to, before any are computed.
+    """Refuses an output path that cannot be written to, before any feature is computed.
 
     Raises:
-        UserError: another suffix than .npz, .parquet, .jsonl; something is there and `force` is
+        UserError: a suffix other than .npz, .parquet, .jsonl; the file exists and `force` is
             False; no such directory.
     """
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in WRITERS:
         raise UserError(
-            f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}"
+            f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(WRITERS)}"
         )
     if path.is_dir() or (path.exists() and not force):
         raise UserError(f"{path}: is already there; allowed: a new file, or --force")
@@ -51,56 +62,51 @@ def check_output(path: Path, *, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def open_sink(path: Path, *, level: Level, width: int) -> Iterator[Sink]:
-    """Gives a sink whose file appears at `path` once the block has ended well.
+def open_writer(path: Path, features: FeatureFormat) -> Iterator[FeatureWriter]:
+    """Gives a writer whose file appears at `path` when the block ends without an error.
 
     Args:
-        path: by whose suffix the format is chosen.
-        level: of the features.
-        width: numbers in a vector.
+        path: its suffix chooses the format.
+        features: their level and width.
 
     Raises:
         UserError: the disk is full, or the place cannot be written to.
     """
-    kinds: dict[str, Any] = {".npz": NpzSink, ".parquet": ParquetSink, ".jsonl": JsonlSink}
     try:
         with (
             tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as directory,
             contextlib.ExitStack() as files,
         ):
             aside = Path(directory) / path.name
-            sink: Sink = kinds[path.suffix](aside, files, level=level, width=width)
-            yield sink
-            sink.close()
+            writer = WRITERS[path.suffix](aside, files, features)
+            yield writer
+            writer.close()
             aside.replace(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
-class JsonlSink:
+class JsonlWriter:
     """A line per text: ``{"index": 0, "vector": […]}``, or ``tokens``, ``spans``, ``vectors``.
 
     Nine digits tell any two float32 apart.
     """
 
-    def __init__(
-        self, path: Path, stack: contextlib.ExitStack, *, level: Level, width: int
-    ) -> None:
-        self._file = stack.enter_context(path.open("w", encoding="utf-8"))
-        self._level: Level = level
-        self._vector = f"[{', '.join(['%.9g'] * width)}]"
+    def __init__(self, path: Path, files: contextlib.ExitStack, features: FeatureFormat) -> None:
+        self._file = files.enter_context(path.open("w", encoding="utf-8"))
+        self._level: Level = features.level
+        self._vector = f"[{', '.join(['%.9g'] * features.width)}]"
         self._index = 0
 
-    def add(self, feature: Feature) -> None:
+    def add(self, features: TextFeatures) -> None:
         """Writes a line."""
-        vectors = [self._vector % tuple(vector) for vector in feature.vectors.tolist()]
+        vectors = [self._vector % tuple(vector) for vector in features.vectors.tolist()]
         if self._level == "sentence":
             rest = f'"vector": {vectors[0]}'
         else:
-            units = json.dumps(feature.units, ensure_ascii=False)
-            spans = json.dumps(feature.spans)
+            units = json.dumps(features.units, ensure_ascii=False)
             rest = (
-                f'"{NAMES[self._level]}": {units}, "spans": {spans}, '
+                f'"{UNIT_NAMES[self._level]}": {units}, "spans": {json.dumps(features.spans)}, '
                 f'"vectors": [{", ".join(vectors)}]'
             )
         self._file.write(f'{{"index": {self._index}, {rest}}}\n')
@@ -111,134 +117,128 @@ class JsonlSink:
         self._file.close()
 
 
-class ParquetSink:
+class ParquetWriter:
     """A row per text: `index`, and `vector`, or `tokens`, `spans`, `vectors`."""
 
-    def __init__(
-        self, path: Path, stack: contextlib.ExitStack, *, level: Level, width: int
-    ) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        self._level: Level = level
-        self._pa = pa
-        vector = pa.list_(pa.float32(), width)
-        fields = [("index", pa.int64())]
-        if level == "sentence":
-            fields.append(("vector", vector))
+    def __init__(self, path: Path, files: contextlib.ExitStack, features: FeatureFormat) -> None:
+        self._level = features.level
+        self._vector = pa.list_(pa.float32(), features.width)
+        fields: list[tuple[str, pa.DataType]] = [("index", pa.int64())]
+        if features.level == "sentence":
+            fields.append(("vector", self._vector))
         else:
             fields += [
-                (NAMES[level], pa.list_(pa.string())),
+                (UNIT_NAMES[features.level], pa.list_(pa.string())),
                 ("spans", pa.list_(pa.int8())),
-                ("vectors", pa.list_(vector)),
+                ("vectors", pa.list_(self._vector)),
             ]
         self._schema = pa.schema(fields)
-        self._vector = vector
-        self._writer = stack.enter_context(pq.ParquetWriter(path, self._schema))
-        self._kept: list[Feature] = []
+        self._writer = files.enter_context(pq.ParquetWriter(path, self._schema))
+        self._buffered: list[TextFeatures] = []
         self._values = 0
         self._index = 0
 
-    def add(self, feature: Feature) -> None:
-        """Keeps a feature until a row group is full."""
-        self._kept.append(feature)
-        # Texts of no words count too, or a file of them would be kept whole.
-        self._values += feature.vectors.size + 64
-        if self._values >= GROUP_VALUES:
+    def add(self, features: TextFeatures) -> None:
+        """Buffers features until a row group is full."""
+        self._buffered.append(features)
+        # Texts without units count too, or a file of them would be buffered whole.
+        self._values += features.vectors.size + 64
+        if self._values >= ROW_GROUP_VALUES:
             self._flush()
 
     def close(self) -> None:
         """Writes the last row group and the file's end."""
-        if self._kept:
+        if self._buffered:
             self._flush()
         self._writer.close()
 
     def _flush(self) -> None:
-        pa, kept = self._pa, self._kept
-        flat = np.concatenate([feature.vectors for feature in kept]).ravel()
+        buffered = self._buffered
+        flat = np.concatenate([features.vectors for features in buffered]).ravel()
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat), type=self._vector)
-        columns = [pa.array(range(self._index, self._index + len(kept)), pa.int64())]
+        columns = [pa.array(range(self._index, self._index + len(buffered)), pa.int64())]
         if self._level == "sentence":
             columns.append(vectors)
         else:
-            ends = np.cumsum([0, *(len(feature.vectors) for feature in kept)]).astype(np.int32)
+            ends = np.cumsum([0, *(len(features.vectors) for features in buffered)])
             columns += [
-                pa.array([feature.units for feature in kept], pa.list_(pa.string())),
-                pa.array([feature.spans for feature in kept], pa.list_(pa.int8())),
-                pa.ListArray.from_arrays(pa.array(ends), vectors),
+                pa.array([features.units for features in buffered], pa.list_(pa.string())),
+                pa.array([features.spans for features in buffered], pa.list_(pa.int8())),
+                pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), vectors),
             ]
         self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
-        self._index += len(kept)
-        self._kept, self._values = [], 0
+        self._index += len(buffered)
+        self._buffered, self._values = [], 0
 
 
-class NpzSink:
+class NpzWriter:
     """`vectors` float32 [units, width]; for pieces and words `offsets`, `spans` and the units.
 
-    Text n's units are ``offsets[n]`` to ``offsets[n + 1]``. An array's header says how long it is,
-    so the numbers lie in files beside until that is known.
+    Text n's units are ``offsets[n]`` to ``offsets[n + 1]``. An array's header holds its length, so
+    the numbers go to temporary files until that is known.
     """
 
-    def __init__(
-        self, path: Path, stack: contextlib.ExitStack, *, level: Level, width: int
-    ) -> None:
-        self._path = path
-        self._level: Level = level
-        self._width = width
-        self._parts = {
-            name: stack.enter_context((path.parent / name).open("w+b"))
-            for name in ("vectors", "offsets", "spans", "units")
-        }
-        self._units = 0
-        self._texts = 0
+    def __init__(self, path: Path, files: contextlib.ExitStack, features: FeatureFormat) -> None:
+        self._path, self._width = path, features.width
+        self._level: Level = features.level
+        self._vectors, self._offsets, self._spans, self._strings = (
+            files.enter_context((path.parent / name).open("w+b"))
+            for name in ("vectors", "offsets", "spans", "strings")
+        )
+        self._offsets.write(bytes(8))
+        self._texts = self._units = 0
         self._longest = 1
-        self._write("offsets", np.zeros(1, np.int64))
 
-    def add(self, feature: Feature) -> None:
+    def add(self, features: TextFeatures) -> None:
         """Appends to the arrays."""
-        self._write("vectors", np.ascontiguousarray(feature.vectors, np.float32))
-        self._units += len(feature.vectors)
+        self._vectors.write(np.ascontiguousarray(features.vectors, np.float32).tobytes())
         self._texts += 1
-        if self._level == "sentence":
-            return
-        self._write("offsets", np.asarray([self._units], np.int64))
-        self._write("spans", np.asarray(feature.spans, np.int8))
-        self._longest = max([self._longest, *map(len, feature.units)])
-        self._parts["units"].writelines(json.dumps(unit).encode() + b"\n" for unit in feature.units)
+        self._units += len(features.vectors)
+        self._offsets.write(np.int64(self._units).tobytes())
+        self._spans.write(np.asarray(features.spans, np.int8).tobytes())
+        self._longest = max([self._longest, *map(len, features.units)])
+        self._strings.writelines(json.dumps(unit).encode() + b"\n" for unit in features.units)
 
     def close(self) -> None:
         """Writes the archive."""
+        units = (self._units,)
         with zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED) as archive:
-            self._member(archive, "vectors", np.dtype(np.float32), (self._units, self._width))
-            if self._level != "sentence":
-                self._member(archive, "offsets", np.dtype(np.int64), (self._texts + 1,))
-                self._member(archive, "spans", np.dtype(np.int8), (self._units,))
-                self._strings(archive, NAMES[self._level])
-
-    def _write(self, name: str, array: np.ndarray) -> None:
-        self._parts[name].write(array.tobytes())
-
-    def _member(
-        self, archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]
-    ) -> None:
-        source = self._parts[name]
-        source.seek(0)
-        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-            _header(member, dtype, shape)
-            shutil.copyfileobj(source, member, 1 << 20)
-
-    def _strings(self, archive: zipfile.ZipFile, name: str) -> None:
-        """Writes the units as strings of the longest's width, which NumPy reads unpickled."""
-        source = self._parts["units"]
-        source.seek(0)
-        dtype = np.dtype(f"<U{self._longest}")
-        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-            _header(member, dtype, (self._units,))
-            for line in source:
-                member.write(np.asarray([json.loads(line)], dtype).tobytes())
+            vectors = _blocks(self._vectors)
+            _add_array(archive, "vectors", "<f4", (*units, self._width), vectors)
+            if self._level == "sentence":
+                return
+            _add_array(archive, "offsets", "<i8", (self._texts + 1,), _blocks(self._offsets))
+            _add_array(archive, "spans", "|i1", units, _blocks(self._spans))
+            # Strings of the longest one's width, which NumPy reads without pickle.
+            dtype = f"<U{self._longest}"
+            self._strings.seek(0)
+            strings = (np.asarray(json.loads(line), dtype).tobytes() for line in self._strings)
+            _add_array(archive, UNIT_NAMES[self._level], dtype, units, strings)
 
 
-def _header(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    np.lib.format.write_array_header_1_0(
-        file, {"descr": dtype.str, "fortran_order": False, "shape": shape}
-    )
+WRITERS: Final[dict[str, type[FeatureWriter]]] = {
+    ".npz": NpzWriter,
+    ".parquet": ParquetWriter,
+    ".jsonl": JsonlWriter,
+}
+
+
+def _add_array(
+    archive: zipfile.ZipFile,
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    blocks: Iterable[bytes],
+) -> None:
+    """Adds ``<name>.npy`` to an archive."""
+    header: dict[str, Any] = {"descr": dtype, "fortran_order": False, "shape": shape}
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array_header_1_0(member, header)
+        for block in blocks:
+            member.write(block)
+
+
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    file.seek(0)
+    while block := file.read(1 << 20):
+        yield block

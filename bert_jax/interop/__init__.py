@@ -1,1 +1,1 @@
-"""Checkpoints in and out: Hugging Face, the 2018 TensorFlow release, StableHLO."""
+"""Checkpoints in and out: Hugging Face, google-research/bert, StableHLO."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 import pydantic
+from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.files.small import read_json_object
 from bert_jax.model.config import Activation, Architecture, HeadsSection, ProblemName, TaskName
+from bert_jax.validation import validate
 
-# Our 2018 "gelu" is Hugging Face's gelu_new, the tanh form; its "gelu" is the exact one.
+# Hugging Face's "gelu" is the exact one (erf); what google-research/bert calls "gelu", the tanh
+# form, is its "gelu_new". The first name of an activation is the one that is exported.
 ACTIVATIONS: Final[dict[str, Activation]] = {
     "gelu": "gelu_erf",
     "gelu_python": "gelu_erf",
@@ -19,216 +22,180 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-HF_ACTIVATIONS: Final[dict[Activation, str]] = {
-    "gelu_erf": "gelu",
-    "gelu_tanh": "gelu_new",
-    "relu": "relu",
-}
 
-# Class → pooler, MLM, next sentence, task. Hugging Face's BertModel may come without its pooler.
-CLASSES: Final[dict[str, tuple[bool, bool, bool, TaskName | None]]] = {
-    "BertForPreTraining": (True, True, True, None),
-    "BertForMaskedLM": (False, True, False, None),
-    "BertForNextSentencePrediction": (True, False, True, None),
-    "BertForSequenceClassification": (True, False, False, "sequence_classification"),
-    "BertForMultipleChoice": (True, False, False, "multiple_choice"),
-    "BertForTokenClassification": (False, False, False, "token_classification"),
-    "BertForQuestionAnswering": (False, False, False, "question_answering"),
-    "BertModel": (False, False, False, None),
-}
+ClassName = Literal[
+    "BertForPreTraining",
+    "BertForMaskedLM",
+    "BertForNextSentencePrediction",
+    "BertForSequenceClassification",
+    "BertForMultipleChoice",
+    "BertForTokenClassification",
+    "BertForQuestionAnswering",
+    "BertModel",
+]
+
+
+class ClassHeads(NamedTuple):
+    """The heads that a class of Hugging Face's has."""
+
+    pooler: bool = False
+    mlm: bool = False
+    next_sentence: bool = False
+    task: TaskName | None = None
+
+
 BARE: Final = "BertModel"
+CLASSES: Final[dict[ClassName, ClassHeads]] = {
+    "BertForPreTraining": ClassHeads(pooler=True, mlm=True, next_sentence=True),
+    "BertForMaskedLM": ClassHeads(mlm=True),
+    "BertForNextSentencePrediction": ClassHeads(pooler=True, next_sentence=True),
+    "BertForSequenceClassification": ClassHeads(pooler=True, task="sequence_classification"),
+    "BertForMultipleChoice": ClassHeads(pooler=True, task="multiple_choice"),
+    "BertForTokenClassification": ClassHeads(task="token_classification"),
+    "BertForQuestionAnswering": ClassHeads(task="question_answering"),
+    BARE: ClassHeads(),  # with a pooler or without
+}
 
 # The tasks whose outputs have names.
 LABELLED: Final = ("sequence_classification", "token_classification")
 
-PROBLEMS: Final[dict[ProblemName, str]] = {
-    "single_label": "single_label_classification",
-    "multi_label": "multi_label_classification",
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+PROBLEMS: Final[dict[ProblemType, ProblemName]] = {
+    "single_label_classification": "single_label",
+    "multi_label_classification": "multi_label",
     "regression": "regression",
 }
 
-# Key → the only value under which the model is the one that is built here.
-_FIXED: Final[dict[str, Any]] = {
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-    "tie_word_embeddings": True,
-}
-_SIZES: Final = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-)
-_DEFAULTED: Final = (
-    "max_position_embeddings",
-    "type_vocab_size",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "initializer_range",
-    "layer_norm_eps",
-)
+
+class HfConfig(Architecture):
+    """What is read of a config.json. Absent keys have Hugging Face's defaults, which are ours.
+
+    The literals are the only values under which the model is the one that is built here.
+    """
+
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+    model_type: Literal["bert"] = "bert"
+    position_embedding_type: Literal["absolute"] = "absolute"
+    is_decoder: Literal[False] = False
+    add_cross_attention: Literal[False] = False
+    tie_word_embeddings: Literal[True] = True
+    architectures: list[ClassName] | None = None
+    id2label: dict[str, str | int] | None = None
+    num_labels: int = pydantic.Field(default=2, ge=1)
+    problem_type: ProblemType | None = None
+    classifier_dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
+
+    @pydantic.field_validator("id2label")
+    @classmethod
+    def _numbered(cls, named: dict[str, str | int] | None) -> dict[str, str | int] | None:
+        if named is not None and named.keys() != {str(index) for index in range(len(named))}:
+            raise ValueError("allowed: names for 0, 1, 2, …")
+        return named
+
+    @property
+    def architecture(self) -> Architecture:
+        """The sizes alone."""
+        return Architecture(**self.model_dump(include=set(Architecture.model_fields)))
+
+    @property
+    def kind(self) -> ClassName:
+        """The class that the checkpoint says it is of."""
+        return self.architectures[0] if self.architectures else BARE
+
+    @property
+    def problem(self) -> ProblemName | None:
+        """What a sequence classifier's outputs mean, where the file says it."""
+        return None if self.problem_type is None else PROBLEMS[self.problem_type]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of a classifier's outputs, in their order."""
+        if self.id2label is None:
+            return tuple(f"LABEL_{index}" for index in range(self.num_labels))
+        return tuple(str(self.id2label[str(index)]) for index in range(len(self.id2label)))
 
 
-def read_architecture(config: Mapping[str, Any], source: Path) -> Architecture:
-    """Returns the architecture that a config.json describes.
+def read_config(path: Path) -> HfConfig:
+    """Reads a config.json.
 
     Raises:
-        UserError: another kind of model, a size missing or ill-typed, or a variant of BERT that
-            computes something else.
+        UserError: no JSON, another kind of model, a size that is missing or ill-typed, or a variant
+            of BERT that computes something else.
     """
-    if config.get("model_type", "bert") != "bert":
-        raise UserError(f'{source}: model_type found "{config["model_type"]}", allowed: bert')
-    for key, allowed in _FIXED.items():
-        if (found := config.get(key, allowed)) != allowed:
-            raise UserError(f"{source}: {key} found {found!r}, allowed: {allowed!r}")
-    for key in _SIZES:
-        if key not in config:
-            near = did_you_mean(key, config)
-            raise UserError(f"{source}: {key} missing, allowed: a whole number{near}")
-    activation = config.get("hidden_act", "gelu")
+    values = read_json_object(epath.Path(path))
+    activation = str(values.get("hidden_act", "gelu"))
     if activation not in ACTIVATIONS:
-        near = did_you_mean(str(activation), ACTIVATIONS)
+        near = did_you_mean(activation, ACTIVATIONS)
         raise UserError(
-            f'{source}: hidden_act found "{activation}", allowed: {", ".join(ACTIVATIONS)}{near}'
+            f'{path}: hidden_act: found "{activation}", allowed: {", ".join(ACTIVATIONS)}{near}'
         )
-    values = {key: config[key] for key in (*_SIZES, *_DEFAULTED) if key in config}
-    try:
-        found = Architecture.model_validate({**values, "hidden_act": ACTIVATIONS[activation]})
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise UserError(f"{source}: {key} found {first['input']!r} ({first['msg']})") from error
-    if found.hidden_size % found.num_attention_heads:
+    values["hidden_act"] = ACTIVATIONS[activation]
+    config = validate(HfConfig, values, source=str(path))
+    if config.hidden_size % config.num_attention_heads:
         raise UserError(
-            f"{source}: num_attention_heads found {found.num_attention_heads}, which does not "
-            f"divide hidden_size = {found.hidden_size}"
+            f"{path}: num_attention_heads: found {config.num_attention_heads}, which does not "
+            f"divide hidden_size = {config.hidden_size}"
         )
-    return found
-
-
-def read_class(config: Mapping[str, Any], source: Path) -> str:
-    """Returns the class that a config.json says the checkpoint is of.
-
-    Raises:
-        UserError: a class that is not known here.
-    """
-    named = config.get("architectures") or [BARE]
-    if not isinstance(named, list) or named[0] not in CLASSES:
-        near = did_you_mean(str(named[0]) if isinstance(named, list) else str(named), CLASSES)
-        raise UserError(
-            f"{source}: architectures found {named}, allowed: {', '.join(CLASSES)}{near}"
-        )
-    return named[0]
-
-
-def read_labels(config: Mapping[str, Any], source: Path) -> tuple[str, ...]:
-    """Returns the names of a classifier's outputs, in their order.
-
-    Raises:
-        UserError: ids that are not 0, 1, 2, …
-    """
-    named = config.get("id2label")
-    if named is None:
-        return tuple(f"LABEL_{index}" for index in range(config.get("num_labels", 2)))
-    wanted = [str(index) for index in range(len(named))]
-    if not isinstance(named, Mapping) or sorted(map(str, named)) != sorted(wanted):
-        raise UserError(f"{source}: id2label found {named}, allowed: names for 0, 1, 2, …")
-    by_id = {str(key): str(value) for key, value in named.items()}
-    return tuple(by_id[index] for index in wanted)
-
-
-def read_problem(config: Mapping[str, Any], source: Path) -> ProblemName | None:
-    """Returns what a sequence classifier's outputs mean, where the file says it.
-
-    Raises:
-        UserError: a problem_type that is not known.
-    """
-    said = config.get("problem_type")
-    if said is None:
-        return None
-    for name, theirs in PROBLEMS.items():
-        if said == theirs:
-            return name
-    allowed = ", ".join(PROBLEMS.values())
-    raise UserError(f'{source}: problem_type found "{said}", allowed: {allowed}')
-
-
-def read_task_dropout(config: Mapping[str, Any], source: Path) -> float | None:
-    """Returns the dropout before a task head, where it is not the encoder's.
-
-    Raises:
-        UserError: not a rate.
-    """
-    rate = config.get("classifier_dropout")
-    if rate is None:
-        return None
-    if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 <= rate < 1:
-        raise UserError(f"{source}: classifier_dropout found {rate!r}, allowed: 0 to below 1")
-    return float(rate)
+    return config
 
 
 def write_config(
-    architecture: Architecture, heads: HeadsSection, *, kind: str, pad_token_id: int
+    architecture: Architecture, heads: HeadsSection, *, kind: ClassName, pad_token_id: int
 ) -> dict[str, Any]:
     """Returns the config.json of an exported model.
 
     Args:
         architecture: sizes.
-        heads: for the labels.
-        kind: one of `CLASSES`.
+        heads: of that class (`heads_of`).
+        kind: the class.
         pad_token_id: of the tokenizer.
     """
     config: dict[str, Any] = {
         "architectures": [kind],
         "model_type": "bert",
-        **{key: getattr(architecture, key) for key in (*_SIZES, *_DEFAULTED)},
-        "hidden_act": HF_ACTIVATIONS[architecture.hidden_act],
+        **architecture.model_dump(exclude={"hidden_act"}),
+        "hidden_act": next(
+            name for name, ours in ACTIVATIONS.items() if ours == architecture.hidden_act
+        ),
         "pad_token_id": pad_token_id,
         "dtype": "float32",
     }
-    if heads.labels and CLASSES[kind][3] is not None:
+    if heads.labels:
         config["id2label"] = {str(index): label for index, label in enumerate(heads.labels)}
         config["label2id"] = {label: index for index, label in enumerate(heads.labels)}
-    if heads.task_dropout is not None and CLASSES[kind][3] is not None:
+    if heads.task_dropout is not None:
         config["classifier_dropout"] = heads.task_dropout
-    if heads.problem is not None and kind == "BertForSequenceClassification":
-        config["problem_type"] = PROBLEMS[heads.problem]
+    if heads.problem is not None:
+        config["problem_type"] = next(
+            name for name, ours in PROBLEMS.items() if ours == heads.problem
+        )
     return config
 
 
-def heads_of(kind: str, heads: HeadsSection, *, pooler: bool) -> HeadsSection:
-    """Returns the part of a model's heads that a class has.
-
-    Args:
-        kind: one of `CLASSES`.
-        heads: what the model has, or could have: gives labels and problem.
-        pooler: whether a bare model keeps its pooler.
-    """
-    has_pooler, mlm, next_sentence, task = CLASSES[kind]
+def heads_of(kind: ClassName, heads: HeadsSection) -> HeadsSection:
+    """Returns the part of a model's heads that a class has; `BertModel` keeps its pooler."""
+    wanted = CLASSES[kind]
     return HeadsSection(
-        pooler=pooler if kind == BARE else has_pooler,
-        mlm=mlm,
-        next_sentence=next_sentence,
-        task=task,
-        labels=heads.labels if task in LABELLED else (),
-        problem=heads.problem if task == "sequence_classification" else None,
-        task_dropout=heads.task_dropout if task is not None else None,
+        pooler=heads.pooler if kind == BARE else wanted.pooler,
+        mlm=wanted.mlm,
+        next_sentence=wanted.next_sentence,
+        task=wanted.task,
+        labels=heads.labels if wanted.task in LABELLED else (),
+        problem=heads.problem if wanted.task == "sequence_classification" else None,
+        task_dropout=heads.task_dropout if wanted.task is not None else None,
     )
 
 
-def classes_for(heads: HeadsSection) -> list[str]:
+def classes_for(heads: HeadsSection) -> list[ClassName]:
     """Returns the classes that a model with these heads can be exported as, the fullest first."""
-    fitting = []
-    for kind, (pooler, mlm, next_sentence, task) in CLASSES.items():
-        lacking = (
-            (pooler and not heads.pooler)
-            or (mlm and not heads.mlm)
-            or (next_sentence and not heads.next_sentence)
-            or (task is not None and task != heads.task)
-        )
-        if not lacking:
-            fitting.append(kind)
+    fitting: list[ClassName] = [
+        kind
+        for kind, wanted in CLASSES.items()
+        if heads.pooler >= wanted.pooler
+        and heads.mlm >= wanted.mlm
+        and heads.next_sentence >= wanted.next_sentence
+        and wanted.task in (None, heads.task)
+    ]
     # A fine-tuned model is exported as what it was fine-tuned for.
-    return sorted(fitting, key=lambda kind: CLASSES[kind][3] is None)
+    return sorted(fitting, key=lambda kind: CLASSES[kind].task is None)

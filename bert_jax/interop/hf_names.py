@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bert_jax.interop.mapping import STACKED, Entry
+from bert_jax.interop.mapping import STACKED, NameRule
 from bert_jax.model.config import TaskName
 
 # PyTorch keeps a linear map's matrix as [outputs, inputs].
@@ -20,7 +20,7 @@ DECODER_BIAS: Final = "cls.predictions.decoder.bias"
 MLM_BIAS: Final = "cls.predictions.bias"
 WORDS: Final = "embeddings.word_embeddings.weight"
 
-# Two more names of tensors that are in the file anyway; `hf.py` checks that they are the same.
+# Second names of tied tensors. A file may hold both names or either.
 TIED: Final[dict[str, str]] = {DECODER_WEIGHT: WORDS, DECODER_BIAS: MLM_BIAS}
 
 IGNORED: Final[dict[str, str]] = {
@@ -31,19 +31,21 @@ IGNORED: Final[dict[str, str]] = {
 }
 
 
-def names(prefix: str, task: TaskName | None) -> list[Entry]:
+def names(prefix: str, task: TaskName | None) -> list[NameRule]:
     """Returns the table.
 
     Args:
-        prefix: of the encoder's tensors: ``bert.``, or nothing in a bare ``BertModel``.
+        prefix: of the encoder's tensors: ``bert.``, or nothing in a ``BertModel``.
         task: decides the task head's name.
     """
     layer = prefix + "encoder.layer.{layer}."
     embeddings = prefix + "embeddings."
-    entries = [
-        Entry("encoder/embeddings/word", prefix + WORDS, inputs=1, vocabulary=True),
-        Entry("encoder/embeddings/position", embeddings + "position_embeddings.weight", inputs=1),
-        Entry("encoder/embeddings/type", embeddings + "token_type_embeddings.weight", inputs=1),
+    rules = [
+        NameRule("encoder/embeddings/word", prefix + WORDS, inputs=1, vocabulary=True),
+        NameRule(
+            "encoder/embeddings/position", embeddings + "position_embeddings.weight", inputs=1
+        ),
+        NameRule("encoder/embeddings/type", embeddings + "token_type_embeddings.weight", inputs=1),
         *_norm("encoder/embeddings/norm", embeddings + "LayerNorm"),
         *_dense(STACKED + "attention/query", layer + "attention.self.query"),
         *_dense(STACKED + "attention/key", layer + "attention.self.key"),
@@ -56,29 +58,32 @@ def names(prefix: str, task: TaskName | None) -> list[Entry]:
         *_dense("pooler/dense", prefix + "pooler.dense"),
         *_dense("mlm/transform", "cls.predictions.transform.dense"),
         *_norm("mlm/norm", "cls.predictions.transform.LayerNorm"),
-        Entry("mlm/bias", MLM_BIAS, vocabulary=True),
+        NameRule("mlm/bias", MLM_BIAS, vocabulary=True),
         *_dense("next_sentence/classifier", "cls.seq_relationship"),
     ]
     if task is not None:
-        entries += _dense("task", TASK_NAMES[task])
-    return entries
+        rules += _dense("task", TASK_NAMES[task])
+    return rules
 
 
-def modern(name: str) -> str:
-    """Returns a tensor's name as it is today: the first exports said gamma and beta."""
+def current_name(name: str) -> str:
+    """Returns today's name of a tensor: the first exports say gamma and beta."""
     stem, _, last = name.rpartition(".")
-    if stem.endswith("LayerNorm"):
-        last = {"gamma": "weight", "beta": "bias"}.get(last, last)
-        return f"{stem}.{last}"
-    return name
+    if not stem.endswith("LayerNorm"):
+        return name
+    last = {"gamma": "weight", "beta": "bias"}.get(last, last)
+    return f"{stem}.{last}"
 
 
-def _dense(ours: str, theirs: str, *, inputs: int = 1) -> list[Entry]:
+def _dense(ours: str, theirs: str, *, inputs: int = 1) -> list[NameRule]:
     return [
-        Entry(f"{ours}/kernel", f"{theirs}.weight", inputs=inputs, transposed=True),
-        Entry(f"{ours}/bias", f"{theirs}.bias"),
+        NameRule(f"{ours}/kernel", f"{theirs}.weight", inputs=inputs, transposed=True),
+        NameRule(f"{ours}/bias", f"{theirs}.bias"),
     ]
 
 
-def _norm(ours: str, theirs: str) -> list[Entry]:
-    return [Entry(f"{ours}/scale", f"{theirs}.weight"), Entry(f"{ours}/bias", f"{theirs}.bias")]
+def _norm(ours: str, theirs: str) -> list[NameRule]:
+    return [
+        NameRule(f"{ours}/scale", f"{theirs}.weight"),
+        NameRule(f"{ours}/bias", f"{theirs}.bias"),
+    ]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal
 
+import pydantic
 import tokenizers
 from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
 from bert_jax.files.small import read_json_object, write_whole
+from bert_jax.section import Section
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.sentence_piece import MODEL_FILE
 from bert_jax.text.tokenizer import CONFIG_FILE
@@ -23,17 +24,49 @@ from bert_jax.text.wordpiece import (
     VOCAB_FILE,
     WordPieceTokenizer,
 )
+from bert_jax.validation import validate
 
 FAST: Final = "tokenizer.json"
 
 
-def read_hf_tokenizer(directory: Path) -> Tokenizer:
-    """Opens what a checkpoint brings: vocab.txt and tokenizer_config.json, or tokenizer.json.
+class _Lenient(Section):
+    """Other keys are ignored."""
 
-    Where both vocabularies lie there, they must be the same.
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+
+class _WordPiece(_Lenient):
+    type: Literal["WordPiece"]
+    vocab: dict[str, int]
+
+
+class _Normalizer(_Lenient):
+    type: Literal["BertNormalizer"]
+    lowercase: bool
+    handle_chinese_chars: bool
+    strip_accents: bool | None = None
+
+
+class _AddedToken(_Lenient):
+    id: int
+    content: str
+
+
+class _FastTokenizer(_Lenient):
+    """What is read of a tokenizer.json."""
+
+    model: _WordPiece
+    normalizer: _Normalizer
+    added_tokens: tuple[_AddedToken, ...] = ()
+
+
+def read_hf_tokenizer(directory: Path) -> Tokenizer:
+    """Opens a checkpoint's tokenizer: vocab.txt and tokenizer_config.json, or tokenizer.json.
+
+    If both vocabularies exist, they must be the same.
 
     Raises:
-        UserError: neither is there, they disagree, or it is no WordPiece tokenizer of BERT's.
+        UserError: neither exists, they disagree, or it is not BERT's kind of WordPiece tokenizer.
     """
     fast = directory / FAST
     if not fast.exists():
@@ -53,7 +86,7 @@ def read_hf_tokenizer(directory: Path) -> Tokenizer:
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """Returns the files of a checkpoint that its tokenizer is read from."""
+    """Returns a checkpoint's files that its tokenizer is read from."""
     named = (directory / name for name in (VOCAB_FILE, CONFIG_FILE, MODEL_FILE, FAST))
     return [path for path in named if path.exists()]
 
@@ -76,42 +109,30 @@ def write_hf_tokenizer(directory: Path, tokenizer: Tokenizer, *, max_length: int
 
 
 def _read_fast(path: Path) -> WordPieceTokenizer:
-    content = read_json_object(epath.Path(path))
-    model, normalizer = content.get("model"), content.get("normalizer")
-    if not isinstance(model, Mapping) or model.get("type") != "WordPiece":
-        kind = model.get("type") if isinstance(model, Mapping) else model
-        raise UserError(f"{path}: model.type found {kind!r}, allowed: WordPiece")
-    if not isinstance(normalizer, Mapping) or normalizer.get("type") != "BertNormalizer":
-        kind = normalizer.get("type") if isinstance(normalizer, Mapping) else normalizer
-        raise UserError(f"{path}: normalizer.type found {kind!r}, allowed: BertNormalizer")
-    vocabulary = model.get("vocab")
-    if not isinstance(vocabulary, Mapping) or sorted(vocabulary.values()) != list(
-        range(len(vocabulary))
-    ):
+    found = validate(_FastTokenizer, read_json_object(epath.Path(path)), source=str(path))
+    vocabulary, normalizer = found.model.vocab, found.normalizer
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise UserError(f"{path}: model.vocab: allowed: pieces with the ids 0, 1, 2, …")
-    for added in content.get("added_tokens", []):
-        if vocabulary.get(added["content"]) != added["id"]:
+    for added in found.added_tokens:
+        if vocabulary.get(added.content) != added.id:
             raise UserError(
-                f"{path}: added_tokens: found {added['content']!r} with id {added['id']}, allowed: "
+                f"{path}: added_tokens: found {added.content!r} with id {added.id}, allowed: "
                 f"pieces of the vocabulary with their own ids"
             )
     return WordPieceTokenizer(
         sorted(vocabulary, key=vocabulary.__getitem__),
-        lower_case=_flag(normalizer, "lowercase", path),
-        strip_accents=normalizer.get("strip_accents"),
-        chinese=_flag(normalizer, "handle_chinese_chars", path),
+        lower_case=normalizer.lowercase,
+        strip_accents=normalizer.strip_accents,
+        chinese=normalizer.handle_chinese_chars,
         source=str(path),
     )
 
 
-def _flag(normalizer: Mapping[str, Any], key: str, path: Path) -> bool:
-    if not isinstance(found := normalizer.get(key), bool):
-        raise UserError(f"{path}: normalizer.{key} found {found!r}, allowed: true, false")
-    return found
-
-
 def library_pipeline(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
-    """Returns the library's own BERT pipeline over the same vocabulary and settings."""
+    """Returns the tokenizers library's BERT pipeline over the same vocabulary and settings.
+
+    It differs from ours on characters that text rarely has; docs/interop.md lists them.
+    """
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     pipeline = tokenizers.Tokenizer(
         models.WordPiece(
@@ -132,7 +153,7 @@ def library_pipeline(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
 
 
 def _fast(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
-    """Returns the pipeline with the special pieces put around and between texts."""
+    """Returns the pipeline with the special pieces added around and between texts."""
     fast = library_pipeline(tokenizer)
     special = tokenizer.special
     fast.post_processor = processors.TemplateProcessing(

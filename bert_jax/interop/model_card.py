@@ -4,52 +4,57 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from bert_jax.model.config import Architecture
+from bert_jax.files.small import read_json_object, read_text
+from bert_jax.runs.directory import CONFIG, PROVENANCE, Run
+
+FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [bert, bert-jax]\n---\n"
 
 
 def model_card(
+    run: Run,
     *,
     title: str,
     usage: str,
-    architecture: Architecture,
     heads: str,
     step: int,
-    config: str,
-    provenance: Mapping[str, Any],
     evaluation: Mapping[str, Any] | None,
 ) -> str:
-    """Returns a model card in Markdown.
+    """Returns a model card in Markdown; configuration and provenance are the run's own files.
 
     Args:
-        title: the run's name.
+        run: that was exported.
+        title: the model's name.
         usage: how to load it, as Markdown.
-        architecture: sizes.
-        heads: what stands on the encoder, in words.
+        heads: the heads on the encoder, in words.
         step: of the checkpoint.
-        config: the run's whole configuration, YAML.
-        provenance: of the run: datasets, tokenizer, versions, what it started from.
         evaluation: the run's last evaluation.
     """
-    sizes = "\n".join(f"| {key} | {value} |" for key, value in architecture.model_dump().items())
+    sizes = run.architecture.model_dump()
+    provenance = read_json_object(run.directory / PROVENANCE)
     parts = [
-        "---\nlibrary_name: transformers\ntags: [bert, bert-jax]\n---\n",
+        FRONT_MATTER,
         f"# {title}\n",
         f"BERT with {heads}, exported by bert-jax from step {step} of the run.\n",
         f"## Use\n\n{usage}\n",
-        f"## Architecture\n\n| | |\n|---|---|\n{sizes}\n",
+        f"## Architecture\n\n{_table(sizes)}\n",
     ]
     if evaluation is not None:
-        scores = "\n".join(
-            f"| {name} | {value:.6g} |" for name, value in evaluation["scores"].items()
-        )
+        scores = {name: f"{value:.6g}" for name, value in evaluation["scores"].items()}
         parts.append(
             f"## Evaluation\n\nStep {evaluation['step']}, {evaluation['examples']} held-out "
-            f"examples of `{evaluation['dataset']}`.\n\n| | |\n|---|---|\n{scores}\n"
+            f"examples of `{evaluation['dataset']}`.\n\n{_table(scores)}\n"
         )
-    parts.append(f"## Training\n\n```yaml\n{config.strip()}\n```\n")
-    parts.append(
-        f"## Provenance\n\n```json\n{json.dumps(provenance, indent=2, ensure_ascii=False)}\n```\n"
-    )
+    # The configuration of an import that was not trained here holds defaults that nobody used.
+    if run.has("train") or run.is_fine_tuned:
+        config = read_text(run.directory / CONFIG).strip()
+        parts.append(f"## Training\n\n```yaml\n{config}\n```\n")
+    shown = json.dumps(provenance, indent=2, ensure_ascii=False)
+    parts.append(f"## Provenance\n\n```json\n{shown}\n```\n")
     return "\n".join(parts)
+
+
+def _table(values: Mapping[str, object]) -> str:
+    rows = "\n".join(f"| {key} | {value} |" for key, value in values.items())
+    return f"| | |\n|---|---|\n{rows}"

@@ -1,27 +1,33 @@
-"""A model on its way in or out: what it is, what it can, and its numbers."""
+"""A checkpoint in our own terms: every format is read into it and written from it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple
 
+from bert_jax.interop.mapping import Params
 from bert_jax.model.bert import bert_builder
 from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.optim.optimizer import MomentsState
 from bert_jax.text import Tokenizer
 from bert_jax.train.state import define_model
 
 
 class Pretrained(NamedTuple):
-    """A checkpoint in our own terms, whatever format it came from."""
+    """A model, its numbers and its tokenizer."""
 
     architecture: Architecture
     heads: HeadsSection
-    params: dict[str, Any]  # nested dict of float32 arrays, stacked and padded
+    params: Params  # nested dict of float32 arrays, stacked and padded
     tokenizer: Tokenizer
-    ignored: dict[str, str]  # tensors left out → why
-    files: tuple[Path, ...]  # what it was read from
+    moments: MomentsState | None = None  # Adam's, laid out like `params`
+    step: int | None = None  # optimizer steps done; None: unknown
+    files: tuple[Path, ...] = ()  # it was read from, without the tokenizer's
+    ignored: Mapping[str, str] = MappingProxyType({})  # tensor that was left out → why
 
 
-def model_shapes(architecture: Architecture, heads: HeadsSection) -> dict[str, Any]:
+def model_shapes(architecture: Architecture, heads: HeadsSection) -> Params:
     """Returns the parameters' shapes and dtypes as a nested dict, allocating nothing."""
     return define_model(bert_builder(architecture, Execution(), heads)).params

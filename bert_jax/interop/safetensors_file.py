@@ -1,23 +1,22 @@
-"""Files of named tensors: safetensors, whole or in parts, read and written one tensor at a time."""
+"""One safetensors file, read and written one tensor at a time."""
 
 from __future__ import annotations
 
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import ml_dtypes  # noqa: F401 (gives numpy its bfloat16)
 import numpy as np
 import safetensors
 
 from bert_jax.errors import UserError
-from bert_jax.interop.mapping import Spec
+from bert_jax.interop.mapping import TensorSpec
 
 WEIGHTS: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
 
 # The format's names of types.
 DTYPES: Final[dict[str, str]] = {
@@ -32,54 +31,53 @@ DTYPES: Final[dict[str, str]] = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-_LFS_POINTER: Final = b"version https://git-lfs"
 
 
-class _Place(NamedTuple):
-    """Where a tensor's numbers are."""
+class SafetensorsFile:
+    """A safetensors file; satisfies `mapping.TensorSource`.
 
-    file: Path
-    offset: int
-    spec: Spec
-
-
-class SafetensorsSource:
-    """One safetensors file, or the several that an index names; satisfies `TensorSource`.
-
-    The library checks the files. The numbers are read here: it would map them into memory, where
-    they count as this process's own beside the model that they are copied to.
+    The library checks the file. The numbers are read here: the library would map them into memory,
+    where they count as this process's own beside the model that they are copied to.
     """
 
-    def __init__(self, path: Path, *, rename: Callable[[str], str]) -> None:
-        """Checks what is there and reads the headers.
-
-        Args:
-            path: a ``.safetensors`` file, or a ``.safetensors.index.json``.
-            rename: their spelling of a name → the one that the table has.
+    def __init__(self, path: Path) -> None:
+        """Checks the file and reads its header.
 
         Raises:
-            UserError: damaged, incomplete, a git-lfs pointer, or a type that is not known.
+            UserError: damaged, incomplete, or a type that is not known.
         """
         self.path = str(path)
-        parts = _parts_of(path) if path.name.endswith(".json") else []
-        self.files = [path, *parts]
-        self._found = {
-            rename(name): place for file in parts or [path] for name, place in _places(file).items()
-        }
-
-    def specs(self) -> Mapping[str, Spec]:
-        """Returns what is in the files."""
-        return {name: place.spec for name, place in self._found.items()}
+        self.files = [path]
+        try:
+            with safetensors.safe_open(self.path, framework="numpy") as opened:
+                names = set(opened.keys())
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(
+                f"{path}: no whole safetensors file ({error}); was the download cut off?"
+            ) from error
+        with path.open("rb") as raw:
+            (length,) = struct.unpack("<Q", raw.read(8))
+            header = json.loads(raw.read(length))
+        self.specs: dict[str, TensorSpec] = {}
+        self._offsets: dict[str, int] = {}
+        for name in names:
+            kind = header[name]["dtype"]
+            if kind not in DTYPES:
+                raise UserError(
+                    f"{path}: tensor {name} found type {kind}, allowed: {', '.join(DTYPES)}"
+                )
+            self.specs[name] = TensorSpec(tuple(header[name]["shape"]), np.dtype(DTYPES[kind]))
+            self._offsets[name] = 8 + length + header[name]["data_offsets"][0]
 
     def read(self, name: str) -> np.ndarray:
         """Returns one tensor."""
-        file, offset, spec = self._found[name]
-        flat = np.fromfile(file, spec.dtype, count=math.prod(spec.shape), offset=offset)
-        return flat.reshape(spec.shape)
+        shape, dtype = self.specs[name]
+        offset = self._offsets[name]
+        return np.fromfile(self.path, dtype, math.prod(shape), offset=offset).reshape(shape)
 
 
 def write_safetensors(
-    path: Path, specs: Mapping[str, Spec], tensors: Iterable[tuple[str, np.ndarray]]
+    path: Path, specs: Mapping[str, TensorSpec], tensors: Iterable[tuple[str, np.ndarray]]
 ) -> None:
     """Writes tensors one after the other.
 
@@ -98,11 +96,11 @@ def write_safetensors(
     codes = {np.dtype(name): code for code, name in DTYPES.items()}
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, spec in specs.items():
-        end = offset + int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
+    for name, (shape, dtype) in specs.items():
+        end = offset + math.prod(shape) * dtype.itemsize
         header[name] = {
-            "dtype": codes[spec.dtype],
-            "shape": list(spec.shape),
+            "dtype": codes[dtype],
+            "shape": list(shape),
             "data_offsets": [offset, end],
         }
         offset = end
@@ -117,51 +115,3 @@ def write_safetensors(
                 file.write(np.ascontiguousarray(array, dtype=spec.dtype).data)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
-
-
-def _parts_of(index: Path) -> list[Path]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index}: found no weight_map of tensor names to files") from error
-    for name in names:
-        if Path(name).name != name or not (index.parent / name).is_file():
-            raise UserError(f"{index}: names {name}, which is not beside it")
-    return [index.parent / name for name in names]
-
-
-def _places(file: Path) -> dict[str, _Place]:
-    refuse_pointer(file)
-    try:
-        with safetensors.safe_open(str(file), framework="numpy") as opened:
-            names = set(opened.keys())
-    except (safetensors.SafetensorError, OSError) as error:
-        raise UserError(
-            f"{file}: no whole safetensors file ({error}); was the download cut off?"
-        ) from error
-    with file.open("rb") as raw:
-        (length,) = struct.unpack("<Q", raw.read(8))
-        header = json.loads(raw.read(length))
-    places = {}
-    for name in names:
-        kind, offsets = header[name]["dtype"], header[name]["data_offsets"]
-        if kind not in DTYPES:
-            allowed = ", ".join(DTYPES)
-            raise UserError(f"{file}: tensor {name} found type {kind}, allowed: {allowed}")
-        spec = Spec(tuple(header[name]["shape"]), np.dtype(DTYPES[kind]))
-        places[name] = _Place(file, 8 + length + offsets[0], spec)
-    return places
-
-
-def refuse_pointer(file: Path) -> None:
-    """Refuses what git leaves behind where git-lfs is not installed.
-
-    Raises:
-        UserError: a git-lfs pointer.
-    """
-    with file.open("rb") as opened:
-        if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
-            raise UserError(
-                f"{file}: found a git-lfs pointer, not the weights; `git lfs pull` fetches them"
-            )

@@ -15,11 +15,11 @@ from flax import nnx
 from jax import export
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.interop.mapping import Spec, flatten, unflatten
+from bert_jax.interop.mapping import Params, TensorSpec, flatten, unflatten
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
 from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, Execution, HeadsSection
-from bert_jax.train.state import define_model
+from bert_jax.train.state import ModelDefinition, define_model
 
 PROGRAM: Final = "model.stablehlo"
 SIGNATURE: Final = "signature.json"
@@ -27,7 +27,7 @@ PLATFORMS: Final = ("cpu", "cuda", "tpu")
 INPUTS: Final[Mapping[str, str]] = {
     "input_ids": "piece numbers, [CLS] first",
     "attention_mask": "1 for a token, 0 for padding",
-    "token_type_ids": "0 in the first span, 1 in the second",
+    "token_type_ids": "0 in the first span, 1 in the second; without effect in a model of one type",
 }
 
 # Runs in the directory of the export; a model card and docs/stablehlo.md show it.
@@ -51,7 +51,7 @@ print({name: array.shape for name, array in outputs.items()})
 
 
 class _Output(NamedTuple):
-    """One of the arrays that a program can return."""
+    """An array that a program can return."""
 
     meaning: str
     exists: Callable[[HeadsSection], bool]
@@ -73,7 +73,7 @@ OUTPUTS: Final[Mapping[str, _Output]] = {
         lambda model, hidden: model.mlm(hidden, model.encoder.embeddings.word[...]),
     ),
     "next_sentence_logits": _Output(
-        "0: the second span follows the first, 1: it was drawn",
+        "0: the second span follows the first, 1: it is a random one",
         lambda heads: heads.next_sentence,
         lambda model, hidden: model.next_sentence(model.pooler(hidden[:, :1]))[:, 0],
     ),
@@ -85,14 +85,6 @@ OUTPUTS: Final[Mapping[str, _Output]] = {
 }
 
 
-class _Definition(NamedTuple):
-    """What the program is made of, without the numbers."""
-
-    graphdef: nnx.GraphDef[Bert]
-    params: dict[str, Spec]  # path → shape and type in a checkpoint
-    weights: dict[str, Spec]  # the same without what pads the vocabulary: the program takes these
-
-
 def available_outputs(heads: HeadsSection) -> list[str]:
     """Returns the names of the outputs that a model with these heads has."""
     return [name for name, output in OUTPUTS.items() if output.exists(heads)]
@@ -101,9 +93,8 @@ def available_outputs(heads: HeadsSection) -> list[str]:
 def default_outputs(heads: HeadsSection) -> list[str]:
     """Returns the outputs that an export has where none are named.
 
-    All that there are, but `mlm_logits` only where neither a next-sentence nor a task head stands
-    beside them: they are a vocabulary's worth of numbers a token, and a fifth of a base model's
-    work.
+    All of them, except for `mlm_logits` in a model with a next-sentence or a task head: they are
+    as many numbers per token as the vocabulary has pieces, and a fifth of a base model's work.
     """
     found = available_outputs(heads)
     if heads.next_sentence or heads.task is not None:
@@ -117,27 +108,26 @@ def export_stablehlo(
     architecture: Architecture,
     execution: Execution,
     heads: HeadsSection,
-    params: Mapping[str, Any],
+    params: Params,
     outputs: Sequence[str] | None = None,
 ) -> None:
     """Writes a model as one program for cpu, cuda and tpu, and its weights beside it.
 
-    ``program.call(weights, input_ids, attention_mask, token_type_ids)["last_hidden_state"]``: what
-    reads it needs JAX and safetensors alone, as `USAGE` shows.
+    ``program.call(weights, input_ids, attention_mask, token_type_ids)["last_hidden_state"]`` needs
+    JAX and safetensors alone, as `USAGE` shows.
 
     Batch and length are symbolic: any batch, any length up to the model's positions. The weights
-    are arguments and not constants of the program: as constants they are held in memory several
-    times over while it is made (docs/stablehlo.md has the figures), and a second program would
-    hold them again.
+    are arguments and not constants of the program: exporting constants takes several times their
+    memory (docs/stablehlo.md has the figures), and a second program would hold them again.
 
     Args:
-        directory: is there; the caller renames it once all is in it. Gets ``model.stablehlo``,
+        directory: exists; the caller renames it when it is whole. Gets ``model.stablehlo``,
             ``model.safetensors`` and ``signature.json``.
         architecture: of the model.
         execution: gives the dtype of the activations; weights and outputs are float32 in either
-            case. `attention` and `remat` are left aside: the one may speak to a single platform,
-            the other to a backward pass.
-        heads: what the checkpoint has.
+            case. `attention` and `remat` are ignored: an attention kernel may exist for one
+            platform only, and there is no backward pass.
+        heads: of the checkpoint.
         params: nested dict of float32 arrays, as a checkpoint holds them.
         outputs: some of `available_outputs`; None takes `default_outputs`.
 
@@ -146,19 +136,21 @@ def export_stablehlo(
         ValueError: `params` are not those of the model.
     """
     chosen = _choose(outputs, heads)
-    definition = _define(architecture=architecture, execution=execution, heads=heads)
+    portable = execution.model_copy(update={"attention": "xla", "remat": "none"})
+    model = define_model(bert_builder(architecture, portable, heads))
     arrays = flatten(params)
-    found = {path: Spec(tuple(array.shape), array.dtype) for path, array in arrays.items()}
-    if wrong := sorted({path for path, _ in found.items() ^ definition.params.items()}):
+    if wrong := sorted({path for path, _ in _shapes(params) ^ _shapes(model.params)}):
         raise ValueError(f"not the model's parameters: {', '.join(wrong)}")
     longest = architecture.max_position_embeddings
-    program = _lower(definition, chosen, longest=longest)
-    signature = _signature(program, definition, heads, longest=longest)
+    weights = _weights(model, architecture.vocab_size)
+    program = _lower(model, weights, chosen, longest=longest)
+    signature = _signature(program, weights, heads, longest=longest)
     serialized = program.serialize()
     write_safetensors(
         directory / WEIGHTS,
-        definition.weights,
-        ((path, _unpadded(arrays[path], spec)) for path, spec in definition.weights.items()),
+        {path: TensorSpec(tuple(each.shape), each.dtype) for path, each in weights.items()},
+        # Without the padding of the vocabulary.
+        ((path, arrays[path][tuple(map(slice, each.shape))]) for path, each in weights.items()),
     )
     try:
         (directory / PROGRAM).write_bytes(serialized)
@@ -175,7 +167,7 @@ def _choose(outputs: Sequence[str] | None, heads: HeadsSection) -> list[str]:
     allowed = available_outputs(heads)
     for name in outputs:
         if name not in allowed:
-            # A right name whose head is missing is not a slip of the pen.
+            # No suggestion for a correct name whose head this model lacks.
             near = "" if name in OUTPUTS else did_you_mean(name, allowed)
             raise UserError(
                 f'outputs: found "{name}", allowed for this model: {", ".join(allowed)}{near}'
@@ -183,27 +175,28 @@ def _choose(outputs: Sequence[str] | None, heads: HeadsSection) -> list[str]:
     return [name for name in allowed if name in outputs]
 
 
-def _define(
-    *, architecture: Architecture, execution: Execution, heads: HeadsSection
-) -> _Definition:
-    portable = execution.model_copy(update={"attention": "xla", "remat": "none"})
+def _shapes(params: Params) -> set[tuple[str, tuple[tuple[int, ...], np.dtype]]]:
+    return {(path, (tuple(each.shape), each.dtype)) for path, each in flatten(params).items()}
 
-    model = define_model(bert_builder(architecture, portable, heads))
-    axes = flatten(model.axes)
-    params, weights = {}, {}
+
+def _weights(model: ModelDefinition, vocab_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns what the program takes: the vocabulary is padded inside bert_jax only."""
+    axes, weights = flatten(model.axes), {}
     # Sorted, as JAX flattens the dict that the program takes.
     for path, param in sorted(flatten(model.params).items()):
-        params[path] = Spec(tuple(param.shape), np.dtype(param.dtype))
-        # What pads the vocabulary is a matter of our own: outside, a row is a piece.
-        shape = tuple(
-            architecture.vocab_size if axis == "vocab" else size
-            for axis, size in zip(axes[path], param.shape, strict=True)
-        )
-        weights[path] = params[path]._replace(shape=shape)
-    return _Definition(model.graphdef, params, weights)
+        sizes = zip(axes[path], param.shape, strict=True)
+        shape = [vocab_size if axis == "vocab" else size for axis, size in sizes]
+        weights[path] = jax.ShapeDtypeStruct(shape, param.dtype)
+    return weights
 
 
-def _lower(definition: _Definition, outputs: Sequence[str], *, longest: int) -> export.Exported:
+def _lower(
+    definition: ModelDefinition,
+    weights: Mapping[str, jax.ShapeDtypeStruct],
+    outputs: Sequence[str],
+    *,
+    longest: int,
+) -> export.Exported:
     def run(
         weights: dict[str, jax.Array],
         input_ids: jax.Array,
@@ -219,25 +212,20 @@ def _lower(definition: _Definition, outputs: Sequence[str], *, longest: int) -> 
         hidden = model.hidden(batch, dropout_key=None)
         return {name: OUTPUTS[name].compute(model, hidden).astype(jnp.float32) for name in outputs}
 
-    weights = {
-        path: jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-        for path, spec in definition.weights.items()
-    }
     size = export.symbolic_shape("b, l", constraints=[f"l <= {longest}"])
     ids = jax.ShapeDtypeStruct(size, jnp.int32)
-    return export.export(jax.jit(run), platforms=PLATFORMS)(weights, *(ids for _ in INPUTS))
-
-
-def _unpadded(array: Any, spec: Spec) -> np.ndarray:
-    whole = np.asarray(array)
-    return whole[tuple(slice(size) for size in spec.shape)]
+    return export.export(jax.jit(run), platforms=PLATFORMS)(dict(weights), *(ids for _ in INPUTS))
 
 
 def _signature(
-    program: export.Exported, definition: _Definition, heads: HeadsSection, *, longest: int
+    program: export.Exported,
+    weights: Mapping[str, jax.ShapeDtypeStruct],
+    heads: HeadsSection,
+    *,
+    longest: int,
 ) -> dict[str, Any]:
-    """Returns what a reader of the program cannot see from its types: names, order, meaning."""
-    ids = program.in_avals[len(definition.weights) :]
+    """Returns what the program's types do not say: names, order, meaning."""
+    ids = program.in_avals[len(weights) :]
     names = sorted(jax.tree.unflatten(program.out_tree, program.out_avals))
     return {
         "program": PROGRAM,
@@ -253,7 +241,7 @@ def _signature(
         ],
         "weights": [
             {"name": path, "dtype": str(spec.dtype), "shape": list(spec.shape)}
-            for path, spec in definition.weights.items()
+            for path, spec in weights.items()
         ],
         "task": None
         if heads.task is None

@@ -1,11 +1,11 @@
-"""The 2018 release's checkpoints: ``bert_model.ckpt.*``, ``bert_config.json``, ``vocab.txt``."""
+"""google-research/bert checkpoints: ``bert_model.ckpt.*``, ``bert_config.json``, ``vocab.txt``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from etils import epath
@@ -13,9 +13,9 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.small import write_whole
 from bert_jax.interop import tf_names
-from bert_jax.interop.mapping import Slot, Spec, expand, read_params, their_tensors
-from bert_jax.interop.pretrained import model_shapes
-from bert_jax.interop.tf_bundle import INDEX, TfSource, write_bundle
+from bert_jax.interop.mapping import Params, Placement, expand, read_params, their_tensors
+from bert_jax.interop.pretrained import Pretrained, model_shapes
+from bert_jax.interop.tf_bundle import INDEX, TfBundle, write_bundle
 from bert_jax.model.config import (
     GOOGLE_BERT_ACTIVATIONS,
     Architecture,
@@ -30,19 +30,8 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 CHECKPOINT: Final = "bert_model.ckpt"
 CONFIG: Final = "bert_config.json"
 
-# What `modeling.py` computes whatever a configuration says: it has no key for it.
-RELEASE_EPS: Final = 1e-12
-
-
-class TfCheckpoint(NamedTuple):
-    """A checkpoint of the release in our own terms."""
-
-    architecture: Architecture
-    heads: HeadsSection
-    params: dict[str, Any]  # nested dict of float32 arrays, stacked and padded
-    moments: MomentsState | None  # Adam's slots, laid out like the parameters
-    global_step: int | None
-    files: tuple[Path, ...]  # what it was read from, without the tokenizer's
+# `modeling.py` has it as a constant; bert_config.json has no key for it.
+LAYER_NORM_EPS: Final = 1e-12
 
 
 def is_tf(path: epath.PathLike) -> bool:
@@ -53,105 +42,92 @@ def is_tf(path: epath.PathLike) -> bool:
 
 
 def read_tf(
-    path: epath.PathLike, *, vocab_size: int, labels: Sequence[str] | None = None
-) -> TfCheckpoint:
-    """Reads a checkpoint of the release, with the heads whose tensors it holds.
+    path: epath.PathLike, *, tokenizer: Tokenizer, labels: Sequence[str] | None = None
+) -> Pretrained:
+    """Reads a google-research/bert checkpoint, with the heads whose tensors it holds.
 
-    ``read_tf("uncased_L-12_H-768_A-12/bert_model.ckpt", vocab_size=30522)``
+    ``read_tf("uncased_L-12_H-768_A-12/bert_model.ckpt", tokenizer=tokenizer)``
 
     Args:
         path: prefix of the checkpoint's files, or a directory that holds one checkpoint; local or
             gs://. `bert_config.json` lies beside it.
-        vocab_size: pieces of the tokenizer.
-        labels: what the outputs of `run_classifier.py`'s head stand for, in their order. The
-            checkpoint does not say it; None names them LABEL_0, LABEL_1, …, as Hugging Face does.
+        tokenizer: of the checkpoint.
+        labels: names of the outputs of `run_classifier.py`'s head, in order; the checkpoint does
+            not have them. None: LABEL_0, LABEL_1, …, as Hugging Face does.
 
     Returns:
-        The model; its moments and the global step where the checkpoint has them.
+        The model, with Adam's moments and the global step where the checkpoint has them.
 
     Raises:
         UserError: TensorFlow is not installed, files are missing or damaged, the configuration
-            contradicts the vocabulary or the tensors, or a tensor is missing, not known, of another
+            contradicts the vocabulary or the tensors, or a tensor is missing, unknown, of another
             shape or of another type.
     """
-    source = TfSource(path)
+    source = TfBundle(path)
     config = epath.Path(source.path).parent / CONFIG
     if not config.exists():
-        raise UserError(f"{config}: no such file; the release keeps it beside the checkpoint")
+        raise UserError(
+            f"{config}: no such file; google-research/bert keeps it beside the checkpoint"
+        )
     section = ModelSection(bert_config=str(config))
-    architecture = resolve_architecture(section, vocab_size=vocab_size)
+    architecture = resolve_architecture(section, vocab_size=tokenizer.vocab_size)
     heads = _find_heads(source, labels)
     shapes = model_shapes(architecture, heads)
-    slots = expand(tf_names.names(heads.task), shapes, vocab_size=vocab_size)
-    ignored = tf_names.IGNORED | _moment_names(slots)
-    params = read_params(source, slots, shapes, ignored=ignored)
-    return TfCheckpoint(
-        architecture=architecture,
-        heads=heads,
-        params=params,
-        moments=_read_moments(source, slots, shapes, heads),
-        global_step=_read_global_step(source),
+    table = tf_names.names(heads.task)
+    placements = expand(table, shapes, vocab_size=architecture.vocab_size)
+    ignored = tf_names.IGNORED | _moment_names(placements)
+    return Pretrained(
+        architecture,
+        heads,
+        read_params(source, placements, shapes, ignored=ignored),
+        tokenizer,
+        moments=_read_moments(source, _trained(placements, heads), shapes),
+        step=_read_global_step(source),
         files=(Path(config), *source.files),
     )
 
 
-def write_tf(
-    directory: epath.PathLike,
-    *,
-    architecture: Architecture,
-    heads: HeadsSection,
-    params: Mapping[str, Any],
-    tokenizer: Tokenizer,
-    moments: MomentsState | None = None,
-    global_step: int | None = None,
-) -> None:
-    """Writes a checkpoint as the release has it, for TensorFlow 1 and all that reads its models.
+def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
+    """Writes a checkpoint for google-research/bert and all that reads its models.
 
-    The settings of the tokenizer lie beside `vocab.txt` in a file of their own: the release takes
-    them from a flag.
+    The casing of the tokenizer lies beside `vocab.txt` in a file of its own; google-research/bert
+    takes it from a flag. With moments, `run_pretraining.py` resumes from them.
 
     Args:
-        directory: there already. Written in place: the caller writes aside.
-        architecture: of the model.
-        heads: of the model.
-        params: nested dict of float32 arrays on the host; numpy or JAX. Not copied.
-        tokenizer: a WordPiece one.
-        moments: Adam's, laid out like `params`; `run_pretraining.py` goes on from them.
-        global_step: optimizer steps done.
+        directory: exists. Written in place: the caller writes aside.
+        model: its arrays on the host, NumPy's or JAX's; not copied.
 
     Raises:
-        UserError: the format has no word for something that decides what the model computes,
+        UserError: the format cannot express something that decides what the model computes,
             TensorFlow is not installed, or the directory cannot be written to.
     """
     root = epath.Path(directory)
-    release_tokenizer = _check_sayable(architecture, heads, tokenizer)
+    architecture, heads = model.architecture, model.heads
+    tokenizer = _check_expressible(architecture, heads, model.tokenizer)
     shapes = model_shapes(architecture, heads)
-    slots = expand(tf_names.names(heads.task), shapes, vocab_size=architecture.vocab_size)
-    write_bundle(root / CHECKPOINT, _tensors(slots, params, heads, moments, global_step))
-    release_tokenizer.save(root)
+    table = tf_names.names(heads.task)
+    placements = expand(table, shapes, vocab_size=architecture.vocab_size)
+    write_bundle(root / CHECKPOINT, _tensors(placements, model))
+    tokenizer.save(root)
     write_whole(root / CONFIG, bert_config(architecture).encode("utf-8"))
 
 
 def bert_config(architecture: Architecture) -> str:
-    """Returns the release's `bert_config.json`: an activation by its name of 2018, no epsilon."""
+    """Returns google-research/bert's `bert_config.json`."""
     values = architecture.model_dump(exclude={"layer_norm_eps"})
     by_name = {ours: theirs for theirs, ours in GOOGLE_BERT_ACTIVATIONS.items()}
     values["hidden_act"] = by_name[architecture.hidden_act]
     return json.dumps(values, indent=2, sort_keys=True) + "\n"
 
 
-def _find_heads(source: TfSource, labels: Sequence[str] | None) -> HeadsSection:
+def _find_heads(source: TfBundle, labels: Sequence[str] | None) -> HeadsSection:
     """A head is there if any of its tensors is; `read_params` then wants all of them."""
-    specs = source.specs()
 
     def has(prefix: str) -> bool:
-        return any(name.startswith(prefix) for name in specs)
+        return any(name.startswith(prefix) for name in source.specs)
 
-    outputs = [
-        specs[name]
-        for name in (tf_names.CLASSIFIER_WEIGHTS, tf_names.CLASSIFIER_BIAS)
-        if name in specs
-    ]
+    classifier = (tf_names.CLASSIFIER_WEIGHTS, tf_names.CLASSIFIER_BIAS)
+    outputs = [source.specs[name] for name in classifier if name in source.specs]
     squad, next_sentence = has(tf_names.SQUAD), has(tf_names.NEXT_SENTENCE)
     if outputs and squad:
         raise UserError(
@@ -163,63 +139,61 @@ def _find_heads(source: TfSource, labels: Sequence[str] | None) -> HeadsSection:
         mlm=has(tf_names.MLM),
         next_sentence=next_sentence,
         task="sequence_classification" if outputs else "question_answering" if squad else None,
-        labels=_labels(source, outputs[0], labels) if outputs else (),
+        labels=_labels(source.path, outputs[0].shape, labels) if outputs else (),
         problem="single_label" if outputs else None,
     )
 
 
-def _labels(source: TfSource, output: Spec, labels: Sequence[str] | None) -> tuple[str, ...]:
-    count = output.shape[0] if output.shape else 0
+def _labels(path: str, shape: tuple[int, ...], labels: Sequence[str] | None) -> tuple[str, ...]:
+    count = shape[0] if shape else 0
     if count == 0:
-        raise UserError(f"{source.path}: found a classifier with no outputs, allowed: one or more")
+        raise UserError(f"{path}: found a classifier with no outputs, allowed: one or more")
     if labels is None:
         return tuple(f"LABEL_{index}" for index in range(count))
     if len(labels) != count:
         raise UserError(
-            f"{source.path}: labels found {len(labels)} names, but the classifier has {count} "
-            f"outputs"
+            f"{path}: labels found {len(labels)} names, but the classifier has {count} outputs"
         )
     return tuple(labels)
 
 
-def _moment_names(slots: Sequence[Slot]) -> dict[str, str]:
+def _moment_names(placements: Sequence[Placement]) -> dict[str, str]:
     """Exact names, not patterns: moments of no known variable stay unknown."""
     reason = "a moment of Adam's, read beside the parameters"
-    return {slot.name + suffix: reason for slot in slots for suffix in (tf_names.MU, tf_names.NU)}
+    suffixes = (tf_names.MU, tf_names.NU)
+    return {each.name + suffix: reason for each in placements for suffix in suffixes}
 
 
-def _trained(slots: Sequence[Slot], heads: HeadsSection) -> list[Slot]:
+def _trained(placements: Sequence[Placement], heads: HeadsSection) -> list[Placement]:
     """Returns the variables that have moments.
 
     `run_squad.py` builds the pooler and leaves it without a gradient, and `optimization.py` makes
     no slots for such a variable.
     """
-    if heads.task != "question_answering":
-        return list(slots)
-    return [slot for slot in slots if not slot.name.startswith(tf_names.POOLER)]
+    squad = heads.task == "question_answering"
+    return [each for each in placements if not (squad and each.name.startswith(tf_names.POOLER))]
 
 
-def _moment_slots(slots: Sequence[Slot], heads: HeadsSection, suffix: str) -> list[Slot]:
-    return [slot._replace(name=slot.name + suffix) for slot in _trained(slots, heads)]
+def _suffixed(placements: Sequence[Placement], suffix: str) -> list[Placement]:
+    return [each._replace(name=each.name + suffix) for each in placements]
 
 
 def _read_moments(
-    source: TfSource, slots: Sequence[Slot], shapes: dict[str, Any], heads: HeadsSection
+    source: TfBundle, trained: Sequence[Placement], shapes: Params
 ) -> MomentsState | None:
     """None where there are none at all; some without the others is an error."""
-    if not any(name.endswith((tf_names.MU, tf_names.NU)) for name in source.specs()):
+    if not any(name.endswith((tf_names.MU, tf_names.NU)) for name in source.specs):
         return None
 
-    def read(suffix: str) -> dict[str, Any]:
-        wanted = _moment_slots(slots, heads, suffix)
-        others = {name: "read for itself" for name in source.specs() if not name.endswith(suffix)}
-        return read_params(source, wanted, shapes, ignored=others)
+    def read(suffix: str) -> Params:
+        others = {name: "not this moment" for name in source.specs if not name.endswith(suffix)}
+        return read_params(source, _suffixed(trained, suffix), shapes, ignored=others)
 
     return MomentsState(mu=read(tf_names.MU), nu=read(tf_names.NU))
 
 
-def _read_global_step(source: TfSource) -> int | None:
-    spec = source.specs().get(tf_names.GLOBAL_STEP)
+def _read_global_step(source: TfBundle) -> int | None:
+    spec = source.specs.get(tf_names.GLOBAL_STEP)
     if spec is None:
         return None
     if spec.shape != () or spec.dtype not in (np.dtype(np.int64), np.dtype(np.int32)):
@@ -231,53 +205,41 @@ def _read_global_step(source: TfSource) -> int | None:
 
 
 def _tensors(
-    slots: Sequence[Slot],
-    params: Mapping[str, Any],
-    heads: HeadsSection,
-    moments: MomentsState | None,
-    global_step: int | None,
+    placements: Sequence[Placement], model: Pretrained
 ) -> Iterator[tuple[str, np.ndarray]]:
-    yield from their_tensors(params, slots)
-    if moments is not None:
-        yield from their_tensors(moments.mu, _moment_slots(slots, heads, tf_names.MU))
-        yield from their_tensors(moments.nu, _moment_slots(slots, heads, tf_names.NU))
-    if global_step is not None:
-        yield tf_names.GLOBAL_STEP, np.asarray(global_step, np.int64)
+    yield from their_tensors(model.params, placements)
+    if model.moments is not None:
+        trained = _trained(placements, model.heads)
+        yield from their_tensors(model.moments.mu, _suffixed(trained, tf_names.MU))
+        yield from their_tensors(model.moments.nu, _suffixed(trained, tf_names.NU))
+    if model.step is not None:
+        yield tf_names.GLOBAL_STEP, np.asarray(model.step, np.int64)
 
 
-def _check_sayable(
+def _check_expressible(
     architecture: Architecture, heads: HeadsSection, tokenizer: Tokenizer
 ) -> WordPieceTokenizer:
-    """Refuses what the release's programs would compute otherwise, without a word."""
-    format_ = "the 2018 TensorFlow format"
+    """Refuses what google-research/bert would silently compute differently."""
+
+    def refuse(key: str, found: object, allowed: str) -> UserError:
+        return UserError(f"{key}: found {found}, allowed in google-research/bert: {allowed}")
+
     if architecture.hidden_act not in GOOGLE_BERT_ACTIVATIONS.values():
-        raise UserError(
-            f"model.architecture.hidden_act: found {architecture.hidden_act}, allowed in "
-            f"{format_}: {', '.join(GOOGLE_BERT_ACTIVATIONS.values())} (its gelu is the tanh form)"
-        )
-    if architecture.layer_norm_eps != RELEASE_EPS:
-        raise UserError(
-            f"model.architecture.layer_norm_eps: found {architecture.layer_norm_eps}, "
-            f"allowed in {format_}: {RELEASE_EPS}, which its programs fix"
-        )
+        allowed = f"{', '.join(GOOGLE_BERT_ACTIVATIONS.values())} (its gelu is the tanh form)"
+        raise refuse("model.architecture.hidden_act", architecture.hidden_act, allowed)
+    if architecture.layer_norm_eps != LAYER_NORM_EPS:
+        allowed = f"{LAYER_NORM_EPS}, a constant of modeling.py"
+        raise refuse("model.architecture.layer_norm_eps", architecture.layer_norm_eps, allowed)
     if heads.task is not None and heads.task not in tf_names.TASK_TABLES:
-        raise UserError(
-            f"model.heads.task: found {heads.task}, allowed in {format_}: "
-            f"{', '.join(tf_names.TASK_TABLES)}"
-        )
+        raise refuse("model.heads.task", heads.task, ", ".join(tf_names.TASK_TABLES))
     if heads.problem not in (None, "single_label"):
-        raise UserError(
-            f"model.heads.problem: found {heads.problem}, allowed in {format_}: single_label"
-        )
+        raise refuse("model.heads.problem", heads.problem, "single_label")
     if not isinstance(tokenizer, WordPieceTokenizer):
-        raise UserError(
-            f"tokenizer: found a {type(tokenizer).__name__}, allowed in {format_}: WordPiece, the "
-            f"only one its vocab.txt can hold"
-        )
+        raise refuse("tokenizer", f"a {type(tokenizer).__name__}", "WordPiece, as vocab.txt has it")
     if not tokenizer.chinese or tokenizer.strip_accents not in (None, tokenizer.lower_case):
-        raise UserError(
-            f"tokenizer: found strip_accents {tokenizer.strip_accents} and chinese "
-            f"{tokenizer.chinese}, allowed in {format_}: accents stripped where letters are "
-            f"lowered, ideographs set apart"
+        raise refuse(
+            "tokenizer",
+            f"strip_accents {tokenizer.strip_accents} and chinese {tokenizer.chinese}",
+            "accents stripped where text is lower-cased, CJK ideographs split",
         )
     return tokenizer

@@ -1,7 +1,6 @@
-"""TensorFlow's checkpoint files (``PREFIX.index``, ``PREFIX.data-*``): read, and written.
+"""TensorFlow's checkpoint files: ``PREFIX.index``, ``PREFIX.data-*``.
 
-TensorFlow itself reads and writes them; it is imported when first needed and comes with the extra
-``tf``.
+TensorFlow reads and writes them; it is imported when first needed and comes with the extra ``tf``.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,19 +16,18 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean, first_line
-from bert_jax.interop.mapping import Spec
+from bert_jax.interop.mapping import TensorSpec
 
 INDEX: Final = ".index"
 
 
 def tensorflow() -> Any:
-    """Returns TensorFlow, kept from talking and from taking the accelerators that JAX uses.
+    """Returns TensorFlow, without its log lines and without the accelerators that JAX uses.
 
     Raises:
         UserError: it is not installed.
     """
-    # Read at its first import. What goes wrong comes as an exception all the same, and nothing is
-    # computed with it.
+    # Read at its first import. Errors still come as exceptions.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     try:
@@ -39,7 +37,7 @@ def tensorflow() -> Any:
             "tensorflow: not installed, and TensorFlow checkpoints are read and written with it; "
             "allowed: pip install 'bert-jax[tf]'"
         ) from error
-    # A process that computed with TensorFlow before has its devices already: they are its choice.
+    # Raises in a process that has used TensorFlow before: it has its devices already.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
     return tf
@@ -55,7 +53,7 @@ def find_prefix(path: epath.PathLike) -> epath.Path:
         UserError: none there, or several.
     """
     given = epath.Path(path)
-    if _with_suffix(given, INDEX).exists():
+    if epath.Path(f"{given}{INDEX}").exists():
         return given
     if not given.is_dir():
         if not given.parent.is_dir():
@@ -73,14 +71,7 @@ def find_prefix(path: epath.PathLike) -> epath.Path:
     return given / found[0]
 
 
-def data_files(prefix: epath.PathLike) -> list[Path]:
-    """Returns the files of one checkpoint, whatever others lie beside it."""
-    at = epath.Path(prefix)
-    found = [*at.parent.glob(f"{at.name}.data-*"), _with_suffix(at, INDEX)]
-    return sorted(Path(file) for file in found)
-
-
-class TfSource:
+class TfBundle:
     """A TensorFlow checkpoint; satisfies `mapping.TensorSource`."""
 
     def __init__(self, path: epath.PathLike) -> None:
@@ -93,8 +84,10 @@ class TfSource:
             UserError: TensorFlow is not installed, there is no checkpoint, or its index is damaged.
         """
         tf = tensorflow()
-        self.path = str(find_prefix(path))
-        self.files = data_files(self.path)
+        prefix = find_prefix(path)
+        self.path = str(prefix)
+        self.files = [Path(file) for file in sorted(prefix.parent.glob(f"{prefix.name}.data-*"))]
+        self.files.append(Path(f"{self.path}{INDEX}"))
         self._damage = _damage(tf)
         try:
             self._reader = tf.train.load_checkpoint(self.path)
@@ -104,14 +97,10 @@ class TfSource:
                 f"({first_line(error)}); was the download cut off?"
             ) from error
         dtypes = self._reader.get_variable_to_dtype_map()
-        self._specs = {
-            name: Spec(tuple(shape), np.dtype(dtypes[name].as_numpy_dtype))
+        self.specs = {
+            name: TensorSpec(tuple(shape), np.dtype(dtypes[name].as_numpy_dtype))
             for name, shape in self._reader.get_variable_to_shape_map().items()
         }
-
-    def specs(self) -> Mapping[str, Spec]:
-        """Returns what is in the checkpoint."""
-        return self._specs
 
     def read(self, name: str) -> np.ndarray:
         """Returns one tensor.
@@ -131,49 +120,43 @@ class TfSource:
 def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
     """Writes ``PREFIX.index`` and ``PREFIX.data-00000-of-00001``, which TensorFlow 1 reads.
 
-    The numbers go to the file from where they lie: nothing is copied but what is not contiguous
-    (a transposed matrix).
+    Only arrays that are not contiguous (transposed matrices) are copied.
 
     Args:
-        prefix: its directory is there. Written in place: the caller writes aside.
+        prefix: its directory exists. Written in place: the caller writes aside.
         tensors: name and numbers.
 
     Raises:
         UserError: TensorFlow is not installed, the disk is full, or the place cannot be written to.
     """
     tf = tensorflow()
-    lent = {name: np.asarray(array, order="C") for name, array in tensors}
+    shared = {name: np.asarray(array, order="C") for name, array in tensors}
     try:
         with tf.device("CPU:0"):
             tf.raw_ops.SaveV2(
                 prefix=str(prefix),
-                tensor_names=list(lent),
-                shape_and_slices=[""] * len(lent),
-                tensors=[_lend(tf, array) for array in lent.values()],
+                tensor_names=list(shared),
+                shape_and_slices=[""] * len(shared),
+                tensors=[_as_tensor(tf, array) for array in shared.values()],
             )
     except _damage(tf) as error:
         raise UserError(f"{prefix}: cannot be written ({first_line(error)})") from error
 
 
-def _lend(tf: Any, array: np.ndarray) -> Any:
+def _as_tensor(tf: Any, array: np.ndarray) -> Any:
     """Returns a tensor over an array's own memory; the array must outlive it."""
     if array.ndim == 0:
         return tf.constant(array)
     if not array.flags.writeable:
-        # JAX's arrays are read-only, which DLPack's first version cannot say and so numpy declines.
-        # Saving only reads.
+        # JAX's arrays are read-only, which NumPy refuses to hand over as DLPack. Saving only reads.
         memory = (ctypes.c_byte * array.nbytes).from_address(array.ctypes.data)
         array = np.frombuffer(memoryview(memory), array.dtype).reshape(array.shape)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def _damage(tf: Any) -> tuple[type[Exception], ...]:
-    """Its C++ errors come as its own class or, by their code, as one of Python's."""
+    """TensorFlow's C++ errors come as its own class or, by their code, as one of Python's."""
     return (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError)
-
-
-def _with_suffix(prefix: epath.Path, suffix: str) -> epath.Path:
-    return prefix.parent / (prefix.name + suffix)
 
 
 def _prefixes(directory: epath.Path) -> list[str]:

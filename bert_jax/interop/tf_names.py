@@ -1,4 +1,4 @@
-"""The 2018 release's names for BERT's tensors: the one table, for import and export alike.
+"""google-research/bert's names for BERT's tensors: the one table, for import and export alike.
 
 Source: the variable scopes of google-research/bert `modeling.py`, `run_pretraining.py`,
 `run_classifier.py`, `run_squad.py` and `optimization.py`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bert_jax.interop.mapping import STACKED, Entry
+from bert_jax.interop.mapping import STACKED, NameRule
 from bert_jax.model.config import TaskName
 
 GLOBAL_STEP: Final = "global_step"
@@ -17,7 +17,7 @@ GLOBAL_STEP: Final = "global_step"
 MU: Final = "/adam_m"
 NU: Final = "/adam_v"
 
-# What only a head has, by the beginning of its names.
+# Prefixes of the heads' variables.
 POOLER: Final = "bert/pooler/"
 MLM: Final = "cls/predictions/"
 NEXT_SENTENCE: Final = "cls/seq_relationship/"
@@ -26,41 +26,43 @@ CLASSIFIER_WEIGHTS: Final = "output_weights"
 CLASSIFIER_BIAS: Final = "output_bias"
 SQUAD: Final = "cls/squad/"
 
-# No parameters of the model. Adam's moments are not listed: they are read as tensors like ours.
+# Not parameters of the model. Adam's moments are not listed: they are read under this table too.
 IGNORED: Final[dict[str, str]] = {
-    GLOBAL_STEP: "how many steps were done: a count of its own, and no parameter",
+    GLOBAL_STEP: "the number of steps done, not a parameter",
 }
 
 _LAYER: Final = "bert/encoder/layer_{layer}/"
 
 
-def _dense(ours: str, theirs: str, *, inputs: int = 1) -> tuple[Entry, ...]:
+def _dense(ours: str, theirs: str, *, inputs: int = 1) -> tuple[NameRule, ...]:
     """A kernel is [inputs, outputs] in `tf.layers.dense`, as it is here."""
     return (
-        Entry(f"{ours}/kernel", f"{theirs}/kernel", inputs=inputs),
-        Entry(f"{ours}/bias", f"{theirs}/bias"),
+        NameRule(f"{ours}/kernel", f"{theirs}/kernel", inputs=inputs),
+        NameRule(f"{ours}/bias", f"{theirs}/bias"),
     )
 
 
-def _norm(ours: str, theirs: str) -> tuple[Entry, ...]:
+def _norm(ours: str, theirs: str) -> tuple[NameRule, ...]:
     return (
-        Entry(f"{ours}/scale", f"{theirs}/LayerNorm/gamma"),
-        Entry(f"{ours}/bias", f"{theirs}/LayerNorm/beta"),
+        NameRule(f"{ours}/scale", f"{theirs}/LayerNorm/gamma"),
+        NameRule(f"{ours}/bias", f"{theirs}/LayerNorm/beta"),
     )
 
 
-def _output(ours: str, weights: str, bias: str) -> tuple[Entry, ...]:
-    """The release keeps the last map of a head as [outputs, inputs]."""
+def _output(ours: str, weights: str, bias: str) -> tuple[NameRule, ...]:
+    """The last layer of a head is a plain variable, [outputs, inputs]."""
     return (
-        Entry(f"{ours}/kernel", weights, inputs=1, transposed=True),
-        Entry(f"{ours}/bias", bias),
+        NameRule(f"{ours}/kernel", weights, inputs=1, transposed=True),
+        NameRule(f"{ours}/bias", bias),
     )
 
 
-TABLE: Final[tuple[Entry, ...]] = (
-    Entry("encoder/embeddings/word", "bert/embeddings/word_embeddings", inputs=1, vocabulary=True),
-    Entry("encoder/embeddings/position", "bert/embeddings/position_embeddings", inputs=1),
-    Entry("encoder/embeddings/type", "bert/embeddings/token_type_embeddings", inputs=1),
+TABLE: Final[tuple[NameRule, ...]] = (
+    NameRule(
+        "encoder/embeddings/word", "bert/embeddings/word_embeddings", inputs=1, vocabulary=True
+    ),
+    NameRule("encoder/embeddings/position", "bert/embeddings/position_embeddings", inputs=1),
+    NameRule("encoder/embeddings/type", "bert/embeddings/token_type_embeddings", inputs=1),
     *_norm("encoder/embeddings/norm", "bert/embeddings"),
     *_dense(STACKED + "attention/query", _LAYER + "attention/self/query"),
     *_dense(STACKED + "attention/key", _LAYER + "attention/self/key"),
@@ -73,20 +75,20 @@ TABLE: Final[tuple[Entry, ...]] = (
     *_dense("pooler/dense", POOLER + "dense"),
     *_dense("mlm/transform", MLM + "transform/dense"),
     *_norm("mlm/norm", MLM + "transform"),
-    Entry("mlm/bias", MLM + "output_bias", vocabulary=True),
+    NameRule("mlm/bias", MLM + "output_bias", vocabulary=True),
     *_output(
         "next_sentence/classifier", NEXT_SENTENCE + "output_weights", NEXT_SENTENCE + "output_bias"
     ),
 )
 
-# The fine-tuned heads that the release has programs for.
-TASK_TABLES: Final[dict[TaskName, tuple[Entry, ...]]] = {
+# The fine-tuned heads of run_classifier.py and run_squad.py.
+TASK_TABLES: Final[dict[TaskName, tuple[NameRule, ...]]] = {
     "sequence_classification": _output("task", CLASSIFIER_WEIGHTS, CLASSIFIER_BIAS),
     "question_answering": _output("task", SQUAD + "output_weights", SQUAD + "output_bias"),
 }
 
 
-def names(task: TaskName | None) -> tuple[Entry, ...]:
+def names(task: TaskName | None) -> tuple[NameRule, ...]:
     """Returns the table, with the names of a fine-tuned head where there is one.
 
     Args:

@@ -1,74 +1,59 @@
-"""PyTorch's own files, read as weights and never run as the programs that pickles are."""
+"""One PyTorch file, read as weights; a pickle's code is never run."""
 
 from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from bert_jax.errors import UserError, first_line
-from bert_jax.interop.mapping import Spec
-from bert_jax.interop.safetensors_file import refuse_pointer
+from bert_jax.interop.mapping import TensorSpec
 
 WEIGHTS: Final = "pytorch_model.bin"
+_ALTERNATIVE: Final = "model.safetensors"
 
 
-class TorchSource:
-    """A ``pytorch_model.bin``, mapped into memory; satisfies `TensorSource`."""
+class TorchFile:
+    """A file of `torch.save`, mapped into memory; satisfies `mapping.TensorSource`."""
 
-    def __init__(self, path: Path, *, rename: Callable[[str], str]) -> None:
-        """Opens the file with a loader that knows tensors and nothing else.
-
-        Args:
-            path: the file.
-            rename: their spelling of a name → the one that the table has.
+    def __init__(self, path: Path) -> None:
+        """Opens the file with PyTorch's loader of tensors alone (``weights_only``).
 
         Raises:
-            UserError: PyTorch is not installed, the file is damaged, a git-lfs pointer, or holds
-                anything but tensors.
+            UserError: PyTorch is not installed, the file is damaged, or holds anything but tensors.
         """
+        try:
+            import torch
+        except ImportError as error:
+            raise UserError(
+                f"{path}: reading it needs PyTorch (pip install torch); a {_ALTERNATIVE} does not"
+            ) from error
         self.path = str(path)
         self.files = [path]
-        refuse_pointer(path)
-        self._torch = torch = _torch(path)
         try:
             found = _load(torch, path)
         except pickle.UnpicklingError as error:
             raise UserError(
                 f"{path}: holds Python objects beside tensors, and a pickle can run any code; "
-                f"allowed: tensors alone, or a .safetensors file"
+                f"allowed: tensors alone, or a {_ALTERNATIVE}"
             ) from error
         except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
             raise UserError(f"{path}: no whole PyTorch file ({first_line(error)})") from error
         if not isinstance(found, Mapping) or not all(map(torch.is_tensor, found.values())):
             raise UserError(f"{path}: found no dict of tensors")
-        self._found = {rename(name): tensor for name, tensor in found.items()}
-
-    def specs(self) -> Mapping[str, Spec]:
-        """Returns what is in the file."""
-        return {
-            name: Spec(tuple(tensor.shape), np.dtype(str(tensor.dtype).removeprefix("torch.")))
-            for name, tensor in self._found.items()
+        self._tensors = found
+        self.specs = {
+            name: TensorSpec(tuple(tensor.shape), np.dtype(str(tensor.dtype).split(".")[1]))
+            for name, tensor in found.items()
         }
 
     def read(self, name: str) -> np.ndarray:
         """Returns one tensor; half precision comes as float32, which loses nothing."""
-        tensor = self._found[name].detach()
-        return tensor.to(self._torch.float32).numpy()
-
-
-def _torch(path: Path) -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise UserError(
-            f"{path}: reading it needs PyTorch (pip install torch); a model.safetensors does not"
-        ) from error
-    return torch
+        return self._tensors[name].detach().float().numpy()
 
 
 def _load(torch: Any, path: Path) -> Any:

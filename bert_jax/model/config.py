@@ -47,7 +47,7 @@ class Architecture(Section):
     num_attention_heads: int = pydantic.Field(ge=1)
     intermediate_size: int = pydantic.Field(ge=1)
     max_position_embeddings: int = pydantic.Field(default=512, ge=1)
-    type_vocab_size: int = pydantic.Field(default=2, ge=1)
+    type_vocab_size: int = pydantic.Field(default=2, ge=1)  # 1: both spans have the one type
     hidden_act: Activation = "gelu_tanh"
     hidden_dropout_prob: float = pydantic.Field(default=0.1, ge=0, lt=1)
     attention_probs_dropout_prob: float = pydantic.Field(default=0.1, ge=0, lt=1)

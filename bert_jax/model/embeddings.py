@@ -55,7 +55,7 @@ class Embeddings(nnx.Module):
 
         Args:
             input_ids: pieces.
-            token_type_ids: 0 in the first span, 1 in the second.
+            token_type_ids: 0 in the first span, 1 in the second; ignored with one type.
             position_ids: positions within each packed example; None means 0 … length−1.
             dropout_key: None in evaluation.
         """
@@ -65,9 +65,12 @@ class Embeddings(nnx.Module):
             x_BLD += self.position[...][: input_ids.shape[1]][None]
         else:
             x_BLD += self.position[...][position_ids]
-        # Two rows: a product with a one-hot is cheaper than a gather and its scatter backwards.
         types = self.type[...]
-        one_hot = jnp.equal(token_type_ids[..., None], jnp.arange(types.shape[0]))
-        x_BLD += jnp.einsum("blt,td->bld", one_hot.astype(types.dtype), types)
+        if types.shape[0] == 1:  # both spans have the one type
+            x_BLD += types[None]
+        else:
+            # Two rows: a product with a one-hot is cheaper than a gather and its scatter backwards.
+            one_hot = jnp.equal(token_type_ids[..., None], jnp.arange(types.shape[0]))
+            x_BLD += jnp.einsum("blt,td->bld", one_hot.astype(types.dtype), types)
         x_BLD = constrain(self.norm(x_BLD), "batch", "length", "hidden")
         return dropout(x_BLD, self.dropout_rate, dropout_key)

@@ -14,11 +14,13 @@ from rich.console import Console
 from bert_jax.config import RunConfig, load_config
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.inference.fill_mask import Filled
 from bert_jax.pipelines.python_docs.corpus import write_python_docs
+from bert_jax.runs.evaluation import Evaluation
 from bert_jax.section import need
-from bert_jax.verbs.evaluate import Evaluation, evaluate
+from bert_jax.verbs.evaluate import evaluate
 from bert_jax.verbs.examples import examples
-from bert_jax.verbs.fill_mask import Filled, fill_mask
+from bert_jax.verbs.fill_mask import fill_mask
 from bert_jax.verbs.pretrain import VALIDATION, pretrain
 from bert_jax.verbs.vocab import vocab
 

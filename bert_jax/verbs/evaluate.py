@@ -1,41 +1,18 @@
-"""`bert-jax evaluate`: the metrics of a checkpoint on the validation split."""
+"""`bert-jax evaluate`: the metrics of a checkpoint on held-out data."""
 
 from __future__ import annotations
-
-import functools
-import json
-from collections.abc import Mapping
-from typing import NamedTuple
 
 import jax
 from rich.console import Console
 from rich.table import Table
 
-from bert_jax.data.loader.loader import evaluation_batches
 from bert_jax.errors import UserError
-from bert_jax.files.small import write_whole
-from bert_jax.objectives.example_source import open_source
-from bert_jax.objectives.registry import objective_of
-from bert_jax.objectives.section import ObjectiveSection
-from bert_jax.parallel.mesh import process_share
+from bert_jax.objectives.evaluation import evaluate_objective
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.directory import Run, open_run
-from bert_jax.runs.parameters import load_params
-from bert_jax.tasks.training.evaluation import EVALUATION, evaluate_task
-from bert_jax.train.compiled import compile_evaluation
-from bert_jax.train.loop import evaluate as run_evaluation
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.evaluation import Evaluation, own_split, write_evaluation
+from bert_jax.tasks.training.evaluation import evaluate_task
 from bert_jax.train.progress_display import format_scores
-from bert_jax.train.sections import TrainSection
-from bert_jax.train.state import define_model
-
-
-class Evaluation(NamedTuple):
-    """Metrics of one checkpoint on one dataset."""
-
-    step: int
-    dataset: str
-    examples: int
-    scores: Mapping[str, float]
 
 
 def evaluate(
@@ -50,91 +27,51 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates a run's checkpoint, every example once.
 
-    A pretrained run's on a dataset, masks drawn once and for all at 15%; a fine-tuned run's on its
-    task.
+    A pretrained or imported run is evaluated on a dataset, with fixed masks at 15%; a fine-tuned
+    run on its task.
 
     Args:
-        run_dir: of `pretrain` or `finetune`.
-        dataset: a dataset directory; the run's last phase's where none is given.
-        split: of that dataset, "validation" where none is given; of a task "dev" or "test".
+        run_dir: of `pretrain`, `import` or `finetune`.
+        dataset: a dataset directory; None for that of the run's last phase.
+        split: of that dataset, "validation" if None; of a task "dev" (None) or "test".
         checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
-        batch_size: rows at a time; it changes no figure.
-        mesh: other devices than the run was configured for.
+        batch_size: rows at a time; does not change the figures.
+        mesh: devices to use; None for all there are.
         console: where the table is shown.
 
     Returns:
-        Step, dataset, number of examples and scores; the same goes to ``evaluation.json`` in the
-        run directory.
+        The figures, which are also written to the run directory: to ``evaluation.json`` for the
+        `auto` checkpoint on the run's own held-out split, else under ``evaluations/``.
 
     Raises:
         UserError: no such run, checkpoint, dataset or split.
     """
     run = open_run(run_dir)
-    if not run.is_fine_tuned:
-        result = _evaluate_objective(
-            run,
-            dataset=dataset,
-            split=split or "validation",
-            checkpoint=checkpoint,
-            batch_size=batch_size,
-            mesh=mesh,
-        )
-    else:
+    split = split or own_split(run)
+    if run.is_fine_tuned:
         if dataset is not None:
             raise UserError(
                 f"--dataset: found {dataset}, but {run_dir} is fine-tuned; allowed: none "
                 f"(`bert-jax predict --input` takes other files)"
             )
-        step, examples, scores = evaluate_task(
-            run, role=split or "dev", checkpoint=checkpoint, batch_size=batch_size, mesh=mesh
+        result = evaluate_task(
+            run, role=split, checkpoint=checkpoint, batch_size=batch_size, mesh=mesh
         )
-        result = Evaluation(step, split or "dev", examples, scores)
+    else:
+        result = evaluate_objective(
+            run,
+            dataset=dataset,
+            split=split,
+            checkpoint=checkpoint,
+            batch_size=batch_size,
+            mesh=mesh,
+        )
     if jax.process_index() == 0:
-        write_whole(run.directory / EVALUATION, json.dumps(result._asdict(), indent=2).encode())
+        # An imported run has no dataset of its own: the one that is given takes its place.
+        own_data = dataset is None or not run.has("train")
+        write_evaluation(run, result, selected=checkpoint == "auto", own_data=own_data)
         _show(result, console or Console())
     return result
-
-
-def _evaluate_objective(
-    run: Run,
-    *,
-    dataset: str | None,
-    split: str,
-    checkpoint: str,
-    batch_size: int | None,
-    mesh: MeshSection | None,
-) -> Evaluation:
-    task = objective_of(run)
-    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
-    section = run.section("train", TrainSection, verb="evaluate")
-    phase = section.phases[-1]
-    path = dataset or phase.dataset
-    source = open_source(
-        path,
-        split,
-        objective=run.section("objective", ObjectiveSection, verb="evaluate"),
-        tokenizer=run.tokenizer,
-        key="dataset",
-    )
-    share = process_share(loaded.mesh)
-    batches = functools.partial(
-        evaluation_batches,
-        source.dataset,
-        source.features(
-            task,
-            seq_length=phase.seq_length,
-            max_predictions=phase.max_predictions,
-            evaluation=True,
-        ),
-        batch_size=batch_size or phase.batch_size,
-        seed=run.seed,
-        limit=None,
-        share=share,
-    )
-    with jax.set_mesh(loaded.mesh):
-        step_fn = compile_evaluation(task, define_model(task.build), loaded.mesh)
-        totals = run_evaluation(step_fn, loaded.params, batches, loaded.mesh, shares=share.count)
-    return Evaluation(loaded.step, path, len(source.dataset), task.score(totals))
 
 
 def _show(result: Evaluation, console: Console) -> None:

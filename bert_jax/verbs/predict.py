@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
 
 import jax
-import pyarrow as pa
-from etils import epath
-from pyarrow import csv as pa_csv
 from rich.console import Console
 
-from bert_jax.errors import UserError
-from bert_jax.files.small import write_whole
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import open_run
-from bert_jax.runs.parameters import load_params
-from bert_jax.tasks.family import Family, Record
-from bert_jax.tasks.predictor import predict_splits, score_splits
-from bert_jax.tasks.training.evaluation import open_data, predictor_of, write_records
+from bert_jax.tasks.prediction import PredictionOutput, Predictions, predict_to
 from bert_jax.train.progress_display import format_scores
-
-SUFFIXES: Final = (".jsonl", ".csv")
-
-
-class Predictions(NamedTuple):
-    """What was predicted and written."""
-
-    step: int  # of the checkpoint
-    files: Sequence[Path]
-    records: Mapping[str, Sequence[Record]]  # by split
-    scores: Mapping[str, float] | None  # where every example has a label
 
 
 def predict(
@@ -49,105 +27,38 @@ def predict(
 ) -> Predictions:
     """Predicts a file, or the test splits of the task that a run was fine-tuned on.
 
+    SQuAD 2.0's threshold is the one tuned on dev for the same checkpoint.
+
     Args:
         run_dir: of `finetune`.
-        output: .jsonl (everything known of each example) or .csv (id and prediction); with
+        output: .jsonl (the full record of each example) or .csv (id and prediction); with
             `submission` a directory, which gets the files that the benchmark itself takes and may
             hold those of other tasks already.
         input_path: a file in the task's own layout, with or without labels; None for the test
             splits.
         submission: write the benchmark's files.
         checkpoint: `auto` (the best), `last`, `best`, or a step.
-        batch_size: rows at a time; changes no prediction.
+        batch_size: rows at a time; does not change the predictions.
         mesh: devices to use; None for all there are.
         force: replace `output`.
         console: where the result is shown.
 
     Raises:
-        UserError: no fine-tuned run, no such file, `output` is there.
+        UserError: not a fine-tuned run, no such file, `output` exists, or a checkpoint that was
+            not evaluated on the dev file that its threshold comes from.
     """
-    run = open_run(run_dir)
-    target = Path(output)
-    _check_output(target, submission=submission, force=force)
-    roles = ("test",) if input_path is None else ("input",)
-    family = open_data(run, roles=roles, input=None if input_path is None else Path(input_path))
-    names = list(family.splits)
-    if not names:
-        raise UserError(
-            f"{run_dir}: its task has no test file, allowed: --input FILE, or a run whose task has"
-        )
-    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
-    predictor = predictor_of(run, loaded, batch_size=batch_size)
-    records = predict_splits(predictor, loaded.params, family, names)
-    scores = _scores(family, records)
-    files: list[Path] = []
-    if jax.process_index() == 0:
-        if submission:
-            for name in names:
-                files += family.write_official(name, records[name], target)
-        else:
-            files.append(_write(target, records))
-        if console is not None:
-            _show(console, files, records, scores)
-    return Predictions(loaded.step, files, records, scores)
-
-
-def _check_output(target: Path, *, submission: bool, force: bool) -> None:
-    if submission:
-        if target.exists() and not target.is_dir():
-            raise UserError(f"{target}: found a file, allowed: a directory for --submission")
-        return
-    if target.suffix not in SUFFIXES:
-        raise UserError(
-            f"{target}: found {target.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}, or a "
-            f"directory with --submission"
-        )
-    if target.exists() and not force:
-        raise UserError(f"{target}: is already there; allowed: another name, or --force")
-
-
-def _scores(family: Family, records: Mapping[str, Sequence[Record]]) -> dict[str, float] | None:
-    """Returns figures where there is something to compare with."""
-    labelled = {
-        name: found
-        for name, found in records.items()
-        if found and all(record.get("label") is not None for record in found)
-    }
-    return score_splits(family, labelled) if labelled else None
-
-
-def _write(target: Path, records: Mapping[str, Sequence[Record]]) -> Path:
-    """Writes all splits to one file; which one is said where there are several."""
-    several = len(records) > 1
-    found = [
-        {"split": name, **record} if several else record
-        for name, of_split in records.items()
-        for record in of_split
-    ]
-    if target.suffix == ".jsonl":
-        write_records(epath.Path(target), found)
-        return target
-    columns = (["split"] if several else []) + ["id", "prediction"]
-    table = pa.table({name: [_cell(record[name]) for record in found] for name in columns})
-    sink = pa.BufferOutputStream()
-    pa_csv.write_csv(table, sink, pa_csv.WriteOptions(quoting_style="needed"))
-    write_whole(epath.Path(target), sink.getvalue().to_pybytes())
-    return target
-
-
-def _cell(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
-
-
-def _show(
-    console: Console,
-    files: Sequence[Path],
-    records: Mapping[str, Sequence[Record]],
-    scores: Mapping[str, float] | None,
-) -> None:
-    counts = ", ".join(f"{name} {len(found):,}" for name, found in records.items())
-    console.print(
-        f"{', '.join(map(str, files))}: {counts}", markup=False, highlight=False, soft_wrap=True
+    result = predict_to(
+        PredictionOutput(Path(output), submission, force),
+        open_run(run_dir),
+        input_path=input_path,
+        checkpoint=checkpoint,
+        batch_size=batch_size,
+        mesh=mesh,
     )
-    if scores:
-        console.print(format_scores(scores), markup=False, highlight=False, soft_wrap=True)
+    if console is not None and jax.process_index() == 0:
+        files = ", ".join(map(str, result.files))
+        counts = ", ".join(f"{name} {len(found):,}" for name, found in result.records.items())
+        lines = [f"{files}: {counts}"] + ([format_scores(result.scores)] if result.scores else [])
+        for line in lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return result

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import BertModel
 
-from bert_jax.feature_extraction.extractor import Extractor, ExtractSection
-from bert_jax.feature_extraction.layers import parse_layers
-from bert_jax.feature_extraction.texts import Record
+from bert_jax.feature_extraction.extractor import ExtractionSettings, FeatureExtractor
+from bert_jax.feature_extraction.layers import select_layers
+from bert_jax.feature_extraction.texts import InputText
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
 from tests.feature_extraction.runs import (
@@ -174,23 +174,19 @@ def test_batch_size_and_devices_change_no_feature_and_no_order(
         np.testing.assert_allclose(other, reference, atol=1e-6, rtol=1e-6)
 
 
+def settings(**changes: Any) -> ExtractionSettings:
+    return ExtractionSettings(layers=select_layers("last", depth=5), **changes)
+
+
 def vectors(run: Any, lines: list[str], *, batch_size: int, one_device: bool) -> np.ndarray:
     """Mean features of the last layer."""
     loaded = load_params(run, checkpoint="last", one_device=one_device)
     assert loaded.mesh.size == (1 if one_device else 8)
-    extractor = Extractor(
-        ExtractSection(batch_size=batch_size, max_length=40),
-        tokenizer=run.tokenizer,
-        layers=parse_layers("last", depth=5),
-        hidden_size=run.architecture.hidden_size,
-        graphdef=loaded.model.graphdef,
-        params=loaded.params,
-        mesh=loaded.mesh,
-    )
-    records = [Record(number, line, None, None) for number, line in enumerate(lines, start=1)]
-    made = list(extractor(records))
-    assert [feature.record for feature in made] == records
-    assert extractor.counts.shapes == {8, 12, 16, 20, 24}
+    extractor = FeatureExtractor(settings(batch_size=batch_size, max_length=40), run, loaded)
+    sources = [InputText(number, line, None, None) for number, line in enumerate(lines, start=1)]
+    made = list(extractor(sources))
+    assert [feature.source for feature in made] == sources
+    assert extractor.counts.lengths == {8, 12, 16, 20, 24}
     return np.concatenate([feature.vectors for feature in made])
 
 
@@ -201,22 +197,14 @@ def test_texts_are_read_no_further_than_what_is_written_needs(
     loaded = load_params(run, checkpoint="last", one_device=True)
     # Room for ten of the thirty-two numbers that a text has: a window is one batch of eight.
     monkeypatch.setattr("bert_jax.feature_extraction.extractor.WINDOW_VALUES", 320)
-    extractor = Extractor(
-        ExtractSection(batch_size=8, max_length=16),
-        tokenizer=run.tokenizer,
-        layers=parse_layers("last", depth=5),
-        hidden_size=run.architecture.hidden_size,
-        graphdef=loaded.model.graphdef,
-        params=loaded.params,
-        mesh=loaded.mesh,
-    )
+    extractor = FeatureExtractor(settings(batch_size=8, max_length=16), run, loaded)
     taken = 0
 
     def endless() -> Any:
         nonlocal taken
         while True:
             taken += 1
-            yield Record(taken, f"w{taken % 60}", None, None)
+            yield InputText(taken, f"w{taken % 60}", None, None)
 
     stream = extractor(endless())
     for done in range(1, 60):

@@ -15,7 +15,7 @@ import torch
 from flax import nnx
 from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
-from bert_jax.interop.hf_config import BARE, CLASSES
+from bert_jax.interop.hf_config import BARE, CLASSES, ClassName
 from bert_jax.interop.hf_names import names
 from bert_jax.interop.mapping import expand, their_tensors
 from bert_jax.model.bert import Bert
@@ -40,12 +40,12 @@ class Imported(NamedTuple):
         """The run's model with its parameters."""
         return bind(self.run.build, self.params)
 
-    def theirs(self, tree: Any, *, kind: str = "BertForPreTraining") -> dict[str, np.ndarray]:
+    def theirs(self, tree: Any, *, kind: ClassName = "BertForPreTraining") -> dict[str, np.ndarray]:
         """Parameters, gradients or any tree like them under Hugging Face's names and shapes."""
         prefix = "" if kind == BARE else "bert."
         vocab = self.run.architecture.vocab_size
-        slots = expand(names(prefix, CLASSES[kind][3]), tree, vocab_size=vocab)
-        return dict(their_tensors(tree, slots))
+        placements = expand(names(prefix, CLASSES[kind].task), tree, vocab_size=vocab)
+        return dict(their_tensors(tree, placements))
 
 
 def bind(build: Callable[[nnx.Rngs], Any], params: Any) -> Any:
@@ -121,7 +121,7 @@ def mixed_batch(
 ) -> dict[str, np.ndarray]:
     """Rows of unequal length with unequal numbers of masks at distinct positions.
 
-    [PAD] stands nowhere but in the padding, as in any text: torch gives its row no gradient.
+    [PAD] occurs in the padding only, as in any text: torch gives its row no gradient.
     """
     rng = np.random.default_rng(seed)
     lengths = np.linspace(predictions + 1, length, rows).astype(int)
@@ -150,8 +150,8 @@ def torch_inputs(batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {theirs: torch.from_numpy(batch[name]).long() for theirs, name in ours.items()}
 
 
-def release_loss(model: PreTrainedModel, batch: Mapping[str, np.ndarray]) -> torch.Tensor:
-    """The release's loss from Hugging Face's logits: Σ(w·nll)/(Σw + 1e-5) + mean NSP nll.
+def google_loss(model: PreTrainedModel, batch: Mapping[str, np.ndarray]) -> torch.Tensor:
+    """google-research/bert's loss from Hugging Face's logits: Σ(w·nll)/(Σw + 1e-5) + mean NSP nll.
 
     Source: `get_masked_lm_output` and `get_next_sentence_output` in google-research/bert
     `run_pretraining.py`.

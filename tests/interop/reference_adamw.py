@@ -1,4 +1,4 @@
-"""The release's `AdamWeightDecayOptimizer` and its schedule, over a PyTorch model.
+"""google-research/bert's `AdamWeightDecayOptimizer` and its schedule, over a PyTorch model.
 
 Source: google-research/bert `optimization.py`, `create_optimizer` and `apply_gradients`.
 """

@@ -1,4 +1,4 @@
-"""What the 2018 release computes, in NumPy and float64, from variables under its own names.
+"""What google-research/bert computes, in NumPy and float64, from variables under its own names.
 
 Written from the paper and from what google-research/bert `modeling.py` and `run_pretraining.py`
 do: LayerNorm over the last axis with epsilon 1e-12, GELU in its tanh form, −10000 added to the
@@ -102,7 +102,7 @@ def forward(
     """Computes all that pretraining reads.
 
     Args:
-        variables: by the release's names.
+        variables: by google-research/bert's names.
         num_attention_heads: the only thing that no variable's shape tells.
         input_ids: [B, L]; so are `input_mask` (1 = a token) and `token_type_ids`.
         masked_lm_positions: [B, P].

@@ -42,6 +42,28 @@ def pickled_before_zip(model: BertForPreTraining, directory: Path) -> None:
     )
 
 
+def sharded_pickle(model: BertForPreTraining, directory: Path) -> None:
+    """Several pytorch_model-*.bin and an index, tied tensors in different shards."""
+    model.config.save_pretrained(directory)
+    tensors = list(model.state_dict().items())
+    weight_map = {}
+    for number in range(3):
+        shard = f"pytorch_model-{number + 1:05}-of-00003.bin"
+        torch.save(dict(tensors[number::3]), directory / shard)
+        weight_map |= dict.fromkeys(dict(tensors[number::3]), shard)
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+def without(model: BertForPreTraining, directory: Path, *names: str) -> None:
+    """Both names of the tied tensors, but for these."""
+    model.config.save_pretrained(directory)
+    state = model.state_dict()
+    assert {MLM_BIAS, DECODER_BIAS, DECODER_WEIGHT, f"bert.{WORDS}"} <= state.keys()
+    kept = {name: tensor.clone() for name, tensor in state.items() if name not in names}
+    safetensors.torch.save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
+
+
 def old_names(tensors: Tensors) -> Tensors:
     """As in the first exports: LayerNorm's gamma and beta; position ids, the decoder's own copy."""
     renamed = {}
@@ -76,6 +98,11 @@ WRITERS: dict[str, Writer] = {
     "sharded": sharded,
     "pickled": pickled,
     "pickled-before-zip": pickled_before_zip,
+    "sharded-pickle": sharded_pickle,
+    "decoder-bias-alone": lambda model, directory: without(model, directory, MLM_BIAS),
+    "decoder-weight-alone": lambda model, directory: without(
+        model, directory, f"bert.{WORDS}", DECODER_BIAS
+    ),
     "old-safetensors": old_safetensors,
     "old-pickle": old_pickle,
 }

@@ -17,7 +17,8 @@ from etils import epath
 from flax import nnx
 from transformers import AutoTokenizer, BertConfig, PreTrainedModel
 
-from bert_jax.interop.hf_config import CLASSES
+from bert_jax.interop.hf_config import CLASSES, ClassName
+from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
 from bert_jax.model.config import ModelSection, resolve_architecture
 from bert_jax.runs.directory import CHECKPOINTS, open_run, write_run
 from bert_jax.text import load_tokenizer
@@ -42,7 +43,7 @@ THREE = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.
 SINGLE = "single_label_classification"
 
 # What to call it: class, changes of the configuration, options of the class.
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+CASES: dict[str, tuple[ClassName, dict[str, Any], dict[str, Any]]] = {
     "pretraining": ("BertForPreTraining", {"hidden_act": "gelu_new"}, {}),
     "masked-lm": ("BertForMaskedLM", {}, {}),
     "next-sentence": ("BertForNextSentencePrediction", {"hidden_act": "relu"}, {}),
@@ -69,7 +70,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bare-without-pooler": ("BertModel", {}, {"add_pooling_layer": False}),
 }
 ROWS = 6
-TASKS = [name for name, (kind, _, _) in CASES.items() if CLASSES[kind][3] is not None]
+TASKS = [name for name, (kind, _, _) in CASES.items() if CLASSES[kind].task is not None]
 
 
 class Journey(NamedTuple):
@@ -249,6 +250,20 @@ def test_the_fullest_class_is_exported_where_none_is_named(where: Path, own_run:
     export(str(own_run.run.directory), str(where / "unnamed"), to="hf")
     config = json.loads((where / "unnamed" / "config.json").read_text())
     assert config["architectures"] == ["BertForPreTraining"]
+
+
+@pytest.mark.parametrize("character", ["\ue000", "\uf8ff", "\U000f0000", "\U0010fffd"])
+def test_private_use_characters_are_unknown_here_and_dropped_by_tokenizer_json(
+    where: Path, own_run: Imported, character: str
+) -> None:
+    """docs/interop.md says so: the library's BertNormalizer takes category Co for controls."""
+    output = where / f"private-{ord(character):x}"
+    write_hf_tokenizer(output, own_run.run.tokenizer, max_length=40)
+    theirs = AutoTokenizer.from_pretrained(output)
+    text, known = f"w1 {character} w2", [own_run.run.tokenizer.encode(w)[0] for w in ("w1", "w2")]
+    unknown = own_run.run.tokenizer.special.unk
+    assert list(own_run.run.tokenizer.encode(text)) == [known[0], unknown, known[1]]
+    assert theirs(text, add_special_tokens=False)["input_ids"] == known
 
 
 def test_what_is_exported_tokenizes_as_the_run(where: Path, own_run: Imported) -> None:

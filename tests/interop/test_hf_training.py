@@ -1,7 +1,7 @@
-"""Training an import on is what the release's optimizer would do to PyTorch's model.
+"""Training an imported model does what google-research/bert's optimizer does to PyTorch's model.
 
-Our compiled train step against torch's gradients and a transcription of the release's optimizer,
-from the same checkpoint, batch by batch, dropout off.
+Our compiled train step against torch's gradients and a transcription of that optimizer, from the
+same checkpoint, batch by batch, dropout off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import BertForPreTraining
 from bert_jax.objectives.registry import objective_of
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
-from bert_jax.optim.sections import OptimizerSection, Stretch
+from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.compiled import lower_train_step
@@ -29,11 +29,11 @@ from bert_jax.train.state import TrainState, abstract_state, define_model
 from tests.interop.hf_checkpoints import (
     Imported,
     bind,
+    google_loss,
     hf_config,
     hf_model,
     import_run,
     mixed_batch,
-    release_loss,
     save,
     torch_inputs,
 )
@@ -62,7 +62,9 @@ def train_ours(
     """The sides after the steps to compare, by the step that the loop compiles."""
     task = objective_of(found.run)
     definition = define_model(task.build)
-    schedule = linear_schedule(Stretch(TRAIN_STEPS, section.learning_rate, section.warmup_steps))
+    schedule = linear_schedule(
+        ScheduleSegment(TRAIN_STEPS, section.learning_rate, section.warmup_steps)
+    )
     optimizer = make_optimizer(section, schedule, definition.axes)
     mesh = make_mesh(MeshSection(), jax.devices()[:1])
     abstract = abstract_state(definition, optimizer, mesh)
@@ -132,7 +134,7 @@ def train_hf(
     real = batches[0]["segment_ids"] == 1
     compared, losses = {}, []
     for count, batch in enumerate(batches, start=1):
-        loss = release_loss(model, batch)
+        loss = google_loss(model, batch)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -184,7 +186,7 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("warmup", "steps"), AFTER)
-def test_every_parameter_has_moved_as_under_the_releases_optimizer(
+def test_every_parameter_has_moved_as_under_google_researchs_optimizer(
     where: Path, warmup: int, steps: int
 ) -> None:
     """The movement is compared and not the parameter, which hides it: 1e-4 of the way."""

@@ -127,15 +127,48 @@ def test_a_pickle_with_code_in_it_is_not_run(checkpoint: Path, old_format: bool)
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("name", ["../outside.bin", "/etc/hostname", "..", "", 3, None])
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_an_index_that_names_anything_but_a_file_beside_it(
+    checkpoint: Path, file: str, name: Any
+) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint.parent / "outside.bin")
+    index = checkpoint / f"{file}.index.json"
+    index.write_text(json.dumps({"weight_map": {"bert.pooler.dense.bias": name}}))
+    result = run("import", checkpoint, checkpoint.parent / "run")
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert f"{index}: " in line
+    assert "which is not beside it" in line or "found no weight_map" in line
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": {}}', '{"weight_map": []}', "{"])
+def test_an_index_without_shards(checkpoint: Path, content: str) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "pytorch_model.bin.index.json").write_text(content)
+    assert "pytorch_model.bin.index.json: found" in refused(checkpoint)
+
+
+def test_a_shard_with_code_in_it_is_not_run(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    mark, shard = checkpoint / "mark", "pytorch_model-00001-of-00001.bin"
+    torch.save({"weight": torch.ones(2), "evil": Evil(mark)}, checkpoint / shard)
+    index = {"weight_map": {"weight": shard, "evil": shard}}
+    (checkpoint / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    line = refused(checkpoint)
+    assert f"{shard}: holds Python objects" in line
+    assert not mark.exists()
+
+
 def test_a_gpt2_checkpoint(checkpoint: Path) -> None:
     change_config(checkpoint, model_type="gpt2", architectures=["GPT2LMHeadModel"])
-    assert 'config.json: model_type found "gpt2", allowed: bert' in refused(checkpoint)
+    assert 'config.json: model_type: found "gpt2", allowed: bert' in refused(checkpoint)
 
 
 def test_a_vocabulary_of_another_size(checkpoint: Path) -> None:
     with (checkpoint / "vocab.txt").open("a") as vocabulary:
         vocabulary.write("zzz\n")
-    assert f"vocab_size found {len(PIECES)}, but the tokenizer has {len(PIECES) + 1}" in refused(
+    assert f"vocab_size: found {len(PIECES)}, but the tokenizer has {len(PIECES) + 1}" in refused(
         checkpoint
     )
 
@@ -147,10 +180,13 @@ def test_a_vocabulary_of_another_size(checkpoint: Path) -> None:
         ({"num_hidden_layers": 3}, "tensor bert.encoder.layer.2."),
         ({"num_hidden_layers": 1}, "is not part of the model here"),
         ({"num_attention_heads": 3}, "does not divide hidden_size = 16"),
-        ({"hidden_act": "gelu_nwe"}, 'hidden_act found "gelu_nwe", allowed: gelu,'),
-        ({"hidden_size": "16"}, "hidden_size found '16'"),
-        ({"position_embedding_type": "relative_key"}, "allowed: 'absolute'"),
-        ({"is_decoder": True}, "is_decoder found True, allowed: False"),
+        ({"hidden_act": "gelu_nwe"}, 'hidden_act: found "gelu_nwe", allowed: gelu,'),
+        ({"hidden_size": "16"}, 'hidden_size: found "16"'),
+        (
+            {"position_embedding_type": "relative_key"},
+            'position_embedding_type: found "relative_key", allowed: absolute',
+        ),
+        ({"is_decoder": True}, "is_decoder: found true, input should be False"),
         ({"architectures": ["BertForMaskedLm"]}, 'did you mean "BertForMaskedLM"'),
         (
             {"architectures": ["BertForSequenceClassification"]},
@@ -236,7 +272,9 @@ def test_an_export_as_a_class_whose_head_is_not_there(checkpoint: Path) -> None:
     assert run("export", target, output, "--as", "BertForMaskedLM").exit_code == 0
     config = json.loads((output / "config.json").read_text())
     assert config["architectures"] == ["BertForMaskedLM"]
-    assert "Provenance" in (output / "README.md").read_text()
+    card = (output / "README.md").read_text()
+    assert "Provenance" in card
+    assert "learning_rate" not in card  # nothing here has trained it
     again = run("export", target, output)
     assert again.exit_code == 2
     assert "or --force" in again.stderr

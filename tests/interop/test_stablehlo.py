@@ -53,7 +53,7 @@ HEADS = {
 def model(
     heads: HeadsSection, *, execution: Execution = FLOAT32, **changes: Any
 ) -> tuple[Architecture, Bert, dict[str, Any]]:
-    """A model whose every tensor is drawn: a bias of zero would hide a bias that is lost."""
+    """A model with random tensors everywhere: a bias of zero would hide a bias that is lost."""
     architecture = small_architecture(**changes)
 
     def build() -> Bert:
@@ -126,7 +126,7 @@ def write(directory: Path, heads: HeadsSection, **options: Any) -> Bert:
 
 
 def load(directory: Path) -> export.Exported:
-    """The program in a directory."""
+    """Returns the program in a directory."""
     return export.deserialize(bytearray((directory / "model.stablehlo").read_bytes()))
 
 
@@ -202,7 +202,7 @@ def test_every_head_gives_the_models_numbers(tmp_path: Path, heads: HeadsSection
         ("answers", {"last_hidden_state", "task_logits"}),
     ],
 )
-def test_the_vocabulary_comes_unasked_only_where_no_head_stands_beside_it(
+def test_the_vocabulary_is_a_default_output_only_without_another_head(
     heads: str, outputs: set[str]
 ) -> None:
     assert set(default_outputs(HEADS[heads])) == outputs

@@ -1,4 +1,4 @@
-"""The 2018 release's checkpoints, in and out, against TensorFlow and a NumPy forward pass."""
+"""google-research/bert checkpoints, in and out, against TensorFlow and a NumPy forward pass."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from bert_jax.errors import UserError
 from bert_jax.interop import tf_names
 from bert_jax.interop.mapping import expand
-from bert_jax.interop.pretrained import model_shapes
-from bert_jax.interop.tf_bert import TfCheckpoint, read_tf, write_tf
+from bert_jax.interop.pretrained import Pretrained, model_shapes
+from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import Architecture, Execution, HeadsSection
 from bert_jax.model.pretraining import BertForPretraining
@@ -36,14 +36,14 @@ from tests.interop.tf1_writer import (
     read_tf1,
     saved,
     with_slots,
-    writable,
+    wordpiece,
 )
 
 
-def written(directory: Path, found: TfCheckpoint, **changes: Any) -> Path:
+def written(directory: Path, found: Pretrained, **changes: Any) -> Path:
     """Writes what was read, and returns the prefix."""
     directory.mkdir()
-    write_tf(directory, **(writable(found) | changes))
+    write_tf(directory, found._replace(**changes))
     return directory / "bert_model.ckpt"
 
 
@@ -55,9 +55,9 @@ def assert_same_bytes(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray
         assert found[name].tobytes() == value.tobytes(), name
 
 
-def test_a_tf1_checkpoint_gives_the_logits_of_the_releases_modeling(tmp_path: Path) -> None:
+def test_a_tf1_checkpoint_gives_the_logits_of_google_researchs_modeling(tmp_path: Path) -> None:
     variables = with_slots(draw(pretraining_shapes(SMALL), seed=0))
-    found = read_tf(saved(tmp_path, variables, global_step=1234), vocab_size=SMALL.vocab_size)
+    found = read_tf(saved(tmp_path, variables, global_step=1234), tokenizer=wordpiece())
     rows, length, predictions = 5, SMALL.max_position_embeddings, 6
     rng = np.random.default_rng(1)
     lengths = np.linspace(predictions, length, rows).astype(int)
@@ -95,11 +95,11 @@ def test_a_tf1_checkpoint_gives_the_logits_of_the_releases_modeling(tmp_path: Pa
     next_sentence = np.asarray(logits.next_sentence)[:, 0]
     np.testing.assert_allclose(next_sentence, theirs.next_sentence, rtol=0, atol=1e-5)
     assert np.abs(theirs.mlm).max() > 1  # small numbers would agree whatever they are
-    assert found.global_step == 1234
+    assert found.step == 1234
     assert found.architecture.hidden_act == "gelu_tanh"
 
 
-def loaded(kind: Callable[..., Any], found: TfCheckpoint) -> Any:
+def loaded(kind: Callable[..., Any], found: Pretrained) -> Any:
     """A model with the numbers read, float32."""
     parts: dict[str, Any] = {
         "architecture": found.architecture,
@@ -113,7 +113,7 @@ def loaded(kind: Callable[..., Any], found: TfCheckpoint) -> Any:
 
 def test_a_checkpoint_with_slots_and_step_comes_back_byte_for_byte(tmp_path: Path) -> None:
     variables = with_slots(draw(pretraining_shapes(SMALL), seed=2))
-    found = read_tf(saved(tmp_path, variables, global_step=900_000), vocab_size=SMALL.vocab_size)
+    found = read_tf(saved(tmp_path, variables, global_step=900_000), tokenizer=wordpiece())
     prefix = written(tmp_path / "again", found)
     assert_same_bytes(read_tf1(prefix), variables | {"global_step": np.array(900_000, np.int64)})
     assert sorted(path.name for path in prefix.parent.iterdir()) == [
@@ -131,9 +131,9 @@ def test_moments_lie_where_their_parameters_do(tmp_path: Path) -> None:
     variables = draw(pretraining_shapes(SMALL), seed=3)
     slots = {f"{name}/adam_m": 2 * value for name, value in variables.items()}
     slots |= {f"{name}/adam_v": value * value for name, value in variables.items()}
-    found = read_tf(saved(tmp_path, variables | slots), vocab_size=SMALL.vocab_size)
+    found = read_tf(saved(tmp_path, variables | slots), tokenizer=wordpiece())
     assert found.moments is not None
-    assert found.global_step is None
+    assert found.step is None
     jax.tree.map(np.testing.assert_array_equal, found.moments.mu, doubled(found.params))
     squared = jax.tree.map(np.square, found.params)
     jax.tree.map(np.testing.assert_array_equal, found.moments.nu, squared)
@@ -171,17 +171,17 @@ def test_heads_are_found_and_come_back_byte_for_byte(
     tmp_path: Path, shapes: dict[str, tuple[int, ...]], heads: HeadsSection, untrained: str
 ) -> None:
     variables = with_slots(draw(shapes, seed=4), without=untrained)
-    found = read_tf(saved(tmp_path, variables), vocab_size=SMALL.vocab_size)
+    found = read_tf(saved(tmp_path, variables), tokenizer=wordpiece())
     assert found.heads == heads
     assert_same_bytes(read_tf1(written(tmp_path / "again", found)), variables)
 
 
 @pytest.mark.parametrize("head", [LABELLED, SQUAD], ids=["classification", "squad"])
-def test_a_fine_tuned_head_computes_what_the_release_computes(
+def test_a_fine_tuned_head_computes_what_google_research_computes(
     tmp_path: Path, head: dict[str, tuple[int, ...]]
 ) -> None:
     variables = draw(encoder_shapes(SMALL) | head, seed=6)
-    model = loaded(Bert, read_tf(saved(tmp_path, variables), vocab_size=SMALL.vocab_size))
+    model = loaded(Bert, read_tf(saved(tmp_path, variables), tokenizer=wordpiece()))
     hidden = np.random.default_rng(7).standard_normal((2, 9, SMALL.hidden_size), np.float32)
     ours = model.task_logits(jnp.asarray(hidden))
     if head is LABELLED:
@@ -194,9 +194,9 @@ def test_a_fine_tuned_head_computes_what_the_release_computes(
 def test_labels_that_are_given_name_the_outputs(tmp_path: Path) -> None:
     prefix = saved(tmp_path, draw(encoder_shapes(SMALL) | LABELLED, seed=8))
     names = ("contradiction", "entailment", "neutral")
-    assert read_tf(prefix, vocab_size=SMALL.vocab_size, labels=names).heads.labels == names
+    assert read_tf(prefix, tokenizer=wordpiece(), labels=names).heads.labels == names
     with pytest.raises(UserError, match="labels found 2 names, but the classifier has 3 outputs"):
-        read_tf(prefix, vocab_size=SMALL.vocab_size, labels=names[:2])
+        read_tf(prefix, tokenizer=wordpiece(), labels=names[:2])
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
@@ -207,7 +207,7 @@ def test_labels_that_are_given_name_the_outputs(tmp_path: Path) -> None:
     vocab_size=st.integers(1, 400),
     task=st.sampled_from([None, "sequence_classification", "question_answering"]),
 )
-def test_the_table_names_every_variable_of_the_release_and_no_other(
+def test_the_table_names_every_variable_of_google_research_and_no_other(
     layers: int, heads: int, columns: int, vocab_size: int, task: Any
 ) -> None:
     config = SMALL._replace(
@@ -218,19 +218,19 @@ def test_the_table_names_every_variable_of_the_release_and_no_other(
     )
     labels = ("a", "b", "c") if task == "sequence_classification" else ()
     shapes = model_shapes(Architecture(**config._asdict()), HeadsSection(task=task, labels=labels))
-    slots = expand(tf_names.names(task), shapes, vocab_size=vocab_size)
+    placements = expand(tf_names.names(task), shapes, vocab_size=vocab_size)
     theirs = pretraining_shapes(config)
     if task == "sequence_classification":
         theirs |= {"output_weights": (3, config.hidden_size), "output_bias": (3,)}
     if task == "question_answering":
         theirs |= {"cls/squad/output_weights": (2, config.hidden_size)}
         theirs |= {"cls/squad/output_bias": (2,)}
-    assert {slot.name: slot.shape for slot in slots} == theirs
-    assert len(slots) == len(theirs)
+    assert {each.name: each.shape for each in placements} == theirs
+    assert len(placements) == len(theirs)
 
 
 def test_read_only_arrays_of_jax_are_written_too(tmp_path: Path) -> None:
     variables = draw(pretraining_shapes(SMALL), seed=9)
-    found = read_tf(saved(tmp_path, variables), vocab_size=SMALL.vocab_size)
+    found = read_tf(saved(tmp_path, variables), tokenizer=wordpiece())
     on_device = jax.tree.map(jnp.asarray, found.params)
     assert_same_bytes(read_tf1(written(tmp_path / "again", found, params=on_device)), variables)

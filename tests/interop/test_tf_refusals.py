@@ -1,4 +1,4 @@
-"""2018 checkpoints that are damaged or another model's, and models that the format cannot say."""
+"""Damaged or foreign google-research/bert checkpoints, and models it cannot express."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
+from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.model.config import Architecture, HeadsSection
 from bert_jax.pipelines.vocabulary.train_sentencepiece import train_sentencepiece
@@ -24,22 +25,21 @@ from tests.interop.tf1_writer import (
     saved,
     with_slots,
     wordpiece,
-    writable,
     write_config,
 )
 
 
 def refused(path: Path, *, vocab_size: int = SMALL.vocab_size) -> str:
     with pytest.raises(UserError) as raised:
-        read_tf(path, vocab_size=vocab_size)
+        read_tf(path, tokenizer=wordpiece(vocab_size=vocab_size))
     (line,) = str(raised.value).splitlines()
     return line
 
 
-def test_a_directory_stands_for_its_one_checkpoint(tmp_path: Path) -> None:
+def test_a_directory_means_its_one_checkpoint(tmp_path: Path) -> None:
     variables = draw(encoder_shapes(SMALL), seed=10)
     prefix = saved(tmp_path, variables)
-    assert read_tf(tmp_path, vocab_size=SMALL.vocab_size).heads.mlm is False
+    assert read_tf(tmp_path, tokenizer=wordpiece()).heads.mlm is False
     assert "did you mean" in refused(prefix.with_name("bert_modl.ckpt"))
     (tmp_path / "model.ckpt-7.index").write_bytes(b"")
     assert "found checkpoints bert_model.ckpt, model.ckpt-7, allowed: one" in refused(tmp_path)
@@ -139,8 +139,8 @@ def test_a_configuration_that_contradicts_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "heads", "tokenizer", "said"),
     [
-        ({"hidden_act": "gelu_erf"}, {}, {}, "model.hidden_act: found gelu_erf"),
-        ({"layer_norm_eps": 1e-5}, {}, {}, "model.layer_norm_eps: found 1e-05"),
+        ({"hidden_act": "gelu_erf"}, {}, {}, "model.architecture.hidden_act: found gelu_erf"),
+        ({"layer_norm_eps": 1e-5}, {}, {}, "model.architecture.layer_norm_eps: found 1e-05"),
         ({}, {"task": "token_classification", "labels": ("a",)}, {}, "found token_classification"),
         (
             {},
@@ -151,16 +151,18 @@ def test_a_configuration_that_contradicts_is_refused(tmp_path: Path) -> None:
         ({}, {}, {"strip_accents": False}, "tokenizer: found strip_accents False"),
     ],
 )
-def test_what_the_format_cannot_say_is_refused_before_anything_is_written(
+def test_what_the_format_cannot_express_is_refused_before_anything_is_written(
     tmp_path: Path, architecture: Any, heads: Any, tokenizer: Any, said: str
 ) -> None:
     with pytest.raises(UserError) as raised:
         write_tf(
             tmp_path,
-            architecture=Architecture(**(SMALL._asdict() | architecture)),
-            heads=HeadsSection(**heads),
-            params={},
-            tokenizer=wordpiece(**tokenizer),
+            Pretrained(
+                Architecture(**(SMALL._asdict() | architecture)),
+                HeadsSection(**heads),
+                {},
+                wordpiece(**tokenizer),
+            ),
         )
     assert said in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
@@ -177,21 +179,16 @@ def test_a_sentencepiece_vocabulary_is_refused(tmp_path: Path) -> None:
         max_line_bytes=8192,
     )
     tokenizer = SentencePieceTokenizer(trained, lower_case=True)
-    with pytest.raises(UserError, match="found a SentencePieceTokenizer, allowed in the 2018"):
-        write_tf(
-            tmp_path,
-            architecture=Architecture(**SMALL._asdict()),
-            heads=HeadsSection(),
-            params={},
-            tokenizer=tokenizer,
-        )
+    model = Pretrained(Architecture(**SMALL._asdict()), HeadsSection(), {}, tokenizer)
+    with pytest.raises(UserError, match="found a SentencePieceTokenizer, allowed in google-resea"):
+        write_tf(tmp_path, model)
 
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
-    found = read_tf(saved(tmp_path, draw(encoder_shapes(SMALL), seed=14)), vocab_size=261)
+    found = read_tf(saved(tmp_path, draw(encoder_shapes(SMALL), seed=14)), tokenizer=wordpiece())
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match=r"bert_model\.ckpt: cannot be written"):
-        write_tf(tmp_path / "file", **writable(found))
+        write_tf(tmp_path / "file", found)
 
 
 def test_without_tensorflow_one_line_names_the_extra(

@@ -58,7 +58,7 @@ def everything(directory: Path) -> list[Any]:
     return jax.tree.leaves(jax.device_get((loaded.params, load_moments(opened, loaded))))
 
 
-def test_a_run_survives_the_2018_format_with_moments_and_step(
+def test_a_run_survives_google_researchs_format_with_moments_and_step(
     trained: Path, tmp_path: Path
 ) -> None:
     run("export", trained, tmp_path / "tf", "--to", "tf")
@@ -107,6 +107,7 @@ def test_a_run_goes_to_hugging_face_and_fills_the_same_words_when_it_is_back(
     run("export", trained, tmp_path / "hf")
     card = (tmp_path / "hf" / "README.md").read_text()
     assert json.loads((trained / "provenance.json").read_text())["tokenizer_hash"] in card
+    assert (trained / "config.yaml").read_text().strip() in card
     assert "seq_length: 48" in card
     run("import", tmp_path / "hf", tmp_path / "back")
     sentence = "the function returns a [MASK] ."
@@ -136,4 +137,4 @@ def test_an_option_of_another_format_is_refused(trained: Path, tmp_path: Path) -
         cli, ["export", str(trained), str(tmp_path / "x"), "--to", "tf", "--as", "BertModel"]
     )
     assert result.exit_code == 2
-    assert "--as: found it with --to tf, allowed: with --to hf" in result.stderr
+    assert "--as: found with --to tf, allowed: with --to hf" in result.stderr

@@ -1,16 +1,14 @@
-"""Checkpoints written the way the release wrote them: a TF1 graph, its variables and a Saver."""
+"""Checkpoints written as google-research/bert does: a TF1 graph, its variables and a Saver."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from bert_jax.interop.tf_bert import TfCheckpoint
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.interop.reference_modeling import Config
@@ -40,7 +38,7 @@ def write_tf1(
 
 
 def write_config(directory: Path, config: Config, **others: object) -> None:
-    """Writes `bert_config.json` with the release's keys."""
+    """Writes `bert_config.json` with google-research/bert's keys."""
     values = {
         **config._asdict(),
         "hidden_act": "gelu",
@@ -71,15 +69,8 @@ LABELLED = {"output_weights": (3, SMALL.hidden_size), "output_bias": (3,)}
 SQUAD = {"cls/squad/output_weights": (2, SMALL.hidden_size), "cls/squad/output_bias": (2,)}
 
 
-def writable(found: TfCheckpoint) -> dict[str, Any]:
-    """Returns what was read as the arguments of the writer, which knows no files."""
-    values = {**found._asdict(), "tokenizer": wordpiece()}
-    del values["files"]
-    return values
-
-
 def with_slots(variables: dict[str, np.ndarray], *, without: str = "-") -> dict[str, np.ndarray]:
-    """Adds the slots that the release's optimizer makes."""
+    """Adds the slots that AdamWeightDecayOptimizer makes."""
     trained = {name: v for name, v in variables.items() if not name.startswith(without)}
     rng = np.random.default_rng(5)
     first = {f"{n}/adam_m": rng.standard_normal(v.shape, np.float32) for n, v in trained.items()}
@@ -94,6 +85,8 @@ def saved(
     return write_tf1(directory, variables, global_step=global_step)
 
 
-def wordpiece(**changes: Any) -> WordPieceTokenizer:
-    pieces = [*SPECIAL_PIECES, *(f"w{i}" for i in range(SMALL.vocab_size - len(SPECIAL_PIECES)))]
-    return WordPieceTokenizer(pieces, **({"lower_case": True} | changes))
+def wordpiece(
+    *, vocab_size: int = SMALL.vocab_size, strip_accents: bool | None = None
+) -> WordPieceTokenizer:
+    pieces = [*SPECIAL_PIECES, *(f"w{i}" for i in range(vocab_size - len(SPECIAL_PIECES)))]
+    return WordPieceTokenizer(pieces, lower_case=True, strip_accents=strip_accents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,22 @@ LABELS = ("bad", "good")
 STEP = 7  # under which the run's checkpoint is found
 
 
-def tiny_run(directory: Path) -> Path:
+def tiny_run(
+    directory: Path,
+    *,
+    heads: HeadsSection | None = None,
+    config: dict[str, Any] | None = None,
+    steps: Sequence[int] = (STEP,),
+) -> Path:
     """Writes a run directory as `import` does: an encoder with a pooler, no other head.
 
     Two layers of 64, eight heads, 64 positions; WordPiece over the words of `write_table`.
 
     Args:
         directory: gets ``vocab.txt`` and ``run/``.
+        heads: of the model; None for a pooler alone.
+        config: the rest of the run's configuration.
+        steps: of its checkpoints, which hold the same parameters.
 
     Returns:
         The run directory.
@@ -47,19 +57,21 @@ def tiny_run(directory: Path) -> Path:
     tokenizer = load_wordpiece(vocabulary, lower_case=True)
     # Larger weights than a fresh model's, as training leaves them: it learns in few steps.
     architecture = small_architecture(vocab_size=tokenizer.vocab_size, initializer_range=0.1)
-    heads = HeadsSection(mlm=False, next_sentence=False)
+    heads = heads or HeadsSection(mlm=False, next_sentence=False)
     root = directory / "run"
     write_run(
         epath.Path(root),
-        {},
+        config or {},
         run_dir=str(root),
         model=ModelSection.of(architecture, execution=Execution(dtype="float32"), heads=heads),
         architecture=architecture,
         tokenizer=tokenizer,
         origin={"imported_from": "random numbers"},
     )
-    with Checkpointer(root / CHECKPOINTS, CheckpointSection(), ranked=False) as checkpointer:
-        checkpointer.save_params(_random_params(architecture, heads), step=STEP)
+    section = CheckpointSection(keep_last=len(steps))
+    with Checkpointer(root / CHECKPOINTS, section, ranked=False) as checkpointer:
+        for step in steps:
+            checkpointer.save_params(_random_params(architecture, heads), step=step)
     return root
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,15 +15,8 @@ from bert_jax.data.host_share import HostShare
 from bert_jax.data.rows.length_buckets import BUCKETS, bucket_of, buckets_up_to
 from bert_jax.errors import UserError
 from bert_jax.task import Row
-from bert_jax.tasks.batches import (
-    ROW,
-    WEIGHTS,
-    EpochPlan,
-    Planned,
-    TrainBatches,
-    collate,
-    evaluation_batches,
-)
+from bert_jax.tasks.batches import WEIGHTS, TrainBatches, collate
+from bert_jax.tasks.epoch_plan import EpochPlan, PlannedBatch
 from bert_jax.tasks.family import NO_LABEL, Encoded
 
 MAX_LENGTH = 100
@@ -54,11 +46,11 @@ def plan(lengths: Sequence[int], *, batch_size: int = 4, seed: int = 0) -> Epoch
     return EpochPlan(np.asarray(lengths), batch_size=batch_size, max_length=MAX_LENGTH, seed=seed)
 
 
-def rows_of(batch: Planned) -> list[int]:
+def rows_of(batch: PlannedBatch) -> list[int]:
     return [row for part in batch for row in part.rows.tolist()]
 
 
-def shape(batch: Planned) -> tuple[tuple[int, int], ...]:
+def shape(batch: PlannedBatch) -> tuple[tuple[int, int], ...]:
     return tuple((part.length, part.size) for part in batch)
 
 
@@ -158,7 +150,7 @@ def test_padding_is_a_small_share_where_lengths_spread() -> None:
 
 
 def test_a_row_is_padded_and_filler_weighs_nothing() -> None:
-    batch = collate(Rows([5, 3]), np.asarray([1, 0]), count=4, length=8, pad_id=9)
+    batch = collate(Rows([5, 3]), np.asarray([1, 0]), batch_size=4, length=8, pad_id=9)
     assert batch["input_ids"].tolist() == [
         [1, 2, 3, 9, 9, 9, 9, 9],
         [1, 2, 3, 4, 5, 9, 9, 9],
@@ -168,36 +160,20 @@ def test_a_row_is_padded_and_filler_weighs_nothing() -> None:
     assert batch["token_type_ids"][1].tolist() == [0, 0, 1, 1, 1, 0, 0, 0]
     assert batch["segment_ids"].sum(axis=1).tolist() == [3, 5, 0, 0]
     assert batch[WEIGHTS].tolist() == [1, 1, 0, 0]
-    assert batch[ROW].tolist() == [1, 0, -1, -1]
     assert batch["label"].tolist() == [1, 0, 0, 0]
 
 
 def test_targets_of_pieces_are_padded_with_no_label() -> None:
-    batch = collate(Rows([3, 2], per_piece=True), np.asarray([0, 1]), count=2, length=4, pad_id=0)
+    batch = collate(
+        Rows([3, 2], per_piece=True), np.asarray([0, 1]), batch_size=2, length=4, pad_id=0
+    )
     assert batch["label"].tolist() == [[0, 0, 0, NO_LABEL], [1, 1, NO_LABEL, NO_LABEL]]
 
 
 def test_choices_have_an_axis_of_their_own() -> None:
-    batch = collate(Rows([6, 4], choices=3), np.asarray([0, 1]), count=2, length=8, pad_id=0)
+    batch = collate(Rows([6, 4], choices=3), np.asarray([0, 1]), batch_size=2, length=8, pad_id=0)
     assert batch["input_ids"].shape == (2, 3, 8)
     assert batch["segment_ids"].sum(axis=-1).tolist() == [[6, 5, 4], [4, 3, 2]]
-
-
-@given(lengths=lengths_of_rows, batch_size=st.integers(1, 9))
-@settings(deadline=None, max_examples=30)
-def test_evaluation_sees_every_row_once_in_its_own_bucket(
-    lengths: list[int], batch_size: int
-) -> None:
-    seen: Counter[int] = Counter()
-    for batch in evaluation_batches(
-        Rows(lengths), batch_size=batch_size, max_length=MAX_LENGTH, pad_id=0
-    ):
-        assert batch["input_ids"].shape[0] == batch_size
-        for row in batch[ROW][batch[ROW] >= 0].tolist():
-            seen[row] += 1
-            length = bucket_of(lengths[row], buckets_up_to(MAX_LENGTH))
-            assert batch["input_ids"].shape[1] == length
-    assert seen == Counter(range(len(lengths)))
 
 
 def batches(**changes: Any) -> TrainBatches:
@@ -224,8 +200,8 @@ def test_a_part_is_filled_up_to_what_the_devices_divide() -> None:
     values: Mapping[str, Any] = {"batch_size": 16, "max_length": 100, "seed": 3, "pad_id": 0}
     plain = TrainBatches(rows, **values).make(0)
     filled = TrainBatches(rows, unit=12, **values).make(0)
-    assert [part[ROW].shape for part in plain] == [(8,), (8,)]
-    assert [part[ROW].shape for part in filled] == [(12,), (12,)]
+    assert [part[WEIGHTS].shape for part in plain] == [(8,), (8,)]
+    assert [part[WEIGHTS].shape for part in filled] == [(12,), (12,)]
     for part, more in zip(plain, filled, strict=True):
         assert more[WEIGHTS].tolist() == [1] * 8 + [0] * 4
         for name, array in part.items():

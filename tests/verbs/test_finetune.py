@@ -104,7 +104,7 @@ def predictions(run_dir: Path, loaded: Any, batch_size: int) -> list[str]:
     from bert_jax.tasks.training.evaluation import open_data, predictor_of
 
     opened = open_run(run_dir)
-    split = open_data(opened, roles=("dev",)).splits["dev"]
+    split = open_data(opened, roles=("dev",), step=loaded.step).splits["dev"]
     predictor = predictor_of(opened, loaded, batch_size=batch_size)
     return [record["prediction"] for record in predictor(loaded.params, split)]
 

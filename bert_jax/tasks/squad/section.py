@@ -23,3 +23,8 @@ class SquadSection(Section):
     max_answer_length: int = pydantic.Field(default=30, ge=1)  # pieces
     # No answer is given where its score is above the best answer's by more; None: chosen on dev.
     null_threshold: float | None = pydantic.Field(default=None, allow_inf_nan=False)
+
+    @property
+    def tunes_threshold(self) -> bool:
+        """Whether predictions need a threshold that is tuned on the dev file."""
+        return self.dev is not None and self.version != "1.1" and self.null_threshold is None

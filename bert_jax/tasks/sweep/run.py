@@ -28,6 +28,7 @@ from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.small import read_text, write_whole
 from bert_jax.parallel.rules import runs_sharding
 from bert_jax.runs.directory import CHECKPOINTS, claim_run, open_run, write_run
+from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.degenerate import degenerate
 from bert_jax.tasks.predictor import Predictor
@@ -35,7 +36,7 @@ from bert_jax.tasks.sweep.grid import Point, Result, SweepSection, best_of, poin
 from bert_jax.tasks.sweep.record import SWEEP, Record
 from bert_jax.tasks.sweep.run_batched import point_settings, run_together
 from bert_jax.tasks.sweep.strategy import Size, Way, choose_way, step_bytes
-from bert_jax.tasks.training.evaluation import EVALUATION, PREDICTIONS, conclude
+from bert_jax.tasks.training.evaluation import PREDICTIONS, conclude
 from bert_jax.tasks.training.run import fine_run
 from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.tasks.training.setup import (
@@ -171,13 +172,13 @@ def _run_point(
         return Result(point, None, 0, {}, f"stopped: {stopped}", seconds)
     if outcome.interrupted:
         return None
-    found = json.loads(read_text(root / EVALUATION))
+    found = read_evaluation(open_run(root))
+    assert found is not None  # `conclude` has written it
     lines = read_text(root / PREDICTIONS / f"{prepared.dev[0]}.jsonl").splitlines()
     why = degenerate(prepared.family, [json.loads(line) for line in lines])
-    scores = found["scores"]
     seconds = time.monotonic() - started
     metric = prepared.family.best_metric
-    return Result(point, scores[metric], found["step"], scores, why, seconds)
+    return Result(point, found.scores[metric], found.step, dict(found.scores), why, seconds)
 
 
 def _promote(

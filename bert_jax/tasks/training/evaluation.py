@@ -1,4 +1,4 @@
-"""What is made of a fine-tuned run: figures, predictions, the report."""
+"""Evaluation of a fine-tuned run: figures, predictions, the report."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.small import write_whole
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run
+from bert_jax.runs.evaluation import Evaluation, read_evaluation, write_evaluation
 from bert_jax.runs.parameters import LoadedParams, load_params
 from bert_jax.tasks.family import Family, Opening, Record, dev_splits
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
@@ -23,7 +24,6 @@ from bert_jax.tasks.training.report import write_report
 from bert_jax.train.progress_display import format_scores
 
 ROLES: Final = ("dev", "test")
-EVALUATION: Final = "evaluation.json"
 PREDICTIONS: Final = "predictions"
 
 
@@ -55,7 +55,8 @@ def conclude(
     if jax.process_index() == 0:
         for name, found in records.items():
             write_records(run.directory / PREDICTIONS / f"{name}.jsonl", found)
-        write_scores(run, step=loaded.step, scores=scores)
+        evaluation = _evaluation(loaded, family, role="dev", scores=scores)
+        write_evaluation(run, evaluation, selected=True, own_data=True)
         write_report(run, family, loaded, records=records, seeds=seeds)
         tell_scores(console, step=loaded.step, scores=scores)
     return scores
@@ -63,14 +64,14 @@ def conclude(
 
 def evaluate_task(
     run: Run, *, role: str, checkpoint: str, batch_size: int | None, mesh: MeshSection | None
-) -> tuple[int, int, dict[str, float]]:
-    """Returns step, number of examples and figures of a fine-tuned run.
+) -> Evaluation:
+    """Evaluates a checkpoint of a fine-tuned run on its task.
 
     Args:
         run: fine-tuned.
         role: "dev", or "test" where the test files are labelled.
         checkpoint: see `load_params`.
-        batch_size: rows at a time; changes no figure.
+        batch_size: rows at a time; does not change the figures.
         mesh: devices to use; None for all there are.
 
     Raises:
@@ -78,10 +79,10 @@ def evaluate_task(
     """
     if role not in ROLES:
         raise UserError(f"--split: found {role}, allowed: dev, test{did_you_mean(role, ROLES)}")
-    family = open_data(run, roles=(role,))
+    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
+    family = open_data(run, roles=(role,), step=loaded.step)
     if not family.splits:
         raise UserError(f"--split: {run.directory} has no {role} file; allowed: --split of one")
-    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
     predictor = predictor_of(run, loaded, batch_size=batch_size)
     records = predict_splits(predictor, loaded.params, family, list(family.splits))
     for name, found in records.items():
@@ -89,8 +90,14 @@ def evaluate_task(
             raise UserError(
                 f"--split: found {name}, which is not labelled; allowed: dev, or `bert-jax predict`"
             )
-    examples = sum(split.examples for split in family.splits.values())
-    return loaded.step, examples, score_splits(family, records)
+    return _evaluation(loaded, family, role=role, scores=score_splits(family, records))
+
+
+def _evaluation(
+    loaded: LoadedParams, family: Family, *, role: str, scores: Mapping[str, float]
+) -> Evaluation:
+    examples = sum(split.examples for name, split in family.splits.items() if name.startswith(role))
+    return Evaluation(loaded.step, role, role, examples, scores)
 
 
 def section_of(run: Run) -> FinetuneSection:
@@ -102,22 +109,38 @@ def section_of(run: Run) -> FinetuneSection:
     return run.section("finetune", FinetuneSection, verb="predict")
 
 
-def open_data(run: Run, *, roles: tuple[str, ...], **more: Any) -> Family:
+def open_data(run: Run, *, roles: tuple[str, ...], step: int, **more: Any) -> Family:
     """Opens splits of a fine-tuned run's task, with the labels of its model.
 
     Args:
         run: fine-tuned.
         roles: see `Opening`.
+        step: of the checkpoint, whose dev evaluation may have tuned a threshold.
         **more: other fields of `Opening`.
+
+    Raises:
+        UserError: a file is not there or malformed; the task needs a threshold, and the checkpoint
+            was not evaluated on dev.
     """
     section = section_of(run)
+    tuned: Mapping[str, float] = {}
+    if "dev" not in roles:  # dev is what thresholds are tuned on
+        evaluation = read_evaluation(run, step=step)
+        if evaluation is not None:
+            tuned = evaluation.scores
+        elif getattr(section.task, "tunes_threshold", False):
+            raise UserError(
+                f"{run.directory}: found no dev evaluation of step {step}, which "
+                f"task.null_threshold is tuned on; run `bert-jax evaluate {run.directory} "
+                f"--checkpoint {step}` first"
+            )
     opening = Opening(
         tokenizer=run.tokenizer,
         max_length=section.max_length,
         seed=section.split_seed,
         roles=roles,
         labels=run.heads.labels,
-        tuned=read_scores(run),
+        tuned=tuned,
         **more,
     )
     return open_family(section.task, opening)
@@ -139,18 +162,6 @@ def write_records(path: epath.Path, records: Sequence[Record]) -> None:
     """Writes one JSON object a line."""
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     write_whole(path, "".join(lines).encode())
-
-
-def write_scores(run: Run, *, step: int, scores: Mapping[str, float]) -> None:
-    """Writes a run's dev figures, which `predict` reads a tuned threshold from."""
-    content = json.dumps({"step": step, "scores": dict(scores)}, indent=2)
-    write_whole(run.directory / EVALUATION, content.encode())
-
-
-def read_scores(run: Run) -> dict[str, float]:
-    """Returns a run's dev figures; none where it was not evaluated."""
-    path = run.directory / EVALUATION
-    return json.loads(path.read_text())["scores"] if path.exists() else {}
 
 
 def tell_scores(console: Console, *, step: int, scores: Mapping[str, float]) -> None:

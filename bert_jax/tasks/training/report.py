@@ -123,7 +123,7 @@ def _attention(
         split, row = found
         length = int(split.lengths[row])
         pad = run.tokenizer.special.pad
-        whole = collate(split, np.asarray([row]), count=1, length=length, pad_id=pad)
+        whole = collate(split, np.asarray([row]), batch_size=1, length=length, pad_id=pad)
         batch = {name: whole[name].reshape(-1, length)[:1] for name in INPUTS}
         title = f"Row {row} of dev"
     # One device: a single row cannot be sharded.

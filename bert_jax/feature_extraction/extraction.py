@@ -1,0 +1,234 @@
+"""A file of texts → a file of features, and a probe's score."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from etils import epath
+from rich.console import Console
+
+from bert_jax.errors import UserError
+from bert_jax.feature_extraction.extractor import (
+    ExtractionCounts,
+    ExtractionSettings,
+    FeatureExtractor,
+    Level,
+    Pool,
+    TextFeatures,
+)
+from bert_jax.feature_extraction.layers import DEFAULT, MIX, select_layers
+from bert_jax.feature_extraction.probe import ProbeScore, mixed, probe
+from bert_jax.feature_extraction.texts import TextColumns, read_texts
+from bert_jax.feature_extraction.writers import (
+    FeatureFormat,
+    FeatureWriter,
+    check_output,
+    open_writer,
+)
+from bert_jax.files.small import write_whole
+from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.directory import Run, open_run
+from bert_jax.runs.parameters import load_params
+
+PROBE: Final = "probe.json"
+DEFAULT_MAX_LENGTH: Final = 512  # pieces, where the model has more positions
+SECONDS_BETWEEN_LINES: Final = 5.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExtractionRequest:
+    """What to extract; the fields are the arguments of `bert_jax.features`."""
+
+    run_dir: str
+    input_path: str
+    output: str
+    layers: str = DEFAULT
+    level: Level = "sentence"
+    pool: Pool | None = None
+    columns: TextColumns
+    max_length: int | None = None
+    batch_size: int = 32
+    checkpoint: str = "auto"
+    mesh: MeshSection | None = None
+    force: bool = False
+
+    @property
+    def probe_path(self) -> Path | None:
+        """Where the probe's score goes; None without a label column."""
+        return None if self.columns.label is None else Path(self.output).parent / PROBE
+
+    def check(self) -> None:
+        """Checks what can be checked before anything is opened.
+
+        Raises:
+            UserError: options that exclude each other, remote paths, an output that exists.
+        """
+        for path in (self.input_path, self.output):
+            if "://" in path:
+                raise UserError(f"features: found {path}, allowed: a local path")
+        probing = self.probe_path is not None
+        if self.layers == MIX and not probing:
+            raise UserError(
+                '--layers: found "mix" without --probe, allowed: with it, to learn from'
+            )
+        if self.level != "sentence" and (probing or self.pool is not None):
+            option = "--probe" if probing else "--pool"
+            raise UserError(
+                f"{option}: found it with --level {self.level}, allowed: with --level sentence"
+            )
+        if self.batch_size < 1:
+            raise UserError(f"--batch-size: found {self.batch_size}, allowed: 1 or more")
+        check_output(Path(self.output), force=self.force)
+        if self.probe_path is not None and self.probe_path.exists() and not self.force:
+            raise UserError(
+                f"{self.probe_path}: is already there; allowed: another directory, or --force"
+            )
+
+    def settings(self, run: Run) -> ExtractionSettings:
+        """Returns the settings for a run's model.
+
+        Raises:
+            UserError: layers or a length that the model does not have.
+        """
+        positions = run.architecture.max_position_embeddings
+        length = self.max_length
+        if length is not None and not 4 <= length <= positions:
+            raise UserError(
+                f"--max-length: found {length}, allowed: 4 to {positions}, the positions"
+            )
+        return ExtractionSettings(
+            layers=select_layers(self.layers, depth=run.architecture.num_hidden_layers),
+            level=self.level,
+            pool=self.pool or "mean",
+            max_length=length or min(positions, DEFAULT_MAX_LENGTH),
+            batch_size=self.batch_size,
+        )
+
+
+class ExtractionResult(NamedTuple):
+    """What was written."""
+
+    output: Path
+    step: int  # of the checkpoint
+    width: int  # numbers in a vector
+    counts: ExtractionCounts
+    score: ProbeScore | None
+
+
+def extract_features(
+    request: ExtractionRequest, *, console: Console | None = None
+) -> ExtractionResult:
+    """Extracts the features of a file, see `bert_jax.features`.
+
+    Args:
+        request: what to extract, and where to.
+        console: where progress and the result are shown.
+    """
+    request.check()
+    run = open_run(request.run_dir)
+    settings = request.settings(run)
+    texts = read_texts(Path(request.input_path), request.columns)
+    # A wrong column is reported before minutes go into reading a checkpoint.
+    first = next(texts, None)
+    if first is None:
+        raise UserError(f"{request.input_path}: found no text, allowed: one or more")
+    loaded = load_params(run, checkpoint=request.checkpoint, mesh=request.mesh)
+    extractor = FeatureExtractor(settings, run, loaded)
+
+    def stream() -> Iterator[TextFeatures]:
+        with _progress(console, extractor.counts) as show:
+            yield from extractor(itertools.chain([first], texts), after_batch=show)
+
+    mix = request.layers == MIX
+    width = run.architecture.hidden_size if mix else extractor.width
+    output = Path(request.output)
+    with open_writer(output, FeatureFormat(settings.level, width)) as writer:
+        if request.probe_path is None:
+            score = None
+            for features in stream():
+                writer.add(features)
+        else:
+            score = _probe(
+                list(stream()), writer, states=len(settings.layers.states) if mix else None
+            )
+    if score is not None and request.probe_path is not None:
+        content = {
+            **score._asdict(),
+            "layers": request.layers,
+            "pool": settings.pool,
+            "step": loaded.step,
+        }
+        write_whole(epath.Path(request.probe_path), json.dumps(content, indent=2).encode())
+    result = ExtractionResult(output, loaded.step, width, extractor.counts, score)
+    if console is not None:
+        _show(result, console, settings)
+    return result
+
+
+def _probe(
+    features: list[TextFeatures], writer: FeatureWriter, *, states: int | None
+) -> ProbeScore:
+    """Scores sentence features and writes them; with `states`, mixed by the learned weights."""
+    vectors = np.concatenate([found.vectors for found in features])
+    if states is not None:
+        vectors = vectors.reshape(len(features), states, -1)
+    labels = [found.source.label or "" for found in features]
+    score = probe(vectors, labels, mix=states is not None)
+    if score.mix is not None:
+        vectors = mixed(vectors, score.mix)
+    for found, vector in zip(features, vectors, strict=True):
+        writer.add(found._replace(vectors=vector[None]))
+    return score
+
+
+@contextlib.contextmanager
+def _progress(console: Console | None, counts: ExtractionCounts) -> Iterator[Callable[[], None]]:
+    """Gives what to call after each batch: it updates a live line, or prints one now and then."""
+    if console is None:
+        yield lambda: None
+        return
+    started = shown = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        live = stack.enter_context(console.status("")) if console.is_terminal else None
+
+        def show() -> None:
+            nonlocal shown
+            now = time.monotonic()
+            if now - shown < (0.2 if live else SECONDS_BETWEEN_LINES):
+                return
+            shown = now
+            rate = counts.texts / (now - started)
+            line = f"{counts.texts:,} texts, {rate:,.0f} texts/s, {counts.padding:.0%} padding"
+            if live:
+                live.update(line)
+            else:
+                console.print(line, highlight=False)
+
+        yield show
+
+
+def _show(result: ExtractionResult, console: Console, settings: ExtractionSettings) -> None:
+    counts = result.counts
+    parts = [
+        f"{result.output}: step {result.step}, {counts.texts:,} texts, {settings.level} features",
+        f"{result.width} wide, {counts.padding:.0%} padding",
+    ]
+    if counts.cut:
+        parts.append(f"{counts.cut:,} texts cut at {settings.max_length} pieces")
+    if counts.empty:
+        more = ", …" if counts.empty > len(counts.empty_lines) else ""
+        lines = ", ".join(map(str, counts.empty_lines)) + more
+        parts.append(f"{counts.empty:,} texts empty (line {lines})")
+    console.print(", ".join(parts), markup=False, highlight=False, soft_wrap=True)
+    if result.score is not None:
+        console.print(f"probe: {result.score.line()}", highlight=False, soft_wrap=True)
+        if not result.score.converged:
+            console.print("probe: not converged after 1,000 iterations", highlight=False)

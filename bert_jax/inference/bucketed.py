@@ -1,0 +1,115 @@
+"""Inference in length buckets: few batch shapes, each compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.data.rows.length_buckets import buckets_of, buckets_up_to
+from bert_jax.parallel.mesh import process_share
+from bert_jax.parallel.rules import batch_parts, batch_sharding, replicated
+from bert_jax.task import Batch
+from bert_jax.train.prefetch import to_devices
+
+
+class ComputedBatch(NamedTuple):
+    """The outputs of one batch, without its filler rows."""
+
+    rows: np.ndarray  # int64 [n]: indices of the input rows
+    length: int  # positions of a row, padding included
+    outputs: Any  # what the forward function returned, as host arrays [n, ...]
+
+
+class MakeBatch(Protocol):
+    """Collates rows."""
+
+    def __call__(
+        self, rows: np.ndarray, *, batch_size: int, length: int
+    ) -> Mapping[str, np.ndarray]:
+        """Returns arrays ``[batch_size, ...]`` of at most `batch_size` rows, possibly none.
+
+        Args:
+            rows: int64, indices of the input rows.
+            batch_size: rows of the batch; missing rows are padding.
+            length: positions of a row.
+        """
+        ...
+
+
+class BucketedInference:
+    """Runs rows of different lengths through a model, each row once.
+
+    A row is padded to the bucket of its own length, so its outputs depend on the row alone: the
+    batch size, the other rows and the mesh change no more than rounding.
+
+    Attributes:
+        batch_size: rows of a batch, on all hosts.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Any, Batch], Any],
+        mesh: Mesh,
+        *,
+        batch_size: int,
+        max_length: int,
+    ) -> None:
+        """Compiles nothing yet: the first batch of each length does.
+
+        Args:
+            forward: ``(params, batch) -> outputs``; every output has the batch's rows in front.
+            mesh: over which rows are split.
+            batch_size: rounded up to a multiple of the mesh's data-parallel size.
+            max_length: no row is longer.
+        """
+        parts = batch_parts(mesh)
+        self.batch_size = -(-batch_size // parts) * parts
+        self._mesh, self._share = mesh, process_share(mesh)
+        self._buckets = buckets_up_to(max_length)
+        self._forward = jax.jit(forward, out_shardings=replicated(mesh))
+
+    def __call__(
+        self, params: Any, lengths: Sequence[int] | np.ndarray, make_batch: MakeBatch
+    ) -> Iterator[ComputedBatch]:
+        """Yields the outputs of every row once, shortest buckets first; all hosts get all of them.
+
+        Args:
+            params: on the mesh.
+            lengths: tokens of each row, [rows].
+            make_batch: collates this host's rows of a batch.
+        """
+        pending: tuple[np.ndarray, int, Any] | None = None
+        for rows, length in self._plan(np.asarray(lengths)):
+            outputs = self._dispatch(params, rows, length, make_batch)
+            # Read the previous batch only now, so that the devices work while the host unpacks.
+            if pending is not None:
+                yield _fetch(*pending)
+            pending = rows, length, outputs
+        if pending is not None:
+            yield _fetch(*pending)
+
+    def _plan(self, lengths: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+        """Yields the rows and the length of each batch."""
+        found = buckets_of(lengths, self._buckets)
+        for bucket in np.unique(found).tolist():
+            members = np.flatnonzero(found == bucket)
+            for start in range(0, len(members), self.batch_size):
+                yield members[start : start + self.batch_size], bucket
+
+    def _dispatch(self, params: Any, rows: np.ndarray, length: int, make_batch: MakeBatch) -> Any:
+        size = self.batch_size // self._share.count
+        start = self._share.index * size
+        local = make_batch(rows[start : start + size], batch_size=size, length=length)
+        with jax.set_mesh(self._mesh):
+            placed = to_devices(local, batch_sharding(self._mesh), shares=self._share.count)
+            return self._forward(params, placed)
+
+
+def _fetch(rows: np.ndarray, length: int, outputs: Any) -> ComputedBatch:
+    return ComputedBatch(
+        rows, length, jax.tree.map(lambda leaf: leaf[: len(rows)], jax.device_get(outputs))
+    )

@@ -1,0 +1,105 @@
+"""The weights of a Hugging Face checkpoint, in one file or in shards, under the table's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.files.small import read_json_object
+from bert_jax.interop import safetensors_file, torch_file
+from bert_jax.interop.hf_names import TIED, WORDS, current_name
+from bert_jax.interop.mapping import TensorSource, TensorSpec
+from bert_jax.interop.safetensors_file import SafetensorsFile
+from bert_jax.interop.torch_file import TorchFile
+
+PREFIX: Final = "bert."
+
+# In order of preference. Each may also be an index, which names the shards.
+_READERS: Final[dict[str, Callable[[Path], TensorSource]]] = {
+    safetensors_file.WEIGHTS: SafetensorsFile,
+    torch_file.WEIGHTS: TorchFile,
+}
+_INDEX: Final = ".index.json"
+_LFS_POINTER: Final = b"version https://git-lfs"
+
+
+class HfWeights:
+    """All tensors of a checkpoint; satisfies `mapping.TensorSource`.
+
+    Attributes:
+        prefix: of the encoder's tensors: ``bert.``, or nothing in a ``BertModel``.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Opens the files and resolves old names and the second names of tied tensors.
+
+        Raises:
+            UserError: no weights, a damaged file, an index that names a file outside the
+                directory, or a decoder that is not tied to the embeddings.
+        """
+        path, reader = _find(directory)
+        shards = _shards(path) if path.name.endswith(_INDEX) else [path]
+        self.path = str(path)
+        self.files = list(dict.fromkeys([path, *shards]))
+        self._found: dict[str, tuple[TensorSource, str]] = {}
+        for shard in shards:
+            _refuse_pointer(shard)
+            source = reader(shard)
+            self._found |= {current_name(name): (source, name) for name in source.specs}
+        self.prefix = PREFIX if any(name.startswith(PREFIX) for name in self._found) else ""
+        self._resolve_tied()
+        self.specs: dict[str, TensorSpec] = {
+            name: source.specs[theirs] for name, (source, theirs) in self._found.items()
+        }
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns one tensor."""
+        source, theirs = self._found[name]
+        return source.read(theirs)
+
+    def _resolve_tied(self) -> None:
+        for second, first in TIED.items():
+            first = self.prefix + first if first == WORDS else first
+            if second not in self._found:
+                continue
+            if first not in self._found:
+                self._found[first] = self._found.pop(second)
+            elif not np.array_equal(self.read(second), self.read(first)):
+                raise UserError(
+                    f"{self.path}: tensor {second} differs from {first}, which it is tied to in "
+                    f"BERT"
+                )
+
+
+def _find(directory: Path) -> tuple[Path, Callable[[Path], TensorSource]]:
+    for name, reader in _READERS.items():
+        for path in (directory / name, directory / (name + _INDEX)):
+            if path.exists():
+                return path, reader
+    allowed = ", ".join(f"{name}, {name}{_INDEX}" for name in _READERS)
+    raise UserError(f"{directory}: found no weights, allowed: {allowed}")
+
+
+def _shards(index: Path) -> list[Path]:
+    weight_map = read_json_object(epath.Path(index)).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{index}: found no weight_map of tensor names to files")
+    for name in names:
+        if Path(name).name != name or not (index.parent / name).is_file():
+            raise UserError(f"{index}: names {name}, which is not beside it")
+    return [index.parent / name for name in sorted(set(names))]
+
+
+def _refuse_pointer(file: Path) -> None:
+    """Refuses what git leaves behind where git-lfs is not installed."""
+    with file.open("rb") as opened:
+        if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise UserError(
+                f"{file}: found a git-lfs pointer, not the weights; `git lfs pull` fetches them"
+            )

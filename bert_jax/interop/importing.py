@@ -1,0 +1,163 @@
+"""Another program's checkpoint, read from disk and saved as a run directory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import optax
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.interop.hf import is_hf, read_hf
+from bert_jax.interop.hf_tokenizer import tokenizer_files
+from bert_jax.interop.mapping import Params
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.tf_bert import is_tf, read_tf
+from bert_jax.model.config import Execution, ModelSection
+from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments
+from bert_jax.optim.sections import OptimizerSection
+from bert_jax.runs.directory import CHECKPOINTS, describe, write_run
+from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
+from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.progress import IMPORTED
+from bert_jax.train.sections import CheckpointSection
+from bert_jax.train.state import TrainState, run_key
+
+# What Orbax needs beside the array that it writes.
+SAVE_SLACK_BYTES: Final = 1 << 20
+
+
+def read_checkpoint(
+    source: Path, *, tokenizer: str | None = None, lower_case: bool | None = None
+) -> Pretrained:
+    """Reads a Hugging Face or google-research/bert checkpoint.
+
+    Args:
+        source: its directory, or the prefix of a TensorFlow checkpoint's files.
+        tokenizer: a tokenizer directory, for a checkpoint that brings none.
+        lower_case: of a bare vocab.txt, which does not say it.
+
+    Raises:
+        UserError: nothing that can be read, or a tensor that does not fit.
+    """
+    directory = source if source.is_dir() else source.parent
+    if not directory.is_dir():
+        raise UserError(f"{source}: found no such directory, allowed: a checkpoint directory")
+    given: Tokenizer | None = None
+    if tokenizer is not None:
+        given = load_tokenizer(tokenizer)
+    elif lower_case is not None:
+        given = load_wordpiece(directory, lower_case=lower_case)
+    if is_tf(source):
+        return read_tf(source, tokenizer=given or load_tokenizer(directory))
+    if is_hf(source):
+        return read_hf(source, tokenizer=given)
+    raise UserError(
+        f"{source}: found no checkpoint, allowed: a Hugging Face directory (config.json and "
+        f"model.safetensors) or a google-research/bert one (bert_model.ckpt.index and "
+        f"bert_config.json)"
+    )
+
+
+def write_imported_run(
+    root: Path,
+    model: Pretrained,
+    *,
+    run_dir: str,
+    settings: Mapping[str, Any],
+    optimizer: OptimizerSection,
+    seed: int,
+) -> None:
+    """Writes a run directory that holds an imported model.
+
+    Args:
+        root: where to write.
+        model: as read; its arrays are replaced by JAX's one by one.
+        run_dir: the final name of `root`.
+        settings: the rest of the configuration, as plain values.
+        optimizer: of the configuration; the imported moments become its state.
+        seed: of the configuration.
+    """
+    directory = model.files[0].parent
+    files = [*model.files, *tokenizer_files(directory)]
+    write_run(
+        epath.Path(root),
+        settings,
+        run_dir=run_dir,
+        model=ModelSection.of(
+            model.architecture, execution=Execution(dtype="float32"), heads=model.heads
+        ),
+        architecture=model.architecture,
+        tokenizer=model.tokenizer,
+        origin={
+            "imported_from": {
+                "directory": str(directory),
+                "sha256": {path.name: _sha256(path) for path in sorted(files)},
+            },
+            "tensors_ignored": dict(model.ignored),
+        },
+    )
+    largest = max(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+    _to_device(model.params)
+    step = model.step or 0
+    with Checkpointer(
+        root / CHECKPOINTS,
+        CheckpointSection(),
+        ranked=False,
+        save_bytes=largest + SAVE_SLACK_BYTES,
+    ) as checkpointer:
+        if model.moments is None:
+            checkpointer.save_params(model.params, step=step)
+        else:
+            state = _train_state(model.params, model.moments, step, optimizer, seed)
+            checkpointer.save(state, step=step, progress={IMPORTED: True})
+
+
+def summarize(model: Pretrained) -> list[str]:
+    """Returns what was imported, in lines for the user."""
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(model.params))
+    moments = "" if model.moments is None else f", Adam's moments at step {model.step or 0}"
+    lines = [
+        f"{numbers:,} parameters, {describe(model.heads)}, "
+        f"{model.tokenizer.vocab_size:,} pieces{moments}"
+    ]
+    if model.architecture.type_vocab_size == 1:
+        lines.append("type_vocab_size is 1: both spans of a pair get token type 0")
+    return lines
+
+
+def _train_state(
+    params: Params, moments: MomentsState, step: int, section: OptimizerSection, seed: int
+) -> TrainState:
+    """Returns the state that a run with these settings would have saved at that step."""
+    for part in moments:
+        _to_device(part)
+    # Only LAMB reads the axes; the learning rate is not part of the state.
+    optimizer = make_optimizer(section, optax.constant_schedule(0.0), axes=None)
+    fresh = jax.eval_shape(optimizer.init, params)
+    return TrainState(
+        step=jnp.asarray(step, jnp.int32),
+        rng=run_key(seed),
+        params=params,
+        opt_state=with_moments(fresh, moments, step=step),
+        healthy=jnp.ones((), jnp.bool_),
+    )
+
+
+def _to_device(params: Params) -> None:
+    """Replaces NumPy arrays by JAX's one at a time; Orbax would copy all of NumPy's."""
+    for name, value in params.items():
+        if isinstance(value, dict):
+            _to_device(value)
+        else:
+            params[name] = jax.device_put(value, jax.devices("cpu")[0])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

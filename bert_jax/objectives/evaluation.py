@@ -1,0 +1,103 @@
+"""Evaluation of a pretrained checkpoint on a dataset, every example once."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+
+from bert_jax.data.loader.loader import evaluation_batches
+from bert_jax.data.rows.length_buckets import bucket_of, buckets_up_to
+from bert_jax.errors import UserError
+from bert_jax.objectives.example_source import open_source
+from bert_jax.objectives.registry import objective_of
+from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.parallel.mesh import process_share
+from bert_jax.parallel.rules import batch_parts
+from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.directory import Run
+from bert_jax.runs.evaluation import Evaluation
+from bert_jax.runs.parameters import load_params
+from bert_jax.train.compiled import compile_evaluation
+from bert_jax.train.loop import evaluate
+from bert_jax.train.sections import PhaseSection, TrainSection
+from bert_jax.train.state import define_model
+
+BATCH_SIZE = 32  # of a run that was imported
+
+
+def evaluate_objective(
+    run: Run,
+    *,
+    dataset: str | None,
+    split: str,
+    checkpoint: str,
+    batch_size: int | None,
+    mesh: MeshSection | None,
+) -> Evaluation:
+    """Evaluates a checkpoint of a pretrained or imported run.
+
+    Args:
+        run: opened.
+        dataset: a dataset directory or TFRecords; None for the run's last phase's.
+        split: of the dataset.
+        checkpoint: see `load_params`.
+        batch_size: rows at a time; does not change the figures.
+        mesh: devices to use; None for all there are.
+
+    Raises:
+        UserError: no such checkpoint, dataset or split; no dataset for an imported run, or one
+            with longer examples than the model has positions.
+    """
+    task = objective_of(run)
+    phase = None
+    if run.has("train"):
+        phase = run.section("train", TrainSection, verb="evaluate").phases[-1]
+    path = dataset or (None if phase is None else phase.dataset)
+    if path is None:
+        raise UserError(
+            f"--dataset: missing; {run.directory} was imported and has no dataset of its own"
+        )
+    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
+    source = open_source(
+        path,
+        split,
+        objective=run.section("objective", ObjectiveSection, verb="evaluate"),
+        tokenizer=run.tokenizer,
+        key="dataset",
+    )
+    parts = batch_parts(loaded.mesh)
+    rows = batch_size or (BATCH_SIZE if phase is None else phase.batch_size)
+    share = process_share(loaded.mesh)
+    features = source.features(
+        task,
+        seq_length=_seq_length(run, phase, longest=int(source.dataset.lengths.max())),
+        max_predictions=None if phase is None else phase.max_predictions,
+        evaluation=True,
+    )
+    batches = functools.partial(
+        evaluation_batches,
+        source.dataset,
+        features,
+        batch_size=-(-rows // parts) * parts,
+        seed=run.seed,
+        limit=None,
+        share=share,
+    )
+    with jax.set_mesh(loaded.mesh):
+        step = compile_evaluation(task, define_model(task.build), loaded.mesh)
+        totals = evaluate(step, loaded.params, batches, loaded.mesh, shares=share.count)
+    return Evaluation(loaded.step, path, split, len(source.dataset), task.score(totals))
+
+
+def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:
+    """Returns the run's own row length; of an imported run, the bucket of the longest example."""
+    if phase is not None:
+        return phase.seq_length
+    positions = run.architecture.max_position_embeddings
+    if longest > positions:
+        raise UserError(
+            f"--dataset: its longest example has {longest} tokens, but the model of "
+            f"{run.directory} has {positions} positions; allowed: a dataset of shorter examples"
+        )
+    return bucket_of(longest, buckets_up_to(positions))

@@ -1,0 +1,71 @@
+"""Evaluations of a run's checkpoints on disk: one file per checkpoint and split.
+
+``evaluation.json`` is that of the checkpoint which ``auto`` selects, on the run's own held-out
+split; ``evaluations/<split>-<step>.json`` hold all others, so that none overwrites another.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from bert_jax.files.small import read_json_object, write_whole
+from bert_jax.runs.directory import Run
+
+EVALUATION: Final = "evaluation.json"
+EVALUATIONS: Final = "evaluations"
+
+
+class Evaluation(NamedTuple):
+    """Metrics of one checkpoint on one split."""
+
+    step: int
+    dataset: str  # a path; of a fine-tuned run, its task's split
+    split: str
+    examples: int
+    scores: Mapping[str, float]
+
+
+def own_split(run: Run) -> str:
+    """Returns the split that a run's checkpoints are compared on."""
+    return "dev" if run.is_fine_tuned else "validation"
+
+
+def write_evaluation(run: Run, evaluation: Evaluation, *, selected: bool, own_data: bool) -> None:
+    """Writes an evaluation into a run directory.
+
+    Args:
+        run: evaluated.
+        evaluation: its figures.
+        selected: whether its checkpoint is the one that ``auto`` selects.
+        own_data: whether its dataset is the run's own.
+    """
+    if selected and own_data and evaluation.split == own_split(run):
+        path = run.directory / EVALUATION
+    else:
+        name = f"{evaluation.split}-{evaluation.step}"
+        if not own_data:
+            name = re.sub(r"[^\w.-]+", "_", evaluation.dataset).strip("_") + "-" + name
+        path = run.directory / EVALUATIONS / f"{name}.json"
+    write_whole(path, json.dumps(evaluation._asdict(), indent=2).encode())
+
+
+def read_evaluation(run: Run, *, step: int | None = None) -> Evaluation | None:
+    """Returns the evaluation of a checkpoint on the run's own held-out split, if there is one.
+
+    Args:
+        run: opened.
+        step: of the checkpoint; None for the last one that ``auto`` selected.
+    """
+    for name in (EVALUATION, f"{EVALUATIONS}/{own_split(run)}-{step}.json"):
+        path = run.directory / name
+        if not path.exists():
+            continue
+        found = read_json_object(path)
+        # Older files do not name their split, which may be any: they count as absent.
+        known = found.keys() == set(Evaluation._fields)
+        if known and found["split"] == own_split(run) and step in (None, found["step"]):
+            return Evaluation(**found)
+    return None

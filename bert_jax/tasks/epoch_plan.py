@@ -1,0 +1,156 @@
+"""Which rows make up which batch of a fine-tuning epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from bert_jax.data import rng
+from bert_jax.data.rows.length_buckets import buckets_of, buckets_up_to
+
+# A bucket with a smaller share of the rows joins the next longer one.
+SPARSE: Final = 0.1
+
+# Positions that a second group in a batch costs, whatever is in it: the gradient of the embedding
+# table is written once more. Halves that as much padding makes equally long become one group.
+SECOND_GROUP: Final = 128
+
+
+class LengthGroup(NamedTuple):
+    """Rows of one batch that are padded to one length."""
+
+    length: int  # positions of each row
+    size: int  # rows it has room for; missing rows are filler
+    rows: np.ndarray  # int64 [<= size]
+
+
+PlannedBatch: TypeAlias = tuple[LengthGroup, ...]
+
+
+class EpochPlan:
+    """Which rows make up which batch of an epoch.
+
+    Rows are sorted by bucket, shuffled within each, and cut into half batches. The shortest half
+    is paired with the one right above the median, and so on up to the median and the longest:
+    texts of one length often share a source, and batches of one length are noisier samples than
+    random ones, which costs a dev figure a point or more. A half is padded to its own bucket;
+    halves of nearly equal length form one group.
+
+    Every row comes once, every batch but one is full, and an epoch has
+    ``ceil(rows / batch_size)`` batches. Their lengths and order depend on the epoch alone; only
+    which rows are in them depends on the seed, so that runs with different seeds can be computed
+    side by side in one program.
+    """
+
+    def __init__(self, lengths: np.ndarray, *, batch_size: int, max_length: int, seed: int) -> None:
+        """Sorts the rows into buckets.
+
+        Args:
+            lengths: pieces of each row, int [rows].
+            batch_size: rows of a batch.
+            max_length: no row is longer.
+            seed: of the run.
+        """
+        self.batch_size = batch_size
+        self.steps = -(-len(lengths) // batch_size)
+        self._seed = seed
+        buckets = buckets_up_to(max_length)
+        found = buckets_of(lengths, buckets)
+        self._by_bucket = _without_sparse(
+            [(bucket, np.flatnonzero(found == bucket)) for bucket in buckets]
+        )
+        self._epoch: int | None = None
+        self._batches: list[PlannedBatch] = []
+
+    def batch(self, step: int) -> PlannedBatch:
+        """Returns the batch of a step of the run."""
+        epoch, at = divmod(step, self.steps)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._plan(epoch)
+        return self._batches[at]
+
+    @property
+    def shapes(self) -> int:
+        """How many different shapes the batches have."""
+        return len({tuple(group[:2] for group in batch) for batch in self._plan(0)})
+
+    @property
+    def mean_length(self) -> float:
+        """Positions of a row, padding included, on average over an epoch."""
+        groups = [group for batch in self._plan(0) for group in batch]
+        positions = sum(group.length * group.size for group in groups)
+        return positions / sum(group.size for group in groups)
+
+    def _plan(self, epoch: int) -> list[PlannedBatch]:
+        generator = rng.stream(self._seed, "finetune rows", epoch)
+        rows = np.concatenate([generator.permutation(members) for _, members in self._by_bucket])
+        padded = np.concatenate([np.full(len(rows), length) for length, rows in self._by_bucket])
+
+        def group(at: RankRange) -> LengthGroup:
+            # An empty one has the length of the rows that follow: no shape of its own.
+            length = int(padded[max(at.first, at.end - 1)])
+            return LengthGroup(length, at.size, rows[at.first : at.end])
+
+        batches = [
+            _joined(group(shorter), group(longer))
+            for shorter, longer in _halves(len(rows), self.batch_size)
+        ]
+        order = rng.stream(0, "finetune batches", epoch).permutation(len(batches))
+        return [batches[at] for at in order]
+
+
+class RankRange(NamedTuple):
+    """Consecutive rows in order of their length, the shortest first."""
+
+    first: int
+    end: int
+    size: int  # rows it has room for
+
+
+def _halves(rows: int, batch_size: int) -> Iterator[tuple[RankRange, RankRange]]:
+    """Yields the two halves of each batch, the shorter rows first.
+
+    Five rows in batches of two: ``((0, 0, 1), (2, 3, 1))``, ``((0, 1, 1), (3, 4, 1))``,
+    ``((1, 2, 1), (4, 5, 1))``. Only the first batch may have less than its size, and its longer
+    half only if its shorter half has nothing.
+    """
+    batches = -(-rows // batch_size)
+    missing = batches * batch_size - rows
+    small, large = batch_size // 2, batch_size - batch_size // 2
+    counts = np.repeat([small, large], batches)
+    counts[0] = max(small - missing, 0)
+    counts[batches] = large - max(missing - small, 0)
+    ends = np.cumsum(counts)
+    for at in range(batches):
+        shorter, longer = int(ends[at]), int(ends[batches + at])
+        yield (
+            RankRange(shorter - int(counts[at]), shorter, small),
+            RankRange(longer - int(counts[batches + at]), longer, large),
+        )
+
+
+def _joined(shorter: LengthGroup, longer: LengthGroup) -> PlannedBatch:
+    """Returns two halves as the groups of a batch: as one where that costs little padding."""
+    if not shorter.size:
+        return (longer,)
+    if (longer.length - shorter.length) * shorter.size > SECOND_GROUP:
+        return (shorter, longer)
+    rows = np.concatenate([shorter.rows, longer.rows])
+    return (LengthGroup(longer.length, shorter.size + longer.size, rows),)
+
+
+def _without_sparse(by_bucket: list[tuple[int, np.ndarray]]) -> list[tuple[int, np.ndarray]]:
+    """Joins buckets of few rows to the next longer one: a program takes seconds to compile."""
+    total = sum(len(rows) for _, rows in by_bucket)
+    kept, carried = [], np.empty(0, np.int64)
+    for bucket, rows in by_bucket:
+        carried = np.concatenate([carried, rows])
+        if len(carried) >= SPARSE * total:
+            kept.append((bucket, np.sort(carried)))
+            carried = carried[:0]
+    if len(carried):
+        longest = max(bucket for bucket, rows in by_bucket if len(rows))
+        kept.append((longest, np.sort(carried)))
+    return kept

@@ -1,0 +1,123 @@
+"""Predictions of a fine-tuned run for a file or its task's test splits, written to disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import jax
+import pyarrow as pa
+from etils import epath
+from pyarrow import csv as pa_csv
+
+from bert_jax.errors import UserError
+from bert_jax.files.small import write_whole
+from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.directory import Run
+from bert_jax.runs.parameters import load_params
+from bert_jax.tasks.family import Family, Record
+from bert_jax.tasks.predictor import predict_splits, score_splits
+from bert_jax.tasks.training.evaluation import open_data, predictor_of, write_records
+
+SUFFIXES: Final = (".jsonl", ".csv")
+
+
+class Predictions(NamedTuple):
+    """What was predicted and written."""
+
+    step: int  # of the checkpoint
+    files: Sequence[Path]
+    records: Mapping[str, Sequence[Record]]  # by split
+    scores: Mapping[str, float] | None  # where every example has a label
+
+
+class PredictionOutput(NamedTuple):
+    """Where predictions go: a .jsonl or .csv, or a directory for a benchmark's own files."""
+
+    path: Path
+    submission: bool  # the benchmark's own files
+    force: bool  # replace `path`
+
+    def check(self) -> None:
+        """Checks the path before anything is computed.
+
+        Raises:
+            UserError: another suffix, or something is there already.
+        """
+        path = self.path
+        if self.submission:
+            if path.exists() and not path.is_dir():
+                raise UserError(f"{path}: found a file, allowed: a directory for --submission")
+            return
+        if path.suffix not in SUFFIXES:
+            raise UserError(
+                f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}, or a "
+                f"directory with --submission"
+            )
+        if path.exists() and not self.force:
+            raise UserError(f"{path}: is already there; allowed: another name, or --force")
+
+    def write(self, family: Family, records: Mapping[str, Sequence[Record]]) -> list[Path]:
+        """Writes the records of all splits, and returns the files."""
+        if self.submission:
+            return [
+                file
+                for name, found in records.items()
+                for file in family.write_official(name, found, self.path)
+            ]
+        several = len(records) > 1
+        rows = [
+            {"split": name, **record} if several else record
+            for name, found in records.items()
+            for record in found
+        ]
+        if self.path.suffix == ".jsonl":
+            write_records(epath.Path(self.path), rows)
+        else:
+            columns = [*(["split"] if several else []), "id", "prediction"]
+            table = pa.table({name: [_cell(row[name]) for row in rows] for name in columns})
+            sink = pa.BufferOutputStream()
+            pa_csv.write_csv(table, sink, pa_csv.WriteOptions(quoting_style="needed"))
+            write_whole(epath.Path(self.path), sink.getvalue().to_pybytes())
+        return [self.path]
+
+
+def predict_to(
+    output: PredictionOutput,
+    run: Run,
+    *,
+    input_path: str | None,
+    checkpoint: str,
+    batch_size: int | None,
+    mesh: MeshSection | None,
+) -> Predictions:
+    """Predicts a file or the test splits and writes the result, see `bert_jax.predict`."""
+    output.check()
+    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
+    family = open_data(
+        run,
+        roles=("test",) if input_path is None else ("input",),
+        step=loaded.step,
+        input=None if input_path is None else Path(input_path),
+    )
+    if not family.splits:
+        raise UserError(
+            f"{run.directory}: its task has no test file, allowed: --input FILE, or a run whose "
+            f"task has"
+        )
+    predictor = predictor_of(run, loaded, batch_size=batch_size)
+    records = predict_splits(predictor, loaded.params, family, list(family.splits))
+    labelled = {
+        name: found
+        for name, found in records.items()
+        if found and all(record.get("label") is not None for record in found)
+    }
+    scores = score_splits(family, labelled) if labelled else None
+    files = output.write(family, records) if jax.process_index() == 0 else []
+    return Predictions(loaded.step, files, records, scores)
+
+
+def _cell(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)

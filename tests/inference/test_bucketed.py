@@ -1,0 +1,90 @@
+"""Rows of different lengths through a compiled function, each once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.rows.collate import collate_tokens
+from bert_jax.data.rows.length_buckets import bucket_of, buckets_up_to
+from bert_jax.inference import bucketed
+from bert_jax.inference.bucketed import BucketedInference
+from bert_jax.parallel.mesh import Share, make_mesh
+from bert_jax.parallel.section import MeshSection
+
+MAX_LENGTH = 100
+
+
+class Recorder:
+    """Collates rows of n ones, and keeps which rows and shapes it was asked for."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+        self.asked: list[tuple[list[int], int, int]] = []
+
+    def __call__(
+        self, rows: np.ndarray, *, batch_size: int, length: int
+    ) -> Mapping[str, np.ndarray]:
+        self.asked.append((rows.tolist(), batch_size, length))
+        sequences = [np.ones(self.lengths[row], np.int32) for row in rows]
+        return collate_tokens(sequences, batch_size=batch_size, length=length, pad_id=0)
+
+
+def forward(params: Any, batch: Any) -> dict[str, jax.Array]:
+    """Each row's length and its tokens, times the parameter."""
+    return {"sum": params * batch["input_ids"].sum(axis=1), "tokens": batch["input_ids"]}
+
+
+@given(lengths=st.lists(st.integers(1, MAX_LENGTH), max_size=60), batch_size=st.integers(1, 20))
+@settings(deadline=None, max_examples=15)
+def test_every_row_comes_once_in_its_own_bucket(lengths: list[int], batch_size: int) -> None:
+    mesh = make_mesh(MeshSection())
+    inference = BucketedInference(forward, mesh, batch_size=batch_size, max_length=MAX_LENGTH)
+    assert batch_size <= inference.batch_size < batch_size + 8
+    assert inference.batch_size % 8 == 0
+    seen: Counter[int] = Counter()
+    recorder = Recorder(lengths)
+    for batch in inference(jax.numpy.asarray(3), lengths, recorder):
+        rows = batch.rows.tolist()
+        seen.update(rows)
+        assert {bucket_of(lengths[row], buckets_up_to(MAX_LENGTH)) for row in rows} <= {
+            batch.length
+        }
+        assert batch.outputs["tokens"].shape == (len(rows), batch.length)
+        assert batch.outputs["sum"].tolist() == [3 * lengths[row] for row in rows]
+    assert seen == Counter(range(len(lengths)))
+    assert {size for _, size, _ in recorder.asked} <= {inference.batch_size}
+
+
+def test_hosts_collate_their_own_rows_of_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = [5] * 11 + [30]
+    asked = []
+    for index in range(2):
+        share = Share(index, 2)
+        monkeypatch.setattr(bucketed, "process_share", lambda mesh, share=share: share)
+        # The other host's rows are not here; repeated, this host's fill their place.
+        monkeypatch.setattr(
+            bucketed,
+            "to_devices",
+            lambda host, sharding, *, shares: {
+                name: np.concatenate([array] * shares) for name, array in host.items()
+            },
+        )
+        inference = BucketedInference(
+            forward, make_mesh(MeshSection()), batch_size=8, max_length=MAX_LENGTH
+        )
+        recorder = Recorder(lengths)
+        rows = [batch.rows.tolist() for batch in inference(1, lengths, recorder)]
+        assert rows == [[*range(8)], [8, 9, 10], [11]]
+        asked.append(recorder.asked)
+    assert asked == [
+        [([0, 1, 2, 3], 4, 8), ([8, 9, 10], 4, 8), ([11], 4, 32)],
+        [([4, 5, 6, 7], 4, 8), ([], 4, 8), ([], 4, 32)],
+    ]

@@ -1,0 +1,68 @@
+"""`fill_mask` on an imported model, beside the PyTorch model that it came from."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertForMaskedLM
+
+from bert_jax.errors import UserError
+from bert_jax.verbs.fill_mask import fill_mask
+from bert_jax.verbs.import_checkpoint import import_checkpoint
+from tests.feature_extraction.runs import IDS, PIECES
+from tests.interop.hf_checkpoints import hf_config, hf_model
+
+POSITIONS = 100
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, BertForMaskedLM]:
+    """A run of an MLM with 100 positions, which is no multiple of 8."""
+    directory = tmp_path_factory.mktemp("mlm")
+    config = hf_config(
+        vocab_size=len(PIECES), num_hidden_layers=2, max_position_embeddings=POSITIONS
+    )
+    model = hf_model(BertForMaskedLM, config)
+    model.save_pretrained(directory / "hf")
+    (directory / "hf" / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
+    (directory / "hf" / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+    return str(import_checkpoint(str(directory / "hf"), str(directory / "run"))), model
+
+
+def reference(model: BertForMaskedLM, text: str) -> np.ndarray:
+    """Probabilities at each mask: [masks, vocabulary], without the special pieces."""
+    ids = torch.tensor([[IDS[piece] for piece in ["[CLS]", *text.split(), "[SEP]"]]])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0].numpy()[np.asarray(ids[0]) == IDS["[MASK]"]]
+    logits[:, :5] = -np.inf
+    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return shares / shares.sum(axis=-1, keepdims=True)
+
+
+def test_candidates_are_those_of_hugging_face_up_to_the_last_position(
+    imported: tuple[str, BertForMaskedLM],
+) -> None:
+    run, model = imported
+    texts = [
+        " ".join(["w1"] * (POSITIONS - 3) + ["[MASK]"]),  # every position
+        "w3 [MASK] w5 [MASK] w7",
+        "[MASK] w9",
+    ]
+    filled = fill_mask(run, texts, top_k=4)
+    assert [text for text, _ in filled] == texts
+    for text, masks in filled:
+        expected = reference(model, text)
+        assert len(masks) == len(expected)
+        for candidates, chances in zip(masks, expected, strict=True):
+            found = [IDS[piece] for piece, _ in candidates]
+            best = np.sort(chances)[::-1][:4]
+            np.testing.assert_allclose([chance for _, chance in candidates], best, rtol=1e-3)
+            np.testing.assert_allclose(chances[found], best, rtol=1e-3)
+
+
+def test_a_text_beyond_the_positions_is_refused(imported: tuple[str, BertForMaskedLM]) -> None:
+    with pytest.raises(UserError, match="101 pieces, allowed: up to 100"):
+        fill_mask(imported[0], [" ".join(["w1"] * (POSITIONS - 2) + ["[MASK]"])])

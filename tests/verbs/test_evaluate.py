@@ -1,0 +1,113 @@
+"""`evaluate`: which file holds which figures, and what `predict` makes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from transformers import BertForPreTraining
+
+from bert_jax.cli import cli
+from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.model.config import HeadsSection
+from bert_jax.verbs.import_checkpoint import import_checkpoint
+from tests.interop.hf_checkpoints import hf_config, hf_model
+from tests.project import VOCAB_SIZE
+from tests.tasks.runs import tiny_run
+from tests.tasks.squad_data import question, squad, write
+
+BEST, LAST = 10, 20
+
+
+def ok(*arguments: object) -> str:
+    """Runs the command line, which must succeed."""
+    result = CliRunner().invoke(cli, list(map(str, arguments)))
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def refused(*arguments: object) -> str:
+    """Runs the command line, which must refuse in one line."""
+    result = CliRunner().invoke(cli, list(map(str, arguments)))
+    assert result.exit_code == 2, (result.output, result.exception)
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def squad_run(directory: Path) -> tuple[Path, str]:
+    """A run fine-tuned on SQuAD 2.0, of two checkpoints, and a file to predict."""
+    file = squad(
+        ("word1 good1 word2", [question("a", "word1", ("good1", 6), impossible=False)]),
+        ("word3 good2 word4", [question("b", "word3", impossible=True)]),
+        version="v2.0",
+    )
+    paths = {role: write(directory / f"{role}.json", file) for role in ("train", "dev", "test")}
+    finetune = {
+        "init_from": "unused",
+        "task": {"kind": "squad", "version": "2.0", "max_query_length": 4, **paths},
+        "max_length": 32,
+        "batch_size": 8,
+    }
+    heads = HeadsSection(pooler=False, mlm=False, next_sentence=False, task="question_answering")
+    run = tiny_run(directory, heads=heads, config={"finetune": finetune}, steps=(BEST, LAST))
+    return run, paths["test"]
+
+
+def tune(path: Path, threshold: float) -> None:
+    """Replaces the tuned threshold of an evaluation."""
+    found = json.loads(path.read_text())
+    found["scores"]["null_threshold"] = threshold
+    path.write_text(json.dumps(found))
+
+
+def answers(run: Path, file: str, *options: object) -> set[bool]:
+    """Whether predictions of a file give answers."""
+    output = run / "out.jsonl"
+    ok("predict", run, output, "--input", file, "--force", *options)
+    return {bool(json.loads(line)["prediction"]) for line in output.read_text().splitlines()}
+
+
+def test_no_evaluation_overwrites_another_and_each_checkpoint_has_its_threshold(
+    tmp_path: Path,
+) -> None:
+    run, file = squad_run(tmp_path)
+    line = refused("predict", run, tmp_path / "o.jsonl", "--input", file)
+    assert f"no dev evaluation of step {LAST}" in line
+    assert f"bert-jax evaluate {run} --checkpoint {LAST}" in line
+    ok("evaluate", run)  # without a ranking `auto` is the last
+    before = (run / "evaluation.json").read_bytes()
+    assert {"step": LAST, "split": "dev", "examples": 2}.items() <= json.loads(before).items()
+    ok("evaluate", run, "--split", "test")
+    ok("evaluate", run, "--checkpoint", BEST)
+    assert (run / "evaluation.json").read_bytes() == before
+    others = {path.name for path in (run / "evaluations").iterdir()}
+    assert others == {f"test-{LAST}.json", f"dev-{BEST}.json"}
+    # Thresholds that always and never let an answer pass.
+    tune(run / "evaluation.json", 1e9)
+    tune(run / "evaluations" / f"dev-{BEST}.json", -1e9)
+    assert answers(run, file) == {True}
+    assert answers(run, file, "--checkpoint", BEST) == {False}
+
+
+@pytest.fixture
+def imported(project: Path, tmp_path: Path) -> Path:
+    """A run imported from a Hugging Face checkpoint, with the project's tokenizer."""
+    config = hf_config(vocab_size=VOCAB_SIZE, max_position_embeddings=48)
+    hf_model(BertForPreTraining, config).save_pretrained(tmp_path / "hf")
+    tokenizer = str(project / "tokenizer")
+    return import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "run"), tokenizer=tokenizer)
+
+
+def test_an_imported_run_is_evaluated_on_a_dataset_with_its_row_length(
+    project: Path, imported: Path
+) -> None:
+    assert "--dataset: missing" in refused("evaluate", imported)
+    ok("evaluate", imported, "--dataset", project / "dataset32", "--batch-size", 12)
+    found: dict[str, Any] = json.loads((imported / "evaluation.json").read_text())
+    assert found["examples"] == len(open_dataset(project / "dataset32", "validation"))
+    assert found["split"] == "validation"
+    assert found["scores"]["mlm_loss"] == pytest.approx(np.log(VOCAB_SIZE), rel=0.2)
