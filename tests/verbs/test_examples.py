@@ -142,7 +142,7 @@ def test_tfrecords_are_written_from_a_finished_dataset(made: Path) -> None:
     assert len(written) == 2 * len(train)
     assert len(open_google_bert(made / "out", "validation")) > 0
     assert f"{2 * len(train):,} of train" in printed
-    assert written.figures.slots == 8  # 15% of 48, rounded up
+    assert written.summary.slots == 8  # 15% of 48, rounded up
     with pytest.raises(UserError, match="out: is already there"):
         look(made, tfrecords=str(made / "out"))
 
