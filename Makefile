@@ -21,8 +21,19 @@ TORCH := 2.13.0
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 CONSTRAINTS = constraints/py$$($(BIN)/python -c 'import sys; print("%d%d" % sys.version_info[:2])').txt
-# PIP_CONSTRAINT, unlike -c, also pins what builds the project.
-INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) $(PIP) install -qq
+# uv installs in a quarter of pip's time, but knows nothing of pip's settings (an index of one's own,
+# wheels in a folder): where it does not get there, pip tries. Both pin also what builds the project;
+# pip's -c would not, PIP_CONSTRAINT does.
+UV := 0.13.9
+define install
+	@$(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --constraint $(CONSTRAINTS) \
+		--build-constraint $(CONSTRAINTS) -e '$(1)' 2>$(VENV)/uv.log \
+		|| PIP_CONSTRAINT=$(CONSTRAINTS) $(PIP) install -qq --no-compile -e '$(1)'
+	@$(BYTECODE)
+endef
+# Neither compiles to bytecode while it installs: pip would on one core, and the tests of every
+# package with it.
+BYTECODE = $(BIN)/python -m compileall -qq -j 0 -x '/tests/|/transformers/models/' $(VENV)/lib || true
 SETTINGS := setup.cfg pyproject.toml $(wildcard constraints/py*.txt)
 # Those that need nothing but this machine.
 BENCHMARKS := tokenizer loader train_step finetune interop
@@ -44,7 +55,8 @@ demo: $(VENV)/.core  ## Pretrain a small BERT on this machine, from raw text to 
 	$(BIN)/bert-jax demo
 
 test: $(VENV)/.test  ## Run the tests; make test ARGS="-k masking" for some of them.
-	$(NO_TPU) $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadgroup $(ARGS)
+	$(NO_TPU) $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile \
+		--no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.lint  ## Check style, formatting and types.
 	$(BIN)/ruff check $(SOURCES)
@@ -63,7 +75,7 @@ clean:  ## Remove the environment, caches and build output; runs/ stays.
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 constraints: $(VENV)/.python  ## Pin the newest allowed version of everything, for each Python.
-	@$(PIP) install -qq uv
+	@$(PIP) install -qq uv==$(UV)
 	@TORCH=$(TORCH) UV=$(BIN)/uv sh constraints/update.sh
 
 $(VENV)/.python:
@@ -73,27 +85,28 @@ $(VENV)/.python:
 		"with venv" >&2; exit 1; }
 	@echo "Making $(VENV) with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) install -qq --no-compile uv==$(UV) || echo "make: no uv $(UV) here; pip takes longer"
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.python $(SETTINGS)
 	@echo "Installing bert-jax ..."
-	@$(INSTALL) -e .
+	$(call install,.)
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.python
 	@test "$$(uname -s)" != Linux || { echo "Installing torch $(TORCH), CPU build ..."; \
-		$(PIP) install -qq --no-deps --retries 2 --extra-index-url $(TORCH_INDEX) "torch==$(TORCH)+cpu" \
+		$(PIP) install -qq --no-compile --no-deps --retries 2 --extra-index-url $(TORCH_INDEX) "torch==$(TORCH)+cpu" \
 		|| { echo "make: no CPU build of torch $(TORCH) for $$($(BIN)/python --version) could be had from" \
 		"$(TORCH_INDEX), which the tests need (make demo does not)" >&2; exit 1; }; }
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.torch $(SETTINGS)
 	@echo "Installing bert-jax and what its tests need ..."
-	@$(INSTALL) -e '.[test]'
+	$(call install,.[test])
 	@touch $(VENV)/.core $@
 
 # pyright resolves what tests and benchmarks import.
 $(VENV)/.lint: $(VENV)/.test
 	@echo "Installing linters ..."
-	@$(INSTALL) -e '.[test,lint]'
+	$(call install,.[lint])
 	@touch $@

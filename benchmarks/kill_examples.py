@@ -146,7 +146,7 @@ def stage_of(directory: Path) -> str:
         return "starting"
     if any(partial.glob("*.array_record-*")):
         return "writing shards" if work.exists() else "publishing"
-    if any(work.glob("run-*")):
+    if any(work.glob("part-*")):
         return "tokenising"
     return "cleaning" if any(work.glob("spill-*")) else "starting"
 

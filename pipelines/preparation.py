@@ -1,4 +1,4 @@
-"""``preparation.json``: how the text of a dataset was read, what was left out of it, and why."""
+"""``preparation.json``: how the text of a dataset was read, and what was dropped by which rule."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pydantic
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.atomic import write_aside
+from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.cleaning.contamination import OverlapRecord, load_index
-from bert_jax.pipelines.cleaning.language import KEY as LANGUAGE_FILTER
 from bert_jax.pipelines.cleaning.near import ALGORITHM_VERSION
+from bert_jax.pipelines.cleaning.rules import LANGUAGE_FILTER
 from bert_jax.pipelines.cleaning.settings import CleaningSection
 from bert_jax.pipelines.cleaning.tally import Tally
 from bert_jax.pipelines.section import ExamplesSection
@@ -46,7 +46,7 @@ class PreparationRecipe(Section):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the text is all of some plain files, so that there is nothing to tell."""
+        """Whether the text is all of some plain files, so that there is nothing to record."""
         return (
             set(self.formats) <= {"text"}
             and self.on_error == "fail"
@@ -73,10 +73,6 @@ class Preparation(PreparationRecipe):
 
 def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> PreparationRecipe:
     """Returns the settings that decide which text a dataset has.
-
-    Args:
-        section: the settings.
-        sources: the input.
 
     Raises:
         UserError: an evaluation file is missing, or the language filter cannot be imported.
@@ -112,12 +108,6 @@ def write_preparation(
 ) -> None:
     """Writes ``preparation.json``; nothing, where the text is all of some plain files.
 
-    Args:
-        directory: of the dataset.
-        recipe: the settings.
-        tally: the counts of all stages.
-        overlap_index: the evaluation sets' n-grams, where they were looked for.
-
     Raises:
         UserError: the disk is full.
     """
@@ -135,7 +125,7 @@ def write_preparation(
         contamination=overlaps,
         contaminated_listed=tuple(tally.contaminated),
     )
-    write_aside(directory / PREPARATION_NAME, preparation.model_dump_json(indent=1) + "\n")
+    write_whole(directory / PREPARATION_NAME, preparation.model_dump_json(indent=1) + "\n")
 
 
 def read_preparation(directory: epath.PathLike) -> Preparation | None:

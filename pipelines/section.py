@@ -32,13 +32,11 @@ def as_inputs(value: Any) -> Any:
     """
     inputs = {code: as_tuple(v) for code, v in value.items()} if isinstance(value, dict) else None
     lists = [as_tuple(value)] if inputs is None else list(inputs.values())
-    if not all(isinstance(names, tuple) and all(map(_is_name, names)) for names in lists):
+    if not all(
+        isinstance(names, tuple) and all(isinstance(name, str) for name in names) for names in lists
+    ):
         raise ValueError("allowed: a list of files and globs, or such a list for each language")
     return lists[0] if inputs is None else inputs
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 class SourcesSection(Section):
@@ -50,23 +48,23 @@ class SourcesSection(Section):
     """Files and globs, local or ``gs://``, also packed (``.gz``, ``.bz2``, ``.xz``, ``.zst``); of
     TFDS datasets, directories or names. Or such a list for each language, by its ISO 639 code."""
     mixture: MixtureSection | None = None
-    """How much of each language there is to be; by default as much as the corpus has."""
+    """Share of each language in the result; by default that in the corpus."""
     format: Format = "auto"
-    """How files hold documents; ``auto``: each as its suffix and its first bytes say."""
+    """How files hold documents; ``auto``: by each file's suffix and first bytes."""
     text_field: str = "text"
     """The field, column or feature with the text of a JSONL, Parquet or TFDS record."""
     id_field: str | None = None
-    """The one with the record's id, which must occur once in its file; by default the id is the
-    record's place in the file. Wikipedia's formats always use the page id."""
+    """The one with the record's id, unique in its file; by default the id is the record's position.
+    Wikipedia's formats always use the page id."""
     tfds_split: str = "train"
     """Split of TFDS datasets."""
     max_line_length: Annotated[int, pydantic.Field(ge=1)] = MAX_LINE_LENGTH
-    """A line of so many characters is an error."""
+    """A line of this length, in characters, is an error."""
     max_document_length: Annotated[int, pydantic.Field(ge=1)] = MAX_DOCUMENT_LENGTH
-    """A record of so many characters (of a JSONL file, its whole line) is an error."""
+    """A record of this length (in a JSONL file, of its whole line) is an error."""
     on_error: Literal["fail", "skip"] = "fail"
-    """What is done about a damaged file or record: stop with a message, or leave out that record or
-    the rest of that file's part, count it and list it in ``preparation.json``."""
+    """On a damaged file or record: stop with a message, or skip that record or the rest of that
+    file's part and list it in ``preparation.json``."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,7 +80,7 @@ class SourcesSection(Section):
 
     @pydantic.field_validator("mixture")
     @classmethod
-    def _languages_are_told_apart(
+    def _mixture_needs_languages(
         cls, mixture: MixtureSection | None, info: pydantic.ValidationInfo
     ) -> MixtureSection | None:
         if mixture is not None and isinstance(info.data.get("input"), tuple):
@@ -94,9 +92,10 @@ class SourcesSection(Section):
 
 
 class ExamplesSection(SourcesSection, PairingSection):
-    """Where the text is, what it looks like, and how examples are made of it.
+    """Where the text is, how it is read, and how examples are made of it.
 
-    The pairing settings come from :class:`PairingSection`, with the release's names and defaults.
+    The keys are flat: those of :class:`SourcesSection` and :class:`PairingSection`, whose names and
+    defaults are google-research/bert's, and its own.
     """
 
     tokenizer: str
@@ -104,8 +103,8 @@ class ExamplesSection(SourcesSection, PairingSection):
     output: str
     """Directory of the dataset, which must not exist yet."""
     layout: Literal["sentences", "prose"] = "sentences"
-    """``sentences``: each line is a sentence (the release's layout). ``prose``: each line is a
-    paragraph."""
+    """``sentences``: each line is a sentence, as in google-research/bert. ``prose``: each line is
+    a paragraph."""
     documents: Literal["blank_line", "file"] = "blank_line"
     """What separates documents in files of plain text: blank lines, or each file is one."""
     language: str = _LANGUAGE
@@ -127,11 +126,21 @@ class ExamplesSection(SourcesSection, PairingSection):
     beam: BeamSection = BeamSection()
     """The runner of ``engine: beam``, and its options."""
     seed: int = 12345
-    """Of every random draw; the release's default."""
+    """Of every random choice; google-research/bert's default."""
+
+    @property
+    def pairing(self) -> PairingSection:
+        """The settings of pairing alone, as a dataset records them."""
+        return PairingSection(
+            kind=self.kind,
+            max_seq_length=self.max_seq_length,
+            dupe_factor=self.dupe_factor,
+            short_seq_prob=self.short_seq_prob,
+        )
 
     @pydantic.field_validator("language")
     @classmethod
-    def _language_is_said_once(cls, language: str, info: pydantic.ValidationInfo) -> str:
+    def _language_is_given_once(cls, language: str, info: pydantic.ValidationInfo) -> str:
         if isinstance(info.data.get("input"), dict) and language != _LANGUAGE:
             raise ValueError("allowed: no language here, since input has a list for each language")
         return language

@@ -1,4 +1,4 @@
-"""The directory that a dataset is made in, until it is whole."""
+"""The directory that a dataset is made in, until it is complete."""
 
 from __future__ import annotations
 
@@ -12,37 +12,32 @@ from etils import epath
 
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME
 from bert_jax.errors import UserError
-from bert_jax.files.atomic import disk_errors, remove_unfinished, unfinished, write_aside
+from bert_jax.files.atomic import disk_errors, remove_unfinished, unfinished, write_whole
 from bert_jax.files.lock import lock_at
 from bert_jax.files.remote import is_remote
 
 _SETTINGS: Final = "settings.json"
 
-# Of what an unfinished run leaves, and of how its parts are cut: only its own release goes on.
-_WORK_VERSION: Final = 2
+# Of what an unfinished run leaves, and of how its parts are cut: only the same version resumes it.
+_WORK_VERSION: Final = 3
 
 
 class Workspace:
-    """Where a dataset is made: its finished shards, and ``work/`` for what goes when it is whole.
+    """Where a dataset is made: its finished shards, and ``work/`` for intermediate files.
 
     On a file system both are in ``<output>.partial``, which :meth:`publish` renames to the output's
-    name, so that a reader never sees a dataset in the making. A bucket cannot rename a directory:
+    name, so that a reader never sees an incomplete dataset. A bucket cannot rename a directory:
     there the shards are written to the output itself, and ``provenance.json``, without which no
     reader takes it for a dataset, comes last.
 
     A context manager that holds a lock, so that two processes never make one dataset. The directory
-    survives an exception: the next run goes on where this one ended.
+    survives an exception: the next run resumes there.
     """
 
     def __init__(
         self, output: epath.PathLike, *, say: Callable[[str], None] = lambda line: None
     ) -> None:
-        """Makes nothing yet.
-
-        Args:
-            output: directory of the dataset.
-            say: called with a line of text when there is something to wait for.
-        """
+        """Makes nothing yet."""
         self.output = epath.Path(output)
         partial = self.output.with_name(self.output.name + ".partial")
         self.partial = self.output if is_remote(self.output) else partial
@@ -54,8 +49,8 @@ class Workspace:
             self.output.parent.mkdir(parents=True, exist_ok=True)
             if not self._lock.take():
                 raise UserError(
-                    f"{self.output}: another run is making this dataset (it holds "
-                    f"{self.output}.lock); wait for it"
+                    f"{self.output}: another run is making this dataset "
+                    f"({self._lock.holder or 'it'} holds {self.output}.lock); wait for it"
                 )
             try:
                 self._prepare()
@@ -69,29 +64,26 @@ class Workspace:
 
     @property
     def is_begun(self) -> bool:
-        """Whether an earlier run has left something to go on with."""
+        """Whether there is an unfinished run to resume."""
         return (self.work / _SETTINGS).exists()
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Makes sure that an earlier, unfinished run here was the same run.
-
-        Args:
-            settings: everything that decides the dataset's bytes, as JSON values.
+        """Refuses to resume an unfinished run with different settings.
 
         Raises:
-            UserError: naming the first setting that differs, or that another release began it.
+            UserError: naming the first setting that differs, or that another version began it.
         """
         path = self.work / _SETTINGS
-        spelled = json.dumps({"work_version": _WORK_VERSION, **settings}, indent=1, sort_keys=True)
-        # A run that ended on a mistake before it had made anything is nobody's to finish.
+        text = json.dumps({"work_version": _WORK_VERSION, **settings}, indent=1, sort_keys=True)
+        # A run that failed before it made anything need not be resumed.
         if path.exists() and any(made.name != _SETTINGS for made in self.work.iterdir()):
             held = json.loads(path.read_text())
             if held.get("work_version") != _WORK_VERSION:
                 raise UserError(
-                    f"{self.partial}: holds an unfinished run of another release of bert-jax; "
-                    "finish it with that one, or delete the directory"
+                    f"{self.partial}: holds an unfinished run of another version of bert-jax; "
+                    "finish it with that version, or delete the directory"
                 )
-            for key, value in json.loads(spelled).items():
+            for key, value in json.loads(text).items():
                 if held.get(key) != value:
                     raise UserError(
                         f"{self.partial}: holds an unfinished run in which {key} was "
@@ -99,8 +91,7 @@ class Workspace:
                         "finish that one, or delete the directory"
                     )
             return
-        with disk_errors(path):
-            write_aside(path, spelled)
+        write_whole(path, text)
 
     def publish(self) -> None:
         """Drops ``work/`` and gives the directory its final name.
@@ -112,7 +103,7 @@ class Workspace:
         if is_remote(self.output):
             self.work.rmtree()
             return
-        # Renamed first: half of work/ would be taken for an unfinished run if this is interrupted.
+        # Renamed first: if this is interrupted, half of work/ would pass for an unfinished run.
         gone = unfinished(pathlib.Path(self.work))
         self.work.rename(gone)
         shutil.rmtree(gone)
@@ -121,7 +112,7 @@ class Workspace:
     def _prepare(self) -> None:
         if (self.output / PROVENANCE_NAME).exists():
             raise UserError(f"{self.output}: another run has made this dataset just now; run again")
-        if is_remote(self.output):  # directories are there when something is in them
+        if is_remote(self.output):  # a bucket has no empty directories
             return
         self.work.mkdir(parents=True, exist_ok=True)
         for directory in (self.partial, self.work):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from bert_jax.data.dataset.provenance import Provenance
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
+from bert_jax.pipelines.tokenised.documents import TokenisedDocuments, split_keys, starts_of
 from bert_jax.text import load_wordpiece
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -34,7 +35,7 @@ def sentences(document: int, *, seed: int = 0) -> list[str]:
 
 
 def write_corpus(path: Path, *, documents: range) -> Path:
-    """Writes documents in the release's layout: a sentence per line, blank lines between."""
+    """Writes documents as google-research/bert reads them: a sentence per line."""
     text = "\n".join("".join(f"{line}\n" for line in sentences(d)) for d in documents)
     path.write_text(text, encoding="utf-8")
     return path
@@ -71,3 +72,17 @@ def make_dataset(directory: Path, **changes: Any) -> Provenance:
     write_corpus(directory / "text1.txt", documents=range(25, 60))
     write_tokenizer(directory / "tokenizer")
     return make_examples(section(directory, **changes))
+
+
+def from_lists(
+    keys: Iterable[int], documents: Iterable[Sequence[Sequence[int]]], dtype: np.dtype
+) -> TokenisedDocuments:
+    """Concatenates documents, none of them empty: ``[[[7, 8], [9]]] -> tokens [7, 8, 9]``."""
+    held = list(documents)
+    sentences = [sentence for document in held for sentence in document]
+    return TokenisedDocuments(
+        split_keys(keys),
+        starts_of([len(document) for document in held]),
+        starts_of([len(sentence) for sentence in sentences]),
+        np.array([token for sentence in sentences for token in sentence], dtype),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -111,8 +112,23 @@ def said(result: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text, tokenizer and datasets of 32 and 48 tokens, made once through the verbs."""
-    root = tmp_path_factory.mktemp("project")
+    """Text, tokenizer and datasets of 32 and 48 tokens, made once through the verbs.
+
+    Processes of pytest-xdist share it: the first that asks makes it. No test writes into it.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    root, done = shared / "project", shared / "project.done"
+    with (shared / "project.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            _make_project(root)
+            done.touch()
+    return root
+
+
+def _make_project(root: Path) -> None:
     write_python_docs(root / "text", max_bytes=250_000)
     values = project_config(root)
     config = parse_config(values, source="test")
@@ -121,4 +137,3 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     examples(config, console=quiet)
     longer = [f"examples.output={root / 'dataset48'}", "examples.max_seq_length=48"]
     examples(parse_config(values, longer, source="test"), console=quiet)
-    return root

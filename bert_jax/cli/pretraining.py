@@ -67,11 +67,11 @@ def examples(
 
     load_early()
     from bert_jax.config import load_config
-    from bert_jax.verbs.examples import Look
+    from bert_jax.verbs.examples import ExtraOutputs
     from bert_jax.verbs.examples import examples as run
 
-    look = Look(report=report, inspect=inspect or 0, tfrecords=tfrecords, copies=copies)
-    run(load_config(config, overrides), look=look)
+    extra = ExtraOutputs(report=report, inspect=inspect or 0, tfrecords=tfrecords, copies=copies)
+    run(load_config(config, overrides), extra=extra)
 
 
 @cli.command()

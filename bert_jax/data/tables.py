@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bert_jax.errors import UserError, first_line
+from bert_jax.files.read import parse_json_object
 
 SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet")
 # Characters in a field of a .csv; the csv module's default of 131,072 is less than long documents.
@@ -172,15 +172,9 @@ def ragged(path: Path, line: int, *, found: int, allowed: int) -> UserError:
 def _read_jsonl(path: Path) -> Iterator[TableRow]:
     for number, line in _lines(path):
         try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(
-                f"{path}: line {number}: found no JSON ({error.msg}), allowed: an object"
-            ) from None
-        if not isinstance(values, dict):
-            raise UserError(
-                f"{path}: line {number}: found a JSON {type(values).__name__}, allowed: an object"
-            )
+            values = parse_json_object(line, allowed="an object")
+        except UserError as error:
+            raise UserError(f"{path}: line {number}: {error}") from None
         yield TableRow(path, number, values)
 
 

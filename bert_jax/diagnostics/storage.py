@@ -13,6 +13,7 @@ from typing import Final
 from etils import epath
 
 from bert_jax.diagnostics.findings import Finding, ok, problem, warn
+from bert_jax.files.remote import is_remote
 
 # BERT-Base: 110 million parameters and two moments each, 4 bytes a number.
 BASE_CHECKPOINT_BYTES: Final = 110_000_000 * 3 * 4
@@ -33,7 +34,7 @@ def check_run_dir(run_dir: str, *, checkpoint_bytes: int | None = None) -> list[
         run_dir: local, or gs://.
         checkpoint_bytes: of one checkpoint; None measures in checkpoints of BERT-Base.
     """
-    if "://" in run_dir:
+    if is_remote(run_dir):
         return [_check_remote(run_dir)]
     folder = Path(run_dir).expanduser().absolute()
     while not folder.exists():

@@ -33,7 +33,8 @@ from bert_jax.feature_extraction.writers import (
     check_output,
     open_writer,
 )
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.remote import is_remote
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run, open_run
 from bert_jax.runs.parameters import load_params
@@ -72,7 +73,7 @@ class ExtractionRequest:
             UserError: options that exclude each other, remote paths, an output that exists.
         """
         for path in (self.input_path, self.output):
-            if "://" in path:
+            if is_remote(path):
                 raise UserError(f"features: found {path}, allowed: a local path")
         probing = self.probe_path is not None
         if self.layers == MIX and not probing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import jax
@@ -25,8 +26,13 @@ def learn_mix(states: np.ndarray, labels: np.ndarray, *, classes: int) -> np.nda
         labels: int [texts], 0 to classes − 1.
         classes: number of labels.
     """
-    count, depth, width = states.shape
-    x_NSD, y_N = jnp.asarray(states), jnp.asarray(labels)
+    return np.asarray(_learn(jnp.asarray(states), jnp.asarray(labels), classes=classes))
+
+
+@functools.partial(jax.jit, static_argnames="classes")
+def _learn(x_NSD: jax.Array, y_N: jax.Array, *, classes: int) -> jax.Array:
+    """Compiles once for folds of one size."""
+    count, depth, width = x_NSD.shape
 
     def loss(params: dict[str, jax.Array]) -> jax.Array:
         mixed_ND = jnp.einsum("s,nsd->nd", jax.nn.softmax(params["mix"]), x_NSD)
@@ -50,5 +56,5 @@ def learn_mix(states: np.ndarray, labels: np.ndarray, *, classes: int) -> np.nda
         "kernel": jnp.zeros((width, classes)),
         "bias": jnp.zeros(classes),
     }
-    learned, _ = jax.jit(lambda p: jax.lax.fori_loop(0, STEPS, step, (p, optimizer.init(p))))(start)
-    return np.asarray(jax.nn.softmax(learned["mix"]))
+    learned, _ = jax.lax.fori_loop(0, STEPS, step, (start, optimizer.init(start)))
+    return jax.nn.softmax(learned["mix"])

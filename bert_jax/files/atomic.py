@@ -1,4 +1,4 @@
-"""Files and directories that appear whole, also in a bucket; a full disk said in one line."""
+"""Atomic writes: a reader finds all of a file or directory, or none; local or in a bucket."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ _UNFINISHED: Final = ".tmp"
 
 @contextlib.contextmanager
 def disk_errors(path: epath.PathLike) -> Iterator[None]:
-    """Turns the errors of a full disk, a quota or a size limit into a ``UserError``.
+    """Turns a full disk, a quota or a size limit into a ``UserError`` that names ``path``.
 
-    The error names ``path``. Errors that a C++ writer reports as the text of a
-    ``RuntimeError`` are turned too. Other errors pass.
+    Also where a C++ writer reports them as the text of a ``RuntimeError``. Other errors pass.
     """
     try:
         yield
@@ -42,103 +41,144 @@ def disk_errors(path: epath.PathLike) -> Iterator[None]:
         ) from error
 
 
+def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool = True) -> None:
+    """Writes a file atomically; a failure leaves nothing behind.
+
+    Args:
+        path: local or ``gs://``.
+        content: text is encoded as UTF-8.
+        make_parent: create missing parent directories. A worker that may outlive its run must not.
+
+    Raises:
+        UserError: the disk is full, or the place cannot be written to.
+    """
+    target = epath.Path(path)
+    raw = content.encode() if isinstance(content, str) else content
+    with _write_errors(target):
+        if make_parent:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        if is_remote(target):  # an object is visible only once it is complete
+            target.write_bytes(raw)
+            return
+        with whole_file(target) as temporary:
+            temporary.write_bytes(raw)
+
+
 @contextlib.contextmanager
 def whole_file(target: epath.PathLike) -> Iterator[pathlib.Path]:
-    """Gives a local name to write to; the file appears as ``target`` once the block has ended well.
+    """Gives a local path to write to; moves it to ``target`` when the block succeeds.
 
     Raises:
         UserError: the disk is full.
     """
     target = epath.Path(target)
-    with _aside(target) as aside:
-        yield aside
+    with _temporary(target) as temporary:
+        yield temporary
         if is_remote(target):
-            epath.Path(aside).copy(target, overwrite=True)
+            epath.Path(temporary).copy(target, overwrite=True)
         else:
-            aside.replace(target)
+            temporary.replace(target)
 
 
 @contextlib.contextmanager
 def whole_directory(target: epath.PathLike, *, last: str) -> Iterator[pathlib.Path]:
-    """Gives a local directory to fill, which appears as ``target`` once the block has ended well.
+    """Gives a local directory to fill; moves it to ``target`` when the block succeeds.
 
-    If it is there by then, another worker has done the same job, and this one's work is dropped.
+    If ``target`` exists by then, another worker has done the same job and this result is dropped.
 
     Args:
-        target: the directory.
-        last: the file in it that says that it is whole: see :func:`is_whole`. A bucket cannot
-            rename a directory; there this file is written after all others.
+        target: local or ``gs://``.
+        last: the file that marks the directory as complete (:func:`is_whole`). A bucket cannot
+            rename a directory; there this file is uploaded after all others.
 
     Raises:
         UserError: the disk is full.
     """
     target = epath.Path(target)
-    with _aside(target) as aside:
-        aside.mkdir()
-        yield aside
+    with _temporary(target) as temporary:
+        temporary.mkdir()
+        yield temporary
         if is_remote(target):
-            _upload(aside, target, last=last)
+            files = sorted(path for path in temporary.rglob("*") if path.is_file())
+            for path in sorted(files, key=lambda path: path == temporary / last):
+                name = path.relative_to(temporary).as_posix()
+                epath.Path(path).copy(target / name, overwrite=True)
             return
         try:
-            aside.rename(target)
+            temporary.rename(target)
         except OSError:
             if not is_whole(target, last=last):
                 raise
 
 
 def is_whole(directory: epath.PathLike, *, last: str) -> bool:
-    """Whether :func:`whole_directory` has made a directory."""
+    """Whether :func:`whole_directory` has completed a directory."""
     return (epath.Path(directory) / last).exists()
 
 
-def write_aside(path: epath.PathLike, content: str | bytes) -> None:
-    """Writes a file that appears whole or not at all; a failure leaves nothing behind.
+@contextlib.contextmanager
+def new_directory(
+    path: pathlib.Path, *, force: bool, option: str = "--force"
+) -> Iterator[pathlib.Path]:
+    """Gives a directory to fill; moves it to the local ``path`` when the block succeeds.
+
+    Args:
+        path: must not exist, or be empty.
+        force: replace an existing one; it stays until the new one is complete.
+        option: what to name in the error.
 
     Raises:
-        UserError: the disk is full.
+        UserError: ``path`` exists and ``force`` is False, or the place cannot be written to.
     """
-    raw = content.encode() if isinstance(content, str) else content
-    if is_remote(path):  # an object is never seen half written
-        epath.Path(path).write_bytes(raw)
-        return
-    with whole_file(path) as aside:
-        aside.write_bytes(raw)
+    if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
+        raise UserError(f"{path}: is already there; allowed: a new directory, or {option}")
+    with _write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _temporary(epath.Path(path)) as temporary:
+            temporary.mkdir()
+            yield temporary
+            replaced = unfinished(path)
+            if path.exists():
+                path.replace(replaced)
+            temporary.replace(path)
+            _remove(replaced)
 
 
 def unfinished(path: pathlib.Path) -> pathlib.Path:
-    """Returns a name beside ``path`` for what is to become it, or has been it.
+    """Returns a unique temporary name beside ``path``.
 
-    No two are alike: a worker of a killed run may live on for a while, and a cluster may give one
-    job to two workers.
+    Unique, since a worker of a killed run may live on, and a cluster may give one job to two
+    workers.
     """
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
 
 
 def remove_unfinished(directory: pathlib.Path) -> None:
-    """Removes what runs that were killed have left in a local directory."""
+    """Removes the temporary files that killed runs have left in a local directory."""
     for path in directory.glob(f"*{_UNFINISHED}"):
         _remove(path)
 
 
 @contextlib.contextmanager
-def _aside(target: epath.Path) -> Iterator[pathlib.Path]:
-    """Gives a name on this machine that is gone after the block: beside a local target."""
+def _write_errors(path: epath.PathLike) -> Iterator[None]:
+    try:
+        with disk_errors(path):
+            yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+@contextlib.contextmanager
+def _temporary(target: epath.Path) -> Iterator[pathlib.Path]:
+    """Gives a local path that is removed after the block: beside ``target`` if that is local."""
     with disk_errors(target), contextlib.ExitStack() as stack:
         if is_remote(target):
             directory = stack.enter_context(tempfile.TemporaryDirectory())
             yield pathlib.Path(directory) / target.name
             return
-        aside = unfinished(pathlib.Path(target))
-        try:
-            yield aside
-        finally:
-            _remove(aside)
-
-
-def _upload(directory: pathlib.Path, target: epath.Path, *, last: str) -> None:
-    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
-    for path in sorted(files, key=lambda path: path == directory / last):
-        epath.Path(path).copy(target / path.relative_to(directory).as_posix(), overwrite=True)
+        temporary = unfinished(pathlib.Path(target))
+        stack.callback(_remove, temporary)
+        yield temporary
 
 
 def _remove(path: pathlib.Path) -> None:

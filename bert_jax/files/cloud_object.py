@@ -1,4 +1,4 @@
-"""One object in Google Cloud Storage, replaced only by who knows what it replaces."""
+"""One object in Google Cloud Storage, replaced only if its generation is the expected one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from bert_jax.errors import UserError
 
 
-class Content(NamedTuple):
-    """What an object is at some time."""
+class ObjectVersion(NamedTuple):
+    """One version of an object."""
 
     generation: int
-    """Each write gives it another."""
+    """A new one with each write."""
     raw: bytes
 
 
@@ -20,11 +20,7 @@ class CloudObject:
     """An object, by name."""
 
     def __init__(self, path: str) -> None:
-        """Opens no connection.
-
-        Args:
-            path: ``gs://bucket/name``.
-        """
+        """Opens no connection; ``path`` is ``gs://bucket/name``."""
         self._bucket, _, self._name = path.partition("://")[2].partition("/")
 
     def write(self, raw: bytes, *, replaces: int) -> int | None:
@@ -32,10 +28,10 @@ class CloudObject:
 
         Args:
             raw: its content.
-            replaces: the generation that it must have now; 0: it must not be there.
+            replaces: the generation that it must have now; 0: it must not exist.
 
         Returns:
-            The new generation; ``None``: it is another one now, and nothing was written.
+            The new generation; ``None``: it has another one, and nothing was written.
         """
         blob = self._blob()
         try:
@@ -44,17 +40,17 @@ class CloudObject:
             return None
         return blob.generation
 
-    def read(self) -> Content | None:
-        """Returns what it is now; ``None``: it is not there."""
+    def read(self) -> ObjectVersion | None:
+        """Returns the current version; ``None``: the object does not exist."""
         blob = self._blob()
         try:
             raw = blob.download_as_bytes()
         except _exceptions().NotFound:
             return None
-        return Content(blob.generation, raw)
+        return ObjectVersion(blob.generation, raw)
 
     def delete(self, *, generation: int) -> None:
-        """Deletes the object, unless it is another generation, or not there."""
+        """Deletes the object unless it has another generation or does not exist."""
         try:
             self._blob().delete(if_generation_match=generation)
         except (_exceptions().NotFound, _exceptions().PreconditionFailed):

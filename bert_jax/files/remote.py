@@ -1,4 +1,4 @@
-"""Directories that may lie in a bucket: where they differ from those of this machine."""
+"""Paths that may lie in a bucket, and what differs there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fsspec.config import conf
 
 Result = TypeVar("Result")
 
-# What gcsfs remembers of a directory is wrong as soon as another machine has written there.
+# gcsfs's cached listings are wrong as soon as another machine has written there.
 conf.setdefault("gcs", {})["use_listings_cache"] = False
 
 _THREADS: Final = 32
@@ -28,16 +28,18 @@ def is_remote(path: epath.PathLike) -> bool:
     return "://" in os.fspath(path)
 
 
+def absolute(path: str) -> str:
+    """Returns a local path made absolute, ``~`` expanded; a remote one unchanged."""
+    return path if is_remote(path) else os.path.abspath(os.path.expanduser(path))
+
+
 def load_array(path: epath.Path) -> np.ndarray:
     """Reads a ``.npy`` file into memory."""
     return np.load(io.BytesIO(path.read_bytes()))
 
 
 def each(function: Callable[[epath.Path], Result], paths: Sequence[epath.Path]) -> Iterator[Result]:
-    """Yields what the function reads of every path, in their order.
-
-    In a bucket many are read at once, since each read takes its time.
-    """
+    """Yields ``function`` of every path, in their order; of remote ones 32 at a time."""
     if not any(map(is_remote, paths)):
         yield from map(function, paths)
         return
@@ -47,29 +49,21 @@ def each(function: Callable[[epath.Path], Result], paths: Sequence[epath.Path]) 
 
 @contextlib.contextmanager
 def local_copies(
-    directories: Sequence[epath.PathLike], names: Iterable[str]
+    directories: Sequence[epath.PathLike], patterns: Iterable[str]
 ) -> Iterator[list[pathlib.Path]]:
-    """Gives directories on this machine in which some files can be mapped into memory.
+    """Gives local directories in which the files that match ``patterns`` can be mapped into memory.
 
-    Args:
-        directories: what to copy; one that is local is given as it is.
-        names: globs of the files that are needed.
+    Remote ones are copied for the time of the block, local ones are used in place.
     """
     with contextlib.ExitStack() as stack:
-        yield [
-            pathlib.Path(directory)
-            if not is_remote(directory)
-            else _copy(
-                epath.Path(directory), names, stack.enter_context(tempfile.TemporaryDirectory())
-            )
-            for directory in directories
-        ]
-
-
-def _copy(directory: epath.Path, names: Iterable[str], to: str) -> pathlib.Path:
-    for name in names:
-        for path in directory.glob(name):
-            target = epath.Path(to) / path.relative_to(directory)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.copy(target)
-    return pathlib.Path(to)
+        local = []
+        for directory in directories:
+            if is_remote(directory):
+                copy = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                for path in (p for name in patterns for p in epath.Path(directory).glob(name)):
+                    target = copy / path.relative_to(directory)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    path.copy(target)
+                directory = copy
+            local.append(pathlib.Path(directory))
+        yield local

@@ -9,26 +9,16 @@ import yaml
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.files.read import read_text
 
 
 def read_yaml(path: epath.PathLike) -> Any:
-    """Returns the values in a YAML file.
-
-    Args:
-        path: local or gs://.
+    """Returns the values in a YAML file, local or ``gs://``.
 
     Raises:
         UserError: no such file, not UTF-8, not YAML.
     """
-    try:
-        text = epath.Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such configuration file") from error
-    except IsADirectoryError as error:
-        raise UserError(f"{path}: found a directory, expected a YAML file") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}") from error
-    return parse_yaml(text, str(path))
+    return parse_yaml(read_text(epath.Path(path)), str(path))
 
 
 class _Loader(yaml.SafeLoader):
@@ -43,11 +33,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Returns the values that a YAML text holds.
-
-    Args:
-        text: one document.
-        source: where it comes from, for messages.
+    """Returns the values of a YAML document; messages name its ``source``.
 
     Raises:
         UserError: not YAML; names the line.

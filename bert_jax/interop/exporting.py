@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 import jax
 from etils import epath
 
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.interop.hf import write_hf
 from bert_jax.interop.model_card import model_card
 from bert_jax.interop.pretrained import Pretrained

@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.interop.hf_config import (
     BARE,
     CLASSES,

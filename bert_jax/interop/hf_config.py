@@ -9,7 +9,7 @@ import pydantic
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.files.small import read_json_object
+from bert_jax.files.read import read_json_object
 from bert_jax.model.config import Activation, Architecture, HeadsSection, ProblemName, TaskName
 from bert_jax.validation import validate
 

@@ -12,7 +12,8 @@ from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import read_json_object, write_whole
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object
 from bert_jax.section import Section
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.sentence_piece import MODEL_FILE

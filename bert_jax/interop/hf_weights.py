@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import read_json_object
+from bert_jax.files.read import read_json_object
 from bert_jax.interop import safetensors_file, torch_file
 from bert_jax.interop.hf_names import TIED, WORDS, current_name
 from bert_jax.interop.mapping import TensorSource, TensorSpec

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bert_jax.files.small import read_json_object, read_text
+from bert_jax.files.read import read_json_object, read_text
 from bert_jax.runs.directory import CONFIG, PROVENANCE, Run
 
 FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [bert, bert-jax]\n---\n"

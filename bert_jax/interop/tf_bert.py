@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.interop import tf_names
 from bert_jax.interop.mapping import Params, Placement, expand, read_params, their_tensors
 from bert_jax.interop.pretrained import Pretrained, model_shapes

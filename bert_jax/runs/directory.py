@@ -12,7 +12,7 @@ from etils import epath
 from flax import nnx
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.files.yaml_file import dump_yaml, read_yaml
 from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import (

@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from bert_jax.files.small import read_json_object, write_whole
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object
 from bert_jax.runs.directory import Run
 
 EVALUATION: Final = "evaluation.json"

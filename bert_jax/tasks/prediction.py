@@ -13,7 +13,7 @@ from etils import epath
 from pyarrow import csv as pa_csv
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run
 from bert_jax.runs.parameters import load_params

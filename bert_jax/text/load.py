@@ -7,7 +7,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.files.small import read_json_object
+from bert_jax.files.read import read_json_object
 from bert_jax.text.sentence_piece import MODEL_FILE, load_sentencepiece
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.wordpiece import VOCAB_FILE, load_wordpiece

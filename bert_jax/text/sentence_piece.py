@@ -13,7 +13,8 @@ import sentencepiece
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import read_bytes, write_whole
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_bytes
 from bert_jax.text.basic_tokenizer import UNICODE_VERSION, fold
 from bert_jax.text.tokenizer import CONFIG_FILE, SpecialIds, spell
 from bert_jax.text.vocabulary import find_special

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import read_text
+from bert_jax.files.read import read_text
 from bert_jax.text.tokenizer import SpecialIds
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"

@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 from tokenizers import decoders, models
 
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.text.basic_tokenizer import UNICODE_VERSION, WordSplitter
 from bert_jax.text.tokenizer import CONFIG_FILE, SpecialIds, spell
 from bert_jax.text.vocabulary import SPECIAL_PIECES, UNK, find_special, read_vocabulary

@@ -12,6 +12,7 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bert_jax.errors import UserError
+from bert_jax.files.remote import is_remote
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState
 
@@ -67,7 +68,7 @@ class Checkpointer:
             )
         # Orbax refuses a relative path, and only once it writes.
         path = epath.Path(directory)
-        self._directory = path if "://" in str(path) else path.resolve()
+        self._directory = path if is_remote(path) else path.resolve()
         self._manager = ocp.CheckpointManager(
             self._directory,
             handler_registry=_handlers(save_bytes),

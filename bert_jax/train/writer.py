@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from etils import epath
-from tensorboardX import SummaryWriter
 
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.remote import is_remote
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
 
 
 class Writer(Protocol):
@@ -43,8 +47,8 @@ class RunWriter:
         self._lines = _lines_up_to(self._path, resume_step)
         write_whole(self._path, "".join(self._lines).encode())
         # A local file is appended to; an object store has no append, so the whole is rewritten.
-        self._local = not str(run_dir).startswith("gs://")
-        self._board = SummaryWriter(
+        self._local = not is_remote(run_dir)
+        self._board = _summary_writer()(
             str(epath.Path(run_dir) / "tensorboard"), purge_step=resume_step + 1, flush_secs=20
         )
 
@@ -80,6 +84,23 @@ def read_metrics(run_dir: epath.PathLike, *, kind: str | None = None) -> list[di
     path = epath.Path(run_dir) / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [line for line in lines if kind in (None, line["kind"])]
+
+
+def _summary_writer() -> type[SummaryWriter]:
+    """Returns tensorboardX's writer without loading PyTorch.
+
+    tensorboardX imports PyTorch wherever it is installed, which takes two seconds and which scalars
+    do not need.
+    """
+    hide = "torch" not in sys.modules
+    if hide:
+        sys.modules["torch"] = None  # pyright: ignore[reportArgumentType] (import raises then)
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hide:
+            del sys.modules["torch"]
+    return SummaryWriter
 
 
 def _lines_up_to(path: epath.Path, step: int) -> list[str]:

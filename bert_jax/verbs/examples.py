@@ -1,8 +1,9 @@
-"""`bert-jax examples`: text + tokenizer → dataset, and a look at it."""
+"""`bert-jax examples`: text + tokenizer → dataset, and reports on it."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 from etils import epath
@@ -22,14 +23,14 @@ from bert_jax.text import load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Look:
-    """What to do with a dataset once it is there.
+class ExtraOutputs:
+    """What to make of a finished dataset.
 
     Attributes:
         report: write ``<output>.report.html``.
-        inspect: print so many examples.
-        tfrecords: write the dataset to this directory in the release's form.
-        copies: of each training example there, with masks of its own.
+        inspect: print this many examples.
+        tfrecords: write the dataset to this directory in google-research/bert's format.
+        copies: of each training example there, each with its own masks.
     """
 
     report: bool = False
@@ -38,53 +39,67 @@ class Look:
     copies: int = 1
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether there is anything to do."""
+    def any(self) -> bool:
+        """Whether anything is wanted."""
         return self.report or self.inspect > 0 or self.tfrecords is not None
 
 
 def examples(
-    config: RunConfig, *, look: Look | None = None, console: Console | None = None
+    config: RunConfig, *, extra: ExtraOutputs | None = None, console: Console | None = None
 ) -> Provenance:
-    """Makes the dataset that the section `examples` describes, and looks at it.
+    """Makes the dataset that the section `examples` describes, and what else is wanted of it.
 
     Args:
         config: needs `examples`.
-        look: what to do with the dataset; of one that is finished the text need not be there.
+        extra: if the dataset is finished, its text need not exist any more.
         console: where progress is shown.
 
     Returns:
-        What the dataset was made of, and its figures.
+        The dataset's settings and figures.
 
     Raises:
         UserError: the section is missing, or the text cannot be read or paired.
     """
     section = need(config.examples, "examples", "examples")
     console = console or Console()
-    look = look or Look()
+    extra = extra or ExtraOutputs()
 
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
     output = dataset_directory(section)
     with under("examples", ExamplesSection):
-        if look.is_wanted and is_remote(output):
+        if extra.any and is_remote(output):
             raise UserError(
                 f"output: {output} is in a bucket, whose ArrayRecord files cannot be read; allowed "
                 "to look at: a copy on this machine"
             )
-        if look.is_wanted and (output / PROVENANCE_NAME).exists():
+        if extra.any and (output / PROVENANCE_NAME).exists():
             provenance = read_provenance(output)
             _check_settings(section, provenance)
         else:
             provenance = make_examples(section, progress=say)
-    if look.is_wanted:
-        _look(config, section, look, output=output, console=console)
+    if extra.any:
+        _write_extra(config, section, extra, output=output, say=say)
+    if extra.inspect:
+        print_examples(
+            open_dataset(output, "train"),
+            extra.inspect,
+            tokenizer=load_tokenizer(section.tokenizer),
+            masking=config.objective.masking,
+            seed=config.seed,
+            console=console,
+        )
     return provenance
 
 
-def _look(
-    config: RunConfig, section: ExamplesSection, look: Look, *, output: epath.Path, console: Console
+def _write_extra(
+    config: RunConfig,
+    section: ExamplesSection,
+    extra: ExtraOutputs,
+    *,
+    output: epath.Path,
+    say: Callable[[str], None],
 ) -> None:
     tokenizer = load_tokenizer(section.tokenizer)
     provenance = read_provenance(output)
@@ -96,31 +111,18 @@ def _look(
     masking = config.objective.masking
     names = sorted(provenance.splits, key=lambda name: name != "train")
     splits = [open_dataset(output, name) for name in names]
-    if look.report:
+    if extra.report:
         path = write_examples_report(splits, tokenizer=tokenizer, masking=masking, seed=config.seed)
-        console.print(f"{path}: written", markup=False, soft_wrap=True)
-    if look.tfrecords is not None:
+        say(f"{path}: written")
+    if extra.tfrecords is not None:
         rows = MaskingTransform.from_tokenizer(
             tokenizer, seq_length=provenance.pairing.max_seq_length, masking=masking
         )
-        target = Path(look.tfrecords).expanduser().absolute()
-        written = write_tfrecords(splits, target, rows=rows, seed=config.seed, copies=look.copies)
-        told = ", ".join(f"{count:,} of {name}" for name, count in written.items())
-        console.print(
-            f"{target}: {told}; rows of {rows.seq_length} tokens, {rows.max_predictions} "
-            "predictions",
-            markup=False,
-            soft_wrap=True,
-        )
-    if look.inspect:
-        print_examples(
-            splits[0],
-            look.inspect,
-            tokenizer=tokenizer,
-            masking=masking,
-            seed=config.seed,
-            console=console,
-        )
+        target = Path(extra.tfrecords).expanduser().absolute()
+        written = write_tfrecords(splits, target, rows=rows, seed=config.seed, copies=extra.copies)
+        counts = ", ".join(f"{count:,} of {name}" for name, count in written.items())
+        length, predictions = rows.seq_length, rows.max_predictions
+        say(f"{target}: {counts}; rows of {length} tokens, {predictions} predictions")
 
 
 def _check_settings(section: ExamplesSection, made: Provenance) -> None:
@@ -131,10 +133,15 @@ def _check_settings(section: ExamplesSection, made: Provenance) -> None:
     Raises:
         UserError: naming the setting that differs.
     """
-    held = {**made.pairing.model_dump(), "seed": made.seed, "num_shards": made.num_shards}
-    held |= {"validation_fraction": made.validation_fraction, "mixture": made.mixture}
-    for name, value in held.items():
-        if (asked := getattr(section, name)) != value:
+
+    def settings(of: ExamplesSection | Provenance) -> dict[str, object]:
+        own = {"seed": of.seed, "num_shards": of.num_shards, "mixture": of.mixture}
+        own |= {"validation_fraction": of.validation_fraction}
+        return of.pairing.model_dump() | own
+
+    wanted = settings(section)
+    for name, value in settings(made).items():
+        if (asked := wanted[name]) != value:
             raise UserError(
                 f"{name}: found {asked}, but {section.output} is there already, made with {value}; "
                 "allowed: the same, or another output"

@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import new_directory
+from bert_jax.files.atomic import new_directory
+from bert_jax.files.remote import is_remote
 from bert_jax.interop.exporting import ExportOptions, Format, write_export
 from bert_jax.runs.directory import open_run
 
@@ -45,7 +46,7 @@ def export(
     for option, value, only in (("--as", kind, "hf"), ("--outputs", outputs, "stablehlo")):
         if value is not None and to != only:
             raise UserError(f"{option}: found with --to {to}, allowed: with --to {only}")
-    if "://" in output:
+    if is_remote(output):
         raise UserError(f"export: found {output}, allowed: a local path")
     run, target = open_run(run_dir), Path(output)
     with new_directory(target, force=force) as aside:

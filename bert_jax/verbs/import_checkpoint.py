@@ -8,7 +8,8 @@ from rich.console import Console
 
 from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
-from bert_jax.files.small import new_directory
+from bert_jax.files.atomic import new_directory
+from bert_jax.files.remote import is_remote
 from bert_jax.interop.importing import read_checkpoint, summarize, write_imported_run
 
 
@@ -42,7 +43,7 @@ def import_checkpoint(
         UserError: nothing that can be read, a tensor that does not fit, or `run_dir` exists.
     """
     for path in (source, run_dir):
-        if "://" in path:
+        if is_remote(path):
             raise UserError(
                 f"import: found {path}, allowed: a local path (copy it from the bucket)"
             )

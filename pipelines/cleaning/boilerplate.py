@@ -19,10 +19,7 @@ def prose_lines(
 ) -> list[str] | None:
     """Returns the lines that no rule drops; ``None`` if a rule drops the whole document.
 
-    Args:
-        lines: its lines; none is blank.
-        section: the rules.
-        tally: what is dropped is counted here, by the first rule that says so.
+    A dropped line or document is counted under the first rule that drops it.
     """
     kept = []
     for line in lines:
@@ -68,5 +65,5 @@ def _line_rule(line: str, section: BoilerplateSection) -> str | None:
 
 
 def _fewer_words(line: str, least: int) -> bool:
-    # Almost every line of prose is settled by its spaces, without a look at what stands between.
+    # For almost every line of prose its spaces suffice.
     return len(line.split(maxsplit=2 * least)) <= 2 * least and len(words(line)) < least

@@ -1,4 +1,4 @@
-"""The documents of some parts of the corpus as they are to be tokenised: read and cleaned."""
+"""The documents of some parts of the corpus, read and cleaned, ready to be tokenised."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 from bert_jax.pipelines.cleaning.rules import DocumentRules
 from bert_jax.pipelines.cleaning.settings import CleaningSection
 from bert_jax.pipelines.cleaning.tally import Tally
-from bert_jax.pipelines.section import SourcesSection
+from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.sources.documents import Document, document_id
-from bert_jax.pipelines.sources.files import Part
+from bert_jax.pipelines.sources.files import FilePart
 from bert_jax.pipelines.sources.problems import Problems
 from bert_jax.pipelines.sources.sources import read_documents
 
@@ -20,13 +20,10 @@ _OFF = CleaningSection()
 class CorpusJob(NamedTuple):
     """Some parts of the corpus and how to read them."""
 
-    parts: tuple[Part, ...]
-    sources: SourcesSection
-    documents: str
-    """What separates documents in plain text."""
-    cleaning: CleaningSection
+    parts: tuple[FilePart, ...]
+    section: ExamplesSection
     overlap_index: str | None
-    """Directory of the evaluation sets' n-grams, if they are looked for."""
+    """Directory of the evaluation sets' n-grams, if overlaps are looked for."""
 
     @property
     def size(self) -> int:
@@ -35,23 +32,18 @@ class CorpusJob(NamedTuple):
 
 
 def corpus_documents(job: CorpusJob, tally: Tally) -> Iterator[tuple[str, Document]]:
-    """Yields the id and the document of all that the rules on single documents leave.
-
-    Args:
-        job: what to read.
-        tally: counts what is read and left out.
+    """Yields the id and the document of everything that passes the rules on single documents.
 
     Raises:
         UserError: bad input that is not to be skipped.
     """
-    problems = Problems(job.sources.on_error)
+    section = job.section
+    problems = Problems(section.on_error)
     rules = None
-    if job.cleaning != _OFF:
-        rules = DocumentRules(job.cleaning, overlap_index=job.overlap_index)
+    if section.cleaning != _OFF:
+        rules = DocumentRules(section.cleaning, overlap_index=job.overlap_index)
     for part in job.parts:
-        for document in read_documents(
-            part, job.sources, documents=job.documents, problems=problems
-        ):
+        for document in read_documents(part, section, problems):
             tally.documents["read"] += 1
             tally.lines["read"] += len(document.lines)
             identity = document_id(part.name, document.offset, document.id)

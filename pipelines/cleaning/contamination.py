@@ -1,4 +1,4 @@
-"""Which evaluation examples share a run of words with the corpus, and which documents have it."""
+"""Which evaluation examples share an n-gram of words with the corpus, and which documents."""
 
 from __future__ import annotations
 
@@ -28,26 +28,22 @@ _FILES: Final = "files.json"
 
 
 class OverlapRecord(Section):
-    """What of one evaluation file stands in the corpus."""
+    """The overlap of one evaluation file with the corpus."""
 
     name: str
     examples: int
     too_short: int
-    """Examples with fewer words than an n-gram: they cannot be found."""
+    """Examples with fewer words than an n-gram, which cannot be found."""
     found: int
-    """Examples with an n-gram that stands in a document."""
+    """Examples with an n-gram that occurs in a document."""
     documents: int
-    """Documents with an n-gram of the file; those that are dropped for it are counted too."""
+    """Documents with an n-gram of the file, including those dropped for it."""
 
 
 def build_index(section: ContaminationSection, directory: epath.PathLike) -> None:
     """Writes the n-grams of all evaluation files as an index that workers map into memory.
 
-    The directory appears whole. One that is there is left as it is.
-
-    Args:
-        section: the settings.
-        directory: where it goes.
+    The directory appears atomically; an existing one is left as it is.
 
     Raises:
         UserError: a file is missing or cannot be read, or the disk is full.

@@ -1,4 +1,4 @@
-"""The rules that look across documents: all are read and set aside, then compared."""
+"""The rules that compare documents: all are spilled to disk first, then compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from etils import epath
 
-from bert_jax.files.atomic import whole_directory, write_aside
+from bert_jax.files.atomic import whole_directory, write_whole
 from bert_jax.files.remote import load_array, local_copies
 from bert_jax.pipelines.cleaning.cleaned_documents import CorpusJob, corpus_documents
 from bert_jax.pipelines.cleaning.near import Signatures, find_near_duplicates
@@ -34,16 +34,16 @@ _RULES: Final = ("", "duplicate_documents", "near_duplicates")
 
 
 class SpillJob(NamedTuple):
-    """What a worker needs to set some documents aside."""
+    """What a worker needs to spill some documents."""
 
     corpus: CorpusJob
     directory: str
 
 
 def spill_part(job: SpillJob) -> Tally:
-    """Reads and cleans the documents of some parts and sets them aside with their hashes.
+    """Reads and cleans the documents of some parts and spills them to disk with their hashes.
 
-    The directory appears whole, by renaming; one that is there already is left as it is.
+    The directory appears atomically; an existing one is left as it is.
 
     Raises:
         UserError: bad input, or a full disk.
@@ -51,7 +51,7 @@ def spill_part(job: SpillJob) -> Tally:
     target = epath.Path(job.directory)
     if is_made(target):  # made by another worker that was given the same job
         return Tally.load(target)
-    cleaning = job.corpus.cleaning
+    cleaning = job.corpus.section.cleaning
     tally = Tally()
     documents: list[int] = []
     lines: list[int] = []
@@ -78,28 +78,23 @@ def spill_part(job: SpillJob) -> Tally:
 
 
 def find_duplicates(spills: Sequence[epath.PathLike], section: CleaningSection) -> None:
-    """Decides which documents and lines go, and writes that beside each spill's documents.
+    """Decides which documents and lines are dropped, and records that in each spill.
 
     Of equal documents the first in the order of the corpus stays (files by name, documents by
     place), then of nearly equal ones, then in the documents that are left of equal lines. In memory
     are a byte for every document and line, and half a million hashes.
-
-    Args:
-        spills: directories of all spills, in the order of the corpus. Those that have their
-            decisions already are decided anew, to the same end.
-        section: the settings.
     """
     with local_copies(spills, ("*.npy", "*/*.npy")) as held:
         documents, lines = _decide(held, section)
     for spill, rules, repeated in zip(spills, documents, lines, strict=True):
         for name, array in ((_DROPPED_LINES, repeated), (_DROPPED_DOCUMENTS, rules)):
-            write_aside(epath.Path(spill) / name, array_bytes(array))
+            write_whole(epath.Path(spill) / name, array_bytes(array))
 
 
 def _decide(
     spills: Sequence[pathlib.Path], section: CleaningSection
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Returns of each spill the rule that drops each document, and whether each line goes."""
+    """Returns for each spill the rule that drops each document, and which lines are dropped."""
     starts = [first_lines(spill) for spill in spills]
     sizes = [len(start) - 1 for start in starts]
     dropped = [np.zeros(size, np.uint8) for size in sizes]
@@ -129,12 +124,7 @@ def _decide(
 
 
 def unique_documents(spill: epath.PathLike, tally: Tally) -> Iterator[tuple[str, Document]]:
-    """Yields the ids and the documents of a spill that :func:`find_duplicates` has left.
-
-    Args:
-        spill: its directory.
-        tally: counts what is left out.
-    """
+    """Yields the ids and documents of a spill that :func:`find_duplicates` keeps; counts others."""
     starts = first_lines(spill)
     rules = load_array(epath.Path(spill) / _DROPPED_DOCUMENTS)
     repeated = load_array(epath.Path(spill) / _DROPPED_LINES)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import read_json_object
+from bert_jax.files.read import read_json_object
 from bert_jax.pipelines.sources.decompress import bare_suffix
 from bert_jax.pipelines.sources.files import read_lines
 

@@ -77,12 +77,6 @@ def find_near_duplicates(
     """Returns for each spill ``[d]`` bool: documents that nearly equal an earlier one.
 
     Of all documents with the same hashes in a band, each is compared with the first.
-
-    Args:
-        spills: directories, in the order of the corpus.
-        section: the settings.
-        sizes: how many documents each spill has.
-        dropped: for each spill ``[d]`` bool, documents that are dropped already.
     """
     near = [np.zeros(size, bool) for size in sizes]
     signatures = [np.load(spill / _SIGNATURES, mmap_mode="r") for spill in spills]

@@ -1,4 +1,4 @@
-"""Which things of a corpus repeat an earlier one: found by hash, in bounded memory."""
+"""Which documents or lines repeat an earlier one: found by hash, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bert_jax.pipelines.cleaning.spill import load_hashes
 _MOST_AT_A_TIME: Final = 1 << 19
 
 
-class Range(NamedTuple):
-    """All things with a hash in some range, in the order of hash, spill and place."""
+class HashRange(NamedTuple):
+    """Everything with a hash in some range, in the order of hash, spill and place."""
 
     hashes: np.ndarray
     """``[n]`` uint64."""
@@ -24,7 +24,7 @@ class Range(NamedTuple):
     """``[n]`` int64: its place there."""
 
     def firsts(self) -> np.ndarray:
-        """Returns ``[n]`` int64: where in the range the first with the same hash stands."""
+        """Returns ``[n]`` int64: the position in the range of the first with the same hash."""
         starts = np.ones(len(self.hashes), bool)
         starts[1:] = self.hashes[1:] != self.hashes[:-1]
         return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))
@@ -32,10 +32,10 @@ class Range(NamedTuple):
 
 def hash_ranges(
     spills: Sequence[pathlib.Path], name: str, *, dropped: Sequence[np.ndarray | None]
-) -> Iterator[Range]:
+) -> Iterator[HashRange]:
     """Yields everything that was hashed, a range of hashes at a time.
 
-    Each spill's hashes are sorted on disk, so that a range is one stretch of each. About half a
+    Each spill's hashes are sorted on disk, so that a range is contiguous in each. About half a
     million are in memory at a time, unless one hash alone occurs more often.
 
     Args:
@@ -61,7 +61,7 @@ def hash_ranges(
         hashes, numbers, places = (np.concatenate(column) for column in zip(*pieces, strict=True))
         # Stable, and the pieces come in the order of the corpus.
         order = np.argsort(hashes, kind="stable")
-        yield Range(hashes[order], numbers[order], places[order])
+        yield HashRange(hashes[order], numbers[order], places[order])
 
 
 def find_repeats(
@@ -71,18 +71,14 @@ def find_repeats(
     sizes: Sequence[int],
     dropped: Sequence[np.ndarray | None],
 ) -> list[np.ndarray]:
-    """Returns for each spill ``[n]`` bool: what repeats something earlier.
+    """Returns for each spill, of ``sizes`` things, ``[n]`` bool: what repeats something earlier.
 
-    Args:
-        spills: directories, in the order of the corpus.
-        name: of what was hashed.
-        sizes: how many things each spill has.
-        dropped: see :func:`hash_ranges`; what is left out is neither a repetition nor repeated.
+    What is ``dropped`` (see :func:`hash_ranges`) is neither a repetition nor repeated.
     """
     repeats = [np.zeros(size, bool) for size in sizes]
     for part in hash_ranges(spills, name, dropped=dropped):
         later = np.flatnonzero(part.firsts() != np.arange(len(part.hashes)))
-        # One stretch per spill, instead of a search for each spill's own.
+        # Sorted by spill, instead of a search for each spill's own.
         later = later[np.argsort(part.spills[later], kind="stable")]
         edges = np.searchsorted(part.spills[later], np.arange(len(repeats) + 1))
         for spill in np.unique(part.spills[later]).tolist():

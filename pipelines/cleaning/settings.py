@@ -17,21 +17,21 @@ class BoilerplateSection(Section):
     """
 
     min_line_words: Annotated[int, pydantic.Field(ge=0)] = 5
-    """Lines of fewer words go. In scripts without spaces an ideograph or kana counts as one."""
+    """Drop lines of fewer words. In scripts without spaces an ideograph or kana counts as one."""
     letters: bool = True
-    """Lines without a letter go."""
+    """Drop lines without a letter."""
     sentence_end: bool = True
-    """Lines that end neither in a full stop, exclamation or question mark nor in a closing
-    quotation mark go."""
+    """Drop lines that end neither in a full stop, exclamation or question mark nor in a closing
+    quotation mark."""
     line_phrases: Strings = (
         *("javascript", "terms of use", "privacy policy", "cookie policy", "uses cookies"),
         *("use of cookies", "use cookies"),
     )
-    """Lines with one of these go."""
+    """Lines with one of these are dropped."""
     document_phrases: Strings = ("lorem ipsum", "{")
-    """Documents with one of these go."""
+    """Documents with one of these are dropped."""
     min_sentence_ends: Annotated[int, pydantic.Field(ge=0)] = 3
-    """Documents with fewer sentence ends in the lines that are left go."""
+    """Documents with fewer sentence ends in their remaining lines are dropped."""
 
 
 class NearDuplicatesSection(Section):
@@ -48,8 +48,8 @@ class NearDuplicatesSection(Section):
     rows: Annotated[int, pydantic.Field(ge=1, le=64)] = 8
     """Hashes per band."""
     threshold: Annotated[float, pydantic.Field(gt=0, le=1)] = 0.75
-    """A document goes if the share of equal hashes, an estimate of the Jaccard similarity of the
-    n-gram sets, is this or more."""
+    """A document is dropped if the share of equal hashes, an estimate of the Jaccard similarity of
+    the n-gram sets, is at least this."""
 
 
 class ContaminationSection(Section):
@@ -59,10 +59,10 @@ class ContaminationSection(Section):
     """Files and globs: GLUE's ``.tsv`` (every field), SQuAD's ``.json`` (questions and contexts),
     anything else as plain lines."""
     ngram: Annotated[int, pydantic.Field(ge=1, le=50)] = 13
-    """A shared run of so many words is an overlap; 13 as in GPT-3 (arXiv:2005.14165, appendix C).
+    """Length in words of a shared n-gram; 13 as in GPT-3 (arXiv:2005.14165, appendix C).
     Evaluation texts with fewer words are counted, but cannot be found."""
     on_contaminated: Literal["report", "drop"] = "report"
-    """Whether documents with an overlap go, or are only counted."""
+    """Whether documents with an overlap are dropped, or only counted."""
 
 
 class CleaningSection(Section):
@@ -73,7 +73,7 @@ class CleaningSection(Section):
     boilerplate: BoilerplateSection | None = None
     """``{}``: the rules of C4."""
     duplicate_lines: Literal["keep", "document", "corpus"] = "keep"
-    """Which lines to drop: those that stand earlier in their document, or earlier anywhere."""
+    """Which lines to drop: those that occur earlier in their document, or in any earlier one."""
     language_filter: str | None = None
     """``package.module:function`` of yours: text of a document in, True or False or a language code
     out. It must be deterministic."""

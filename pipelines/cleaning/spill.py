@@ -1,4 +1,4 @@
-"""Documents set aside on disk until all are known: cleaned, packed, their hashes beside them."""
+"""Cleaned documents spilled to disk until all are known: compressed, with their hashes."""
 
 from __future__ import annotations
 
@@ -75,13 +75,7 @@ def first_lines(directory: epath.PathLike) -> np.ndarray:
 
 
 def save_hashes(directory: pathlib.Path, name: str, hashes: np.ndarray) -> None:
-    """Writes hashes in their order, and where each came from.
-
-    Args:
-        directory: of the spill.
-        name: of what was hashed.
-        hashes: ``[n]`` uint64.
-    """
+    """Writes ``[n]`` uint64 hashes in ascending order, and the place where each came from."""
     order = np.argsort(hashes, kind="stable")
     save_array(directory / f"{name}.hashes.npy", hashes[order])
     save_array(directory / f"{name}.places.npy", order.astype(np.uint32))

@@ -1,4 +1,4 @@
-"""What a stage has read, left out and found, as numbers that add up."""
+"""What a stage has read, dropped and found, as counts that add up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bert_jax.files.remote import each
 from bert_jax.pipelines.sources.problems import MOST_LISTED, Problems
 
 TALLY: Final = "tally.json"
-"""Written last in the directory of a stage's part: with it, the directory is whole."""
+"""Written last in the directory of a stage's part: marks it as complete."""
 
 
 @dataclasses.dataclass
@@ -24,9 +24,9 @@ class Tally:
     """Counts of one stage for some parts of the corpus."""
 
     documents: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Documents ``read``, ``kept``, and left out by each rule, by the rule's setting."""
+    """Documents ``read``, ``kept``, and dropped by each rule, by the rule's setting."""
     lines: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Lines, likewise; those of documents that are left out count as neither kept nor left out."""
+    """Lines, likewise; those of dropped documents count as neither kept nor dropped."""
     problems: int = 0
     """Bad files, parts and records that were skipped."""
     listed_problems: list[str] = dataclasses.field(default_factory=list)
@@ -39,8 +39,7 @@ class Tally:
 
     def take(self, problems: Problems) -> None:
         """Adds what was wrong with the input."""
-        self.problems += problems.count
-        self.listed_problems = [*self.listed_problems, *problems.listed][:MOST_LISTED]
+        self.add(Tally(problems=problems.count, listed_problems=problems.listed))
 
     def add(self, other: Tally) -> None:
         """Adds another stage's or another part's counts."""

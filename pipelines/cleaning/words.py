@@ -1,4 +1,4 @@
-"""Words and runs of words as 64-bit hashes, the same in every process."""
+"""Words and word n-grams as 64-bit hashes, the same in every process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Final
 
 import numpy as np
 
+from bert_jax.pipelines.splitmix import mix64
+
 # An ideograph or kana is a word, since those scripts have no spaces; elsewhere letters and digits.
 _WORD: Final = re.compile(
     "[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
@@ -18,11 +20,8 @@ _WORD: Final = re.compile(
 _ASCII_WORD: Final = re.compile("[a-z0-9]+")
 _WORDS_REMEMBERED: Final = 1 << 16
 
-# Odd, so that the polynomial below loses no bits; the digits of the golden ratio. The other two are
-# those of the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable PRNGs, 2014).
+# Odd, so that the polynomial below loses no bits; the digits of the golden ratio.
 _BASE: Final = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2: Final = np.uint64(0x94D049BB133111EB)
 
 
 def words(text: str) -> list[str]:
@@ -47,15 +46,15 @@ def word_hashes(text: str) -> np.ndarray:
 
 
 def ngram_hashes(hashes: np.ndarray, n: int) -> np.ndarray:
-    """Returns the hashes of all runs of ``n`` words.
+    """Returns the hashes of all word n-grams.
 
     Args:
         hashes: ``[w]`` uint64, of the words.
         n: at least 1.
 
     Returns:
-        ``[max(0, w - n + 1)]`` uint64. Equal runs have equal hashes; those of two different runs
-        are equal with a probability of about 2⁻⁶⁴.
+        ``[max(0, w - n + 1)]`` uint64. Hashes of two different n-grams are equal with a probability
+        of about 2⁻⁶⁴.
     """
     count = max(0, len(hashes) - n + 1)
     return combine([hashes[start : start + count] for start in range(n)])
@@ -66,6 +65,4 @@ def combine(columns: Sequence[np.ndarray]) -> np.ndarray:
     total = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         total = total * _BASE + column
-    total = (total ^ (total >> np.uint64(30))) * _MIX_1
-    total = (total ^ (total >> np.uint64(27))) * _MIX_2
-    return total ^ (total >> np.uint64(31))
+    return mix64(total)

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean, first_line
-from bert_jax.files.atomic import write_aside
+from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.engines.local import available_cores, use_one_thread
 from bert_jax.section import Section, Strings
 
@@ -31,8 +31,8 @@ _JOBS: Final = "jobs.pickle"
 _STOP: Final = "stop"
 _RESULT: Final = ".result"
 
-_FIRST_LOOK_SECONDS: Final = 0.2
-_LONGEST_LOOK_SECONDS: Final = 10.0
+_FIRST_POLL_SECONDS: Final = 0.2
+_LONGEST_POLL_SECONDS: Final = 10.0
 
 
 class BeamSection(Section):
@@ -41,14 +41,14 @@ class BeamSection(Section):
     runner: str = _DIRECT
     """Beam's name of the runner, or ``module.Class``."""
     options: Strings = ()
-    """Command line options of Beam's, handed on as they stand: ``["--region=europe-west4"]``."""
+    """Beam's own command line options, passed on unchanged: ``["--region=europe-west4"]``."""
 
 
 class BeamEngine:
     """Runs each list of jobs as one Beam pipeline: ``Create | Reshuffle | Map``.
 
     A context manager. An element is a job's number: jobs go to the workers, and results come back,
-    as files in a directory, which must lie where every worker can read and write.
+    as files in a directory, which every worker must be able to read and write.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class BeamEngine:
 
         Raises:
             UserError: Beam is not installed, no such runner, an option that Beam does not know,
-                ``workers`` where the runner would not heed it.
+                ``workers`` where the runner would ignore it.
         """
         self._runner = section.runner
         self._flags = (*section.options, *_default_flags(section, workers=workers))
@@ -82,10 +82,7 @@ class BeamEngine:
     ) -> Iterator[tuple[Job, Result]]:
         """Yields every job with ``function(job)``, in the order in which they are seen to finish.
 
-        Args:
-            function: a module's own function, which workers import. It may be called twice with one
-                job, also at once: Beam does again what seems lost.
-            jobs: what it is called with; each must be picklable, as must the results.
+        Beam repeats what seems lost, so a function may be called twice with one job, also at once.
 
         Raises:
             UserError: of the first job that raises one; no job is begun after that. Or there are
@@ -96,7 +93,7 @@ class BeamEngine:
             return
         stage = self._directory / f"{_STAGE}{uuid.uuid4().hex}"
         stage.mkdir(exist_ok=True)
-        write_aside(stage / _JOBS, pickle.dumps((function, list(jobs))))
+        write_whole(stage / _JOBS, pickle.dumps((function, list(jobs))))
         pipeline = _Background(lambda: self._run_pipeline(stage, len(jobs)))
         open_jobs = dict(enumerate(jobs))
         error: UserError | None = None
@@ -108,7 +105,7 @@ class BeamEngine:
                 else:
                     yield job, result
         finally:
-            # Also where the caller has stopped listening: what still runs somewhere ends soon.
+            # Also if the caller stops iterating: jobs that have not begun are skipped.
             (stage / _STOP).touch()
         if error is not None:
             raise error
@@ -141,17 +138,14 @@ class BeamEngine:
 
 
 def do_job(element: tuple[str, int]) -> None:
-    """Does one job and leaves its result, or the ``UserError`` that it raised, as a file.
+    """Does a job, given by directory and number; writes its result or ``UserError`` to a file.
 
     A ``UserError`` is a result: Beam would take it for a failure and do the job four times.
-
-    Args:
-        element: the directory of the jobs, and this one's number.
     """
     stage, number = element
     directory = epath.Path(stage)
     target = directory / f"{number}{_RESULT}"
-    # No directory: this worker's disk is not the others', which the engine says in one line.
+    # No directory: this worker does not share the others' disk, which the engine reports.
     if not directory.exists() or (directory / _STOP).exists() or target.exists():
         return
     use_one_thread()
@@ -160,7 +154,7 @@ def do_job(element: tuple[str, int]) -> None:
         result = function(jobs[number])
     except UserError as error:
         result = error
-    write_aside(target, pickle.dumps(result))
+    write_whole(target, pickle.dumps(result))
     if isinstance(result, UserError):
         (directory / _STOP).touch()
 
@@ -180,7 +174,7 @@ class _Background:
         self._thread.start()
 
     def ends_within(self, seconds: float) -> bool:
-        """Waits so long at most; returns whether the function has ended."""
+        """Waits up to ``seconds``; returns whether the function has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -197,9 +191,9 @@ def _results(stage: epath.Path, pipeline: _Background) -> Iterator[tuple[int, An
     started = time.monotonic()
     ended = False
     while not ended:
-        # Short pipelines are looked at often; of long ones each look may cost money.
-        wait = _FIRST_LOOK_SECONDS + (time.monotonic() - started) / 20
-        ended = pipeline.ends_within(min(wait, _LONGEST_LOOK_SECONDS))
+        # Short pipelines are polled often; polling a long one may cost money.
+        wait = _FIRST_POLL_SECONDS + (time.monotonic() - started) / 20
+        ended = pipeline.ends_within(min(wait, _LONGEST_POLL_SECONDS))
         for path in stage.iterdir():
             if path.suffix == _RESULT and path.name not in seen:
                 seen.add(path.name)
@@ -207,7 +201,7 @@ def _results(stage: epath.Path, pipeline: _Background) -> Iterator[tuple[int, An
 
 
 def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
-    """Returns the options that suit our jobs, where the user has not set them."""
+    """Returns our defaults of options that the user has not set."""
     given = {option.partition("=")[0] for option in section.options}
     if "--runner" in given:
         raise UserError("beam.options: found --runner, allowed: beam.runner for that")
@@ -251,7 +245,7 @@ def _make_runner(name: str) -> Any:
 
 
 def _check_flags(flags: Sequence[str], *, runner: Any) -> None:
-    """Makes sure that Beam knows every option; it would leave out what it does not know."""
+    """Makes sure that Beam knows every option; it would ignore unknown ones."""
     beam = _import_beam()
 
     def check(parser: Any) -> None:
@@ -291,7 +285,7 @@ def _import_beam() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps back what Beam says while it is imported: that it cannot do BigQuery."""
+    """Silences what Beam logs on import: that BigQuery is not available."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Who does a list of jobs: this machine's processes, or an Apache Beam runner."""
+"""What runs a list of jobs: this machine's processes, or an Apache Beam runner."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ EngineName: TypeAlias = Literal["local", "beam"]
 class Engine(Protocol):
     """Calls a function with many jobs, in any order and anywhere.
 
-    A function leaves what it makes on storage that all workers reach; only a small result comes
-    back. So which engine does a job, and how often, changes no byte.
+    A function writes its output to storage that all workers share; only a small result comes back.
+    So which engine does a job, and how often, changes no byte.
     """
 
     def run(
@@ -49,13 +49,13 @@ def open_engine(
     """Returns an engine, to be used in a ``with`` block.
 
     Args:
-        name: which.
+        name: of the engine.
         workers: processes on this machine; ``None``: one per core.
         beam: settings of the engine ``beam``.
-        directory: the run's own, for what an engine has to keep while it works.
+        directory: of the run, for an engine's own files.
 
     Raises:
-        UserError: settings of Beam's that cannot be met.
+        UserError: invalid settings of Beam.
     """
     if name == "local":
         return WorkerPool(workers)

@@ -28,7 +28,7 @@ def load_early() -> None:
     """Loads what workers need while this process loads what it needs itself.
 
     In a process of its own, of which the workers of every :class:`WorkerPool` are then forks: they
-    start at once, whatever threads this process has. Without this call it happens when the first
+    start at once, independent of this process' threads. Without this call it happens when the first
     pool gets its first job. On one core, or a system that cannot fork, nothing is done.
     """
     if available_cores() > 1 and _can_fork():
@@ -69,10 +69,6 @@ class WorkerPool:
         self, function: Callable[[Job], Result], jobs: Sequence[Job]
     ) -> Iterator[tuple[Job, Result]]:
         """Yields every job with ``function(job)``, in the order in which they finish.
-
-        Args:
-            function: a module's own function, so that a worker process can import it.
-            jobs: what it is called with; each must be picklable, as must the results.
 
         Raises:
             RunStopped: the system has killed a worker.

@@ -1,6 +1,6 @@
-"""Languages in other shares than the corpus has them: exponentially smoothed sampling.
+"""Exponentially smoothed sampling of languages.
 
-Source: the README of multilingual BERT (google-research/bert, ``multilingual.md``): the share of a
+Source: multilingual BERT's README (google-research/bert, ``multilingual.md``): the share of a
 language in the corpus is taken to the power of S = 0.7 and renormalised, for the vocabulary and for
 the examples.
 """
@@ -17,12 +17,7 @@ from bert_jax.pipelines.tokenised.documents import join_key
 
 
 def mixed_shares(sizes: Mapping[str, int], *, smoothing: float) -> dict[str, float]:
-    """Returns each language's share: ``{"en": 90, "is": 10}`` at 0.7 → 0.823 and 0.177.
-
-    Args:
-        sizes: of each language's text, in whatever unit; more than 0.
-        smoothing: see :class:`MixtureSection`.
-    """
+    """Returns each language's share: ``{"en": 90, "is": 10}`` at 0.7 → 0.823 and 0.177."""
     weights = _weights(sizes, smoothing)
     total = sum(weights.values())
     return {language: weight / total for language, weight in weights.items()}
@@ -31,10 +26,9 @@ def mixed_shares(sizes: Mapping[str, int], *, smoothing: float) -> dict[str, flo
 def boosts(sizes: Mapping[str, int], *, smoothing: float) -> dict[str, float]:
     """Returns how often each language's text is used, 1 being the mean over all text.
 
-    ``{"en": 90, "is": 10}`` at 0.7 → 0.915 and 1.769: the wanted share by the share in the corpus.
-    The sum over all text stays as it was. A smoothing of 1 gives exactly 1.
-
-    Takes the arguments of :func:`mixed_shares`.
+    ``{"en": 90, "is": 10}`` at 0.7 → 0.915 and 1.769: its smoothed share by its share in the
+    corpus. The size of all text stays the same; a smoothing of 1 gives exactly 1. Takes the
+    arguments of :func:`mixed_shares`.
     """
     weights = _weights(sizes, smoothing)
     # In this order of operations, so that equal numbers are divided by each other at 1.
@@ -45,8 +39,8 @@ def boosts(sizes: Mapping[str, int], *, smoothing: float) -> dict[str, float]:
 def draw_passes(keys: np.ndarray, *, mean: float, seed: int) -> list[list[int]]:
     """Returns the documents of every pass: three documents at 1.4 → ``[0, 1, 2]``, ``[1]``, say.
 
-    Every document is in as many passes as ``mean`` has whole ones, and in one more with the chance
-    that is left. The draw is a function of the document's key alone.
+    Every document is in ``floor(mean)`` passes, and in one more with the remaining probability, a
+    function of its key alone.
 
     Args:
         keys: ``[d, 2]`` uint64, of the documents.

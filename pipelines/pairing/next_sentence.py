@@ -1,8 +1,8 @@
 """Next sentence prediction: two spans, the second in half of the cases from another document.
 
-The rules are those of ``create_instances_from_document`` in google-research/bert's
-``create_pretraining_data.py``. One thing differs, on purpose: a random next never comes from the
-document itself (the release gives up after ten tries and labels it random all the same).
+The rules are those of ``create_instances_from_document`` in google-research/bert
+``create_pretraining_data.py``, with one deliberate difference: a random next never comes from the
+document itself (google-research/bert gives up after ten tries and labels it random all the same).
 """
 
 from __future__ import annotations
@@ -13,20 +13,29 @@ from typing import Final
 
 import numpy as np
 
-from bert_jax.data.dataset.recipe import PAIR_SPECIAL_TOKENS
-from bert_jax.pipelines.pairing.spans import Pair, below, draw_target, truncate
+from bert_jax.data.dataset.recipe import PAIR_SPECIAL_TOKENS, PairingSection
+from bert_jax.pipelines.pairing.spans import (
+    DocumentPass,
+    Pair,
+    SentenceOffsets,
+    below,
+    draw_target,
+    truncate,
+)
 
 _RANDOM_NEXT_PROBABILITY: Final = 0.5
 
 
+def next_sentence_pairs(
+    offsets: SentenceOffsets, documents: DocumentPass, section: PairingSection
+) -> Iterator[Pair]:
+    """Yields one pass's examples, document by document; the corpus has at least two."""
+    for document in documents.documents:
+        yield from pair_document(offsets, document, section, rng=documents.rng(document))
+
+
 def pair_document(
-    bounds: list[int],
-    starts: list[int],
-    document: int,
-    *,
-    max_seq_length: int,
-    short_seq_prob: float,
-    rng: np.random.Generator,
+    offsets: SentenceOffsets, document: int, section: PairingSection, *, rng: np.random.Generator
 ) -> Iterator[Pair]:
     """Yields one pass's examples of one document.
 
@@ -34,18 +43,11 @@ def pair_document(
     at a random sentence; in half of the cases, and whenever the chunk is a single sentence, the
     second span is replaced by one of another document, and the sentences it displaced go into the
     next chunk.
-
-    Args:
-        bounds: token offset of every sentence of all documents, and of the end.
-        starts: first sentence of every document, and the end; at least two documents.
-        document: number of the document.
-        max_seq_length: longest example, special tokens included.
-        short_seq_prob: chance that the pass aims at a shorter length.
-        rng: the stream of this document and pass.
     """
+    bounds, starts = offsets
     draw = rng.random
-    max_tokens = max_seq_length - PAIR_SPECIAL_TOKENS
-    target = draw_target(max_tokens, short_seq_prob, draw)
+    max_tokens = section.max_seq_length - PAIR_SPECIAL_TOKENS
+    target = draw_target(max_tokens, section.short_seq_prob, draw)
     begin, end = starts[document], starts[document + 1]
     while begin < end:
         # The fewest sentences whose tokens reach the target, or all that are left.
@@ -54,7 +56,7 @@ def pair_document(
         first = bounds[begin], bounds[cut]
         if stop == begin + 1 or draw() < _RANDOM_NEXT_PROBABILITY:
             wanted = target - (first[1] - first[0])
-            second = _random_span(bounds, starts, document, wanted, draw)
+            second = _random_span(offsets, document, wanted, draw)
             label, begin = 1, cut
         else:
             second = bounds[cut], bounds[stop]
@@ -63,9 +65,10 @@ def pair_document(
 
 
 def _random_span(
-    bounds: list[int], starts: list[int], document: int, wanted: int, draw: Callable[[], float]
+    offsets: SentenceOffsets, document: int, wanted: int, draw: Callable[[], float]
 ) -> tuple[int, int]:
     """Returns sentences of another document: at least one, until they hold ``wanted`` tokens."""
+    bounds, starts = offsets
     other = below(len(starts) - 2, draw)
     other += other >= document
     begin = starts[other] + below(starts[other + 1] - starts[other], draw)

@@ -1,27 +1,34 @@
 """Examples from documents: two spans with a pair task, or full sentences without one.
 
-A document's draws come from a stream of its own, so that its examples depend on the documents
-around it only through the random next. No masking here: the loader draws masks.
+Each document has a random stream of its own, so that its examples depend on other documents only
+through the random next. There is no masking here: the loader masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
 
-import numpy as np
-
-from bert_jax.data.dataset.recipe import PairingSection
-from bert_jax.data.rng import stream
+from bert_jax.data.dataset.recipe import PairingKind, PairingSection
 from bert_jax.pipelines.pairing.full_sentences import doc_sentences, full_sentences
 from bert_jax.pipelines.pairing.language_sampling import draw_passes
-from bert_jax.pipelines.pairing.next_sentence import pair_document
-from bert_jax.pipelines.pairing.sentence_order import order_document
-from bert_jax.pipelines.pairing.spans import Pair, Single
+from bert_jax.pipelines.pairing.next_sentence import next_sentence_pairs
+from bert_jax.pipelines.pairing.sentence_order import sentence_order_pairs
+from bert_jax.pipelines.pairing.spans import DocumentPass, Pair, SentenceOffsets, Single
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments, join_key
 
-_OF_A_DOCUMENT: Final = {"nsp": pair_document, "sop": order_document}
+Pairing: TypeAlias = Callable[
+    [SentenceOffsets, DocumentPass, PairingSection], Iterator[Pair] | Iterator[Single]
+]
+
+PAIRINGS: Final[dict[PairingKind, Pairing]] = {
+    "nsp": next_sentence_pairs,
+    "sop": sentence_order_pairs,
+    "full_sentences": full_sentences,
+    "doc_sentences": doc_sentences,
+}
+"""How each kind makes the examples of one pass. A new kind is a file, a line here, and its name in
+``bert_jax/data/dataset/recipe.py``, which datasets record."""
 
 
 def pair_documents(
@@ -32,8 +39,8 @@ def pair_documents(
     Args:
         documents: at least ``section.min_documents``.
         section: kind, lengths and rates.
-        seed: with the documents' keys and the settings it decides every draw.
-        boost: factor of ``dupe_factor``. What is not whole of the product is the chance of one more
+        seed: with the documents' keys and the settings it decides every random choice.
+        boost: factor of ``dupe_factor``; the fraction of the product is the probability of one more
             pass over a document. A document without a pass may still be a random next.
 
     Raises:
@@ -44,37 +51,11 @@ def pair_documents(
             f"{len(documents)} document(s): kind {section.kind} needs at least "
             f"{section.min_documents}"
         )
-    # Lists, since bisection and indexing work on single numbers.
-    bounds: list[int] = documents.sentence_starts.tolist()
-    starts: list[int] = documents.document_starts.tolist()
-    length = section.max_seq_length
+    offsets = SentenceOffsets(
+        documents.sentence_starts.tolist(), documents.document_starts.tolist()
+    )
     passes = draw_passes(documents.keys, mean=section.dupe_factor * boost, seed=seed)
-    if section.kind == "full_sentences":
-        for order in _orders(passes, len(documents), seed=seed):
-            yield from full_sentences(bounds, starts, order, max_seq_length=length)
-    elif section.kind == "doc_sentences":
-        for document in chain.from_iterable(passes):
-            yield from doc_sentences(bounds, starts, document, max_seq_length=length)
-    else:
-        pair = _OF_A_DOCUMENT[section.kind]
-        keys = [join_key(halves) for halves in documents.keys]
-        for dupe, chosen in enumerate(passes):
-            for document in chosen:
-                yield from pair(
-                    bounds,
-                    starts,
-                    document,
-                    max_seq_length=length,
-                    short_seq_prob=section.short_seq_prob,
-                    rng=stream(seed, "pairing", dupe, keys[document]),
-                )
-
-
-def _orders(passes: list[list[int]], count: int, *, seed: int) -> Iterator[list[int]]:
-    """Yields the documents of each pass in an order of its own; a single one as they come."""
-    if len(passes) == 1:
-        yield passes[0]
-        return
-    for dupe, chosen in enumerate(passes):
-        draws = stream(seed, "order", dupe).random(count)[chosen]
-        yield np.asarray(chosen)[np.argsort(draws, kind="stable")].tolist()
+    keys = [join_key(halves) for halves in documents.keys]
+    for number, chosen in enumerate(passes):
+        one_pass = DocumentPass(number, len(passes), chosen, keys, seed)
+        yield from PAIRINGS[section.kind](offsets, one_pass, section)

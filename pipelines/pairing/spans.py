@@ -1,4 +1,4 @@
-"""Examples as stretches of a corpus' tokens, and what every way of making them shares."""
+"""Examples as spans of a corpus' tokens, and the steps that several pairing kinds share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.dataset.recipe import MIN_PAIR_TOKENS
+from bert_jax.data.rng import stream
 
 
 class Pair(NamedTuple):
-    """``[CLS] A [SEP] B [SEP]``: two stretches of the corpus' tokens."""
+    """``[CLS] A [SEP] B [SEP]``: two spans of the corpus' tokens."""
 
     first_start: int
     first_stop: int
@@ -19,11 +20,11 @@ class Pair(NamedTuple):
     second_stop: int
     next_sentence_label: int
     """0 if the second span follows the first in its document; 1 if it comes from another document
-    (``nsp``) or stands before the first in its own (``sop``)."""
+    (``nsp``) or precedes the first in its own (``sop``)."""
 
     @property
-    def stretches(self) -> tuple[tuple[int, int], ...]:
-        """Start and stop of what stands between the special tokens, in order."""
+    def token_ranges(self) -> tuple[tuple[int, int], ...]:
+        """Start and stop of each run of tokens between special tokens, in order."""
         return (self.first_start, self.first_stop), (self.second_start, self.second_stop)
 
     @property
@@ -40,34 +41,67 @@ class Pair(NamedTuple):
 class Single(NamedTuple):
     """``[CLS] A [SEP]``, or ``[CLS] A [SEP] A' [SEP]`` across a document's end: all of type 0."""
 
-    stretches: tuple[tuple[int, int], ...]
+    token_ranges: tuple[tuple[int, int], ...]
     """Start and stop of each document's part, in order."""
 
     @property
     def next_sentence_label(self) -> int:
-        """0, which stands for nothing where there is no second span."""
+        """0, without meaning where there is no second span."""
         return 0
 
     @property
     def first_length(self) -> int:
-        """All tokens: that it is :attr:`length` says that there is no second span."""
+        """Equals :attr:`length`, which says that there is no second span."""
         return self.length
 
     @property
     def length(self) -> int:
-        """Tokens, [CLS] and a [SEP] after each stretch included."""
-        return 1 + sum(stop - start + 1 for start, stop in self.stretches)
+        """Tokens, [CLS] and a [SEP] after each document's part included."""
+        return 1 + sum(stop - start + 1 for start, stop in self.token_ranges)
+
+
+class SentenceOffsets(NamedTuple):
+    """Where sentences and documents begin; lists, since bisection looks at single numbers."""
+
+    bounds: list[int]
+    """Token offset of every sentence of all documents, and of the end."""
+    starts: list[int]
+    """First sentence of every document, and the number of sentences."""
+
+
+class DocumentPass(NamedTuple):
+    """One of the passes in which documents become examples."""
+
+    number: int
+    of: int
+    """Passes in all."""
+    documents: list[int]
+    """Numbers of the documents in this pass, ascending."""
+    keys: list[int]
+    """Of all documents."""
+    seed: int
+
+    def rng(self, document: int) -> np.random.Generator:
+        """Returns the random stream of a document in this pass."""
+        return stream(self.seed, "pairing", self.number, self.keys[document])
+
+    def shuffled(self) -> list[int]:
+        """Returns the documents in an order of this pass; of a single pass in their own order."""
+        if self.of == 1:
+            return self.documents
+        ranks = stream(self.seed, "order", self.number).random(len(self.keys))[self.documents]
+        return np.asarray(self.documents)[np.argsort(ranks, kind="stable")].tolist()
 
 
 def draw_target(max_tokens: int, short_seq_prob: float, draw: Callable[[], float]) -> int:
-    """Returns how many tokens the pairs of one pass over a document aim at.
+    """Returns the target length of the pairs of one pass over a document.
 
     Source: ``create_instances_from_document`` in google-research/bert
     ``create_pretraining_data.py``.
 
     Args:
-        max_tokens: of both spans, special tokens not counted.
-        short_seq_prob: chance of a length drawn uniformly from 2 to ``max_tokens`` instead.
+        max_tokens: of both spans without special tokens.
+        short_seq_prob: probability of a uniform length from 2 to ``max_tokens`` instead.
         draw: uniform in [0, 1).
     """
     if draw() < short_seq_prob:
@@ -78,14 +112,14 @@ def draw_target(max_tokens: int, short_seq_prob: float, draw: Callable[[], float
 def truncate(
     first: tuple[int, int], second: tuple[int, int], *, max_tokens: int, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """Shortens two stretches to ``max_tokens``: ``(0, 5), (5, 10)`` to 6, say ``1, 4, 7, 10``.
+    """Shortens two spans to ``max_tokens``: ``(0, 5), (5, 10)`` to 6, say ``1, 4, 7, 10``.
 
-    The release takes one token at a time from the longer span (the second, when they are equal),
-    from its front or its back with equal chances. What remains has known lengths, and the tokens
-    lost at the front are binomially distributed.
+    google-research/bert removes one token at a time from the longer span (the second, when they are
+    equal), at its front or its back with equal probability. The remaining lengths follow, and the
+    tokens lost at the front are binomially distributed.
 
     Returns:
-        Start and stop of the first stretch, start and stop of the second.
+        Start and stop of the first span, start and stop of the second.
     """
     length_a, length_b = first[1] - first[0], second[1] - second[0]
     if length_a + length_b > max_tokens:
@@ -100,12 +134,12 @@ def truncate(
 
 
 def below(count: int, draw: Callable[[], float]) -> int:
-    """Returns a number in ``[0, count)``; each has its chance up to one part in 2**53 / count."""
+    """Returns a uniform number in ``[0, count)``, up to one part in 2**53 / count."""
     return int(draw() * count)
 
 
 def _lose(span: tuple[int, int], count: int, rng: np.random.Generator) -> tuple[int, int]:
-    """Takes ``count`` tokens off the ends, each from the front or the back with equal chances."""
+    """Removes ``count`` tokens, each at the front or the back with equal probability."""
     if not count:
         return span
     # A fair binomial draw is the number of ones among that many random bits.

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.python_docs.prose import prose_paragraphs
 from bert_jax.text.sentences import split_sentences
 
@@ -31,7 +31,7 @@ _Node: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFuncti
 
 
 class _Document(NamedTuple):
-    """What one thing's documentation says: ``("json.decoder.JSONDecoder", ["Simple JSON …"])``."""
+    """The documentation of one object: ``("json.decoder.JSONDecoder", ["Simple JSON …"])``."""
 
     name: str
     sentences: list[str]
@@ -47,11 +47,11 @@ def write_python_docs(
     The text is `pydoc_data.topics` (chapters of the language reference) and the docstrings of the
     standard library, read with `ast` and never imported, in the layout of google-research/bert
     (README, "Pre-training with BERT"): a sentence per line, a blank line between documents. A
-    sentence that occurs again is left out, so that no held-out document repeats one trained on.
+    sentence is kept once, so that no held-out document repeats one trained on.
     One installation gives the same bytes each time.
 
     Args:
-        directory: made if it is not there.
+        directory: created if missing.
         max_bytes: the text ends before the document that would go beyond it; None: all of it.
 
     Returns:
@@ -96,8 +96,8 @@ def _library(seen: set[str]) -> Iterator[_Document]:
     """Yields the standard library's documents, package by package."""
     root = Path(sysconfig.get_path("stdlib"))
     modules = (_module_documents(path, root, seen) for path in _source_files(root))
-    # A package's files are neighbours in the sorted order; what its modules say too briefly to
-    # stand alone makes one document of the package.
+    # A package's files are adjacent in the sorted order; the documents of its modules that are too
+    # short are joined to one of the package.
     packages = itertools.groupby(
         itertools.chain.from_iterable(modules), key=lambda document: document.name.split(".")[0]
     )

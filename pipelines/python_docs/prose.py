@@ -37,9 +37,6 @@ def prose_paragraphs(text: str) -> list[str]:
 
     Dropped: code, doctest sessions, signatures, grammar, tables, headings, and lists of names.
     Kept without their marks: emphasis, literals, roles, bullets, footnote references.
-
-    Args:
-        text: a docstring as `ast.get_docstring` gives it, or a topic of `pydoc_data.topics`.
     """
     paragraphs = (_plain(block) for block in _blocks(text))
     return [paragraph for paragraph in paragraphs if _is_prose(paragraph)]
@@ -61,7 +58,7 @@ def _blocks(text: str) -> Iterator[str]:
         if not stripped:
             in_session = False
             continue
-        # What a session prints stands below its prompt, up to the next blank line.
+        # A session's output follows its prompt, up to the next blank line.
         in_session = in_session or stripped.startswith((">>>", "... "))
         if in_session:
             continue

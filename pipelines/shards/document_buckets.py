@@ -1,4 +1,4 @@
-"""Which documents meet in which shard: buckets of one language each, small enough for memory."""
+"""Which documents go into which shard: buckets of one language each, small enough for memory."""
 
 from __future__ import annotations
 
@@ -32,20 +32,15 @@ def default_shards(*, documents: int, tokens: int) -> int:
 
     A shard for every million tokens of text, a bucket each, and at most 1024, since a random read
     opens one of them; but never so many that the random next sentences of a shard come from fewer
-    than 16 documents.
-
-    Args:
-        documents: of the split, or of the language that has most.
-        tokens: of the split.
+    than 16 documents. ``documents`` are those of the language that has most.
     """
     return min(_pieces(documents=documents, tokens=tokens), _MAX_DEFAULT_SHARDS)
 
 
 def bucket_ranges(keys: np.ndarray, count: int) -> list[tuple[int, int]]:
-    """Cuts documents into buckets of equal number by their place in the order of keys.
+    """Cuts documents, sorted by key, into buckets of equal size.
 
-    Ranges of the sorted order, not remainders, so that no bucket is left with a single document by
-    bad luck.
+    Ranges of the sorted order, not remainders, so that no bucket gets a single document by chance.
 
     Args:
         keys: ``[d]`` uint64, the high halves of all keys of a split, sorted.
@@ -61,13 +56,12 @@ def bucket_ranges(keys: np.ndarray, count: int) -> list[tuple[int, int]]:
 def deal(
     keys: Mapping[str, np.ndarray], count: int, *, tokens: Mapping[str, int]
 ) -> list[list[KeyRange]]:
-    """Returns what each of ``count`` shards has of each language.
+    """Assigns documents to ``count`` shards: returns the buckets of each.
 
-    The language with most documents is in all shards. Another is in so many that each has 16
-    documents of it or more, or in one if it has fewer; which ones they are differs from language to
-    language, so that small ones do not meet. What a shard has of a language is one bucket, or where
-    that would be more than a million tokens several, but none of fewer than 16 documents: memory
-    does not grow with the corpus.
+    The language with most documents is in all shards. Another is in as many as have at least 16
+    documents of it each, or in one; different languages get different shards, so that small ones do
+    not share one. A shard's documents of a language are one bucket, or beyond a million tokens
+    several, but none of fewer than 16 documents: memory does not grow with the corpus.
 
     Args:
         keys: of each language, ``[d]`` uint64, the high halves of its keys, sorted.
@@ -88,6 +82,6 @@ def deal(
 
 
 def _pieces(*, documents: int, tokens: int) -> int:
-    """Returns the number of buckets that so much text makes."""
+    """Returns the number of buckets for a text of this size."""
     wanted = -(-tokens // TOKENS_PER_BUCKET)
     return max(1, min(wanted, documents // MIN_DOCUMENTS_PER_BUCKET))

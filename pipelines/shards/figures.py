@@ -1,4 +1,4 @@
-"""Figures of a split that its examples no longer tell, counted while they are made."""
+"""Figures of a split that cannot be read off its examples, counted while they are made."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from bert_jax.data.dataset.provenance import PairsRecord
-from bert_jax.pipelines.pairing.random_permutation import mix64
 from bert_jax.pipelines.pairing.spans import Pair
+from bert_jax.pipelines.splitmix import mix64
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
 
 SKETCH: Final = 1 << 14
@@ -23,7 +23,7 @@ class PairTally:
     """Counts whether the spans of pairs are of one document, by label."""
 
     def __init__(self, documents: TokenisedDocuments) -> None:
-        """Takes the documents that the pairs are stretches of."""
+        """Takes the documents that the pairs are spans of."""
         self._starts = documents.sentence_starts[documents.document_starts]
         self._first, self._second = array.array("q"), array.array("q")
         self._labels = array.array("b")
@@ -47,9 +47,11 @@ class PairTally:
         )
 
 
-def add_pairs(records: Iterable[PairsRecord]) -> PairsRecord:
-    """Adds counts up."""
-    held = list(records)
+def add_pairs(records: Iterable[PairsRecord | None]) -> PairsRecord | None:
+    """Adds counts up; ``None`` if there are none."""
+    held = [record for record in records if record is not None]
+    if not held:
+        return None
     same = np.sum([record.same_document for record in held], axis=0)
     other = np.sum([record.other_document for record in held], axis=0)
     return PairsRecord(
@@ -71,7 +73,7 @@ def sentence_hashes(documents: TokenisedDocuments) -> np.ndarray:
 
 
 def sketch(hashes: np.ndarray) -> np.ndarray:
-    """Returns the smallest different hashes, ascending; of sketches joined, the sketch of all.
+    """Returns the smallest distinct hashes, ascending; of joined sketches, the sketch of all.
 
     Source: Bar-Yossef et al., "Counting distinct elements in a data stream" (2002).
     """
@@ -79,7 +81,7 @@ def sketch(hashes: np.ndarray) -> np.ndarray:
 
 
 def count_distinct(smallest: np.ndarray) -> float:
-    """Returns how many different hashes there were: exact below `SKETCH`, else an estimate."""
+    """Returns the number of distinct hashes: exact below `SKETCH`, else an estimate."""
     if len(smallest) < SKETCH:
         return float(len(smallest))
     return (SKETCH - 1) / (float(smallest[-1]) / 2.0**64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from etils import epath
@@ -15,37 +16,32 @@ from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.shards.write_shard import ShardSummary
 from bert_jax.pipelines.tokenised.tokenise import SPLITS, read_summary
 
-Languages = Mapping[str, "Language"]
-"""By code, in the order of codes."""
 
-
-class Language(NamedTuple):
+class LanguageCorpus(NamedTuple):
     """One language's tokenised documents."""
 
-    runs: tuple[epath.Path, ...]
+    parts: tuple[epath.Path, ...]
+    """Directories of its tokenised parts."""
     documents: dict[str, int]
     """By split."""
     tokens: dict[str, int]
     """By split."""
 
 
-def read_languages(section: ExamplesSection, runs: Sequence[epath.Path]) -> dict[str, Language]:
-    """Returns the languages of a corpus, by code; a single one where the settings name none.
-
-    Args:
-        section: the settings.
-        runs: directories of all runs.
+def read_languages(
+    section: ExamplesSection, parts: Sequence[epath.Path]
+) -> dict[str, LanguageCorpus]:
+    """Returns the languages of a corpus, sorted by code; a single one if the settings name none.
 
     Raises:
         UserError: a language that the settings name has too few documents for training.
     """
-    summaries = dict(zip(runs, each(read_summary, runs), strict=True))
-    named = (language or section.language for language in section.by_language)
+    summaries = dict(zip(parts, each(read_summary, parts), strict=True))
     found = {}
-    for name in named:
-        held = {run: made for run, made in summaries.items() if made.language == name}
-        found[name] = Language(
-            runs=tuple(held),
+    for name in (language or section.language for language in section.by_language):
+        held = {part: made for part, made in summaries.items() if made.language == name}
+        found[name] = LanguageCorpus(
+            parts=tuple(held),
             documents={s: sum(made.documents[s] for made in held.values()) for s in SPLITS},
             tokens={s: sum(made.tokens[s] for made in held.values()) for s in SPLITS},
         )
@@ -54,73 +50,63 @@ def read_languages(section: ExamplesSection, runs: Sequence[epath.Path]) -> dict
     return found
 
 
-def pass_boosts(section: ExamplesSection, languages: Languages, *, split: str) -> dict[str, float]:
-    """Returns the factor of each language's passes.
+@dataclasses.dataclass(frozen=True)
+class SplitLanguages:
+    """The languages of one split of the dataset."""
 
-    1 in the split ``validation``, so that runs on other mixtures compare, and without a mixture.
+    section: ExamplesSection
+    split: str
+    languages: Mapping[str, LanguageCorpus]
+    """By code, sorted."""
 
-    Args:
-        section: the settings.
-        languages: those with examples in the split.
-        split: of the dataset.
-    """
-    return boosts(_tokens(languages, split), smoothing=_smoothing(section, split))
+    @property
+    def paired(self) -> dict[str, LanguageCorpus]:
+        """Those with enough documents for examples."""
+        least = self.section.min_documents
+        return {
+            n: held for n, held in self.languages.items() if held.documents[self.split] >= least
+        }
 
+    @property
+    def boosts(self) -> dict[str, float]:
+        """The factor of the passes of each language that is paired.
 
-def describe_languages(
-    section: ExamplesSection,
-    languages: Languages,
-    shards: Sequence[ShardSummary],
-    *,
-    split: str,
-) -> dict[str, LanguageRecord] | None:
-    """Returns each language's part of a split; ``None``: the settings tell no languages apart.
+        1 in the split ``validation``, so that runs on other mixtures compare, or without one.
+        """
+        return boosts(self._tokens(self.paired), smoothing=self._smoothing)
 
-    Args:
-        section: the settings.
-        languages: all of them.
-        shards: all of the split's.
-        split: of the dataset.
-    """
-    if not isinstance(section.input, dict):
-        return None
-    paired = pairable(section, languages, split=split)
-    wanted = mixed_shares(_tokens(paired, split), smoothing=_smoothing(section, split))
-    boost = pass_boosts(section, paired, split=split)
-    total = sum(language.tokens[split] for language in languages.values())
-    records = {}
-    for name, language in languages.items():
-        counts = [shard.languages.get(name, [0, 0]) for shard in shards]
-        records[name] = LanguageRecord(
-            documents=language.documents[split],
-            tokens=language.tokens[split],
-            share=language.tokens[split] / total,
-            mixture_share=wanted.get(name, 0.0),
-            passes=section.dupe_factor * boost.get(name, 0.0),
-            examples=sum(examples for examples, _ in counts),
-            example_tokens=sum(tokens for _, tokens in counts),
-        )
-    return records
+    def records(self, shards: Iterable[ShardSummary]) -> dict[str, LanguageRecord] | None:
+        """Returns each language's figures; ``None``: the settings tell no languages apart."""
+        if not isinstance(self.section.input, dict):
+            return None
+        held = list(shards)
+        wanted = mixed_shares(self._tokens(self.paired), smoothing=self._smoothing)
+        boost = self.boosts
+        tokens = self._tokens(self.languages)
+        records = {}
+        for name, language in self.languages.items():
+            counts = [shard.languages.get(name, (0, 0)) for shard in held]
+            records[name] = LanguageRecord(
+                documents=language.documents[self.split],
+                tokens=tokens[name],
+                share=tokens[name] / sum(tokens.values()),
+                mixture_share=wanted.get(name, 0.0),
+                passes=self.section.dupe_factor * boost.get(name, 0.0),
+                examples=sum(examples for examples, _ in counts),
+                example_tokens=sum(tokens for _, tokens in counts),
+            )
+        return records
 
+    @property
+    def _smoothing(self) -> float:
+        mixture = self.section.mixture
+        return mixture.smoothing if mixture is not None and self.split == "train" else 1.0
 
-def pairable(section: ExamplesSection, languages: Languages, *, split: str) -> dict[str, Language]:
-    """Returns the languages that have documents enough in a split for examples."""
-    return {
-        name: language
-        for name, language in languages.items()
-        if language.documents[split] >= section.min_documents
-    }
+    def _tokens(self, languages: Mapping[str, LanguageCorpus]) -> dict[str, int]:
+        return {name: language.tokens[self.split] for name, language in languages.items()}
 
 
-def _tokens(languages: Languages, split: str) -> dict[str, int]:
-    return {name: language.tokens[split] for name, language in languages.items()}
-
-
-def _smoothing(section: ExamplesSection, split: str) -> float:
-    return section.mixture.smoothing if section.mixture is not None and split == "train" else 1.0
-
-
-def _check(section: ExamplesSection, name: str, language: Language) -> None:
+def _check(section: ExamplesSection, name: str, language: LanguageCorpus) -> None:
     if not sum(language.documents.values()):
         raise UserError(f"input: no document in the files of {name}, allowed: at least 2 documents")
     found, least = language.documents["train"], section.min_documents

@@ -1,34 +1,31 @@
-"""From runs to the shards and the lengths index of each split."""
+"""From tokenised parts to the shards and the lengths index of each split."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from etils import epath
 
-from bert_jax.data.dataset.provenance import LanguageRecord, ShardRecord, SplitRecord
+from bert_jax.data.dataset.provenance import SplitRecord
 from bert_jax.data.dataset.reader import sha256_of
-from bert_jax.data.dataset.recipe import PairingSection
 from bert_jax.data.dataset.schema import lengths_name, shard_name
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import whole_file
 from bert_jax.files.remote import each, load_array
-from bert_jax.pipelines.engines.engine import Engine
-from bert_jax.pipelines.progress import Progress
+from bert_jax.pipelines.build import DatasetBuild
+from bert_jax.pipelines.progress import StageProgress
 from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.shards.document_buckets import deal, default_shards
 from bert_jax.pipelines.shards.figures import add_pairs, count_distinct, sketch
 from bert_jax.pipelines.shards.language_mixture import (
-    Languages,
-    describe_languages,
-    pairable,
-    pass_boosts,
+    LanguageCorpus,
+    SplitLanguages,
     read_languages,
 )
 from bert_jax.pipelines.shards.write_shard import (
-    Bucket,
+    DocumentBucket,
     ShardJob,
     ShardSummary,
     lengths_path,
@@ -41,12 +38,10 @@ from bert_jax.pipelines.workspace import Workspace
 from bert_jax.text import SpecialIds
 
 
-def count_shards(section: ExamplesSection, languages: Languages) -> dict[str, int]:
+def count_shards(
+    section: ExamplesSection, languages: Mapping[str, LanguageCorpus]
+) -> dict[str, int]:
     """Returns the number of shards of each split that the dataset is to have.
-
-    Args:
-        section: the settings.
-        languages: of the corpus.
 
     Raises:
         UserError: a split or a shard would have fewer documents than its pairing needs.
@@ -80,135 +75,101 @@ def count_shards(section: ExamplesSection, languages: Languages) -> dict[str, in
 
 
 def write_splits(
-    section: ExamplesSection,
-    workspace: Workspace,
-    *,
-    special: SpecialIds,
-    runs: Sequence[epath.Path],
-    engine: Engine,
-    say: Callable[[str], None],
+    build: DatasetBuild, *, special: SpecialIds, parts: Sequence[epath.Path]
 ) -> dict[str, SplitRecord]:
     """Writes the shards that are not finished yet, and the lengths index of every split.
-
-    Args:
-        section: the settings.
-        workspace: where shards and indices go.
-        special: ids of the special pieces.
-        runs: directories of all runs.
-        engine: who does it.
-        say: called with a line of text when a shard is finished.
 
     Returns:
         The record of each split.
 
     Raises:
-        UserError: see :func:`count_shards` and :func:`read_languages`, or a full
-            disk.
+        UserError: see :func:`count_shards` and :func:`read_languages`, or a full disk.
     """
-    languages = read_languages(section, runs)
-    counts = count_shards(section, languages)
-    _tell_left_out(section, languages, counts, say)
+    languages = read_languages(build.section, parts)
+    counts = count_shards(build.section, languages)
+    splits = {split: SplitLanguages(build.section, split, languages) for split in counts}
+    for split, of_split in splits.items():
+        for name in (name for name in languages if name not in of_split.paired):
+            found = languages[name].documents[split]
+            build.say(
+                f"{split}: without {name}, which has too few documents for examples ({found})"
+            )
     jobs = [
         job
         for split, count in counts.items()
-        for job in _jobs(section, workspace, special, languages, split=split, count=count)
+        for job in _jobs(build, splits[split], special, count)
     ]
     finished: dict[str, ShardSummary] = {}
-    progress = Progress(
-        say, name="shard", total=len(jobs), finished=0, work=len(jobs), unit="examples"
+    progress = StageProgress(
+        say=build.say, name="shard", total=len(jobs), work=len(jobs), unit="examples"
     )
-    for _, summary in engine.run(write_shard, jobs):
+    for _, summary in build.engine.run(write_shard, jobs):
         finished[summary.record.name] = summary
         examples = summary.record.examples
         progress.add(f"{examples:,} examples", work=1, counted=examples)
-    records = {}
-    for split, count in counts.items():
-        shards = [finished[shard_name(split, number, count)] for number in range(count)]
-        made = describe_languages(section, languages, shards, split=split)
-        records[split] = _finish_split(workspace, split, shards, languages=made)
-    return records
-
-
-def _tell_left_out(
-    section: ExamplesSection,
-    languages: Languages,
-    splits: Iterable[str],
-    say: Callable[[str], None],
-) -> None:
-    for split in splits:
-        paired = pairable(section, languages, split=split)
-        for name, language in languages.items():
-            if name not in paired:
-                found = language.documents[split]
-                say(f"{split}: without {name}, whose documents are too few for examples ({found})")
+    return {
+        split: _finish_split(
+            build.workspace,
+            splits[split],
+            [finished[shard_name(split, number, count)] for number in range(count)],
+        )
+        for split, count in counts.items()
+    }
 
 
 def _jobs(
-    section: ExamplesSection,
-    workspace: Workspace,
-    special: SpecialIds,
-    languages: Languages,
-    *,
-    split: str,
-    count: int,
+    build: DatasetBuild, languages: SplitLanguages, special: SpecialIds, count: int
 ) -> list[ShardJob]:
-    paired = pairable(section, languages, split=split)
-    boosts = pass_boosts(section, paired, split=split)
+    split, paired, boosts = languages.split, languages.paired, languages.boosts
     keys = {
-        name: load_high_keys([run / split for run in language.runs])
+        name: load_high_keys([part / split for part in language.parts])
         for name, language in paired.items()
     }
     tokens = {name: language.tokens[split] for name, language in paired.items()}
-    pairing = PairingSection(
-        **{name: getattr(section, name) for name in PairingSection.model_fields}
-    )
     return [
         ShardJob(
             name=shard_name(split, index, count),
-            target=str(workspace.partial),
-            work=str(workspace.work),
+            target=str(build.workspace.partial),
+            work=str(build.workspace.work),
             split=split,
             buckets=tuple(
-                Bucket(held, tuple(map(str, paired[held.language].runs)), boosts[held.language])
+                DocumentBucket(
+                    held, tuple(map(str, paired[held.language].parts)), boosts[held.language]
+                )
                 for held in ranges
             ),
             special=special,
-            pairing=pairing,
-            seed=section.seed,
+            pairing=build.section.pairing,
+            seed=build.section.seed,
         )
         for index, ranges in enumerate(deal(keys, count, tokens=tokens))
     ]
 
 
 def _finish_split(
-    workspace: Workspace,
-    split: str,
-    shards: Sequence[ShardSummary],
-    *,
-    languages: dict[str, LanguageRecord] | None,
+    workspace: Workspace, languages: SplitLanguages, shards: Sequence[ShardSummary]
 ) -> SplitRecord:
     """Joins the shards' lengths into the split's index."""
-    records: tuple[ShardRecord, ...] = tuple(shard.record for shard in shards)
+    records = tuple(shard.record for shard in shards)
     paths = [lengths_path(workspace.work, record.name) for record in records]
     examples = sum(record.examples for record in records)
-    with whole_file(workspace.partial / lengths_name(split)) as aside:
-        _join_lengths(paths, aside, count=examples)
-        lengths_sha256 = sha256_of(aside)
+    with whole_file(workspace.partial / lengths_name(languages.split)) as temporary:
+        _join_lengths(paths, temporary, count=examples)
+        lengths_sha256 = sha256_of(temporary)
     smallest = np.zeros(0, np.uint64)
     for added in each(load_array, [sketch_path(workspace.work, r.name) for r in records]):
         smallest = sketch(np.concatenate([smallest, added]))
     sentences = sum(shard.sentences for shard in shards)
-    pairs = [shard.pairs for shard in shards if shard.pairs is not None]
     return SplitRecord(
         shards=records,
         documents=sum(shard.documents for shard in shards),
         examples=examples,
         tokens=sum(shard.tokens for shard in shards),
         lengths_sha256=lengths_sha256,
-        pairs=add_pairs(pairs) if pairs else None,
+        pairs=add_pairs(shard.pairs for shard in shards),
         sentences=sentences,
         repeated_sentences=max(0.0, 1.0 - count_distinct(smallest) / sentences),
-        languages=languages,
+        languages=languages.records(shards),
     )
 
 

@@ -10,7 +10,7 @@ from etils import epath
 
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, Provenance
 from bert_jax.data.dataset.schema import DATASET_NAME
-from bert_jax.files.atomic import disk_errors, write_aside
+from bert_jax.files.atomic import disk_errors, write_whole
 
 if TYPE_CHECKING:  # importing TFDS takes a third of a second
     import tensorflow_datasets as tfds
@@ -22,10 +22,6 @@ _DESCRIPTION = (
 
 def write_metadata(directory: epath.Path, provenance: Provenance) -> None:
     """Writes ``features.json``, ``dataset_info.json`` and, last, ``provenance.json``.
-
-    Args:
-        directory: holds every shard that ``provenance`` names.
-        provenance: what is to be written.
 
     Raises:
         UserError: the disk is full.
@@ -57,7 +53,7 @@ def write_metadata(directory: epath.Path, provenance: Provenance) -> None:
             description=_DESCRIPTION,
             check_data=False,  # that check needs TensorFlow
         )
-    write_aside(directory / PROVENANCE_NAME, provenance.model_dump_json(indent=1) + "\n")
+    write_whole(directory / PROVENANCE_NAME, provenance.model_dump_json(indent=1) + "\n")
 
 
 def features(dtype: np.dtype) -> Mapping[str, tfds.features.FeatureConnector]:

@@ -1,4 +1,4 @@
-"""Files as bytes, unpacked on the way: gzip, bzip2, xz and Zstandard by their suffixes."""
+"""Files as bytes, decompressed by suffix: gzip, bzip2, xz and Zstandard."""
 
 from __future__ import annotations
 
@@ -57,9 +57,6 @@ def bare_suffix(path: str) -> str:
 @contextlib.contextmanager
 def open_text(path: str) -> Iterator[BinaryIO]:
     """Opens a file's bytes, unpacked as its name says (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
-
-    Args:
-        path: local or ``gs://``.
 
     Raises:
         UserError: the file cannot be read or, on reading, is damaged or cut short.

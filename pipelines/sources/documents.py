@@ -9,40 +9,39 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from bert_jax.data.rng import digest128
-from bert_jax.pipelines.sources.files import Line
+from bert_jax.pipelines.sources.files import TextLine
 from bert_jax.text.sentences import split_sentences
 
 
 class Document(NamedTuple):
-    """A document as it stands in its file."""
+    """A document as its file has it."""
 
     offset: int
     """Byte offset of its first line. With the file's name it is the document's id, see
     :func:`document_id`."""
     lines: list[str]
-    """Its lines without the white space around them; none is blank, there is at least one."""
+    """Stripped of surrounding white space; none is blank, there is at least one."""
     id: str | None = None
-    """The id that the file gives it, once in the file; ``None``: the offset is its id."""
+    """The id that the file gives it, unique in the file; ``None``: the offset is its id."""
     source: str | None = None
-    """What its file says of where it is from: a title or an address."""
+    """The title or address in its file."""
 
 
 class DocumentFormat(NamedTuple):
     """How files hold documents."""
 
-    read: Callable[[Iterable[Line]], Iterator[Document]]
+    read: Callable[[Iterable[TextLine]], Iterator[Document]]
     """Documents from the lines of one part of a file."""
     is_gap: Callable[[bytes], bool] | None
-    """True for a raw line after which a file may be cut in two, so that workers can share it;
-    ``None``:
+    """True for a raw line after which a file may be cut, so that workers can share it; ``None``:
     files stay whole."""
 
 
-def blank_line_documents(lines: Iterable[Line]) -> Iterator[Document]:
-    """Yields the documents of a file in which blank lines stand between documents.
+def blank_line_documents(lines: Iterable[TextLine]) -> Iterator[Document]:
+    """Yields the documents of a file that separates them by blank lines.
 
-    The end of the file ends a document too. (The release runs a last document on into the next
-    file, unless a blank line ends it.)
+    The end of the file ends a document too. (google-research/bert continues a last document in the
+    next file, unless a blank line ends it.)
     """
     offset, held = 0, list[str]()
     for line in lines:
@@ -57,7 +56,7 @@ def blank_line_documents(lines: Iterable[Line]) -> Iterator[Document]:
         yield Document(offset, held)
 
 
-def file_documents(lines: Iterable[Line]) -> Iterator[Document]:
+def file_documents(lines: Iterable[TextLine]) -> Iterator[Document]:
     """Yields the one document that a file is, if it has a line that is not blank."""
     held = [text for line in lines if (text := line.text.strip())]
     if held:
@@ -72,7 +71,7 @@ FORMATS: Final[dict[str, DocumentFormat]] = {
 
 
 def sentence_per_line(document: Document, *, language: str) -> list[str]:
-    """The release's layout: each line is a sentence. ``language`` is not looked at."""
+    """google-research/bert's layout: each line is a sentence. ``language`` is not used."""
     del language
     return document.lines
 
@@ -94,9 +93,9 @@ LAYOUTS: Final[dict[str, Callable[..., list[str]]]] = {
 def document_id(name: str, offset: int, given: str | None = None) -> str:
     """Returns ``"books/emma.txt:20480"``: file name below the input root, byte of the first line.
 
-    Or ``"wiki.jsonl#Q42"``, where the file gives the document an id of its own. It stays the same
-    however the files are cut into parts, on any machine and wherever the input root lies; it
-    changes when the file is renamed or, without an id of its own, text before the document changes.
+    Or ``"wiki.jsonl#Q42"``, where the file gives the document an id. It does not depend on how
+    files are cut into parts, on the machine or on where the input root is; it changes when the file
+    is renamed or, without an id in the file, when text before the document changes.
 
     Args:
         name: the file's name below the input root.
@@ -114,7 +113,7 @@ def text_lines(text: str) -> list[str]:
 def is_validation(identity: str, *, fraction: float) -> bool:
     """Whether a document is held out.
 
-    A function of its id alone, so that datasets with other seeds or tokenizers hold out the same.
+    A function of its id alone, so that all seeds and tokenizers hold out the same documents.
     """
     return digest128(0, "validation", identity) < fraction * 2**128
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import glob
 import itertools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.files.remote import is_remote
 from bert_jax.pipelines.sources.decompress import is_packed, open_text
 
 MAX_LINE_LENGTH: Final = 1_000_000
 """A line of this many characters is refused: it is not prose, and splitting or encoding it would
-take memory and time out of all proportion."""
+take disproportionate memory and time."""
 
 _GLOB_CHARACTERS = frozenset("*?[")
 _MAX_UTF8_BYTES = 4
@@ -24,15 +24,24 @@ _PIECE_BYTES = 1 << 20
 _MAX_UNENDED_BYTES = 128 << 20
 
 
-class Line(NamedTuple):
+class TextLine(NamedTuple):
     """One line without its line end, and the byte offset of its start (in the unpacked file)."""
 
     offset: int
     text: str
 
 
-class Part(NamedTuple):
-    """A stretch of one file that one worker reads."""
+class Cutting(NamedTuple):
+    """How files are cut."""
+
+    part_bytes: int
+    """Size to aim at, where a format can be cut."""
+    documents: str = "blank_line"
+    """What separates documents in plain text: a key of ``documents.FORMATS``."""
+
+
+class FilePart(NamedTuple):
+    """A range of one file, read by one worker."""
 
     path: str
     name: str
@@ -42,7 +51,9 @@ class Part(NamedTuple):
     """Byte offset of its end; of a packed file, which is never cut, the packed size. Formats that
     are not cut by bytes count row groups or records here."""
     format: str = "text"
-    """Its reader: see ``bert_jax.pipelines.sources.readers.registry``."""
+    """Key of its reader in ``bert_jax.pipelines.sources.sources.READERS``."""
+    variant: str = ""
+    """What the reader has found out of the file when it cut it."""
     bytes: int | None = None
     """Bytes on disk, where ``start`` and ``stop`` do not count bytes."""
 
@@ -63,7 +74,7 @@ def find_files(patterns: Sequence[str]) -> list[str]:
         The files sorted by name, each once, however many patterns name it.
 
     Raises:
-        UserError: a file that is not there, a glob that matches no file, a directory, no pattern at
+        UserError: a missing file, a glob that matches no file, a directory, no pattern at
             all.
     """
     if not patterns:
@@ -75,7 +86,7 @@ def find_files(patterns: Sequence[str]) -> list[str]:
 
 
 def _expand(pattern: str) -> list[str]:
-    if "://" in pattern and "**" in pattern:  # epath refuses it: it would list a whole bucket
+    if is_remote(pattern) and "**" in pattern:  # epath refuses it: it would list a whole bucket
         raise UserError(f"input: {pattern}: ** is for local files; use * for each directory")
     path = epath.Path(pattern).expanduser()
     if path.is_dir():
@@ -91,7 +102,7 @@ def _expand(pattern: str) -> list[str]:
 
 
 def _glob(pattern: str) -> list[str]:
-    if "://" not in pattern:
+    if not is_remote(pattern):
         return glob.glob(pattern, recursive=True)
     parts = epath.Path(pattern).parts
     first = next(i for i, part in enumerate(parts) if not _GLOB_CHARACTERS.isdisjoint(part))
@@ -104,11 +115,6 @@ def _nearest_name(path: epath.Path) -> str:
     return did_you_mean(path.name, (p.name for p in path.parent.iterdir()))
 
 
-def absolute(path: str) -> str:
-    """Returns a local path from the root on, ``gs://`` as it stands."""
-    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
-
-
 def read_lines(
     path: str,
     *,
@@ -116,14 +122,14 @@ def read_lines(
     stop: int | None = None,
     max_line_length: int = MAX_LINE_LENGTH,
     setting: str = "max_line_length",
-) -> Iterator[Line]:
+) -> Iterator[TextLine]:
     """Yields the lines of a file that start in the byte range ``[start, stop)``.
 
     Args:
         path: a UTF-8 text file, packed if its name says so.
         start: byte offset of the first line's start.
         stop: lines from this offset on are left out; ``None``: read to the end.
-        max_line_length: lines of so many characters are refused, before they are read whole.
+        max_line_length: longer lines are refused before they are read completely.
         setting: the name of that limit in messages.
 
     Raises:
@@ -148,13 +154,13 @@ def read_lines(
                 ) from error
             if len(text) >= max_line_length:
                 raise _too_long(path, offset, max_line_length, setting)
-            yield Line(offset, text)
+            yield TextLine(offset, text)
             offset += len(raw)
 
 
 def read_part(
-    part: Part, *, max_line_length: int = MAX_LINE_LENGTH, setting: str = "max_line_length"
-) -> Iterator[Line]:
+    part: FilePart, *, max_line_length: int = MAX_LINE_LENGTH, setting: str = "max_line_length"
+) -> Iterator[TextLine]:
     """Yields the lines of a part: see :func:`read_lines`."""
     return read_lines(
         part.path,
@@ -168,7 +174,7 @@ def read_part(
 def line_number(path: str, offset: int) -> int:
     """Returns the number, from 1, of the line that starts at a byte offset (in the unpacked file).
 
-    Counted when it is asked for: a part in the middle of a file does not know its line numbers.
+    Counted on demand: a part in the middle of a file does not know its line numbers.
     """
     with open_text(path) as file:
         number = 1
@@ -189,9 +195,7 @@ def _too_long(path: str, offset: int, limit: int, setting: str) -> UserError:
 def relative_names(paths: Sequence[str], *, root: str | None) -> list[str]:
     """Returns the names of files below a root: ``["/d/a/x", "/d/b/x"] -> ["a/x", "b/x"]``.
 
-    Args:
-        paths: the files.
-        root: the directory that names start from; ``None``: the deepest that holds all files.
+    Without a root, below the deepest directory that holds all of them.
 
     Raises:
         UserError: a file does not lie below ``root``.
@@ -214,7 +218,7 @@ def _common_start(lists: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
 def cut_file(
     path: str, name: str, *, part_bytes: int, is_gap: Callable[[bytes], bool] | None
-) -> list[Part]:
+) -> list[FilePart]:
     """Cuts a file into parts of about ``part_bytes``, each beginning after a gap between documents.
 
     Args:
@@ -225,7 +229,7 @@ def cut_file(
     """
     size = epath.Path(path).stat().length
     if is_gap is None or is_packed(path) or size <= part_bytes:
-        return [Part(path, name, 0, size)]
+        return [FilePart(path, name, 0, size)]
     cuts = [0]
     with open_text(path) as file:
         while cuts[-1] + part_bytes < size:
@@ -241,4 +245,4 @@ def cut_file(
                 break
             cuts.append(file.tell())
     stops = [*cuts[1:], size]
-    return [Part(path, name, start, stop) for start, stop in zip(cuts, stops, strict=True)]
+    return [FilePart(path, name, start, stop) for start, stop in zip(cuts, stops, strict=True)]

@@ -1,4 +1,4 @@
-"""Bad input: the end of a run, or counted and listed."""
+"""Bad input: ends a run, or is counted and listed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST_LISTED: Final = 100
 
 
 class Problems:
-    """What is wrong with some input, in the order in which it was found."""
+    """What is wrong with some input, in the order of discovery."""
 
     def __init__(self, on_error: Literal["fail", "skip"]) -> None:
         self._on_error = on_error
@@ -21,14 +21,11 @@ class Problems:
 
     @property
     def lists_more(self) -> bool:
-        """Whether the next one's message will be seen by anyone."""
+        """Whether the next one will be listed."""
         return len(self.listed) < MOST_LISTED
 
     def add(self, error: UserError) -> None:
         """Notes that something was left out.
-
-        Args:
-            error: what is wrong with it.
 
         Raises:
             UserError: ``error`` itself, where nothing may be left out.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from etils import epath
 
@@ -11,7 +11,13 @@ from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.decompress import bare_suffix, open_text
 from bert_jax.pipelines.sources.documents import Document
-from bert_jax.pipelines.sources.files import Part, find_files, read_lines, relative_names
+from bert_jax.pipelines.sources.files import (
+    Cutting,
+    FilePart,
+    find_files,
+    read_lines,
+    relative_names,
+)
 from bert_jax.pipelines.sources.problems import Problems
 from bert_jax.pipelines.sources.readers import (
     jsonl,
@@ -22,6 +28,32 @@ from bert_jax.pipelines.sources.readers import (
     wikipedia_xml,
 )
 from bert_jax.text.sentences import check_language
+
+
+class Reader(Protocol):
+    """What the module of a format offers."""
+
+    def cut(
+        self, path: str, name: str, section: SourcesSection, cutting: Cutting
+    ) -> list[FilePart]:
+        """Cuts a file into parts that workers read."""
+        ...
+
+    def read(
+        self, part: FilePart, section: SourcesSection, problems: Problems
+    ) -> Iterator[Document]:
+        """Yields the documents of a part; bad records go to ``problems``."""
+        ...
+
+
+READERS: Final[dict[str, Reader]] = {
+    "text": plain,
+    "jsonl": jsonl,
+    "parquet": parquet,
+    "wikiextractor": wikiextractor,
+    "wikipedia_xml": wikipedia_xml,
+    "tfds": tfds_dataset,
+}
 
 _BY_SUFFIX: Final = {
     ".jsonl": "jsonl",
@@ -38,6 +70,9 @@ _BY_START: Final = (
 _BY_START_OF_JSON: Final = ((b'{"id": ', "wikiextractor"), (b"{", "jsonl"))
 
 
+_PART_BYTES: Final = 64 << 20  # of text that is read by one process
+
+
 class Source(NamedTuple):
     """One file, or one split of a TFDS dataset."""
 
@@ -49,23 +84,17 @@ class Source(NamedTuple):
     modified: float
     """Seconds since 1970."""
     language: str | None = None
-    """``None``: the settings do not tell languages apart."""
+    """``None``: the settings name no languages."""
 
 
 def find_sources(section: SourcesSection, *, root: str | None, problems: Problems) -> list[Source]:
     """Returns what ``section.input`` names, in the order of the documents' ids.
 
-    With several languages, in the order of their codes.
-
-    Args:
-        section: the settings.
-        root: see :func:`bert_jax.pipelines.sources.files.relative_names`.
-        problems: gets the files that cannot be read.
+    With several languages, in the order of their codes. Unreadable files go to ``problems``.
 
     Raises:
-        UserError: a file or dataset that is not there, a glob without files, a wrong name of a
-            split or feature; a code that is none, a language without files, two languages with the
-            same.
+        UserError: a missing file or dataset, a glob without files, an unknown split or feature or
+            language code, a language without files, a file of two languages.
     """
     files: list[tuple[str, str | None]] = []
     datasets: list[tuple[str, str | None]] = []
@@ -97,90 +126,36 @@ def find_sources(section: SourcesSection, *, root: str | None, problems: Problem
 
 
 def cut_sources(
-    sources: Sequence[Source],
-    section: SourcesSection,
-    *,
-    documents: str,
-    part_bytes: int,
-    problems: Problems,
-) -> list[Part]:
-    """Cuts sources into parts that workers read.
-
-    Args:
-        sources: from :func:`find_sources`.
-        section: the settings.
-        documents: what separates documents in plain text.
-        part_bytes: size to aim at, where a format can be cut.
-        problems: gets the files that cannot be read.
-    """
-    parts: list[Part] = []
+    sources: Sequence[Source], section: SourcesSection, cutting: Cutting, problems: Problems
+) -> list[FilePart]:
+    """Cuts sources into parts that workers read."""
+    parts: list[FilePart] = []
     for source in sources:
-        path, name = source.path, source.name
         try:
-            match source.format:
-                case "text":
-                    parts += plain.cut(path, name, part_bytes=part_bytes, documents=documents)
-                case "jsonl":
-                    parts += jsonl.cut(path, name, part_bytes=part_bytes)
-                case "parquet":
-                    parts += parquet.cut(path, name, section)
-                case "wikiextractor":
-                    parts += wikiextractor.cut(path, name, part_bytes=part_bytes)
-                case "wikipedia_xml":
-                    parts += wikipedia_xml.cut(path, name)
-                case "tfds":
-                    parts += tfds_dataset.cut(path, name, section, part_bytes=part_bytes)
+            parts += READERS[source.format].cut(source.path, source.name, section, cutting)
         except UserError as error:
             problems.add(error)
     return parts
 
 
 def read_documents(
-    part: Part, section: SourcesSection, *, documents: str, problems: Problems
+    part: FilePart, section: SourcesSection, problems: Problems
 ) -> Iterator[Document]:
     """Yields the documents of a part, one in memory at a time.
-
-    Args:
-        part: from :func:`cut_sources`.
-        section: the settings.
-        documents: what separates documents in plain text.
-        problems: gets records that are no documents and, when it takes it, what ends the part
-            before its end; the documents before that stay.
 
     Raises:
         UserError: bad input that ``problems`` does not take.
     """
     try:
-        match part.format:
-            case "text":
-                yield from plain.read(part, section, documents=documents, problems=problems)
-            case "jsonl":
-                yield from jsonl.read(part, section, problems=problems)
-            case "parquet":
-                yield from parquet.read(part, section, problems=problems)
-            case "wikiextractor":
-                yield from wikiextractor.read(part, section, problems=problems)
-            case "wikiextractor_json":
-                yield from wikiextractor.read_json(part, section, problems=problems)
-            case "wikipedia_xml":
-                yield from wikipedia_xml.read(part, section, problems=problems)
-            case "tfds":
-                yield from tfds_dataset.read(part, section, problems=problems)
+        yield from READERS[part.format].read(part, section, problems)
     except UserError as error:
         problems.add(error)
 
 
-def iter_text(
-    section: SourcesSection, *, language: str | None = None, part_bytes: int = 64 << 20
-) -> Iterator[str]:
+def iter_text(section: SourcesSection, *, language: str | None = None) -> Iterator[str]:
     """Yields every line of the text of all sources, with one document in memory at a time.
 
     Files of plain text are read line by line, blank lines included.
-
-    Args:
-        section: the settings.
-        language: only its sources.
-        part_bytes: has no influence on the lines.
 
     Raises:
         UserError: bad input, where the settings do not skip it.
@@ -196,13 +171,8 @@ def iter_text(
             except UserError as error:
                 problems.add(error)
             continue
-        parts = cut_sources(
-            [source], section, documents="blank_line", part_bytes=part_bytes, problems=problems
-        )
-        for part in parts:
-            for document in read_documents(
-                part, section, documents="blank_line", problems=problems
-            ):
+        for part in cut_sources([source], section, Cutting(_PART_BYTES), problems):
+            for document in read_documents(part, section, problems):
                 yield from document.lines
 
 

@@ -1,9 +1,9 @@
-"""All of a corpus as runs on disk, its figures, and whether examples can be made of it."""
+"""A whole corpus as tokenised parts on disk, its figures, and whether its ids are unique."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -11,17 +11,17 @@ from etils import epath
 
 from bert_jax.data.dataset.provenance import CorpusRecord
 from bert_jax.errors import UserError
-from bert_jax.files.atomic import write_aside
-from bert_jax.files.remote import each, load_array
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.remote import absolute, each, load_array
+from bert_jax.pipelines.build import DatasetBuild
 from bert_jax.pipelines.cleaning.cleaned_documents import CorpusJob, corpus_documents
 from bert_jax.pipelines.cleaning.contamination import build_index
 from bert_jax.pipelines.cleaning.duplicates import SpillJob, find_duplicates, spill_part
 from bert_jax.pipelines.cleaning.tally import Tally, is_made
-from bert_jax.pipelines.engines.engine import Engine
-from bert_jax.pipelines.progress import Progress
-from bert_jax.pipelines.section import ExamplesSection, SourcesSection
+from bert_jax.pipelines.progress import StageProgress
+from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.sources.documents import document_key
-from bert_jax.pipelines.sources.files import Part, absolute
+from bert_jax.pipelines.sources.files import Cutting, FilePart
 from bert_jax.pipelines.sources.problems import Problems
 from bert_jax.pipelines.sources.sources import Source, cut_sources
 from bert_jax.pipelines.tokenised.documents import (
@@ -33,7 +33,7 @@ from bert_jax.pipelines.tokenised.documents import (
 from bert_jax.pipelines.tokenised.tokenise import SPLITS, TokeniseJob, read_summary, tokenise_part
 
 OVERLAP_INDEX: Final = "evaluation"
-"""Directory of the evaluation sets' n-grams, below that of the runs."""
+"""Directory of the evaluation sets' n-grams, below that of the work."""
 
 _MIN_PART_BYTES: Final = 1 << 20
 _MAX_PART_BYTES: Final = 64 << 20
@@ -44,78 +44,57 @@ _MEGABYTE: Final = 1e6
 class Corpus(NamedTuple):
     """A corpus on disk, in the order of its sources."""
 
-    runs: list[epath.Path]
-    """Directories of its tokenised documents. Which documents share one changes nothing."""
+    parts: list[epath.Path]
+    """Directories of its tokenised parts. Which documents share one changes nothing."""
     spills: list[epath.Path]
-    """Directories in which its documents were set aside, if a rule looks across documents."""
+    """Directories to which its documents were spilled, if a rule compares documents."""
 
 
 def tokenise_corpus(
-    section: ExamplesSection,
-    *,
-    sources: Sequence[Source],
-    problems: Problems,
-    directory: epath.Path,
-    engine: Engine,
-    say: Callable[[str], None],
+    build: DatasetBuild, *, sources: Sequence[Source], problems: Problems
 ) -> Corpus:
-    """Makes the runs that are not in ``directory`` yet.
-
-    Args:
-        section: the settings.
-        sources: the input.
-        problems: gets the sources that cannot be read at all.
-        directory: where the runs go.
-        engine: who does it.
-        say: called with a line of text when a run is finished.
+    """Makes the tokenised parts that do not exist yet.
 
     Raises:
         UserError: bad input, two documents with one id, a full disk.
     """
+    section, work = build.section, build.workspace.work
     groups = _groups(section, sources, problems)
-    jobs = _corpus_jobs(section, [parts for _, parts in groups], directory)
+    jobs = _corpus_jobs(section, [parts for _, parts in groups], work)
     spills = list[epath.Path]()
     if section.cleaning.looks_across_documents:
-        spills = _spill(jobs, directory=directory, engine=engine, say=say)
-    runs = [directory / f"run-{number:05d}" for number in range(len(groups))]
+        spills = _spill(build, jobs)
+    directories = [work / f"part-{number:05d}" for number in range(len(groups))]
     to_do = [
         TokeniseJob(
-            corpus=job,
+            corpus=jobs[number],
             spill=str(spills[number]) if spills else None,
-            directory=str(run),
-            tokenizer=absolute(section.tokenizer),
-            layout=section.layout,
+            directory=str(directory),
             language=groups[number][0],
-            validation_fraction=section.validation_fraction,
-            seed=section.seed,
         )
-        for number, (job, run, made) in enumerate(zip(jobs, runs, each(is_made, runs), strict=True))
-        if not made
+        for number, directory in enumerate(directories)
     ]
-    progress = _progress(say, "tokenised part", [job.corpus for job in to_do], total=len(runs))
-    for job, summary in engine.run(tokenise_part, to_do):
+    to_do = [job for job, made in zip(to_do, each(is_made, directories), strict=True) if not made]
+    progress = _progress(build, "tokenised part", [job.corpus for job in to_do], total=len(jobs))
+    for job, summary in build.engine.run(tokenise_part, to_do):
         size = job.corpus.size
         tokens = sum(summary.tokens.values())
         progress.add(f"{tokens:,} tokens", work=size, counted=size / _MEGABYTE)
     if section.id_field is not None or any(s.format.startswith("wiki") for s in sources):
-        _check_ids(runs, jobs, seed=section.seed)
-    return Corpus(runs, spills)
+        _check_ids(directories, jobs, seed=section.seed)
+    return Corpus(directories, spills)
 
 
-def describe_corpus(runs: Sequence[epath.Path], *, unknown: int) -> CorpusRecord:
-    """Adds up the figures of all runs.
-
-    Args:
-        runs: their directories.
-        unknown: id of the unknown piece.
+def describe_corpus(parts: Sequence[epath.Path], *, unknown: int) -> CorpusRecord:
+    """Adds up the figures of all tokenised parts.
 
     Raises:
         UserError: there is no document with text.
     """
-    summaries = list(each(read_summary, runs))
+    summaries = list(each(read_summary, parts))
     counts = np.zeros(1, np.int64)
-    for run_counts in each(load_array, [run / "counts.npy" for run in runs]):
-        counts = counts + run_counts  # one by one: there may be thousands
+    for part_counts in each(load_array, [part / "counts.npy" for part in parts]):
+        counts = counts + part_counts  # one by one: there may be thousands
     total = int(counts.sum())
     if not total:
         raise UserError("input: no document in any of its files; allowed: at least 2 documents")
@@ -136,88 +115,85 @@ def unigram_entropy(counts: np.ndarray) -> float:
 
 def _groups(
     section: ExamplesSection, sources: Sequence[Source], problems: Problems
-) -> list[tuple[str, tuple[Part, ...]]]:
-    """Returns the parts that share a run, with their language, of which a run has but one."""
-    # A function of the corpus, so that a run that goes on finds the same parts on any machine.
+) -> list[tuple[str, tuple[FilePart, ...]]]:
+    """Returns what each tokenised part is made of: a language, and parts of files in it."""
+    # A function of the corpus, so that a resumed run finds the same parts on any machine.
     total = sum(source.bytes for source in sources)
     part_bytes = min(max(_MIN_PART_BYTES, total // _MOST_PARTS), _MAX_PART_BYTES)
+    cutting = Cutting(part_bytes, section.documents)
     groups = []
     for language, held in itertools.groupby(sources, key=lambda source: source.language):
-        parts = cut_sources(
-            list(held),
-            section,
-            documents=section.documents,
-            part_bytes=part_bytes,
-            problems=problems,
-        )
+        parts = cut_sources(list(held), section, cutting, problems)
         # A worker on another machine has another current directory.
         parts = [part._replace(path=absolute(part.path)) for part in parts]
         groups += [(language or section.language, group) for group in _group(parts)]
     return groups
 
 
+def _group(parts: Sequence[FilePart]) -> list[tuple[FilePart, ...]]:
+    """Puts the parts of small files together, until they are as large as a part of a large one."""
+    groups: list[list[FilePart]] = []
+    size = _MIN_PART_BYTES
+    for part in parts:
+        if size >= _MIN_PART_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(part)
+        size += part.size
+    return [tuple(group) for group in groups]
+
+
 def _corpus_jobs(
-    section: ExamplesSection, groups: Sequence[tuple[Part, ...]], directory: epath.Path
+    section: ExamplesSection, groups: Sequence[tuple[FilePart, ...]], work: epath.Path
 ) -> list[CorpusJob]:
     index = None
     if section.cleaning.contamination is not None:
-        index = directory / OVERLAP_INDEX
+        index = str(work / OVERLAP_INDEX)
         build_index(section.cleaning.contamination, index)
-    own = {name: getattr(section, name) for name in SourcesSection.model_fields}
-    return [
-        CorpusJob(
-            parts=group,
-            sources=SourcesSection(**own),
-            documents=section.documents,
-            cleaning=section.cleaning,
-            overlap_index=None if index is None else str(index),
-        )
-        for group in groups
-    ]
+    section = section.model_copy(update={"tokenizer": absolute(section.tokenizer)})
+    return [CorpusJob(group, section, index) for group in groups]
 
 
-def _spill(
-    jobs: Sequence[CorpusJob],
-    *,
-    directory: epath.Path,
-    engine: Engine,
-    say: Callable[[str], None],
-) -> list[epath.Path]:
-    """Sets all documents aside and decides which go, unless an earlier run has done so."""
-    spills = [directory / f"spill-{number:05d}" for number in range(len(jobs))]
+def _spill(build: DatasetBuild, jobs: Sequence[CorpusJob]) -> list[epath.Path]:
+    """Spills all documents to disk and decides which go, unless an earlier run has done so."""
+    work = build.workspace.work
+    spills = [work / f"spill-{number:05d}" for number in range(len(jobs))]
     to_do = [
         SpillJob(corpus=job, directory=str(spill))
         for job, spill, made in zip(jobs, spills, each(is_made, spills), strict=True)
         if not made
     ]
-    progress = _progress(say, "cleaned part", [job.corpus for job in to_do], total=len(spills))
-    for job, tally in engine.run(spill_part, to_do):
+    progress = _progress(build, "cleaned part", [job.corpus for job in to_do], total=len(spills))
+    for job, tally in build.engine.run(spill_part, to_do):
         size, read = job.corpus.size, tally.documents["read"]
         progress.add(f"{read:,} documents", work=size, counted=size / _MEGABYTE)
-    decided = directory / "duplicates.done"
+    decided = work / "duplicates.done"
     if not decided.exists():
         if jobs:
-            find_duplicates(spills, jobs[0].cleaning)
-        write_aside(decided, "")
+            find_duplicates(spills, build.section.cleaning)
+        write_whole(decided, "")
     return spills
 
 
 def _progress(
-    say: Callable[[str], None], name: str, jobs: Sequence[CorpusJob], *, total: int
-) -> Progress:
+    build: DatasetBuild, name: str, jobs: Sequence[CorpusJob], *, total: int
+) -> StageProgress:
     work = sum(job.size for job in jobs)
-    return Progress(say, name=name, total=total, finished=total - len(jobs), work=work, unit="MB")
+    finished = total - len(jobs)
+    return StageProgress(
+        say=build.say, name=name, total=total, finished=finished, work=work, unit="MB"
+    )
 
 
-def _check_ids(runs: Sequence[epath.Path], jobs: Sequence[CorpusJob], *, seed: int) -> None:
+def _check_ids(parts: Sequence[epath.Path], jobs: Sequence[CorpusJob], *, seed: int) -> None:
     """Makes sure that no two documents have one id, where the files give the ids."""
-    directories = [run / split for run in runs for split in SPLITS]
-    high = load_high_keys(directories)
+    files = [part / split for part in parts for split in SPLITS]
+    high = load_high_keys(files)
     alike = high[1:][high[1:] == high[:-1]]
-    twice = next(filter(None, (_key_of_two(directories, int(half)) for half in alike)), None)
+    twice = next(filter(None, (_key_of_two(files, int(half)) for half in alike)), None)
     if twice is None:
         return
-    # Ids are not kept, so the files are read again for the one to name.
+    # Ids are not kept, so the files are read again to find the one to name.
     for job in jobs:
         for identity, _ in corpus_documents(job, Tally()):
             if document_key(identity, seed=seed) == twice:
@@ -227,23 +203,8 @@ def _check_ids(runs: Sequence[epath.Path], jobs: Sequence[CorpusJob], *, seed: i
                 )
 
 
-def _key_of_two(directories: Sequence[epath.Path], high: int) -> int | None:
+def _key_of_two(files: Sequence[epath.Path], high: int) -> int | None:
     """Returns a whole key with this high half that two documents have, if there is one."""
-    found = concatenate(
-        [TokenisedDocuments.load(d, first_key=high, last_key=high) for d in directories]
-    )
+    found = concatenate([TokenisedDocuments.load(f, first_key=high, last_key=high) for f in files])
     keys, counts = np.unique(found.keys, axis=0, return_counts=True)
     return next((join_key(key) for key in keys[counts > 1]), None)
-
-
-def _group(parts: Sequence[Part]) -> list[tuple[Part, ...]]:
-    """Puts the parts of small files together, until they are as large as a part of a large one."""
-    groups: list[list[Part]] = []
-    size = _MIN_PART_BYTES
-    for part in parts:
-        if size >= _MIN_PART_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(part)
-        size += part.size
-    return [tuple(group) for group in groups]

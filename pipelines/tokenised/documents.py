@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from etils import epath
 
-from bert_jax.pipelines.tokenised.documents_file import Arrays, open_documents, write_documents
+from bert_jax.pipelines.tokenised.documents_file import open_documents, write_arrays
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenisedDocuments:
-    """Documents, each a list of sentences, each a list of token ids, laid end to end.
+    """Documents, each a list of sentences, each a list of token ids, concatenated.
 
     Sentence ``s`` is ``tokens[sentence_starts[s]:sentence_starts[s + 1]]``; document ``d`` holds
     the sentences ``document_starts[d]`` to ``document_starts[d + 1]``. No sentence and no document
@@ -39,34 +39,29 @@ class TokenisedDocuments:
         documents = np.asarray(documents, np.int64)
         sentences = _ranges(self.document_starts, documents)
         lengths = np.diff(self.sentence_starts)[sentences]
-        # A document's tokens are one stretch, so they move as one.
+        # A document's tokens are contiguous, so they move together.
         first = self.sentence_starts[self.document_starts[documents]]
         last = self.sentence_starts[self.document_starts[documents + 1]]
         pieces = [self.tokens[a:b] for a, b in zip(first.tolist(), last.tolist(), strict=True)]
         return TokenisedDocuments(
             self.keys[documents],
-            _starts(np.diff(self.document_starts)[documents]),
-            _starts(lengths),
+            starts_of(np.diff(self.document_starts)[documents]),
+            starts_of(lengths),
             np.concatenate([self.tokens[:0], *pieces]),
         )
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes documents that are sorted by key into a file that is not there yet."""
+        """Writes documents that are sorted by key into a new file."""
         with path.open("xb") as file:
-            write_documents(
-                file, Arrays(self.keys, self.document_starts, self.sentence_starts, self.tokens)
-            )
+            write_arrays(file, (self.keys, self.document_starts, self.sentence_starts, self.tokens))
 
     @classmethod
     def load(
         cls, path: epath.PathLike, *, first_key: int = 0, last_key: int = 2**64 - 1
     ) -> TokenisedDocuments:
-        """Reads documents that :meth:`save` has written; no others are read, nor kept in memory.
+        """Reads the documents of a range of keys from a file of :meth:`save`, and no others.
 
-        Args:
-            path: of the file, local or ``gs://``.
-            first_key: high half of the first key.
-            last_key: high half of the last key, which is included.
+        ``first_key`` and ``last_key``, both inclusive, are high halves of keys.
         """
         with open_documents(path) as file:
             start, stop = file.find(first_key, side="left"), file.find(last_key, side="right")
@@ -74,11 +69,7 @@ class TokenisedDocuments:
 
 
 def load_high_keys(paths: Sequence[epath.PathLike]) -> np.ndarray:
-    """Returns the high halves of the keys of all documents, sorted: 8 bytes of memory for each.
-
-    Args:
-        paths: files that :meth:`TokenisedDocuments.save` has written.
-    """
+    """Returns the high halves of the keys of all documents, sorted: 8 bytes of memory for each."""
     sizes = [_length(path) for path in paths]
     high = np.empty(sum(sizes), np.uint64)
     filled = 0
@@ -90,32 +81,12 @@ def load_high_keys(paths: Sequence[epath.PathLike]) -> np.ndarray:
     return high
 
 
-def from_lists(
-    keys: Iterable[int], documents: Iterable[Sequence[Sequence[int]]], dtype: np.dtype
-) -> TokenisedDocuments:
-    """Lays documents end to end: ``[[[7, 8], [9]]] -> tokens [7, 8, 9]``.
-
-    Args:
-        keys: a 128-bit key per document.
-        documents: sentences of ids; none may be empty.
-        dtype: of the tokens.
-    """
-    held = list(documents)
-    sentences = [sentence for document in held for sentence in document]
-    return TokenisedDocuments(
-        split_keys(keys),
-        _starts([len(document) for document in held]),
-        _starts([len(sentence) for sentence in sentences]),
-        np.array([token for sentence in sentences for token in sentence], dtype),
-    )
-
-
 def concatenate(parts: Sequence[TokenisedDocuments]) -> TokenisedDocuments:
     """Returns the documents of all parts (at least one part) in order."""
     return TokenisedDocuments(
         np.concatenate([part.keys for part in parts]),
-        _starts(np.concatenate([np.diff(part.document_starts) for part in parts])),
-        _starts(np.concatenate([np.diff(part.sentence_starts) for part in parts])),
+        starts_of(np.concatenate([np.diff(part.document_starts) for part in parts])),
+        starts_of(np.concatenate([np.diff(part.sentence_starts) for part in parts])),
         np.concatenate([part.tokens for part in parts]),
     )
 
@@ -157,7 +128,8 @@ def _length(path: epath.PathLike) -> int:
         return len(file)
 
 
-def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Returns int64 starts and the end of ranges with these lengths: ``[2, 3] -> [0, 2, 5]``."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(lengths, np.int64))])
 
 

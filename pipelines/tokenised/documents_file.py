@@ -1,7 +1,7 @@
-"""Tokenised documents in one file, of which any stretch is read by seeking: also from a bucket.
+"""Tokenised documents in one file, of which any range is read by seeking: also from a bucket.
 
 Not ``.npy`` files: reading the headers of four takes longer than reading a few documents, and a
-worker does so for every run and every bucket.
+worker does so for every tokenised part and every bucket of documents.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import contextlib
 import itertools
 import os
 import struct
-from collections.abc import Iterator
-from typing import BinaryIO, Final, Literal, NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, Final, Literal, cast
 
 import numpy as np
 from etils import epath
+
+from bert_jax.files.remote import is_remote
 
 # Magic bytes; documents, sentences, tokens, bytes of a token.
 _HEADER: Final = struct.Struct("<8sQQQQ")
@@ -22,43 +24,30 @@ _MAGIC: Final = b"bj-docs1"
 _WINDOW: Final = 512  # keys that are searched in memory
 
 
-class Arrays(NamedTuple):
-    """Documents laid end to end: see `TokenisedDocuments`."""
-
-    keys: np.ndarray
-    document_starts: np.ndarray
-    sentence_starts: np.ndarray
-    tokens: np.ndarray
-
-
-def write_documents(file: BinaryIO, arrays: Arrays) -> None:
-    """Writes documents, sorted by key, into an empty file."""
-    width = arrays.tokens.dtype.itemsize
-    sizes = (len(arrays.keys), len(arrays.sentence_starts) - 1, len(arrays.tokens))
-    file.write(_HEADER.pack(_MAGIC, *sizes, width))
+def write_arrays(file: BinaryIO, arrays: Sequence[np.ndarray]) -> None:
+    """Writes the fields of :class:`TokenisedDocuments`, sorted by key, into an empty file."""
+    keys, _, sentence_starts, tokens = arrays
+    width = tokens.dtype.itemsize
+    file.write(_HEADER.pack(_MAGIC, len(keys), len(sentence_starts) - 1, len(tokens), width))
     for array, dtype in zip(arrays, _dtypes(width), strict=True):
         file.write(np.ascontiguousarray(array, dtype).tobytes())
 
 
 @contextlib.contextmanager
 def open_documents(path: epath.PathLike) -> Iterator[DocumentsFile]:
-    """Opens a file that :func:`write_documents` has written.
-
-    Args:
-        path: local or ``gs://``.
+    """Opens a file that :func:`write_arrays` has written.
 
     Raises:
         ValueError: it is another file.
         EOFError: it is cut short.
     """
-    name = os.fspath(path)
-    # Python's own open where that will do, since it takes half the time.
-    with open(name, "rb") if "://" not in name else epath.Path(name).open("rb") as file:
+    # Python's own open for local files, since it takes half the time.
+    with epath.Path(path).open("rb") if is_remote(path) else open(os.fspath(path), "rb") as file:
         yield DocumentsFile(cast(BinaryIO, file))
 
 
 class DocumentsFile:
-    """An open file; what is not asked for is not read."""
+    """An open file; only what is asked for is read."""
 
     def __init__(self, file: BinaryIO) -> None:
         """Reads the header: see :func:`open_documents`."""
@@ -77,14 +66,12 @@ class DocumentsFile:
 
     def high_keys(self, start: int, stop: int) -> np.ndarray:
         """Returns the high halves of the keys of documents ``start`` to ``stop``, uint64."""
-        return self._column(0, 2 * start, 2 * stop)[::2]
+        return self._array(0, 2 * start, 2 * stop)[::2]
 
     def find(self, high_key: int, *, side: Literal["left", "right"]) -> int:
         """Returns the first document whose key's high half is not below ``high_key``.
 
-        Args:
-            high_key: the high half of a key.
-            side: ``left``, or ``right`` for the first document beyond ``high_key``.
+        With ``side="right"``, the first whose high half is above it.
         """
         low, high = 0, self._documents
         while high - low > _WINDOW:
@@ -97,18 +84,18 @@ class DocumentsFile:
         window = self.high_keys(low, high)
         return low + int(np.searchsorted(window, np.uint64(high_key), side=side))
 
-    def read(self, start: int, stop: int) -> Arrays:
-        """Returns documents ``start`` to ``stop``."""
-        documents = self._column(1, start, stop + 1)
-        sentences = self._column(2, int(documents[0]), int(documents[-1]) + 1)
-        return Arrays(
-            self._column(0, 2 * start, 2 * stop).reshape(-1, 2),
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        """Returns the fields of :class:`TokenisedDocuments` of documents ``start`` to ``stop``."""
+        documents = self._array(1, start, stop + 1)
+        sentences = self._array(2, int(documents[0]), int(documents[-1]) + 1)
+        return (
+            self._array(0, 2 * start, 2 * stop).reshape(-1, 2),
             documents - documents[0],
             sentences - sentences[0],
-            self._column(3, int(sentences[0]), int(sentences[-1])),
+            self._array(3, int(sentences[0]), int(sentences[-1])),
         )
 
-    def _column(self, number: int, start: int, stop: int) -> np.ndarray:
+    def _array(self, number: int, start: int, stop: int) -> np.ndarray:
         dtype = self._dtypes[number]
         offset, width = self._offsets[number], dtype.itemsize
         return np.frombuffer(self._bytes(offset + start * width, (stop - start) * width), dtype)

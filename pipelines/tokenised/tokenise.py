@@ -1,4 +1,4 @@
-"""From parts of input files to runs: tokenised documents on disk, sorted by key."""
+"""From parts of input files to tokenised parts: documents as token ids on disk, sorted by key."""
 
 from __future__ import annotations
 
@@ -28,32 +28,27 @@ from bert_jax.text import Tokenizer, load_tokenizer
 
 SPLITS: Final = ("train", "validation")
 
-# So much text at a time goes to the tokenizer: its results take some hundred times the text's
-# memory before they are arrays.
+# Text that the tokenizer gets at a time: until they are arrays, its results take some hundred times
+# the memory of the text.
 _BATCH_CHARACTERS = 1 << 18
 
 
 class TokeniseJob(NamedTuple):
-    """What a worker needs to make one run."""
+    """What a worker needs to make one tokenised part."""
 
     corpus: CorpusJob
     spill: str | None
-    """Directory in which the documents are set aside; ``None``: they are read from the parts."""
+    """Directory to which the cleaned documents were spilled; ``None``: they are read from files."""
     directory: str
-    """Where the run goes."""
-    tokenizer: str
-    layout: str
+    """Of the tokenised part."""
     language: str
-    validation_fraction: float
-    seed: int
 
 
-class RunSummary(NamedTuple):
-    """Figures of a run."""
+class PartSummary(NamedTuple):
+    """Figures of a tokenised part."""
 
     language: str
     """Of all its documents."""
-
     documents: dict[str, int]
     """Documents per split."""
     tokens: dict[str, int]
@@ -61,41 +56,40 @@ class RunSummary(NamedTuple):
     sentences: int
 
 
-def tokenise_part(job: TokeniseJob) -> RunSummary:
-    """Reads, splits and encodes the documents of some parts and writes them as one run.
+def tokenise_part(job: TokeniseJob) -> PartSummary:
+    """Reads, splits and encodes the documents of some parts and writes them as one directory.
 
-    A run is a directory with a file of :class:`TokenisedDocuments` per split, sorted by key, and
-    ``counts.npy``, how often each id occurs. It appears whole, by renaming; one that is there
-    already is left as it is.
+    It holds a file of :class:`TokenisedDocuments` per split, sorted by key, and ``counts.npy``, how
+    often each id occurs. It appears atomically; an existing one is left as it is.
 
     Raises:
-        UserError: bad input (see :func:`read_documents`), an id beyond the
-            vocabulary, or a full disk.
+        UserError: bad input (see :func:`read_documents`), an id beyond the vocabulary, or a full
+            disk.
     """
     target = epath.Path(job.directory)
     if is_made(target):  # made by another worker that was given the same job
         return read_summary(target)
-    tokenizer = _tokenizer(job.tokenizer)
+    tokenizer = _tokenizer(job.corpus.section.tokenizer)
     tally = Tally()
-    runs, counts = _encode_documents(job, tokenizer, tally)
-    summary = RunSummary(
+    splits, counts = _encode_documents(job, tokenizer, tally)
+    summary = PartSummary(
         language=job.language,
-        documents={split: len(run) for split, run in runs.items()},
-        tokens={split: len(run.tokens) for split, run in runs.items()},
-        sentences=sum(len(run.sentence_starts) - 1 for run in runs.values()),
+        documents={split: len(held) for split, held in splits.items()},
+        tokens={split: len(held.tokens) for split, held in splits.items()},
+        sentences=sum(len(held.sentence_starts) - 1 for held in splits.values()),
     )
-    with whole_directory(target, last=TALLY) as aside:
-        for split, run in runs.items():
-            run.save(aside / split)
-        save_array(aside / "counts.npy", counts)
-        (aside / "summary.json").write_text(json.dumps(summary._asdict()))
-        tally.save(aside)
+    with whole_directory(target, last=TALLY) as temporary:
+        for split, held in splits.items():
+            held.save(temporary / split)
+        save_array(temporary / "counts.npy", counts)
+        (temporary / "summary.json").write_text(json.dumps(summary._asdict()))
+        tally.save(temporary)
     return summary
 
 
-def read_summary(directory: epath.Path) -> RunSummary:
-    """Returns the figures of a run on disk."""
-    return RunSummary(**json.loads((directory / "summary.json").read_text()))
+def read_summary(directory: epath.Path) -> PartSummary:
+    """Returns the figures of a tokenised part on disk."""
+    return PartSummary(**json.loads((directory / "summary.json").read_text()))
 
 
 @functools.lru_cache(maxsize=1)
@@ -107,6 +101,7 @@ def _encode_documents(
     job: TokeniseJob, tokenizer: Tokenizer, tally: Tally
 ) -> tuple[dict[str, TokenisedDocuments], np.ndarray]:
     """Returns each split's documents, sorted by key, and how often each id occurs."""
+    section = job.corpus.section
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     keys: list[int] = []
     held_out: list[bool] = []
@@ -122,11 +117,11 @@ def _encode_documents(
             if ids:
                 kept += ids
                 sentence_counts.append(len(ids))
-                keys.append(document_key(identity, seed=job.seed))
-                held_out.append(is_validation(identity, fraction=job.validation_fraction))
+                keys.append(document_key(identity, seed=section.seed))
+                held_out.append(is_validation(identity, fraction=section.validation_fraction))
         lengths += map(len, kept)
         flat = np.fromiter(chain.from_iterable(kept), np.int64, count=sum(map(len, kept)))
-        _check_ids(flat, tokenizer.vocab_size, job.tokenizer)
+        _check_ids(flat, tokenizer.vocab_size, section.tokenizer)
         counts += np.bincount(flat, minlength=len(counts))
         tokens.append(flat.astype(token_dtype(tokenizer.vocab_size)))
     empty = np.empty(0, token_dtype(tokenizer.vocab_size))
@@ -144,7 +139,7 @@ def _encode_documents(
 
 def _documents(job: TokeniseJob, tally: Tally) -> Iterator[tuple[str, list[str]]]:
     """Yields each document's id and sentences."""
-    layout = LAYOUTS[job.layout]
+    layout = LAYOUTS[job.corpus.section.layout]
     if job.spill is None:
         documents = corpus_documents(job.corpus, tally)
     else:
@@ -158,7 +153,7 @@ def _documents(job: TokeniseJob, tally: Tally) -> Iterator[tuple[str, list[str]]
 def _batches(
     documents: Iterable[tuple[str, list[str]]],
 ) -> Iterator[list[tuple[str, list[str]]]]:
-    """Yields documents together until they hold about ``_BATCH_CHARACTERS``."""
+    """Yields lists of documents of about ``_BATCH_CHARACTERS``."""
     batch, size = [], 0
     for identity, sentences in documents:
         batch.append((identity, sentences))

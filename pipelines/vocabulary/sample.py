@@ -1,4 +1,4 @@
-"""A sample of a corpus in bounded memory: uniform, or of its languages in other shares."""
+"""A sample of a corpus in bounded memory: uniform, or with smoothed shares of its languages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ MAX_PART_BYTES = 4 * MAX_PART_CHARACTERS  # UTF-8
 def cut_line(line: str, *, limit: int = MAX_PART_CHARACTERS) -> Iterator[str]:
     """Cuts a long line at spaces: ``cut_line("to be or not", limit=6)`` -> ``to be``, ``or not``.
 
-    Args:
-        line: any text without line ends.
-        limit: characters that a part may have; a longer run without a space is cut where it is.
-
     Yields:
         Parts with something but white space in them.
     """
@@ -37,19 +33,16 @@ def cut_line(line: str, *, limit: int = MAX_PART_CHARACTERS) -> Iterator[str]:
 
 
 def sample_lines(lines: Iterable[str], *, max_lines: int, max_bytes: int, seed: int) -> list[str]:
-    """Keeps a uniform sample that fits both bounds; the whole corpus where it fits.
+    """Returns a uniform sample within both bounds, in corpus order; all of the corpus if it fits.
 
-    Every part gets a random rank, and those under a falling threshold stay (bottom-k sampling), so
-    that what was read so far can be forgotten at any time. Long lines count as several.
+    Bottom-k sampling: every part gets a random rank, and those below a falling threshold stay. Long
+    lines count as several parts.
 
     Args:
         lines: the corpus, read once; blank lines are dropped.
         max_lines: parts of at most ``MAX_PART_CHARACTERS`` to keep.
         max_bytes: UTF-8 bytes to keep.
         seed: of the ranks; the same corpus and seed give the same sample.
-
-    Returns:
-        The sample, in the order of the corpus.
     """
     ranks = random.Random(seed)
     kept: list[tuple[float, int, str]] = []  # a heap with the highest rank first, hence -rank
@@ -98,21 +91,18 @@ def sample_mixture(
     max_bytes: int,
     seed: int,
 ) -> list[str]:
-    """Keeps a sample in which each language has its smoothed share of the bytes.
+    """Returns a sample, language by language, in which each has its smoothed share of the bytes.
 
-    The text is read twice, first for its size. The sample holds as many bytes as the corpus has, or
-    as the bounds allow. A language that is to have more than all its text has all of it, as often
-    as that goes, and a uniform sample for the rest.
+    The text is read twice, first for its size. The sample has as many bytes as the corpus, or as
+    the bounds allow. A language whose share exceeds its text has all of it, as often as it fits,
+    and a uniform sample for the rest.
 
     Args:
-        languages: opens each language's lines anew.
-        smoothing: see :class:`bert_jax.pipelines.pairing.language_sampling.MixtureSection`.
+        languages: each opens a language's lines from the start.
+        smoothing: see :class:`MixtureSection`.
         max_lines: as in :func:`sample_lines`, of all languages together.
         max_bytes: likewise.
         seed: of the ranks; the same text and seed give the same sample.
-
-    Returns:
-        The sample, language by language.
 
     Raises:
         UserError: a language has no text.
@@ -124,7 +114,7 @@ def sample_mixture(
     sample: list[str] = []
     for language, open_lines in languages.items():
         size, left = sizes[language], wanted[language]
-        # All of the text so often, as far as both bounds go.
+        # All of the text as often as both bounds allow.
         whole = min(left.parts // size.parts, left.bytes // size.bytes)
         lines = open_lines()
         if whole:

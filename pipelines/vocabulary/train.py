@@ -1,4 +1,4 @@
-"""Text to tokenizer: trains a vocabulary on a sample of a corpus, whatever the corpus's size."""
+"""Text to tokenizer: trains a vocabulary on a bounded sample of a corpus."""
 
 from __future__ import annotations
 
@@ -74,14 +74,8 @@ def train_vocab(section: VocabSection) -> Tokenizer:
     """Trains a tokenizer and writes its directory.
 
     The corpus is read line by line, once (twice for a mixture of languages), and only a bounded
-    sample of it is kept: uniform, or of each language in its share. The same corpus and settings
-    give the same tokenizer.
-
-    Args:
-        section: the settings.
-
-    Returns:
-        The tokenizer, opened from ``section.output``.
+    sample is kept. The same corpus and settings give the same tokenizer, which is returned as read
+    from ``section.output``.
 
     Raises:
         UserError: the input is missing, empty or not UTF-8; the text cannot give ``size`` pieces;
@@ -97,11 +91,7 @@ def train_vocab(section: VocabSection) -> Tokenizer:
 
 
 def _sample(section: VocabSection) -> list[str]:
-    """Returns the lines to learn from.
-
-    Raises:
-        UserError: there is none, or none of a language.
-    """
+    """Returns the lines to learn from."""
     if section.mixture is None:
         lines = sample_lines(
             iter_text(section),
@@ -182,7 +172,7 @@ def _train_sentencepiece(
         tokenizer = fit(section.size, section.unused_slots)
         found = tokenizer.vocab_size
         padding = _padding(section, found=found)
-        if padding:  # the library lays slots out before it learns, so they are asked for anew
+        if padding:  # the library reserves slots before it learns, so it must learn again
             tokenizer = fit(found + padding, section.unused_slots + padding)
     except VocabularyTooSmall as error:
         raise _too_small(section, error.needed) from None

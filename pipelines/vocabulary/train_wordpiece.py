@@ -26,16 +26,10 @@ _WORDS_AT_A_TIME = 1000
 
 
 def covered_characters(words: Mapping[str, int], *, coverage: float) -> list[str]:
-    """Returns the most frequent characters that make up ``coverage`` of the text.
+    """Returns the most frequent characters that make up ``coverage`` (0 to 1) of the text.
 
-    ``covered_characters({"aab": 3, "c": 1}, coverage=0.9)`` -> ``["a", "b"]``
-
-    Args:
-        words: how often each word occurs.
-        coverage: share of all characters to cover, 0 to 1.
-
-    Returns:
-        The characters, the most frequent first; equally frequent ones by code point.
+    ``covered_characters({"aab": 3, "c": 1}, coverage=0.9)`` -> ``["a", "b"]``, the most frequent
+    first, equally frequent ones by code point.
     """
     counts: Counter[str] = Counter()
     for word, count in words.items():
@@ -56,14 +50,7 @@ def character_pieces(characters: Iterable[str], isolates: Callable[[str], bool])
     """Returns the pieces with which any word of ``characters`` can be spelt.
 
     ``character_pieces("a!", is_punctuation)`` -> ``["a", "!", "##a"]``: what is always a word by
-    itself never continues one.
-
-    Args:
-        characters: what to cover.
-        isolates: whether splitting always sets a character apart.
-
-    Returns:
-        Each character, then each as a continuation where it can be one.
+    itself (``isolates``) never continues one.
     """
     starts = list(characters)
     return starts + [CONTINUATION + character for character in starts if not isolates(character)]

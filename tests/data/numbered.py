@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from bert_jax.data.dataset.recipe import PairingSection
 from bert_jax.pipelines.pairing.pair_documents import pair_documents
 from bert_jax.pipelines.pairing.spans import Pair, Single
-from bert_jax.pipelines.tokenised.documents import TokenisedDocuments, from_lists
+from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
+from tests.corpus import from_lists
 
 # Documents as the lengths of their sentences.
 LENGTHS = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_size=2, max_size=6)

@@ -14,7 +14,8 @@ import pytest
 from bert_jax.data.dataset.recipe import PairingSection
 from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskingSection
-from bert_jax.pipelines.tokenised.documents import TokenisedDocuments, from_lists
+from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
+from tests.corpus import from_lists
 from tests.data.numbered import pairs_of
 from tests.data.test_masking import SPECIAL, masker
 

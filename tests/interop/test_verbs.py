@@ -19,9 +19,6 @@ from bert_jax.train.progress import Cursor
 from tests.interop.tf1_writer import read_tf1
 from tests.project import bert_jax, project_config, said, write_config
 
-# One worker makes the runs that most of these tests look at.
-pytestmark = pytest.mark.xdist_group("interop")
-
 STEPS = 6
 
 

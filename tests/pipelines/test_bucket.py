@@ -19,11 +19,11 @@ from fsspec.implementations.local import LocalFileSystem
 from bert_jax.config import parse_config
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files import atomic as disk
-from bert_jax.files.cloud_object import CloudObject, Content
+from bert_jax.files.cloud_object import CloudObject, ObjectVersion
 from bert_jax.files.lock import ObjectLock
 from bert_jax.pipelines.engines.beam import BeamSection
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
-from bert_jax.verbs.examples import Look, examples
+from bert_jax.verbs.examples import ExtraOutputs, examples
 from tests.corpus import section, write_corpus, write_tokenizer
 
 CLEANING = {"duplicate_documents": True, "near_duplicates": {}, "duplicate_lines": "corpus"}
@@ -72,7 +72,7 @@ class Bucket(DirFileSystem):
 class FakeObject(CloudObject):
     """An object with the generations of Google Cloud Storage."""
 
-    held: ClassVar[dict[str, Content]] = {}
+    held: ClassVar[dict[str, ObjectVersion]] = {}
     _generations = itertools.count(1)
     _busy = threading.Lock()
 
@@ -84,10 +84,10 @@ class FakeObject(CloudObject):
             now = self.held.get(self._path)
             if replaces != (0 if now is None else now.generation):
                 return None
-            self.held[self._path] = Content(next(self._generations), raw)
+            self.held[self._path] = ObjectVersion(next(self._generations), raw)
             return self.held[self._path].generation
 
-    def read(self) -> Content | None:
+    def read(self) -> ObjectVersion | None:
         return self.held.get(self._path)
 
     def delete(self, *, generation: int) -> None:
@@ -99,7 +99,7 @@ class FakeObject(CloudObject):
 def object_lock(
     path: epath.PathLike, *, say: Callable[[str], None] = lambda line: None
 ) -> ObjectLock:
-    return ObjectLock(FakeObject(str(path)), say=say, beat_seconds=0.1)
+    return ObjectLock(FakeObject(str(path)), say=say, heartbeat_seconds=0.1)
 
 
 @pytest.fixture
@@ -186,8 +186,8 @@ def test_a_run_that_stopped_goes_on_in_the_bucket(corpus: Path, bucket: Path) ->
         make_examples(wanted(corpus), progress=stop_at("tokenised part 3 "))
     work = bucket / "dataset.partial" / "work"
     # As if killed while a directory was written: what is written last is not there yet.
-    (work / "run-00001" / "tally.json").unlink()
-    (work / "run-00001" / "counts.npy").write_bytes(b"half")
+    (work / "part-00001" / "tally.json").unlink()
+    (work / "part-00001" / "counts.npy").write_bytes(b"half")
     with pytest.raises(Stopped):
         make_examples(wanted(corpus), progress=stop_at("shard 2 "))
     assert "provenance.json" not in files(bucket / "dataset")
@@ -213,7 +213,7 @@ def test_a_second_run_on_one_bucket_is_refused(corpus: Path, bucket: Path) -> No
     lines: list[str] = []
     with pytest.raises(UserError, match="gs://bucket/dataset: another run is making this dataset"):
         make_examples(wanted(corpus), progress=lines.append)
-    assert "to see whether it lives" in lines[0]
+    assert "to see whether it is alive" in lines[0]
     first.give_back()
     make_examples(wanted(corpus))
 
@@ -233,7 +233,7 @@ def test_a_dataset_in_a_bucket_is_not_looked_at(corpus: Path, bucket: Path) -> N
     values = {"examples": wanted(corpus).model_dump(mode="json")}
     config = parse_config(values, source="test")
     with pytest.raises(UserError, match=r"^examples\.output: gs://bucket/dataset is in a bucket"):
-        examples(config, look=Look(inspect=1))
+        examples(config, extra=ExtraOutputs(inspect=1))
 
 
 def test_the_lock_of_a_dead_holder_is_taken_over_by_one(bucket: Path) -> None:
@@ -257,10 +257,10 @@ def test_a_holder_that_lost_its_lock_stops_and_leaves_the_others_alone(bucket: P
     lock = object_lock("gs://bucket/lock")
     assert lock.take()
     lock.check()
-    other = Content(10**9, b"other")
+    other = ObjectVersion(10**9, b"other")
     FakeObject.held["gs://bucket/lock"] = other
     lock._thread.join(10)
-    with pytest.raises(RunStopped, match="another run makes this dataset now"):
+    with pytest.raises(RunStopped, match="another process has taken the lock"):
         lock.check()
     lock.give_back()
     assert FakeObject.held["gs://bucket/lock"] == other

@@ -38,8 +38,7 @@ from bert_jax.pipelines.cleaning.settings import CleaningSection, NearDuplicates
 from bert_jax.pipelines.cleaning.spill import save_hashes
 from bert_jax.pipelines.examples import make_examples
 from bert_jax.pipelines.preparation import Preparation, read_preparation
-from bert_jax.pipelines.section import SourcesSection
-from bert_jax.pipelines.sources.files import Part
+from bert_jax.pipelines.sources.files import FilePart
 from bert_jax.text import load_tokenizer
 from tests.corpus import marker, section, sentences, write_corpus, write_tokenizer
 
@@ -140,10 +139,8 @@ def test_the_first_of_equal_documents_and_lines_stays(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("\n\n".join("\n".join(d) for d in documents))
     job = CorpusJob(
-        parts=(Part(str(path), "a.txt", 0, path.stat().st_size),),
-        sources=SourcesSection(input=(str(path),)),
-        documents="blank_line",
-        cleaning=EVERYTHING,
+        parts=(FilePart(str(path), "a.txt", 0, path.stat().st_size, variant="blank_line"),),
+        section=section(tmp_path, input=(str(path),), cleaning=EVERYTHING),
         overlap_index=None,
     )
     tally = spill_part(SpillJob(job, str(tmp_path / "spill")))

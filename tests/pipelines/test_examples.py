@@ -285,7 +285,7 @@ def test_an_unfinished_run_of_another_release_is_refused(corpus: Path) -> None:
     settings = corpus / "dataset.partial" / "work" / "settings.json"
     held = json.loads(settings.read_text())
     settings.write_text(json.dumps({**held, "work_version": held["work_version"] - 1}))
-    with pytest.raises(UserError, match=r"an unfinished run of another release"):
+    with pytest.raises(UserError, match=r"an unfinished run of another version"):
         make_examples(section(corpus))
 
 

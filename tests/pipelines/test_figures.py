@@ -21,9 +21,8 @@ from bert_jax.pipelines.shards.figures import (
     sentence_hashes,
     sketch,
 )
-from bert_jax.pipelines.tokenised.documents import from_lists
 from bert_jax.text import load_tokenizer
-from tests.corpus import make_dataset, section, sentences
+from tests.corpus import from_lists, make_dataset, section, sentences
 
 SENTENCES = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 DOCUMENTS = st.lists(st.lists(SENTENCES, min_size=1, max_size=5), min_size=1, max_size=6)

@@ -83,7 +83,7 @@ def test_the_mean_of_passes_is_met_and_each_document_has_its_own_draw() -> None:
 def owners(documents: TokenisedDocuments, example: Pair | Single) -> list[int]:
     """The document of each stretch."""
     owner = token_owner(documents)
-    return [owner[start] for start, _ in example.stretches]
+    return [owner[start] for start, _ in example.token_ranges]
 
 
 @pytest.mark.parametrize("kind", ["nsp", "sop", "full_sentences", "doc_sentences"])
@@ -99,7 +99,7 @@ def test_documents_are_used_as_often_as_their_passes_say(kind: PairingKind) -> N
     counted: Counter[int] = Counter()
     for example in made:
         homes = owners(documents, example)
-        spans = zip(homes, example.stretches, strict=True)
+        spans = zip(homes, example.token_ranges, strict=True)
         if kind == "nsp" and example.next_sentence_label == 1:
             spans = list(spans)[:1]
             assert homes[0] != homes[1]

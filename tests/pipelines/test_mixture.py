@@ -21,7 +21,7 @@ from bert_jax.pipelines.cleaning.settings import CleaningSection
 from bert_jax.pipelines.examples import make_examples
 from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.text import load_wordpiece
-from bert_jax.verbs.examples import Look, examples
+from bert_jax.verbs.examples import ExtraOutputs, examples
 from tests.corpus import SPECIAL
 from tests.corpus import section as plain_section
 from tests.report.strict_html import read
@@ -263,7 +263,7 @@ def test_a_language_with_one_document_held_out_is_left_out_of_validation(
     )
     told = [line for line in lines if "too few" in line]
     assert told == [
-        f"validation: without {name}, whose documents are too few for examples (1)"
+        f"validation: without {name}, which has too few documents for examples (1)"
         for name in ("is", "zh")
     ]
     languages = made.splits["validation"].languages
@@ -313,7 +313,7 @@ def test_the_report_shows_the_languages_and_refuses_another_mixture(
     settings = section(corpus, tmp_path / "dataset", mixture=MixtureSection())
     values = {"examples": settings.model_dump(mode="json", exclude_unset=True)}
     quiet = Console(quiet=True)
-    examples(parse_config(values, source="test"), look=Look(report=True), console=quiet)
+    examples(parse_config(values, source="test"), extra=ExtraOutputs(report=True), console=quiet)
     document = read((tmp_path / "dataset.report.html").read_text())
     languages = read_provenance(tmp_path / "dataset").splits["train"].languages
     assert languages is not None
@@ -322,7 +322,7 @@ def test_the_report_shows_the_languages_and_refuses_another_mixture(
         assert f"{name} {record.documents:,} {record.tokens:,} {share}" in document.text
     changed = parse_config(values, ["examples.mixture.smoothing=0.5"], source="test")
     with pytest.raises(UserError, match=r"examples\.mixture: found smoothing=0\.5, but .*0\.7"):
-        examples(changed, look=Look(report=True), console=quiet)
+        examples(changed, extra=ExtraOutputs(report=True), console=quiet)
 
 
 @pytest.mark.parametrize(

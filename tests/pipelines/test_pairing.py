@@ -13,7 +13,7 @@ from bert_jax.data.dataset.recipe import PairingSection
 from bert_jax.data.rng import stream
 from bert_jax.pipelines.pairing.next_sentence import pair_document
 from bert_jax.pipelines.pairing.pair_documents import pair_documents
-from bert_jax.pipelines.pairing.spans import Pair, truncate
+from bert_jax.pipelines.pairing.spans import Pair, SentenceOffsets, truncate
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
 from tests.data.distributions import same_distribution
 from tests.data.numbered import LENGTHS, numbered, pairs_of, token_owner
@@ -24,19 +24,11 @@ def passes(
     documents: TokenisedDocuments, section: PairingSection, *, seed: int, count: int
 ) -> list[list[Pair]]:
     """``count`` passes over every document."""
-    bounds = documents.sentence_starts.tolist()
-    starts = documents.document_starts.tolist()
+    offsets = SentenceOffsets(
+        documents.sentence_starts.tolist(), documents.document_starts.tolist()
+    )
     return [
-        list(
-            pair_document(
-                bounds,
-                starts,
-                document,
-                max_seq_length=section.max_seq_length,
-                short_seq_prob=section.short_seq_prob,
-                rng=stream(seed, "test", number, document),
-            )
-        )
+        list(pair_document(offsets, document, section, rng=stream(seed, "test", number, document)))
         for number in range(count)
         for document in range(len(documents))
     ]

@@ -58,7 +58,7 @@ def test_examples_are_filled_sentence_by_sentence(
     documents = numbered(lengths)
     section = PairingSection.model_validate({"kind": kind, "max_seq_length": max_seq_length})
     found = [
-        [list(range(*stretch)) for stretch in single.stretches]
+        [list(range(*stretch)) for stretch in single.token_ranges]
         for single in singles_of(documents, section)
     ]
     expected = by_hand(documents, max_seq_length=max_seq_length, crossing=kind == "full_sentences")
@@ -74,10 +74,10 @@ def test_every_token_is_in_exactly_one_example_and_no_example_is_too_long(
     owner = token_owner(documents)
     section = PairingSection.model_validate({"kind": kind, "max_seq_length": max_seq_length})
     singles = singles_of(documents, section)
-    tokens = [place for single in singles for s in single.stretches for place in range(*s)]
+    tokens = [place for single in singles for s in single.token_ranges for place in range(*s)]
     assert tokens == list(range(len(documents.tokens)))
     for single in singles:
-        spans = single.stretches
+        spans = single.token_ranges
         assert single.length == sum(stop - start for start, stop in spans) + len(spans) + 1
         assert single.length == single.first_length <= max_seq_length
         # One stretch for each document, so that a separator stands between any two.
@@ -101,7 +101,7 @@ def test_each_pass_walks_the_documents_in_another_order() -> None:
     documents = numbered([[5, 9, 3, 12, 7, 4]] * 6)
     section = PairingSection(kind="full_sentences", max_seq_length=24, dupe_factor=3)
     places = np.concatenate(
-        [np.arange(*s) for single in singles_of(documents, section) for s in single.stretches]
+        [np.arange(*s) for single in singles_of(documents, section) for s in single.token_ranges]
     ).reshape(3, -1)
     for walk in places:
         np.testing.assert_array_equal(np.sort(walk), np.arange(len(documents.tokens)))

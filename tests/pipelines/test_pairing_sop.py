@@ -20,7 +20,7 @@ def test_both_spans_come_from_one_document_and_the_label_tells_their_order(
         kind="sop", max_seq_length=max_seq_length, dupe_factor=2, short_seq_prob=short
     )
     for pair in pairs_of(documents, section, seed=seed):
-        spans = [range(*stretch) for stretch in pair.stretches]
+        spans = [range(*stretch) for stretch in pair.token_ranges]
         assert all(spans)
         assert pair.length == len(spans[0]) + len(spans[1]) + 3 <= max_seq_length
         assert len({int(owner[place]) for span in spans for place in span}) == 1
@@ -43,7 +43,7 @@ def test_every_sentence_is_used_once_but_for_the_partner_of_one_left_alone(
     section = PairingSection(kind="sop", max_seq_length=max_seq_length, dupe_factor=1)
     uses = np.zeros(len(documents.tokens), int)
     for pair in pairs_of(documents, section, seed=seed):
-        for start, stop in pair.stretches:
+        for start, stop in pair.token_ranges:
             uses[start:stop] += 1
     for first, last in zip(
         documents.document_starts[:-1], documents.document_starts[1:], strict=True

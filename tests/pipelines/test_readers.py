@@ -23,6 +23,7 @@ from tensorflow_datasets.core.example_serializer import ExampleSerializer
 from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document, document_id
+from bert_jax.pipelines.sources.files import Cutting
 from bert_jax.pipelines.sources.problems import Problems
 from bert_jax.pipelines.sources.readers.wikitext import wikitext_paragraphs
 from bert_jax.pipelines.sources.sources import cut_sources, find_sources, iter_text, read_documents
@@ -41,13 +42,11 @@ def read(
     """The ids and documents of all sources, and a check that they come in parts."""
     problems = problems or Problems(section.on_error)
     found = find_sources(section, root=None, problems=problems)
-    parts = cut_sources(
-        found, section, documents="blank_line", part_bytes=part_bytes, problems=problems
-    )
+    parts = cut_sources(found, section, Cutting(part_bytes), problems)
     return [
         (document_id(part.name, document.offset, document.id), document)
         for part in parts
-        for document in read_documents(part, section, documents="blank_line", problems=problems)
+        for document in read_documents(part, section, problems)
     ]
 
 
@@ -151,9 +150,8 @@ def test_parquet_is_read_by_row_group_and_column(tmp_path: Path) -> None:
     parts = cut_sources(
         find_sources(section, root=None, problems=Problems("fail")),
         section,
-        documents="blank_line",
-        part_bytes=1,
-        problems=Problems("fail"),
+        Cutting(part_bytes=1),
+        Problems("fail"),
     )
     assert [(p.start, p.stop) for p in parts] == [(0, 1), (1, 2), (2, 3)]
     metadata = pq.ParquetFile(path).metadata

@@ -21,8 +21,8 @@ from bert_jax.pipelines.sources.documents import (
     is_validation,
 )
 from bert_jax.pipelines.sources.files import (
-    Line,
-    Part,
+    FilePart,
+    TextLine,
     cut_file,
     find_files,
     read_lines,
@@ -152,8 +152,13 @@ def test_reading_holds_one_line_at_a_time(tmp_path: Path) -> None:
 def test_lines_know_their_offsets(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("é\n\nb\r\nc".encode())
-    assert list(read_lines(str(path))) == [Line(0, "é"), Line(3, ""), Line(4, "b"), Line(7, "c")]
-    assert list(read_lines(str(path), start=3, stop=7)) == [Line(3, ""), Line(4, "b")]
+    assert list(read_lines(str(path))) == [
+        TextLine(0, "é"),
+        TextLine(3, ""),
+        TextLine(4, "b"),
+        TextLine(7, "c"),
+    ]
+    assert list(read_lines(str(path), start=3, stop=7)) == [TextLine(3, ""), TextLine(4, "b")]
 
 
 FILES = st.lists(
@@ -185,7 +190,7 @@ def test_large_files_are_cut_and_others_stay_whole(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(content))
     is_gap = FORMATS["blank_line"].is_gap
     assert len(cut_file(str(plain), "a", part_bytes=90, is_gap=is_gap)) >= 8
-    whole = [Part(str(plain), "a", 0, 900)]
+    whole = [FilePart(str(plain), "a", 0, 900)]
     assert cut_file(str(plain), "a", part_bytes=90, is_gap=FORMATS["file"].is_gap) == whole
     (part,) = cut_file(str(packed), "a", part_bytes=5, is_gap=is_gap)
     assert len(list(read_part(part))) == 300  # more than its packed size
@@ -215,11 +220,18 @@ def test_names_start_below_the_root() -> None:
 
 
 def test_blank_lines_stand_between_documents_or_inside_a_file() -> None:
-    lines = [Line(0, " "), Line(2, " a "), Line(6, "b"), Line(8, ""), Line(9, ""), Line(10, "c")]
+    lines = [
+        TextLine(0, " "),
+        TextLine(2, " a "),
+        TextLine(6, "b"),
+        TextLine(8, ""),
+        TextLine(9, ""),
+        TextLine(10, "c"),
+    ]
     assert list(FORMATS["blank_line"].read(lines)) == [Document(2, ["a", "b"]), Document(10, ["c"])]
     assert list(FORMATS["file"].read(lines)) == [Document(0, ["a", "b", "c"])]
     for form in FORMATS.values():
-        assert list(form.read([Line(0, ""), Line(1, "\t")])) == []
+        assert list(form.read([TextLine(0, ""), TextLine(1, "\t")])) == []
 
 
 def test_the_held_out_share_is_the_fraction_asked_for() -> None:

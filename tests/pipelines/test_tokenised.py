@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from bert_jax.pipelines.tokenised.documents import (
     TokenisedDocuments,
     concatenate,
-    from_lists,
     join_key,
     key_order,
     load_high_keys,
     split_keys,
 )
+from tests.corpus import from_lists
 
 Lists = list[list[list[int]]]
 DOCUMENTS = st.lists(

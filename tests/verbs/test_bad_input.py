@@ -58,7 +58,7 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(
 def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["pretrain", str(tmp_path / "none.yaml")])
     assert result.exit_code == 2
-    assert "none.yaml: no such configuration file" in result.stderr
+    assert "none.yaml: no such file" in result.stderr
 
 
 def test_a_broken_yaml_file_is_named_with_its_line(tmp_path: Path) -> None:

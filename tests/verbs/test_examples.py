@@ -17,7 +17,7 @@ from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.errors import UserError
 from bert_jax.report.dataset import collect as examples_report
 from bert_jax.text import load_tokenizer
-from bert_jax.verbs.examples import Look, examples
+from bert_jax.verbs.examples import ExtraOutputs, examples
 from tests.corpus import section, write_corpus, write_tokenizer
 from tests.project import bert_jax, said, write_config
 from tests.report.strict_html import read
@@ -44,7 +44,7 @@ def made(tmp_path: Path) -> Path:
 def look(root: Path, *overrides: str, **asked: Any) -> str:
     """What the verb prints."""
     console = Console(file=io.StringIO(), width=200)
-    examples(config(root, *overrides), look=Look(**asked), console=console)
+    examples(config(root, *overrides), extra=ExtraOutputs(**asked), console=console)
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -22,9 +22,6 @@ from bert_jax.tasks.predictor import Predictor
 from bert_jax.train.writer import read_metrics
 from tests.tasks.runs import tiny_config, write_table
 
-# One worker makes the runs that most of these tests look at.
-pytestmark = pytest.mark.xdist_group("finetune")
-
 
 def run(*arguments: object) -> Result:
     """Runs the command line."""

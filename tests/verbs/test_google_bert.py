@@ -15,7 +15,7 @@ from bert_jax.config import parse_config
 from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.errors import UserError
 from bert_jax.verbs.evaluate import evaluate
-from bert_jax.verbs.examples import Look, examples
+from bert_jax.verbs.examples import ExtraOutputs, examples
 from bert_jax.verbs.pretrain import pretrain
 from tests.data.google_bert_writer import read_release, write_release
 from tests.project import project_config
@@ -28,7 +28,7 @@ def records(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """TFRecords of the project's dataset of 32 tokens, rewritten by TensorFlow."""
     root = tmp_path_factory.mktemp("released")
     config = parse_config(project_config(project), source="test")
-    examples(config, look=Look(tfrecords=str(root / "ours")), console=QUIET)
+    examples(config, extra=ExtraOutputs(tfrecords=str(root / "ours")), console=QUIET)
     (root / "theirs").mkdir()
     for path in sorted((root / "ours").glob("*tfrecord*")):
         write_release(root / "theirs" / path.name, read_release([path], length=32, slots=5))

@@ -23,9 +23,6 @@ from bert_jax.runs.parameters import load_params
 from bert_jax.train.writer import read_metrics
 from tests.project import ROOT, environment, project_config, write_config
 
-# One worker makes the runs that most of these tests look at.
-pytestmark = pytest.mark.xdist_group("pretrain")
-
 STEPS = 12
 
 

@@ -33,9 +33,6 @@ from bert_jax.verbs.export import export
 from bert_jax.verbs.finetune import finetune
 from tests.tasks.runs import tiny_config
 
-# One worker makes the runs that most of these tests look at.
-pytestmark = pytest.mark.xdist_group("sweep")
-
 RATE, TOO_LOW, TOO_HIGH = 1e-3, 1e-6, 1e30
 
 

@@ -17,7 +17,8 @@ from bert_jax.data.google_bert.row_statistics import RowStatistics, row_statisti
 from bert_jax.data.google_bert.schema import decode_row
 from bert_jax.data.google_bert.tfrecord import scan_records
 from bert_jax.errors import UserError
-from bert_jax.files.small import new_directory
+from bert_jax.files.atomic import new_directory
+from bert_jax.files.remote import is_remote
 from bert_jax.section import Section
 
 _VERSION: Final = 1  # of the cache; other versions are rebuilt
@@ -92,7 +93,7 @@ def load_index(paths: Sequence[epath.Path]) -> RecordIndex:
 
 
 def _cache_of(paths: Sequence[epath.Path]) -> Path | None:
-    if any("://" in os.fspath(path) for path in paths):
+    if any(map(is_remote, paths)):
         return None
     names = "\n".join(path.name for path in paths)
     digest = hashlib.blake2b(names.encode(), digest_size=4).hexdigest()
@@ -117,7 +118,7 @@ def _read(cache: Path, paths: Sequence[epath.Path]) -> RecordIndex | None:
 
 
 def _file_record(path: epath.Path, records: int) -> FileRecord:
-    if "://" in os.fspath(path):
+    if is_remote(path):
         stat = path.stat()
         size, modified = stat.length, int(stat.mtime)
     else:

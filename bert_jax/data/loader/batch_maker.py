@@ -47,17 +47,14 @@ class TrainingBatch:
         # One read for the whole batch is several times as fast as one for each row.
         examples = iter(self.dataset.__getitems__(list(itertools.chain.from_iterable(indices))))
         records = [list(itertools.islice(examples, len(of_row))) for of_row in indices]
+        epochs = [row // self.order.rows for row in rows]
+        if (copies := self.transform.static_copies) is not None:
+            epochs = [epoch % copies for epoch in epochs]
         streams = [
-            [self._stream(row, index) for index in of_row]
-            for row, of_row in zip(rows, indices, strict=True)
+            [rng.stream(self.seed, "mask", self.phase, epoch, index) for index in of_row]
+            for epoch, of_row in zip(epochs, indices, strict=True)
         ]
         return self.transform.batch(records, streams)
-
-    def _stream(self, row: int, index: int) -> np.random.Generator:
-        epoch = row // self.order.rows
-        if self.transform.static_copies is not None:
-            epoch %= self.transform.static_copies
-        return rng.stream(self.seed, "mask", self.phase, epoch, index)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from bert_jax.data.dataset.schema import Example
 from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
 from bert_jax.data.rows.packing_plan import PackingPlan, PackingSection
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.preparation import Preparation, read_preparation
 from bert_jax.report.dataset.page import (
     ExamplesInputs,

@@ -16,7 +16,7 @@ from etils import epath
 
 from bert_jax.data.rows.assemble import assemble
 from bert_jax.errors import UserError
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import Section
 from bert_jax.tasks.choice.file import ChoiceColumns, ChoiceFile, read_choices

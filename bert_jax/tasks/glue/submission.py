@@ -11,7 +11,8 @@ from typing import Final
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import read_bytes, write_whole
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_bytes
 from bert_jax.tasks.family import Record
 from bert_jax.tasks.glue.files import TASKS
 

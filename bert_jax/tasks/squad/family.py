@@ -9,7 +9,7 @@ from pathlib import Path
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
 from bert_jax.tasks.family import Opening, Record, Split
 from bert_jax.tasks.squad.file import Question, SquadFile, Version, read_squad

@@ -9,7 +9,7 @@ import pydantic
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import read_json_object
+from bert_jax.files.read import read_json_object
 
 Version: TypeAlias = Literal["1.1", "2.0"]
 

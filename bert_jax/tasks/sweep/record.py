@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bert_jax.errors import UserError
-from bert_jax.files.small import read_json_object, write_whole
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object
 from bert_jax.runs.resume_check import refuse_other_settings
 from bert_jax.tasks.sweep.grid import Point, Result, Spread, best_of, cells_of
 from bert_jax.train.progress_display import format_scores

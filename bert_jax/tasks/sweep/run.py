@@ -25,7 +25,8 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.files.small import read_text, write_whole
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_text
 from bert_jax.parallel.rules import runs_sharding
 from bert_jax.runs.directory import CHECKPOINTS, claim_run, open_run, write_run
 from bert_jax.runs.evaluation import read_evaluation

@@ -11,7 +11,7 @@ import pydantic
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import Section
 from bert_jax.tasks.family import Opening, Record

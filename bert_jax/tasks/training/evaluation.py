@@ -11,7 +11,7 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run
 from bert_jax.runs.evaluation import Evaluation, read_evaluation, write_evaluation

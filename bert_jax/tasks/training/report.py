@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from bert_jax.files.small import write_whole
+from bert_jax.files.atomic import write_whole
 from bert_jax.model.attention_maps import attention_maps
 from bert_jax.model.bert import Bert
 from bert_jax.report.finetuning.attention import AttentionExample, attention_example

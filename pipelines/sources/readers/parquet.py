@@ -1,19 +1,25 @@
-"""Parquet: a document per row; row groups are read one by one, and of each the named columns."""
+"""Parquet: a document per row; row groups are read one by one, and only the named columns."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from etils import epath
 
-from bert_jax.errors import UserError, did_you_mean, first_line
+from bert_jax.errors import UserError, first_line
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
-from bert_jax.pipelines.sources.files import Part
+from bert_jax.pipelines.sources.files import Cutting, FilePart
 from bert_jax.pipelines.sources.problems import Problems
-from bert_jax.pipelines.sources.readers.records import check_lengths, record_document
+from bert_jax.pipelines.sources.readers.records import (
+    check_fields,
+    named_fields,
+    read_records,
+    record_document,
+)
 
 if TYPE_CHECKING:  # 60 MB of library in every worker, so only where it is needed
     import pyarrow as pa
@@ -22,12 +28,13 @@ if TYPE_CHECKING:  # 60 MB of library in every worker, so only where it is neede
 _ROWS_AT_A_TIME: Final = 256
 
 
-def cut(path: str, name: str, section: SourcesSection) -> list[Part]:
+def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list[FilePart]:
     """Returns a part per row group.
 
     Raises:
         UserError: the file is damaged, or a column that the settings name is missing or no text.
     """
+    del cutting
     with _open(path) as file:
         _check_columns(path, file.schema_arrow, section)
         metadata = file.metadata
@@ -40,49 +47,41 @@ def cut(path: str, name: str, section: SourcesSection) -> list[Part]:
         groups = range(metadata.num_row_groups)
         sizes = [metadata.row_group(g).column(leaf).total_compressed_size for g in groups]
     return [
-        Part(path, name, group, group + 1, format="parquet", bytes=size)
+        FilePart(path, name, group, group + 1, format="parquet", bytes=size)
         for group, size in zip(groups, sizes, strict=True)
     ]
 
 
-def read(part: Part, section: SourcesSection, *, problems: Problems) -> Iterator[Document]:
-    """Yields the documents of a row group; a row that is none goes to ``problems``.
+def read(part: FilePart, section: SourcesSection, problems: Problems) -> Iterator[Document]:
+    """Yields the documents of a row group.
 
     Raises:
         UserError: the file is damaged.
     """
-    columns = [section.text_field, *([section.id_field] if section.id_field else [])]
     with _open(part.path, pre_buffer=False, buffer_size=1 << 20) as file:
-        row = sum(file.metadata.row_group(g).num_rows for g in range(part.start))
-        for batch in file.iter_batches(
-            batch_size=_ROWS_AT_A_TIME, row_groups=[part.start], columns=columns
-        ):
-            for record in batch.to_pylist():
-                try:
-                    found = record_document(
-                        record,
-                        place=row,
-                        text_field=section.text_field,
-                        id_field=section.id_field,
-                    )
-                    if found is not None:
-                        check_lengths(found, section)
-                        yield found
-                except UserError as error:
-                    problems.add(UserError(f"{part.path}: row {row + 1}: {error}"))
-                row += 1
+        before = sum(file.metadata.row_group(g).num_rows for g in range(part.start))
+        batches = file.iter_batches(
+            batch_size=_ROWS_AT_A_TIME,
+            row_groups=[part.start],
+            columns=list(named_fields(section).values()),
+        )
+        rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+        yield from read_records(
+            enumerate(rows, before),
+            lambda row: record_document(
+                row[1], place=row[0], text_field=section.text_field, id_field=section.id_field
+            ),
+            place=lambda row: f"row {row[0] + 1}",
+            part=part,
+            section=section,
+            problems=problems,
+        )
 
 
 def _check_columns(path: str, schema: pa.Schema, section: SourcesSection) -> None:
     import pyarrow as pa
 
-    for setting in ("text_field", "id_field"):
-        column = getattr(section, setting)
-        if column is not None and column not in schema.names:
-            raise UserError(
-                f'{path}: found no column "{column}" ({setting}), allowed: '
-                f"{', '.join(schema.names)}{did_you_mean(column, schema.names)}"
-            )
+    check_fields(path, section, allowed=schema.names, kind="column")
     kind = schema.field(section.text_field).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -94,7 +93,7 @@ def _check_columns(path: str, schema: pa.Schema, section: SourcesSection) -> Non
 
 @contextlib.contextmanager
 def _open(path: str, **options: Any) -> Iterator[pq.ParquetFile]:
-    """Opens a file, and says what Arrow finds wrong with it in one line."""
+    """Opens a file; Arrow's errors become one line."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,13 +1,58 @@
-"""A record with fields, of whatever format, as a document."""
+"""What all readers of records share: a record as a document, bad ones reported with their place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document, text_lines
+from bert_jax.pipelines.sources.files import FilePart, TextLine, line_number
+from bert_jax.pipelines.sources.problems import Problems
+
+R = TypeVar("R")
+
+
+def read_records(
+    records: Iterable[R],
+    document: Callable[[R], Document | None],
+    *,
+    place: Callable[[R], str],
+    part: FilePart,
+    section: SourcesSection,
+    problems: Problems,
+) -> Iterator[Document]:
+    """Yields the document of each record that has one and keeps within the limits of length.
+
+    Args:
+        records: of one part.
+        document: makes the document; ``None``: the record has no text.
+        place: where a record is, for messages: ``line 7``.
+        part: that the records are read from.
+        section: the limits.
+        problems: gets the ``UserError`` of each bad record, with the file and its place.
+    """
+    for record in records:
+        try:
+            found = document(record)
+            if found is None:
+                continue
+            _check_lengths(found, section)
+        except UserError as error:
+            problems.add(UserError(f"{part.path}: {place(record)}: {error}"))
+            continue
+        yield found
+
+
+def line_place(part: FilePart, line: TextLine, problems: Problems) -> str:
+    """Returns ``line 7``; once no more problems are listed ``byte 123``.
+
+    Counting lines means reading the file again, so not for thousands of them.
+    """
+    if problems.lists_more:
+        return f"line {line_number(part.path, line.offset)}"
+    return f"byte {line.offset}"
 
 
 def record_document(
@@ -18,20 +63,19 @@ def record_document(
     id_field: str | None,
     source: str | None = None,
 ) -> Document | None:
-    r"""Returns a record's document, ``None`` if it has no text or an empty one.
+    r"""Returns a record's document, ``None`` if its text is empty or null.
 
     ``{"text": "One.\n\nTwo.", "id": 7}, id_field="id" -> Document(0, ["One.", "Two."], id="7")``
 
     Args:
         record: its fields.
         place: byte offset or number in its file, for a document without an id.
-        text_field: the field with the text; null is as good as empty.
+        text_field: the field with the text.
         id_field: the field with the id, a string or an integer.
         source: its title or address.
 
     Raises:
-        UserError: a field is missing or has something else in it; the message begins with the
-            field's name, so that the caller can put the file's before it.
+        UserError: a missing field or another type; the message begins with the field's name.
     """
     text = _field(record, text_field)
     given = None
@@ -46,12 +90,28 @@ def record_document(
     return Document(place, lines, given, source) if lines else None
 
 
-def check_lengths(document: Document, section: SourcesSection) -> None:
-    """Makes sure that a document and its lines keep within the limits of length.
+def named_fields(section: SourcesSection) -> dict[str, str]:
+    """Returns the fields of a record that are read, by the setting that names each."""
+    fields = {"text_field": section.text_field, "id_field": section.id_field}
+    return {setting: name for setting, name in fields.items() if name is not None}
+
+
+def check_fields(path: str, section: SourcesSection, *, allowed: Iterable[str], kind: str) -> None:
+    """Makes sure that the fields to read exist; ``kind`` is what the format calls a field.
 
     Raises:
-        UserError: they do not; the message has no file's name yet.
+        UserError: one does not.
     """
+    names = list(allowed)
+    for setting, name in named_fields(section).items():
+        if name not in names:
+            raise UserError(
+                f'{path}: found no {kind} "{name}" ({setting}), allowed: '
+                f"{', '.join(names)}{did_you_mean(name, names)}"
+            )
+
+
+def _check_lengths(document: Document, section: SourcesSection) -> None:
     longest = max(map(len, document.lines))
     if longest >= section.max_line_length:
         raise UserError(

@@ -12,9 +12,14 @@ from etils import epath
 from bert_jax.errors import UserError, did_you_mean, first_line
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
-from bert_jax.pipelines.sources.files import Part
+from bert_jax.pipelines.sources.files import Cutting, FilePart
 from bert_jax.pipelines.sources.problems import Problems
-from bert_jax.pipelines.sources.readers.records import check_lengths, record_document
+from bert_jax.pipelines.sources.readers.records import (
+    check_fields,
+    named_fields,
+    read_records,
+    record_document,
+)
 
 if TYPE_CHECKING:  # importing TFDS takes a third of a second in every worker
     import tensorflow_datasets as tfds
@@ -23,7 +28,7 @@ _INFO = "dataset_info.json"
 
 
 def is_dataset(path: str) -> bool:
-    """Whether a directory holds one version of a prepared TFDS dataset."""
+    """Whether a directory is one version of a prepared TFDS dataset."""
     return (epath.Path(path).expanduser() / _INFO).exists()
 
 
@@ -74,51 +79,43 @@ def describe(path: str, section: SourcesSection) -> tuple[str, int]:
             f"{', '.join(splits)}{did_you_mean(section.tfds_split, splits)}"
         )
     features: Any = builder.info.features
-    for setting in ("text_field", "id_field"):
-        name = getattr(section, setting)
-        if name is not None and name not in features:
-            raise UserError(
-                f'{path}: found no feature "{name}" ({setting}), allowed: '
-                f"{', '.join(features)}{did_you_mean(name, features)}"
-            )
+    check_fields(path, section, allowed=features, kind="feature")
     return f"{builder.info.full_name}/{section.tfds_split}", splits[section.tfds_split].num_bytes
 
 
-def cut(path: str, name: str, section: SourcesSection, *, part_bytes: int) -> list[Part]:
-    """Cuts a split into equal stretches of records."""
+def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list[FilePart]:
+    """Cuts a split into ranges of equally many records."""
     info = _builder(path).info.splits[section.tfds_split]
     count, size = info.num_examples, info.num_bytes
-    pieces = max(1, min(count, -(-size // part_bytes)))
+    pieces = max(1, min(count, -(-size // cutting.part_bytes)))
     cuts = [count * piece // pieces for piece in range(pieces + 1)]
     return [
-        Part(path, name, start, stop, format="tfds", bytes=size // pieces)
+        FilePart(path, name, start, stop, format="tfds", bytes=size // pieces)
         for start, stop in itertools.pairwise(cuts)
     ]
 
 
-def read(part: Part, section: SourcesSection, *, problems: Problems) -> Iterator[Document]:
-    """Yields the documents of a stretch of records; one that is none goes to ``problems``.
+def read(part: FilePart, section: SourcesSection, problems: Problems) -> Iterator[Document]:
+    """Yields the documents of a range of records.
 
     Raises:
         UserError: the files are damaged, or can only be read by a TensorFlow that is not installed.
     """
-    names = [section.text_field, *([section.id_field] if section.id_field else [])]
+    names = list(named_fields(section).values())
     split = f"{section.tfds_split}[{part.start}:{part.stop}]"
-    for place, record in enumerate(_records(part.path, split, names), part.start):
-        try:
-            found = record_document(
-                {name: _plain(record[name]) for name in names},
-                place=place,
-                text_field=section.text_field,
-                id_field=section.id_field,
-            )
-            if found is not None:
-                check_lengths(found, section)
-        except UserError as error:
-            problems.add(UserError(f"{part.path}: record {place} of {part.name}: {error}"))
-            continue
-        if found is not None:
-            yield found
+    return read_records(
+        enumerate(_records(part.path, split, names), part.start),
+        lambda record: record_document(
+            {name: _plain(record[1][name]) for name in names},
+            place=record[0],
+            text_field=section.text_field,
+            id_field=section.id_field,
+        ),
+        place=lambda record: f"record {record[0]} of {part.name}",
+        part=part,
+        section=section,
+        problems=problems,
+    )
 
 
 def _records(path: str, split: str, names: list[str]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Wikipedia's own dumps: ``…-pages-articles.xml``, as they come or packed."""
+"""Wikipedia's own dumps: ``…-pages-articles.xml``, plain or packed."""
 
 from __future__ import annotations
 
@@ -9,38 +9,51 @@ from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.decompress import open_text
 from bert_jax.pipelines.sources.documents import Document
-from bert_jax.pipelines.sources.files import Part, cut_file
+from bert_jax.pipelines.sources.files import Cutting, FilePart, cut_file
 from bert_jax.pipelines.sources.problems import Problems
-from bert_jax.pipelines.sources.readers.records import check_lengths
+from bert_jax.pipelines.sources.readers.records import read_records
 from bert_jax.pipelines.sources.readers.wikitext import wikitext_paragraphs
 
 _ARTICLES = "0"
 _FILES_AND_CATEGORIES = ("6", "14")
 
 
-def cut(path: str, name: str) -> list[Part]:
+def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list[FilePart]:
     """Returns the whole file as one part, since XML cannot be read from its middle.
 
     Wikipedia offers every large dump as several files, which workers share.
     """
-    (part,) = cut_file(path, name, part_bytes=0, is_gap=None)
-    return [part._replace(format="wikipedia_xml")]
+    del section, cutting
+    parts = cut_file(path, name, part_bytes=0, is_gap=None)
+    return [part._replace(format="wikipedia_xml") for part in parts]
 
 
-def read(part: Part, section: SourcesSection, *, problems: Problems) -> Iterator[Document]:
+def read(part: FilePart, section: SourcesSection, problems: Problems) -> Iterator[Document]:
     """Yields the articles (namespace 0) that are no redirects, with the page id and the title.
 
     Raises:
         UserError: the file is no dump, damaged or cut short.
     """
     dropped = {"file", "image", "category"}
-    with open_text(part.path) as file:
+    return read_records(
+        _pages(part.path, dropped),
+        lambda page: _article(page, dropped),
+        place=lambda page: f'page "{_text(page, "title")}"',
+        part=part,
+        section=section,
+        problems=problems,
+    )
+
+
+def _pages(path: str, dropped: set[str]) -> Iterator[ET.Element]:
+    """Yields the pages; adds the wiki's names of file and category namespaces to ``dropped``."""
+    with open_text(path) as file:
         try:
             events = ET.iterparse(file, events=("start", "end"))
             _, root = next(events)
             if _name(root) != "mediawiki":
                 raise UserError(
-                    f"{part.path}: found <{_name(root)}>, allowed: <mediawiki>, a Wikipedia dump"
+                    f"{path}: found <{_name(root)}>, allowed: <mediawiki>, a Wikipedia dump"
                 )
             for event, element in events:
                 if event == "start":
@@ -48,19 +61,10 @@ def read(part: Part, section: SourcesSection, *, problems: Problems) -> Iterator
                 if _name(element) == "namespace" and element.get("key") in _FILES_AND_CATEGORIES:
                     dropped.add((element.text or "").lower())
                 elif _name(element) == "page":
-                    try:
-                        document = _article(element, dropped)
-                        if document is not None:
-                            check_lengths(document, section)
-                    except UserError as error:
-                        title = _text(element, "title")
-                        problems.add(UserError(f'{part.path}: page "{title}": {error}'))
-                        document = None
+                    yield element
                     root.clear()  # or the whole dump would stay in memory
-                    if document is not None:
-                        yield document
         except (ET.ParseError, StopIteration) as error:
-            raise UserError(f"{part.path}: damaged or cut short XML ({error})") from error
+            raise UserError(f"{path}: damaged or cut short XML ({error})") from error
 
 
 def _article(page: ET.Element, dropped: set[str]) -> Document | None:

@@ -40,7 +40,7 @@ def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -
 
 
 def _visible(code: Any, dropped: Collection[str]) -> Iterator[str]:
-    """Yields what a reader of the page sees of the nodes in it, line ends as they stand."""
+    """Yields the visible text of the nodes, with its line ends."""
     in_list = False  # until the end of its line
     for node in code.nodes:
         if isinstance(node, nodes.Tag) and str(node.wiki_markup or "") in _LIST_MARKS:
