@@ -101,9 +101,11 @@ class BucketedInference:
                 yield members[start : start + self.batch_size], bucket
 
     def _dispatch(self, params: Any, rows: np.ndarray, length: int, make_batch: MakeBatch) -> Any:
-        size = self.batch_size // self._share.count
-        start = self._share.index * size
-        local = make_batch(rows[start : start + size], batch_size=size, length=length)
+        local = make_batch(
+            rows[self._share.part(self.batch_size)],
+            batch_size=self.batch_size // self._share.count,
+            length=length,
+        )
         with jax.set_mesh(self._mesh):
             placed = to_devices(local, batch_sharding(self._mesh), shares=self._share.count)
             return self._forward(params, placed)

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.data.host_share import HostShare
 from bert_jax.data.rows.collate import collate_tokens
 from bert_jax.data.rows.length_buckets import bucket_of, buckets_up_to
 from bert_jax.inference import bucketed
 from bert_jax.inference.bucketed import BucketedInference
-from bert_jax.parallel.mesh import Share, make_mesh
+from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 
 MAX_LENGTH = 100
@@ -67,7 +68,7 @@ def test_hosts_collate_their_own_rows_of_each_batch(monkeypatch: pytest.MonkeyPa
     lengths = [5] * 11 + [30]
     asked = []
     for index in range(2):
-        share = Share(index, 2)
+        share = HostShare(index, 2)
         monkeypatch.setattr(bucketed, "process_share", lambda mesh, share=share: share)
         # The other host's rows are not here; repeated, this host's fill their place.
         monkeypatch.setattr(
