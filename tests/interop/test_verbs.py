@@ -81,7 +81,7 @@ def test_pretraining_goes_on_from_an_imported_step(
     run("import", tmp_path / "tf" / "bert_model.ckpt", back)
     config = write_config(tmp_path / "config.yaml", settings)
     line = said(bert_jax("pretrain", config, f"run_dir={back}"))
-    assert f"found {STEPS} steps in all, but the imported checkpoint stands at step {STEPS}" in line
+    assert f"found {STEPS} steps in all, but the imported checkpoint is at step {STEPS}" in line
     result = bert_jax("pretrain", config, f"run_dir={back}", "train.phases.1.steps=4")
     assert result.returncode == 0, result.stderr
     assert f"resuming at step {STEPS} of {STEPS + 2}" in result.stdout
