@@ -24,10 +24,9 @@ from bert_jax.runs.parameters import load_params
 from bert_jax.runs.resume_check import refuse_other_settings
 from bert_jax.section import under
 from bert_jax.tasks.batches import EpochPlan, TrainBatches
-from bert_jax.tasks.family import Family, Opening, dev_splits
+from bert_jax.tasks.family import DataRequest, Family, dev_splits
 from bert_jax.tasks.parameter_transfer import check_length, describe_graft, graft
 from bert_jax.tasks.predictor import Predictor
-from bert_jax.tasks.registry import open_family
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.task import FinetuneTask
 from bert_jax.tasks.training.settings import FinetuneSettings
@@ -109,11 +108,10 @@ def prepare(settings: FinetuneSettings) -> Prepared:
     origin = open_run(section.init_from)
     check_length(section.max_length, positions=origin.architecture.max_position_embeddings)
     with under("finetune", FinetuneSection):
-        family = open_family(
-            section.task,
-            Opening(
+        family = section.task.open(
+            DataRequest(
                 tokenizer=origin.tokenizer, max_length=section.max_length, seed=section.split_seed
-            ),
+            )
         )
     if not len(family.splits["train"].lengths):
         raise UserError("finetune.task: found no training example, allowed: one or more")
@@ -131,7 +129,7 @@ def prepare(settings: FinetuneSettings) -> Prepared:
         architecture=architecture,
         execution=execution,
         heads=family.heads,
-        class_weights=None if family.class_weights is None else tuple(family.class_weights),
+        class_weights=family.class_weights,
     )
     definition = define_model(task.build)
     if section.optimizer.freeze:
