@@ -122,7 +122,9 @@ class _Run:
         meter = Meter(flops_per_row=phase.flops_per_row)
         if phase.plateau:
             self.progress.say(phase.plateau.expectation(), style="dim")
-        step_fn = StepPrograms(functools.partial(self._lower, phase), shapes=phase.shapes)
+        step_fn = phase.step or StepPrograms(
+            functools.partial(self._lower, phase), shapes=phase.shapes
+        )
         running: tuple[Fed, Any] | None = None
         with phase.loader.batches(first_step=first_batch) as rows:
             for fed in feed(rows, job.mesh, shares=job.share.count):

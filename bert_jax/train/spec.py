@@ -21,7 +21,7 @@ from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.plateau import Plateau
 from bert_jax.train.sections import TrainSection
 from bert_jax.train.state import ModelDefinition
-from bert_jax.train.step import RngName
+from bert_jax.train.step import RngName, TrainStep
 
 HostBatches = AbstractContextManager[Iterator[HostBatch]]
 
@@ -58,6 +58,7 @@ class Phase:
     flops_per_row: float
     evaluate: Callable[[Any], Mapping[str, float]] | None  # parameters → scores
     plateau: Plateau | None
+    step: TrainStep | None = None  # a compiled step in place of the one to compile for this run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

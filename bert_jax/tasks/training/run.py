@@ -1,4 +1,4 @@
-"""One fine-tuning run, from what is prepared to its report."""
+"""One fine-tuning run, from its setup to its report."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from bert_jax.runs.directory import CHECKPOINTS, open_run, write_run
 from bert_jax.runs.reporting import choose_rng, make_progress, make_writer
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
 from bert_jax.tasks.training.evaluation import conclude
-from bert_jax.tasks.training.setup import Prepared, origin_params
+from bert_jax.tasks.training.programs import FinetunePrograms
+from bert_jax.tasks.training.setup import TrainingSetup, origin_params
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.spec import Job, Pace, Phase, Ranking
 
 
-def fine_run(
-    prepared: Prepared, root: epath.Path, predictor: Predictor, *, console: Console
+def run_finetuning(
+    prepared: TrainingSetup, root: epath.Path, programs: FinetunePrograms, *, console: Console
 ) -> Outcome:
-    """Trains what is prepared to its end, and writes what comes of it.
+    """Trains to the end, and writes figures, predictions and the report.
 
     Args:
         prepared: a run.
         root: its directory, from `claim`.
-        predictor: of its model.
+        programs: that it shares with other runs.
         console: where progress is shown.
 
     Raises:
         RunStopped: the loss was not finite.
     """
     with Checkpointer(root / CHECKPOINTS, CheckpointSection(keep_last=1)) as checkpointer:
-        job = _job(prepared, root, checkpointer, predictor)
+        job = _job(prepared, root, checkpointer, programs)
         outcome = train(
             job,
             make_writer=functools.partial(make_writer, root),
@@ -46,13 +47,13 @@ def fine_run(
     if outcome.interrupted:
         return outcome
     scores = conclude(
-        open_run(root), prepared.family, predictor, mesh=prepared.mesh, console=console
+        open_run(root), prepared.family, programs.predictor, mesh=prepared.mesh, console=console
     )
     return Outcome(outcome.step, False, scores)
 
 
 def dev_evaluation(
-    prepared: Prepared, predictor: Predictor
+    prepared: TrainingSetup, predictor: Predictor
 ) -> Callable[[Any], dict[str, float]] | None:
     """Returns what computes the dev figures of parameters; None without a dev split."""
     if not prepared.dev:
@@ -66,13 +67,16 @@ def dev_evaluation(
 
 
 def _job(
-    prepared: Prepared, root: epath.Path, checkpointer: Checkpointer, predictor: Predictor
+    prepared: TrainingSetup,
+    root: epath.Path,
+    checkpointer: Checkpointer,
+    programs: FinetunePrograms,
 ) -> Job:
     settings, section = prepared.settings, prepared.section
     share = process_share(prepared.mesh)
     batches = prepared.batches(seed=settings.seed, share=share)
     steps = batches.plan.steps
-    optimizer, schedule = prepared.optimizer(steps_per_epoch=steps)
+    shared = programs.steps(prepared, batches.plan)
     every = section.evaluate_every(steps)
     phase = Phase(
         steps=steps * section.epochs,
@@ -81,8 +85,9 @@ def _job(
         loader=batches,
         shapes=batches.plan.shapes,
         flops_per_row=prepared.flops_per_row(batches.plan),
-        evaluate=dev_evaluation(prepared, predictor),
+        evaluate=dev_evaluation(prepared, programs.predictor),
         plateau=None,
+        step=shared.at(section.optimizer.learning_rate),
     )
     write_config = functools.partial(
         write_run,
@@ -98,8 +103,8 @@ def _job(
         task=prepared.task,
         model=prepared.model,
         phases=[phase],
-        optimizer=optimizer,
-        schedule=schedule,
+        optimizer=shared.optimizer,
+        schedule=shared.schedule,
         pace=Pace(
             log_every=section.log_every,
             evaluate_every=every,

@@ -33,7 +33,7 @@ from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.train.state import ModelDefinition, define_model
 
 
-class Prepared(NamedTuple):
+class TrainingSetup(NamedTuple):
     """Everything a fine-tuning run is made of, nothing of it begun."""
 
     settings: FinetuneSettings
@@ -95,7 +95,7 @@ class Prepared(NamedTuple):
         return train_flops(self.architecture, seq_length=round(plan.mean_length), predictions=0)
 
 
-def prepare(settings: FinetuneSettings) -> Prepared:
+def prepare(settings: FinetuneSettings) -> TrainingSetup:
     """Opens the origin and the data, and checks that they and the devices fit together.
 
     Args:
@@ -137,13 +137,13 @@ def prepare(settings: FinetuneSettings) -> Prepared:
         with under("finetune", FinetuneSection):
             frozen = frozen_parameters(section.optimizer, definition.axes, depth=depth)
         task = dataclasses.replace(task, frozen=frozen)
-    prepared = Prepared(settings, origin, family, architecture, task, model, definition, mesh)
+    prepared = TrainingSetup(settings, origin, family, architecture, task, model, definition, mesh)
     # Now, before anything is written.
     _check_thaw(prepared)
     return prepared
 
 
-def claim(prepared: Prepared) -> epath.Path:
+def claim(prepared: TrainingSetup) -> epath.Path:
     """Returns the run directory, made if it is not there.
 
     Raises:
@@ -164,7 +164,7 @@ def claim(prepared: Prepared) -> epath.Path:
     return root
 
 
-def tell_data(prepared: Prepared, console: Console) -> None:
+def tell_data(prepared: TrainingSetup, console: Console) -> None:
     """Says what was found: splits, notes, and what of the model starts fresh."""
     if jax.process_index() != 0:
         return
@@ -179,14 +179,14 @@ def tell_data(prepared: Prepared, console: Console) -> None:
         console.print(f"{fresh} starts fresh", markup=False, soft_wrap=True)
 
 
-def origin_params(prepared: Prepared, fresh: Mapping[str, Any]) -> dict[str, Any]:
+def origin_params(prepared: TrainingSetup, fresh: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fresh parameters with the origin's in their place, on the run's mesh."""
     origin = prepared.origin
     loaded = load_params(origin, checkpoint="auto", on=prepared.mesh)
     return graft(fresh, loaded.params, ours=prepared.family.heads, theirs=origin.heads)
 
 
-def make_predictor(prepared: Prepared) -> Predictor:
+def make_predictor(prepared: TrainingSetup) -> Predictor:
     """Returns what predicts a split with the run's model."""
     return Predictor(
         prepared.model,
@@ -206,7 +206,7 @@ def _check_batch(section: FinetuneSection, mesh: jax.sharding.Mesh) -> None:
         )
 
 
-def _check_thaw(prepared: Prepared) -> None:
+def _check_thaw(prepared: TrainingSetup) -> None:
     """Refuses a run that ends before gradual unfreezing has reached every unit.
 
     Raises:
