@@ -122,24 +122,6 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def runs_sharding(mesh: Mesh, runs: int) -> NamedSharding:
-    """Returns the layout of arrays that hold several whole runs along their leading axis.
-
-    Every device has runs of its own and none has a part of one, so nothing is ever sent between
-    them. Eight devices take 8 or 16 runs evenly; of 12 runs six of them take two each, of 9 runs
-    three take three: the most devices that divide the runs, since an uneven deal would have
-    devices compute runs that nobody asked for.
-
-    Args:
-        mesh: of one process.
-        runs: how many.
-    """
-    devices = mesh.devices.reshape(-1)
-    used = next(count for count in range(devices.size, 0, -1) if runs % count == 0)
-    part = Mesh(devices[:used].reshape(used, 1, 1), MESH_AXES, axis_types=mesh.axis_types)
-    return NamedSharding(part, partition_spec(("batch",)))
-
-
 def check_divides(mesh: Mesh, axis: str, size: int, *, key: str) -> None:
     """Refuses a mesh that does not divide a logical axis, naming the setting.
 

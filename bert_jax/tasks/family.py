@@ -1,22 +1,25 @@
-"""What a task family is: files → rows, logits → records, records → figures. No JAX in it.
+"""A task family: files → rows, logits → records, records → figures. No JAX in it.
 
-Adding a family is one file with a section and an `open` function, and one line in `registry`.
+A family is a folder with a section, whose `open` returns a `Family`, and a line in `registry`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from bert_jax.errors import UserError
 from bert_jax.model.config import HeadsSection
+from bert_jax.section import Section
+from bert_jax.tasks.collector import Collector
 from bert_jax.text.tokenizer import Tokenizer
 
-# What is known of one example once it has been predicted: plain JSON, with at least an "id", and
-# "label" (None in a test set) and "prediction". `predict` writes it, metrics and the report read
-# it.
+# One predicted example as plain JSON: at least "id", "label" (None in a test set) and "prediction".
+# `predict` writes it; metrics and the report read it.
 Record: TypeAlias = dict[str, Any]
 
 NO_LABEL = -1  # in token targets: a piece that has none
@@ -41,22 +44,6 @@ class Encoded(NamedTuple):
         return max(map(len, self.sequences))
 
 
-class Collector(Protocol):
-    """Takes the logits of a split's rows, in any order, and makes one record per example."""
-
-    def add(self, row: int, logits: np.ndarray) -> None:
-        """Takes one row's logits: float32, unpadded.
-
-        [labels] for sequence classification, [choices] for a choice, [pieces, labels] for token
-        classification, [pieces, 2] (start, end) for question answering.
-        """
-        ...
-
-    def records(self) -> list[Record]:
-        """Returns a record for every example of the split, in the order of its file."""
-        ...
-
-
 class Split(Protocol):
     """The rows of one file. An example may be cut into several rows."""
 
@@ -67,7 +54,7 @@ class Split(Protocol):
 
     @property
     def examples(self) -> int:
-        """How many examples the rows come from."""
+        """The number of examples that the rows come from."""
         ...
 
     def row(self, index: int) -> Encoded:
@@ -75,56 +62,46 @@ class Split(Protocol):
         ...
 
     def collect(self) -> Collector:
-        """Returns what gathers this split's predictions."""
+        """Returns a collector of this split's predictions."""
         ...
 
 
-class Family(Protocol):
-    """A task with its data opened."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """A task with its data opened.
+
+    Attributes:
+        heads: of its model, with the names of the labels.
+        best_metric: the key of `score` by which checkpoints are ranked; larger is better.
+        splits: those requested, by name.
+        notes: findings about the data that its owner should know, a line each.
+        score: records of a labelled split → figures by name.
+        write_official: split's name, records, directory → the files written, in the layout of the
+            task's own benchmark.
+        class_weights: weight in the loss of an example of each label; None for 1.
+    """
+
+    heads: HeadsSection
+    best_metric: str
+    splits: Mapping[str, Split]
+    notes: Sequence[str]
+    score: Callable[[Sequence[Record]], dict[str, float]]
+    write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]
+    class_weights: tuple[float, ...] | None = None
 
     @property
-    def heads(self) -> HeadsSection:
-        """The heads that its model needs, with the names of the labels."""
-        ...
-
-    @property
-    def best_metric(self) -> str:
-        """The key of `score` by which checkpoints are ranked; larger is better."""
-        ...
-
-    @property
-    def class_weights(self) -> Sequence[float] | None:
-        """What an example of each label weighs in the loss; None for 1."""
-        ...
-
-    @property
-    def splits(self) -> Mapping[str, Split]:
-        """The splits that were asked for, by name."""
-        ...
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What was found in the data that its owner should know, a line each."""
-        ...
-
-    def score(self, records: Sequence[Record]) -> dict[str, float]:
-        """Returns the figures of a labelled split's records."""
-        ...
-
-    def write_official(
-        self, split: str, records: Sequence[Record], directory: Path
-    ) -> Sequence[Path]:
-        """Writes predictions as the task's own benchmark takes them, and returns the files."""
-        ...
+    def dev(self) -> list[str]:
+        """The names of the dev splits; the first one ranks checkpoints."""
+        return [name for name in self.splits if name.startswith("dev")]
 
 
 def dev_splits(family: Family) -> list[str]:
-    """Returns the names of a family's dev splits; the first decides between checkpoints."""
-    return [name for name in family.splits if name.startswith("dev")]
+    """Returns the names of a family's dev splits; the first one ranks checkpoints."""
+    return family.dev
 
 
-class Opening(NamedTuple):
-    """What a family needs to know to open its data."""
+class DataRequest(NamedTuple):
+    """The data that a family is asked to open."""
 
     tokenizer: Tokenizer
     max_length: int  # pieces in a row, special ones included
@@ -135,3 +112,30 @@ class Opening(NamedTuple):
     input: Path | None = None  # the file of role "input"
     labels: tuple[str, ...] | None = None  # of the model; None: found in the training set
     tuned: Mapping[str, float] = {}  # figures of the run's dev evaluation, such as a threshold
+
+    def file(self, section: Section, role: str) -> str:
+        """Returns the file of a role: a field of the section, or the user's own.
+
+        Raises:
+            UserError: there is none.
+        """
+        path = self.input if role == "input" else getattr(section, role)
+        if path is None:
+            raise UserError(f"task.{role}: found none, allowed: a file")
+        return str(path)
+
+
+def needs_labels(role: str) -> bool:
+    """Whether every example of a split of this role must have a label."""
+    return role.startswith(("train", "dev"))
+
+
+def count_notes(path: str | Path, found: Mapping[str, int]) -> list[str]:
+    """Returns a note for each finding that occurs: ``{"texts are cut": 3}`` → 3 texts are cut."""
+    return [f"{path}: {count:,} {what}" for what, count in found.items() if count]
+
+
+def shown_lines(lines: Sequence[int], *, limit: int = 10) -> str:
+    """Returns line numbers for a note: ``(line 3, 7, …)``."""
+    more = ", …" if len(lines) > limit else ""
+    return f"(line {', '.join(map(str, lines[:limit]))}{more})"

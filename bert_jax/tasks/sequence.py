@@ -1,33 +1,30 @@
-"""One label, several labels or a number for a text or a pair of texts: examples → rows → records.
+"""Sequence classification and regression: examples → rows → records.
 
-What the benchmarks' tasks (`glue`) and a table of one's own (`table`) share.
+GLUE's tasks (`glue`) and tables of the user's own (`table`) share it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.data.rows.assemble import assemble
-from bert_jax.errors import RunStopped
-from bert_jax.model.config import HeadsSection, ProblemName
-from bert_jax.tasks.family import Encoded, Record, Split
+from bert_jax.tasks.collector import Collector
+from bert_jax.tasks.columns import TextRow
+from bert_jax.tasks.family import DataRequest, Encoded, Family, Record, shown_lines
+from bert_jax.tasks.labels import Labelling, Target, Weighting, target_of, weights_of
 from bert_jax.tasks.ragged import encode_ragged
+from bert_jax.tasks.scores import figures
 from bert_jax.text.tokenizer import Tokenizer
 
-# A label's number in `Labelling.names`, those of several labels, a number to regress on, or
-# nothing known.
-Target: TypeAlias = int | frozenset[int] | float | None
 
-NAMED_LINES: Final = 10  # in a note
-
-
-class Example(NamedTuple):
-    """One text, or two, and what is known of it."""
+class TextExample(NamedTuple):
+    """One text, or two, with a target."""
 
     id: int | str
     text: str
@@ -36,32 +33,12 @@ class Example(NamedTuple):
     line: int  # in its file, from 1
 
 
-class Labelling(NamedTuple):
-    """What the outputs of the head mean."""
-
-    problem: ProblemName
-    names: tuple[str, ...]  # in the order of the logits; of a regression its one number's
-    threshold: float = 0.5  # of several labels: predicted from this probability on
-
-    @property
-    def heads(self) -> HeadsSection:
-        """The model's heads: a pooled [CLS] and on it the classifier."""
-        return HeadsSection(
-            pooler=True,
-            mlm=False,
-            next_sentence=False,
-            task="sequence_classification",
-            labels=self.names,
-            problem=self.problem,
-        )
-
-
 class SequenceSplit:
     """The rows of one file: ``[CLS] text [SEP]`` or ``[CLS] text [SEP] pair [SEP]``."""
 
     def __init__(
         self,
-        examples: Sequence[Example],
+        texts: Sequence[TextExample],
         *,
         labelling: Labelling,
         tokenizer: Tokenizer,
@@ -70,32 +47,25 @@ class SequenceSplit:
         """Encodes every text once; ids are kept as one array, 4 bytes each.
 
         Args:
-            examples: in the order of the file.
-            labelling: what their targets stand for.
+            texts: in the order of the file.
+            labelling: the meaning of their targets.
             tokenizer: of the run.
             max_length: pieces of a row, special ones included; of longer pairs the longer text is
                 cut.
         """
-        self._examples = examples
-        self._labelling = labelling
-        self._tokenizer = tokenizer
-        self._max_length = max_length
-        self._firsts = encode_ragged(tokenizer, (example.text for example in examples))
-        self._seconds = encode_ragged(tokenizer, (example.pair or "" for example in examples))
-        special = np.asarray([2 if example.pair is None else 3 for example in examples], np.int64)
+        self.texts, self._labelling = texts, labelling
+        self._special, self._max_length = tokenizer.special, max_length
+        self._firsts = encode_ragged(tokenizer, (example.text for example in texts))
+        self._seconds = encode_ragged(tokenizer, (example.pair or "" for example in texts))
+        special = np.asarray([2 if example.pair is None else 3 for example in texts], np.int64)
         lengths = np.diff(self._firsts.offsets) + np.diff(self._seconds.offsets) + special
-        self._lengths = np.minimum(lengths, max_length).astype(np.int32)
-        self.cut = int((lengths > max_length).sum())  # how many were longer than `max_length`
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Pieces of each row: int32 [rows]."""
-        return self._lengths
+        self.lengths: np.ndarray = np.minimum(lengths, max_length).astype(np.int32)
+        self.cut = int((lengths > max_length).sum())  # texts that were longer
 
     @property
     def examples(self) -> int:
-        """How many examples there are, a row each."""
-        return len(self._examples)
+        """The number of examples, one row each."""
+        return len(self.texts)
 
     def row(self, index: int) -> Encoded:
         """Returns one row, its target under "label" where it is known.
@@ -103,97 +73,49 @@ class SequenceSplit:
         The target is an int for one label, float32 [labels] of 0 and 1 for several, a float for a
         regression.
         """
+        example = self.texts[index]
         made = assemble(
             self._firsts[index].tolist(),
-            None if self._examples[index].pair is None else self._seconds[index].tolist(),
-            self._tokenizer.special,
+            None if example.pair is None else self._seconds[index].tolist(),
+            self._special,
             max_length=self._max_length,
         )
-        return Encoded((made.ids,), (made.second,), self._targets(index))
+        target: np.ndarray | int | float | None
+        if isinstance(example.target, frozenset):
+            target = np.zeros(len(self._labelling.names), np.float32)
+            target[sorted(example.target)] = 1
+        else:
+            target = example.target
+        return Encoded((made.ids,), (made.second,), {} if target is None else {"label": target})
 
-    def _targets(self, index: int) -> Mapping[str, np.ndarray | int | float]:
-        target = self._examples[index].target
-        if target is None:
-            return {}
-        if isinstance(target, frozenset):
-            vector = np.zeros(len(self._labelling.names), np.float32)
-            vector[sorted(target)] = 1
-            return {"label": vector}
-        return {"label": target}
+    def collect(self) -> Collector:
+        """Returns a collector of this split's predictions."""
+        return Collector(len(self.texts), reduce=self._checked, finish=self._records)
 
-    def collect(self) -> SequenceCollector:
-        """Returns what gathers this split's predictions."""
-        return SequenceCollector(self._examples, self._labelling)
-
-
-class SequenceCollector:
-    """Takes logits float32 [labels] of each example and makes its record."""
-
-    def __init__(self, examples: Sequence[Example], labelling: Labelling) -> None:
-        """Waits for a row of each example.
-
-        Args:
-            examples: of the split.
-            labelling: what the logits stand for.
-        """
-        self._examples = examples
-        self._labelling = labelling
-        self._logits = np.zeros((len(examples), len(labelling.names)), np.float32)
-        self._seen = np.zeros(len(examples), bool)
-
-    def add(self, row: int, logits: np.ndarray) -> None:
-        """Takes one row's logits.
-
-        Args:
-            row: its number in the split.
-            logits: float32 [labels]; [1] for a regression.
-
-        Raises:
-            ValueError: another shape, or a row that has been taken already.
-            RunStopped: they are not finite.
-        """
+    def _checked(self, row: int, logits: np.ndarray) -> np.ndarray:
         allowed = (len(self._labelling.names),)
         if logits.shape != allowed:
             raise ValueError(f"logits of row {row}: found {logits.shape}, allowed: {allowed}")
-        if self._seen[row]:
-            raise ValueError(f"logits of row {row}: found twice, allowed: once")
-        if not np.isfinite(logits).all():
-            raise RunStopped(
-                f"logits of example {self._examples[row].id}: found {logits.tolist()}, allowed: "
-                f"finite numbers; the model has diverged"
-            )
-        self._seen[row] = True
-        self._logits[row] = logits
+        return logits
 
-    def records(self) -> list[Record]:
-        """Returns a record for every example, in the order of the file.
-
-        Raises:
-            ValueError: an example's logits are missing.
-        """
+    def _records(self, found: Sequence[np.ndarray]) -> list[Record]:
         # A tenth of a second, which reading a configuration need not take.
         from scipy import special
 
-        if not self._seen.all():
-            missing = np.flatnonzero(~self._seen)
-            raise ValueError(
-                f"logits: found none for {len(missing)} of {len(self._seen)} rows, the first of "
-                f"them {missing[0]}, allowed: logits for every row"
-            )
-        logits = self._logits.astype(np.float64)
+        logits = np.asarray(found, np.float64).reshape(len(found), -1)
         if self._labelling.problem == "regression":
-            found = [{"prediction": value} for value in logits[:, 0].tolist()]
+            predicted = [{"prediction": value} for value in logits[:, 0].tolist()]
         elif self._labelling.problem == "multi_label":
-            found = [self._several(row) for row in special.expit(logits).tolist()]
+            predicted = [self._several(row) for row in special.expit(logits).tolist()]
         else:
-            found = [self._one(row) for row in special.softmax(logits, axis=-1).tolist()]
+            predicted = [self._one(row) for row in special.softmax(logits, axis=-1).tolist()]
         return [
             self._base(example) | prediction
-            for example, prediction in zip(self._examples, found, strict=True)
+            for example, prediction in zip(self.texts, predicted, strict=True)
         ]
 
     def _one(self, probabilities: list[float]) -> Record:
-        """The likeliest label; of equals the first."""
+        """The most probable label; the first of equals."""
         names = self._labelling.names
         best = max(range(len(names)), key=probabilities.__getitem__)
         named = dict(zip(names, probabilities, strict=True))
@@ -205,72 +127,113 @@ class SequenceCollector:
         chosen = [name for name, probability in named.items() if probability >= threshold]
         return {"prediction": chosen, "probabilities": named}
 
-    def _base(self, example: Example) -> Record:
+    def _base(self, example: TextExample) -> Record:
         pair = {} if example.pair is None else {"pair": example.pair}
-        label = spelled(example.target, self._labelling)
+        label = self._labelling.spell(example.target)
         return {"id": example.id, "text": example.text, **pair, "label": label}
 
 
-def spelled(target: Target, labelling: Labelling) -> str | list[str] | float | None:
-    """Returns a target as records have it: a name, names in their order, a number or None."""
-    if target is None:
-        return None
-    if isinstance(target, frozenset):
-        return [labelling.names[number] for number in sorted(target)]
-    if labelling.problem == "regression":
-        return float(target)
-    return labelling.names[int(target)]
-
-
-def notes_of(name: str, split: SequenceSplit, examples: Sequence[Example], limit: int) -> list[str]:
-    """Returns what an owner of the data should know of one split, a line each.
-
-    Args:
-        name: of the split.
-        split: made of `examples`.
-        examples: in the order of the file.
-        limit: pieces of a row at most.
-    """
-    notes = []
+def notes_of(name: str, split: SequenceSplit, *, max_length: int) -> list[str]:
+    """Returns what an owner of the data should know of one split, a line each."""
+    notes, count = [], len(split.texts)
     if split.cut:
         notes.append(
-            f"{name}: {split.cut:,} of {len(examples):,} texts are longer than {limit} pieces: cut"
+            f"{name}: {split.cut:,} of {count:,} texts are longer than {max_length} pieces: cut"
         )
     empty = [
         example.line
-        for example in examples
+        for example in split.texts
         if not example.text.strip() or (example.pair is not None and not example.pair.strip())
     ]
     if empty:
-        shown = ", ".join(map(str, empty[:NAMED_LINES])) + (", …" if empty[NAMED_LINES:] else "")
-        notes.append(f"{name}: {len(empty):,} of {len(examples):,} texts are empty (line {shown})")
+        notes.append(f"{name}: {len(empty):,} of {count:,} texts are empty {shown_lines(empty)}")
     return notes
 
 
-@dataclasses.dataclass(frozen=True)
-class SequenceFamily:
-    """A `Family` whose splits are `SequenceSplit`s."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SequenceTask:
+    """A task of sequence classification, without its data.
+
+    Attributes:
+        labelling: the meaning of the head's outputs.
+        column: of the labels, for messages.
+        keys: figures, see `bert_jax.tasks.scores.figures`; the first ranks checkpoints.
+        positive: the label that "f1" is of.
+        separator: between several labels in a text.
+        class_weights: see `weights_of`.
+        write_official: see `Family`.
+    """
 
     labelling: Labelling
-    best_metric: str
-    class_weights: tuple[float, ...] | None
-    splits: Mapping[str, Split]
-    notes: tuple[str, ...]
-    figures: Callable[[Sequence[Record]], dict[str, float]]  # of labelled records, one or more
-    official: Callable[[str, Sequence[Record], Path], Sequence[Path]]
+    column: str
+    keys: tuple[str, ...]
+    class_weights: Weighting
+    write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]
+    positive: str | None = None
+    separator: str = "|"
 
-    @property
-    def heads(self) -> HeadsSection:
-        """The heads that its model needs, with the names of the labels."""
-        return self.labelling.heads
+    def examples(self, rows: Sequence[TextRow], *, required: bool) -> list[TextExample]:
+        """Returns the examples of a file.
 
-    def score(self, records: Sequence[Record]) -> dict[str, float]:
+        Args:
+            rows: of the file.
+            required: whether each needs a label.
+
+        Raises:
+            UserError: a label that is missing where it is required, or unknown.
+        """
+        target = functools.partial(
+            target_of,
+            labelling=self.labelling,
+            column=self.column,
+            separator=self.separator,
+            required=required,
+        )
+        return [TextExample(row.id, row.text, row.pair, target(row), row.line) for row in rows]
+
+    def family(
+        self,
+        examples: Mapping[str, Sequence[TextExample]],
+        request: DataRequest,
+        *,
+        notes: Sequence[str],
+    ) -> Family:
+        """Returns the task with its data.
+
+        Args:
+            examples: of each split. Without "train" there are no class weights.
+            request: for the tokenizer and the length of rows.
+            notes: on the data, before those on its texts.
+        """
+        splits = {
+            name: SequenceSplit(
+                found,
+                labelling=self.labelling,
+                tokenizer=request.tokenizer,
+                max_length=request.max_length,
+            )
+            for name, found in examples.items()
+        }
+        more = [
+            note
+            for name, split in splits.items()
+            for note in notes_of(name, split, max_length=request.max_length)
+        ]
+        weights = None
+        if "train" in examples:
+            targets = (example.target for example in examples["train"])
+            weights = weights_of(self.class_weights, self.labelling, targets)
+        return Family(
+            heads=self.labelling.heads,
+            best_metric=self.keys[0],
+            class_weights=weights,
+            splits=splits,
+            notes=(*notes, *more),
+            score=self._score,
+            write_official=self.write_official,
+        )
+
+    def _score(self, records: Sequence[Record]) -> dict[str, float]:
         """Returns the figures of those records that have a label; {} if none has."""
         labelled = [record for record in records if record["label"] is not None]
-        return self.figures(labelled) if labelled else {}
-
-    def write_official(
-        self, split: str, records: Sequence[Record], directory: Path
-    ) -> Sequence[Path]:
-        """Writes predictions as the task's own benchmark takes them, and returns the files."""
-        return self.official(split, records, directory)
+        return figures(labelled, self.keys, positive=self.positive) if labelled else {}

@@ -99,7 +99,7 @@ class _Loop:
         if phase.watch:
             self.display.say(phase.watch.expectation, style="dim")
         lower = functools.partial(lower_train_step, spec.step, accumulation=phase.accumulation)
-        step_fn = StepPrograms(lower, shapes=phase.shapes)
+        step_fn = phase.step or StepPrograms(lower, shapes=phase.shapes)
         running: tuple[DeviceBatch, Metrics] | None = None
         with phase.loader.batches(first_step=tracker.first_batch()) as rows:
             for batch in prefetch_to_device(rows, spec.mesh, shares=spec.share.count):

@@ -18,7 +18,7 @@ from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train.checkpoint_store import CheckpointWriter
 from bert_jax.train.sections import TrainSection
-from bert_jax.train.step import StepSpec
+from bert_jax.train.step import StepSpec, TrainStep
 
 HostBatches: TypeAlias = AbstractContextManager[Iterator[HostBatch]]
 Evaluate: TypeAlias = Callable[[Params], Mapping[str, float]]  # parameters → scores
@@ -56,6 +56,7 @@ class Phase:
     flops_per_row: float
     evaluate: Evaluate | None  # None: nothing to evaluate on
     watch: Watch | None  # None: the scores are not watched
+    step: TrainStep | None = None  # shared with other runs; None: compiled for this one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

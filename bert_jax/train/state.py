@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
@@ -99,19 +101,32 @@ def initialise(
         abstract: from `abstract_state`.
         seed: of the whole run.
     """
+    leaves, structure = jax.tree.flatten(abstract)
+    draw = _initialiser(task.build, optimizer, structure, tuple(leaf.sharding for leaf in leaves))
+    return draw(np.asarray(jax.random.key_data(_keys(seed))))
 
-    def draw() -> TrainState:
-        model_key, _ = _keys(seed)
-        params = nnx.to_pure_dict(nnx.split(task.build(nnx.Rngs(params=model_key)))[1])
+
+@functools.lru_cache(maxsize=1)
+def _initialiser(
+    build: Callable[[nnx.Rngs], nnx.Module],
+    optimizer: optax.GradientTransformation,
+    structure: Any,
+    shardings: tuple[jax.sharding.Sharding, ...],
+) -> Callable[[np.ndarray], TrainState]:
+    """Returns key data of model and run, uint32 [2, 2] → state; runs of several seeds share it."""
+
+    def draw(keys: jax.Array) -> TrainState:
+        model_key = jax.random.wrap_key_data(keys[0], impl="threefry2x32")
+        params = nnx.to_pure_dict(nnx.split(build(nnx.Rngs(params=model_key)))[1])
         return TrainState(
             step=jnp.zeros((), jnp.int32),
-            rng=run_key(seed),
+            rng=keys[1],
             params=params,
             opt_state=optimizer.init(params),
             healthy=jnp.ones((), jnp.bool_),
         )
 
-    return jax.jit(draw, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))()
+    return jax.jit(draw, out_shardings=jax.tree.unflatten(structure, shardings))
 
 
 def run_key(seed: int) -> jax.Array:

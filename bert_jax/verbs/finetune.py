@@ -8,9 +8,10 @@ from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
 from bert_jax.section import need
 from bert_jax.tasks.sweep.run import SWEEP, plan, sweep
-from bert_jax.tasks.training.run import fine_run
+from bert_jax.tasks.training.programs import FinetunePrograms
+from bert_jax.tasks.training.run import run_finetuning
 from bert_jax.tasks.training.settings import FinetuneSettings
-from bert_jax.tasks.training.setup import claim, make_predictor, prepare, tell_data
+from bert_jax.tasks.training.setup import claim, prepare, tell_data
 from bert_jax.train.loop import Outcome
 
 
@@ -44,7 +45,7 @@ def finetune(
     if (root / SWEEP).exists():
         raise UserError(f"run_dir: {root} holds a sweep; allowed: its settings, or a new run_dir")
     tell_data(prepared, console)
-    return fine_run(prepared, root, make_predictor(prepared), console=console)
+    return run_finetuning(prepared, root, FinetunePrograms(prepared), console=console)
 
 
 def finetune_settings(config: RunConfig) -> FinetuneSettings:

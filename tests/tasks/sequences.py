@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.tasks.family import Opening, Record, Split
+from bert_jax.tasks.family import DataRequest, Record, Split
 from bert_jax.text import Tokenizer
 from bert_jax.text.wordpiece import load_wordpiece
 
@@ -24,9 +24,9 @@ def make_tokenizer(directory: Path) -> Tokenizer:
     return load_wordpiece(path, lower_case=True)
 
 
-def opening(directory: Path, *roles: str, **changes: object) -> Opening:
+def opening(directory: Path, *roles: str, **changes: object) -> DataRequest:
     """What a run would open its data with; train and dev without roles."""
-    made = Opening(make_tokenizer(directory / "tokenizer"), max_length=16, seed=0)
+    made = DataRequest(make_tokenizer(directory / "tokenizer"), max_length=16, seed=0)
     return made._replace(roles=roles or made.roles, **changes)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.tasks.family import Opening
-from bert_jax.tasks.squad.family import SquadFamily, SquadSection, open_squad
+from bert_jax.tasks.family import DataRequest, Family
+from bert_jax.tasks.squad.family import SquadSection
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
@@ -86,9 +86,9 @@ def open_one(
     tuned: dict[str, float] | None = None,
     lower_case: bool = True,
     **settings: Any,
-) -> SquadFamily:
+) -> Family:
     """Opens one file in one role."""
     section = SquadSection(**{role: path}, max_query_length=max_query_length, **settings)
     tokenizer = letters_tokenizer(lower_case=lower_case)
-    opening = Opening(tokenizer, max_length, seed=0, roles=(role,), tuned=tuned or {})
-    return open_squad(section, opening)
+    opening = DataRequest(tokenizer, max_length, seed=0, roles=(role,), tuned=tuned or {})
+    return section.open(opening)

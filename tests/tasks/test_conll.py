@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.tokens.conll import Columns, read_conll
+from bert_jax.tasks.tokens.conll import ConllColumns, read_conll
 
 
 def write(directory: Path, text: str) -> Path:
@@ -29,8 +29,8 @@ Peter NNP I-NP I-PER
 
 
 def test_columns_of_2003_are_read_sentence_by_sentence(tmp_path: Path) -> None:
-    file = read_conll(write(tmp_path, COLUMNS_OF_2003), Columns(), labels="required")
-    assert file.labelled
+    file = read_conll(write(tmp_path, COLUMNS_OF_2003), ConllColumns(), labelled=True)
+    assert file.sentences[0].labels is not None
     assert [tuple(sentence) for sentence in file.sentences] == [
         (["EU", "rejects"], ["I-ORG", "O"], [3, 4]),
         (["Peter", "#"], ["I-PER", "O"], [7, 8]),
@@ -40,34 +40,34 @@ def test_columns_of_2003_are_read_sentence_by_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("label", "first"), [(1, "NNP"), (2, "I-NP"), (-2, "I-NP"), (3, "I-ORG")])
 def test_any_column_is_the_label(tmp_path: Path, label: int, first: str) -> None:
     path = write(tmp_path, COLUMNS_OF_2003)
-    file = read_conll(path, Columns(label=label), labels="required")
+    file = read_conll(path, ConllColumns(label=label), labelled=True)
     assert file.sentences[0].labels is not None
     assert file.sentences[0].labels[0] == first
 
 
 def test_a_document_line_of_any_width_divides_sentences(tmp_path: Path) -> None:
     text = "a O\n-DOCSTART-\nb O\n-DOCSTART- (1 EU -X-)\nc O"
-    file = read_conll(write(tmp_path, text), Columns(), labels="required")
+    file = read_conll(write(tmp_path, text), ConllColumns(), labelled=True)
     assert [sentence.tokens for sentence in file.sentences] == [["a"], ["b"], ["c"]]
 
 
 def test_comments_are_skipped_where_they_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, "# sent_id = 1 of many\na O\n# text\nb O\n")
-    file = read_conll(path, Columns(comment="# "), labels="required")
+    file = read_conll(path, ConllColumns(comment="# "), labelled=True)
     assert file.sentences == [(["a", "b"], ["O", "O"], [2, 4])]
     with pytest.raises(UserError, match="line 2: found 2 columns, allowed: 6, as in line 1"):
-        read_conll(path, Columns(), labels="required")
+        read_conll(path, ConllColumns(), labelled=True)
 
 
 def test_a_separator_keeps_spaces_within_a_column(tmp_path: Path) -> None:
     path = write(tmp_path, "New York\t\tB-LOC\nis\tx\tO\n")
-    file = read_conll(path, Columns(separator="\t"), labels="required")
+    file = read_conll(path, ConllColumns(separator="\t"), labelled=True)
     assert file.sentences[0].tokens == ["New York", "is"]
 
 
 def test_line_ends_of_windows_marks_and_odd_white_space_are_no_text(tmp_path: Path) -> None:
     text = "\ufeffa\u00a0b  O \r\n \t \r\n\u2028\tO\r\n\r\n\r\n"
-    file = read_conll(write(tmp_path, text), Columns(), labels="required")
+    file = read_conll(write(tmp_path, text), ConllColumns(), labelled=True)
     assert [sentence.tokens for sentence in file.sentences] == [["a\u00a0b"], ["\u2028"]]
     assert file.sentences[1].lines == [3]
 
@@ -92,7 +92,7 @@ def test_a_line_that_cannot_be_read_is_named(
 ) -> None:
     path = write(tmp_path, text)
     with pytest.raises(UserError, match=message) as error:
-        read_conll(path, Columns(**columns), labels="required")
+        read_conll(path, ConllColumns(**columns), labelled=True)
     assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)
 
@@ -100,7 +100,7 @@ def test_a_line_that_cannot_be_read_is_named(
 def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "tags.txt").write_bytes(b"a O\nb\xff O\n")
     with pytest.raises(UserError, match="line 2: found byte 0xff"):
-        read_conll(tmp_path / "tags.txt", Columns(), labels="required")
+        read_conll(tmp_path / "tags.txt", ConllColumns(), labelled=True)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
 def test_a_file_is_labelled_only_if_every_token_is(
     tmp_path: Path, text: str, columns: dict[str, Any], stray: int
 ) -> None:
-    file = read_conll(write(tmp_path, text), Columns(**columns), labels="optional")
-    assert not file.labelled
+    file = read_conll(write(tmp_path, text), ConllColumns(**columns), labelled=False)
+    assert file.sentences[0].labels is None
     assert file.sentences[0].tokens == ["a", "b"]
     assert file.sentences[0].labels is None
     assert file.stray_labels == stray
@@ -134,7 +134,7 @@ def test_what_is_written_in_columns_is_read(
 ) -> None:
     text = "\n".join("".join(f"{a} {b}\n" for a, b in lines) for lines in sentences)
     path = write(tmp_path_factory.mktemp("conll"), text)
-    file = read_conll(path, Columns(), labels="required")
+    file = read_conll(path, ConllColumns(), labelled=True)
     found = [
         list(zip(sentence.tokens, sentence.labels or [], strict=True))
         for sentence in file.sentences

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.glue.family import GlueSection, open_glue
+from bert_jax.tasks.family import Family
+from bert_jax.tasks.glue.family import GlueSection
 from bert_jax.tasks.glue.files import TASKS
-from bert_jax.tasks.sequence import SequenceFamily
 from tests.tasks.sequences import labels_of, opening, predict, write_lines
 
 HEADER_MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
@@ -61,11 +61,11 @@ TRAIN: dict[str, tuple[list[str], list[str | float]]] = {
 }
 
 
-def glue(directory: Path, name: str, *roles: str, **changes: object) -> SequenceFamily:
+def glue(directory: Path, name: str, *roles: str, **changes: object) -> Family:
     """Opens a task whose files lie there."""
     options = {key: changes.pop(key) for key in ("labels", "input", "max_length") if key in changes}
     section = GlueSection.model_validate({"name": name, "data": str(directory), **changes})
-    return open_glue(section, opening(directory, *roles, **options))
+    return section.open(opening(directory, *roles, **options))
 
 
 def refusal(directory: Path, name: str, *roles: str, **changes: object) -> str:
@@ -195,8 +195,7 @@ def test_lines_of_qqp_that_the_original_broke_are_left_out_and_counted(tmp_path:
     family = glue(tmp_path, "qqp", "train")
     assert family.splits["train"].examples == 2
     assert family.notes == (
-        "train: 2 lines have too few fields, as they do in the original, and are left out "
-        "(line 3, 5)",
+        "train: 2 lines have too few fields, as in the original, and are skipped (line 3, 5)",
     )
     write_lines(tmp_path / "train.tsv", [header, rest[0] + "\tw"])
     assert "line 2: found 7 fields, allowed: 6" in refusal(tmp_path, "qqp", "train")
@@ -222,7 +221,11 @@ def test_fields_of_stsb_beyond_the_header_are_not_read_and_counted(tmp_path: Pat
         ),
         ("rte", [NLI, "0\tw1\tw2\tentailmnt"], 'did you mean "entailment"?'),
         ("sst2", ["sentence\tlabel", "w1\t2"], 'line 2: "label" found "2", allowed: 0, 1'),
-        ("sst2", ["sentence\tlabel", "w1\t"], "line 2: found no label, allowed: one in training"),
+        (
+            "sst2",
+            ["sentence\tlabel", "w1\t"],
+            '"label" found no label, allowed: negative, positive',
+        ),
         (
             "sst2",
             ["sentense\tlabel", "w1\t1"],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.glue.family import GlueSection, open_glue
+from bert_jax.tasks.glue.family import GlueSection
 from bert_jax.tasks.glue.submission import FILES, missing_tasks, write_submission
 from tests.tasks.sequences import opening, predict, write_lines
 
@@ -103,8 +103,8 @@ def test_a_family_writes_the_index_of_its_file(tmp_path: Path) -> None:
     write_lines(tmp_path / "test.tsv", lines)
     # The model's own order of labels makes no difference to the file.
     labels = ("entailment", "not_entailment")
-    family = open_glue(
-        GlueSection(name="wnli", data=str(tmp_path)), opening(tmp_path, "test", labels=labels)
+    family = GlueSection(name="wnli", data=str(tmp_path)).open(
+        opening(tmp_path, "test", labels=labels)
     )
     records = predict(family.splits["test"], [[1, 0], [0, 1]])
     written = family.write_official("test", records, tmp_path / "out")

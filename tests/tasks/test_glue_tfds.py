@@ -14,9 +14,9 @@ from array_record.python import array_record_module  # pyright: ignore[reportAtt
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.glue.family import GlueSection, open_glue
+from bert_jax.tasks.family import Family
+from bert_jax.tasks.glue.family import GlueSection
 from bert_jax.tasks.glue.files import TASKS
-from bert_jax.tasks.sequence import SequenceFamily
 from tests.tasks.sequences import labels_of, opening, predict
 
 VERSION = "2.0.0"
@@ -62,9 +62,9 @@ def prepare(data_dir: Path, name: str, splits: Mapping[str, Examples]) -> Path:
     return directory
 
 
-def glue(data_dir: Path, name: str, *roles: str) -> SequenceFamily:
+def glue(data_dir: Path, name: str, *roles: str) -> Family:
     section = GlueSection.model_validate({"name": name, "data": "tfds", "data_dir": str(data_dir)})
-    return open_glue(section, opening(data_dir, *roles))
+    return section.open(opening(data_dir, *roles))
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "mnli"])

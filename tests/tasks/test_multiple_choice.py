@@ -11,12 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.choice.family import (
-    ChoiceFamily,
-    MultipleChoiceSection,
-    open_multiple_choice,
-)
-from bert_jax.tasks.family import Opening
+from bert_jax.tasks.choice.family import MultipleChoiceSection
+from bert_jax.tasks.family import DataRequest, Family
 from bert_jax.text import Tokenizer
 from tests.tasks.small_tokenizer import small_tokenizer
 
@@ -43,12 +39,12 @@ def open_file(
     role: str = "train",
     max_length: int = 32,
     **settings: Any,
-) -> ChoiceFamily:
+) -> Family:
     path = directory / name
     path.write_bytes(content.encode())
     paths: dict[str, Any] = {} if role == "input" else {role: str(path)}
-    opening = Opening(tokenizer, max_length=max_length, seed=0, roles=(role,), input=path)
-    return open_multiple_choice(MultipleChoiceSection(**paths, **settings), opening)
+    opening = DataRequest(tokenizer, max_length=max_length, seed=0, roles=(role,), input=path)
+    return MultipleChoiceSection(**paths, **settings).open(opening)
 
 
 def test_swag_has_a_sequence_for_every_ending(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -93,7 +89,7 @@ def test_a_row_that_was_not_predicted_is_missed(tokenizer: Tokenizer, tmp_path: 
     split = open_file(tokenizer, tmp_path, SWAG, format="swag").splits["train"]
     collector = split.collect()
     collector.add(1, np.zeros(4, np.float32))
-    with pytest.raises(RuntimeError, match="1 of 2 rows have no prediction"):
+    with pytest.raises(ValueError, match="none for 1 of 2 rows, the first of them 0"):
         collector.records()
 
 
@@ -180,7 +176,7 @@ def test_labels_may_be_missing_where_they_are_asked_for(
     family = open_file(tokenizer, tmp_path, some, name="file.tsv", role=role, format="codah")
     assert family.splits[role].row(1).targets == {}
     assert family.notes[0].endswith(
-        "1 questions have a label and others none: it is read as unlabelled"
+        "1 questions have a label and others none: all are read as unlabelled"
     )
 
 
@@ -227,8 +223,8 @@ def test_mistakes_are_named(
 
 def test_a_role_without_a_file_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
     section = MultipleChoiceSection(format="swag")
-    with pytest.raises(UserError, match=r"task\.test: found nothing, allowed: a table"):
-        open_multiple_choice(section, Opening(tokenizer, max_length=16, seed=0, roles=("test",)))
+    with pytest.raises(UserError, match=r"task\.test: found none, allowed: a file"):
+        section.open(DataRequest(tokenizer, max_length=16, seed=0, roles=("test",)))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from bert_jax.data.rows.assemble import assemble
 from bert_jax.errors import RunStopped
-from bert_jax.tasks.sequence import Example, Labelling, SequenceSplit, notes_of
+from bert_jax.tasks.labels import Labelling
+from bert_jax.tasks.sequence import SequenceSplit, TextExample, notes_of
 from bert_jax.text import Tokenizer
 from tests.tasks.sequences import IDS, labels_of, make_tokenizer, predict
 
@@ -27,17 +28,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def split_of(
-    examples: list[Example], labelling: Labelling, tokenizer: Tokenizer, max_length: int = 8
+    examples: list[TextExample], labelling: Labelling, tokenizer: Tokenizer, max_length: int = 8
 ) -> SequenceSplit:
     return SequenceSplit(examples, labelling=labelling, tokenizer=tokenizer, max_length=max_length)
 
 
 def test_rows_are_cls_text_sep_pair_sep(tokenizer: Tokenizer) -> None:
     examples = [
-        Example("a", "w1x w2", None, 1, 2),
-        Example("b", "w3", "w4 w5", 0, 3),
-        Example("c", "", "", None, 4),
-        Example("d", " ".join(["w6"] * 9), "w7", 0, 5),
+        TextExample("a", "w1x w2", None, 1, 2),
+        TextExample("b", "w3", "w4 w5", 0, 3),
+        TextExample("c", "", "", None, 4),
+        TextExample("d", " ".join(["w6"] * 9), "w7", 0, 5),
     ]
     split = split_of(examples, ONE, tokenizer)
     rows = [tokenizer.pieces(split.row(n).sequences[0]) for n in range(4)]
@@ -51,7 +52,7 @@ def test_rows_are_cls_text_sep_pair_sep(tokenizer: Tokenizer) -> None:
     assert split.lengths.tolist() == [5, 6, 3, 8]
     assert split.lengths.dtype == np.int32
     assert (split.examples, split.cut) == (4, 1)
-    assert notes_of("dev", split, examples, 8) == [
+    assert notes_of("dev", split, max_length=8) == [
         "dev: 1 of 4 texts are longer than 8 pieces: cut",
         "dev: 1 of 4 texts are empty (line 4)",
     ]
@@ -63,7 +64,7 @@ def test_lengths_and_rows_are_those_of_assemble(
     tokenizer: Tokenizer, sizes: list[tuple[int, int | None]]
 ) -> None:
     examples = [
-        Example(n, "w1 " * first, None if second is None else "w2 " * second, None, n)
+        TextExample(n, "w1 " * first, None if second is None else "w2 " * second, None, n)
         for n, (first, second) in enumerate(sizes)
     ]
     split = split_of(examples, ONE, tokenizer, max_length=10)
@@ -81,19 +82,19 @@ def test_lengths_and_rows_are_those_of_assemble(
 
 def test_targets_are_a_number_a_vector_or_nothing(tokenizer: Tokenizer) -> None:
     def labels(labelling: Labelling, *targets: int | frozenset[int] | float | None) -> list[object]:
-        examples = [Example(n, "w1", None, target, n) for n, target in enumerate(targets)]
+        examples = [TextExample(n, "w1", None, target, n) for n, target in enumerate(targets)]
         return labels_of(split_of(examples, labelling, tokenizer))
 
     assert labels(ONE, 1, 0, None) == [1, 0, None]
     several = labels(SEVERAL, frozenset({0, 2}), frozenset(), None)
     assert several == [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], None]
     assert labels(NUMBER, 2.5, None) == [2.5, None]
-    row = split_of([Example(0, "w1", None, frozenset({1}), 1)], SEVERAL, tokenizer).row(0)
+    row = split_of([TextExample(0, "w1", None, frozenset({1}), 1)], SEVERAL, tokenizer).row(0)
     assert np.asarray(row.targets["label"]).dtype == np.float32
 
 
 def test_records_of_one_label(tokenizer: Tokenizer) -> None:
-    examples = [Example(7, "w1", "w2", 0, 2), Example(8, "w3", None, None, 3)]
+    examples = [TextExample(7, "w1", "w2", 0, 2), TextExample(8, "w3", None, None, 3)]
     found = predict(split_of(examples, ONE, tokenizer), [[math.log(3), 0.0], [0.0, 0.0]])
     assert found[0]["probabilities"] == pytest.approx({"bad": 3 / 4, "good": 1 / 4})
     assert {**found[0], "probabilities": None} == {
@@ -115,7 +116,10 @@ def test_records_of_one_label(tokenizer: Tokenizer) -> None:
 
 
 def test_records_of_several_labels(tokenizer: Tokenizer) -> None:
-    examples = [Example(0, "w1", None, frozenset({2, 0}), 2), Example(1, "w2", None, None, 3)]
+    examples = [
+        TextExample(0, "w1", None, frozenset({2, 0}), 2),
+        TextExample(1, "w2", None, None, 3),
+    ]
     logits = [[math.log(3), 0.0, -math.log(3)], [-1.0, -2.0, -100.0]]
     found = predict(split_of(examples, SEVERAL, tokenizer), logits)
     assert [record["label"] for record in found] == [["a", "c"], None]
@@ -127,7 +131,7 @@ def test_records_of_several_labels(tokenizer: Tokenizer) -> None:
 
 
 def test_records_of_a_regression(tokenizer: Tokenizer) -> None:
-    examples = [Example(0, "w1", "w2", 2.0, 2), Example(1, "w1", "w2", None, 3)]
+    examples = [TextExample(0, "w1", "w2", 2.0, 2), TextExample(1, "w1", "w2", None, 3)]
     found = predict(split_of(examples, NUMBER, tokenizer), [[2.5], [-1.0]])
     assert [(record["label"], record["prediction"]) for record in found] == [
         (2.0, 2.5),
@@ -137,20 +141,20 @@ def test_records_of_a_regression(tokenizer: Tokenizer) -> None:
 
 
 def test_large_logits_have_finite_probabilities(tokenizer: Tokenizer) -> None:
-    found = predict(split_of([Example(0, "w1", None, 1, 2)], ONE, tokenizer), [[-3e38, 3e38]])
+    found = predict(split_of([TextExample(0, "w1", None, 1, 2)], ONE, tokenizer), [[-3e38, 3e38]])
     assert found[0]["probabilities"] == {"bad": 0.0, "good": 1.0}
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (), (1, 1), (2,)])
 def test_logits_of_another_shape_are_refused(tokenizer: Tokenizer, shape: tuple[int, ...]) -> None:
     # A regression's [rows, 1] as a whole would make one number out of many.
-    collector = split_of([Example(0, "w1", None, 2.0, 2)] * 2, NUMBER, tokenizer).collect()
+    collector = split_of([TextExample(0, "w1", None, 2.0, 2)] * 2, NUMBER, tokenizer).collect()
     with pytest.raises(ValueError, match=r"allowed: \(1,\)"):
         collector.add(0, np.zeros(shape, np.float32))
 
 
 def test_every_row_is_taken_once(tokenizer: Tokenizer) -> None:
-    collector = split_of([Example(0, "w1", None, 1, 2)] * 3, ONE, tokenizer).collect()
+    collector = split_of([TextExample(0, "w1", None, 1, 2)] * 3, ONE, tokenizer).collect()
     collector.add(1, np.zeros(2, np.float32))
     with pytest.raises(ValueError, match="row 1: found twice"):
         collector.add(1, np.zeros(2, np.float32))
@@ -159,8 +163,8 @@ def test_every_row_is_taken_once(tokenizer: Tokenizer) -> None:
 
 
 def test_a_model_that_has_diverged_makes_no_records(tokenizer: Tokenizer) -> None:
-    collector = split_of([Example(5, "w1", None, 1, 2)], ONE, tokenizer).collect()
-    with pytest.raises(RunStopped, match=r"example 5: found \[nan, 0.0\], allowed: finite"):
+    collector = split_of([TextExample(5, "w1", None, 1, 2)], ONE, tokenizer).collect()
+    with pytest.raises(RunStopped, match="row 0: found NaN or infinity, allowed: finite"):
         collector.add(0, np.asarray([np.nan, 0], np.float32))
 
 

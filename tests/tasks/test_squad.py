@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.family import Opening, Record
-from bert_jax.tasks.squad.family import SquadFamily, SquadSection, open_squad
+from bert_jax.tasks.family import DataRequest, Family, Record
+from bert_jax.tasks.squad.family import SquadSection
 from bert_jax.tasks.squad.file import Answer
-from bert_jax.tasks.squad.split import SquadSplit, find_answer
+from bert_jax.tasks.squad.split import SquadSplit
+from bert_jax.tasks.squad.targets import find_answer
 from tests.tasks import reference_squad
 from tests.tasks.squad_data import letters_tokenizer, open_one, question, squad, write
 
@@ -22,7 +23,7 @@ TOWER = "The  tower of Paris (1889) was built in Élan, un\u00adknown 中国北�
 LONG = " ".join(f"in 18{year:02d} the tower of paris was built" for year in range(100))
 
 
-def _split(family: SquadFamily, role: str = "dev") -> SquadSplit:
+def _split(family: Family, role: str = "dev") -> SquadSplit:
     split = family.splits[role]
     assert isinstance(split, SquadSplit)
     return split
@@ -48,7 +49,7 @@ def _answered(
     return collector.records()
 
 
-def _tower(tmp_path: Path, **settings: Any) -> SquadFamily:
+def _tower(tmp_path: Path, **settings: Any) -> Family:
     start = TOWER.index
     content = squad(
         (
@@ -310,14 +311,14 @@ def test_an_unlabelled_file_is_predicted_and_not_scored(tmp_path: Path) -> None:
     del content["data"][0]["paragraphs"][0]["qas"][0]["answers"]
     section = SquadSection()
     path = Path(write(tmp_path / "mine.json", content))
-    opening = Opening(letters_tokenizer(), 96, 0, roles=("input",), input=path)
-    family = open_squad(section, opening)
+    opening = DataRequest(letters_tokenizer(), 96, 0, roles=("input",), input=path)
+    family = section.open(opening)
     records = _answered(_split(family, "input"), {"a": "paris"})
     assert (records[0]["prediction"], records[0]["label"]) == ("paris", None)
     with pytest.raises(ValueError, match="1 of 1 records are not labelled"):
         family.score(records)
     tuned = opening._replace(tuned={"null_threshold": 99.0})  # of a model that may give no answer
-    records = _answered(_split(open_squad(section, tuned), "input"), {}, null={"a": 300.0})
+    records = _answered(_split(section.open(tuned), "input"), {}, null={"a": 300.0})
     assert records[0]["prediction"] == ""
 
 
@@ -325,15 +326,16 @@ def test_a_family_is_of_version_2_if_one_of_its_files_is(tmp_path: Path) -> None
     _, dev = _v2(tmp_path)
     train = write(tmp_path / "train.json", squad(("the tower", [question("a", "?", ("tower", 4))])))
     section = SquadSection(train=train, dev=dev)
-    family = open_squad(section, Opening(letters_tokenizer(), 96, 0))
-    assert family.version == "2.0"
+    family = section.open(DataRequest(letters_tokenizer(), 96, 0))
     assert family.heads.outputs == 2
+    records = _answered(_split(family), {})
+    assert all("null_score_difference" in record for record in records)
 
 
 def test_mistakes_in_the_settings_are_named(tmp_path: Path) -> None:
     _, path = _v2(tmp_path)
-    with pytest.raises(UserError, match=r"^task.test: found none, allowed: a SQuAD file"):
-        open_squad(SquadSection(dev=path), Opening(letters_tokenizer(), 96, 0, roles=("test",)))
+    with pytest.raises(UserError, match=r"^task.test: found none, allowed: a file"):
+        SquadSection(dev=path).open(DataRequest(letters_tokenizer(), 96, 0, roles=("test",)))
     with pytest.raises(UserError, match=r"^max_length: found 19, allowed: at least 20 where"):
         open_one(path, max_length=19)
     assert open_one(path, max_length=20).splits
@@ -345,7 +347,7 @@ def test_logits_of_every_row_are_needed_and_fit_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="row 0: logits"):
         collector.add(0, np.zeros((split.lengths[0] + 1, 2), np.float32))
     collector.add(1, np.zeros((split.lengths[1], 2), np.float32))
-    with pytest.raises(ValueError, match="1 of 3 rows"):
+    with pytest.raises(ValueError, match="none for 2 of 3 rows"):
         collector.records()
 
 

@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from bert_jax.tasks.squad.answers import Answers, Entry, find_answers, find_candidates, to_record
+from bert_jax.tasks.squad.answers import (
+    Answers,
+    RankedAnswer,
+    find_answers,
+    find_candidates,
+    to_record,
+)
 from bert_jax.tasks.squad.windows import has_most_context
 from tests.tasks import reference_squad
 
@@ -107,7 +113,7 @@ def test_an_empty_context_is_answered_by_nothing() -> None:
     window = find_candidates(logits, most, first=FIRST, offset=0, n_best=20, max_answer_length=30)
     for null in (False, True):
         found = find_answers([window], _text, n_best=20, with_null=null)
-        assert found.nbest == [Entry("", None, (1.0, 2.0))]
+        assert found.nbest == [RankedAnswer("", None, (1.0, 2.0))]
         record = to_record(found, threshold=1e9)
         assert (record["prediction"], record["start"]) == ("", None)
         assert record.get("null_score_difference") == (3.0 if null else None)
@@ -125,7 +131,7 @@ def test_one_best_of_version_2_keeps_the_best_text_beside_no_answer() -> None:
 
 
 def test_no_answer_is_given_above_the_threshold_only() -> None:
-    nbest = [Entry("", None, (2.0, 2.0)), Entry("tower", 4, (1.0, 2.0))]
+    nbest = [RankedAnswer("", None, (2.0, 2.0)), RankedAnswer("tower", 4, (1.0, 2.0))]
     answers = Answers(nbest, 1.0)
     assert to_record(answers, threshold=1.0)["prediction"] == "tower"
     assert to_record(answers, threshold=1.0)["start"] == 4

@@ -11,16 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.sequence import SequenceFamily
-from bert_jax.tasks.table.family import TableSection, open_table
+from bert_jax.tasks.family import Family
+from bert_jax.tasks.table.family import TableSection
 from tests.tasks.sequences import labels_of, opening, predict, write_lines
 
 
-def table(directory: Path, *roles: str, **changes: Any) -> SequenceFamily:
+def table(directory: Path, *roles: str, **changes: Any) -> Family:
     """Opens train.csv (and what else is named), with columns `text` and `label`."""
     options = {key: changes.pop(key) for key in ("labels", "input", "seed") if key in changes}
     values = {"train": str(directory / "train.csv"), "text": "text", "label": "label", **changes}
-    return open_table(TableSection.model_validate(values), opening(directory, *roles, **options))
+    return TableSection.model_validate(values).open(opening(directory, *roles, **options))
 
 
 def refusal(directory: Path, *roles: str, **changes: Any) -> str:
@@ -234,7 +234,7 @@ def test_a_label_may_be_missing_in_a_test_set(tmp_path: Path) -> None:
     # The figures are those of the rows that have a label.
     records = predict(family.splits["input"], [[0, 1], [0, 1]])
     assert family.score(records)["accuracy"] == 1.0
-    assert "task.test: found no file" in refusal(tmp_path, "test", labels=labels)
+    assert "task.test: found none" in refusal(tmp_path, "test", labels=labels)
     found = refusal(tmp_path, "dev", dev=str(some))
     assert 'some.csv: line 3: "label" found no label, allowed: a, b' in found
 
@@ -266,17 +266,19 @@ def test_a_dev_set_is_made_and_said(tmp_path: Path) -> None:
         for split in (train, dev)
     ]
     assert found == [["a"] * 27 + ["b"] * 9 + ["c"], ["a"] * 3 + ["b"]]
-    assert family.notes[-1] == (f"dev: made of {tmp_path}/train.csv, seed 3: 37 of train, 4 of dev")
+    assert family.notes[-1] == (
+        f"dev: split off {tmp_path}/train.csv, seed 3: 37 of train, 4 of dev"
+    )
     # Asked for alone, as an evaluation does, it is the same.
     alone = table(tmp_path, "dev", seed=3, labels=("a", "b", "c"))
     assert set(alone.splits) == {"dev"}
     assert ids(alone, "dev") == ids(family, "dev")
     assert ids(table(tmp_path, "dev", seed=4), "dev") != ids(family, "dev")
     csv_of(tmp_path / "train.csv", ["a", "b"])
-    assert "found 2 rows, too few different ones to make a dev set of" in refusal(tmp_path)
+    assert "found 2 rows, too few different ones to split off a dev set" in refusal(tmp_path)
 
 
-def ids(family: SequenceFamily, name: str) -> list[object]:
+def ids(family: Family, name: str) -> list[object]:
     split = family.splits[name]
     outputs = len(family.heads.labels)
     return [record["id"] for record in predict(split, [[0.0] * outputs] * split.examples)]

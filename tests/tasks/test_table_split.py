@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.tasks.sequence import Example
+from bert_jax.tasks.sequence import TextExample
 from bert_jax.tasks.table.held_out import hold_out
 
 Row = tuple[int, str, str | None]
@@ -18,14 +18,14 @@ ROWS = st.lists(
 )
 
 
-def examples_of(rows: list[Row]) -> list[Example]:
+def examples_of(rows: list[Row]) -> list[TextExample]:
     return [
-        Example(number, text, pair, label, number)
+        TextExample(number, text, pair, label, number)
         for number, (label, text, pair) in enumerate(rows)
     ]
 
 
-def contents(examples: list[Example]) -> Counter[Row]:
+def contents(examples: list[TextExample]) -> Counter[Row]:
     return Counter((int(e.target or 0), e.text, e.pair) for e in examples)  # type: ignore[arg-type]
 
 
@@ -75,6 +75,6 @@ def test_a_seed_chooses_others() -> None:
 
 def test_numbers_and_several_labels_are_not_sorted_by_label() -> None:
     for target in (1.5, frozenset({1})):
-        examples = [Example(n, f"text {n}", None, target, n) for n in range(50)]
+        examples = [TextExample(n, f"text {n}", None, target, n) for n in range(50)]
         train, dev = hold_out(examples, fraction=0.1, seed=0)
         assert (len(train), len(dev)) == (45, 5)

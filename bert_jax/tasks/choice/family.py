@@ -1,12 +1,11 @@
-"""Multiple choice: which of several texts goes on from another, or answers it."""
+"""Multiple choice: which of several texts continues another, or answers it."""
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,14 +14,14 @@ import pydantic
 from etils import epath
 
 from bert_jax.data.rows.assemble import assemble
-from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import Section
-from bert_jax.tasks.choice.file import ChoiceColumns, ChoiceFile, read_choices
-from bert_jax.tasks.family import Encoded, Opening, Record
+from bert_jax.tasks.choice.file import ChoiceColumns, ChoiceQuestion, read_choices
+from bert_jax.tasks.collector import Collector
+from bert_jax.tasks.family import DataRequest, Encoded, Family, Record, count_notes, needs_labels
 from bert_jax.tasks.ragged import encode_ragged
-from bert_jax.text.tokenizer import SpecialIds, Tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 # SWAG (github.com/rowanz/swagaf, data/train.csv) and CODAH (github.com/Websail-NU/CODAH,
 # data/full_data.tsv: category, prompt, four answers, number of the right one).
@@ -91,41 +90,66 @@ class MultipleChoiceSection(Section):
             raise ValueError(f"label_is: allowed: {count} different names, as there are choices")
         return self
 
+    def open(self, request: DataRequest) -> Family:
+        """Opens the tables.
+
+        Raises:
+            UserError: a file that `read_choices` refuses, a role without a file.
+        """
+        splits: dict[str, ChoiceSplit] = {}
+        notes: list[str] = []
+        for role in request.roles:
+            path = Path(request.file(self, role))
+            file = read_choices(path, self.columns, labelled=needs_labels(role))
+            splits[role] = split = ChoiceSplit(
+                file.questions, request.tokenizer, max_length=request.max_length
+            )
+            found = {
+                "questions have no text": sum(not q.text.strip() for q in file.questions),
+                f"questions are longer than {request.max_length} pieces and are cut": split.cut,
+                "questions have a label and others none: all are read as unlabelled": (
+                    file.stray_labels
+                ),
+            }
+            notes += count_notes(path, found)
+        return Family(
+            heads=HeadsSection(task="multiple_choice", mlm=False, next_sentence=False),
+            best_metric="accuracy",
+            splits=splits,
+            notes=tuple(notes),
+            score=_score,
+            write_official=_write_csv,
+        )
+
 
 class ChoiceSplit:
-    """A table of questions; satisfies `Split`. A question is one row."""
+    """A table of questions, one row each; satisfies `Split`."""
 
-    def __init__(self, file: ChoiceFile, tokenizer: Tokenizer, *, max_length: int) -> None:
+    def __init__(
+        self, questions: Sequence[ChoiceQuestion], tokenizer: Tokenizer, *, max_length: int
+    ) -> None:
         """Encodes the questions.
 
         Args:
-            file: the table.
+            questions: one or more.
             tokenizer: of the run.
             max_length: pieces of a row, special ones included.
         """
-        self._questions = file.questions
-        self._special: SpecialIds = tokenizer.special
-        self._max_length = max_length
-        self._choices = len(file.questions[0].choices)
-        self._texts = encode_ragged(tokenizer, (question.text for question in file.questions))
+        self._questions, self._special, self._max_length = questions, tokenizer.special, max_length
+        self._choices = len(questions[0].choices)
+        self._texts = encode_ragged(tokenizer, (question.text for question in questions))
         self._endings = encode_ragged(
-            tokenizer,
-            itertools.chain.from_iterable(question.choices for question in file.questions),
+            tokenizer, itertools.chain.from_iterable(question.choices for question in questions)
         )
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Pieces of the longest sequence of each row: int32 [rows]."""
-        return np.minimum(self._full_lengths, self._max_length).astype(np.int32)
-
-    @property
-    def cut(self) -> int:
-        """How many questions have a choice of which pieces are left out."""
-        return int(np.sum(self._full_lengths > self._max_length))
+        endings = np.diff(self._endings.offsets).reshape(-1, self._choices)
+        lengths = np.diff(self._texts.offsets) + endings.max(axis=1) + 3
+        # Pieces of the longest sequence of each row.
+        self.lengths: np.ndarray = np.minimum(lengths, max_length).astype(np.int32)
+        self.cut = int(np.sum(lengths > max_length))  # questions with a choice that was longer
 
     @property
     def examples(self) -> int:
-        """How many questions there are."""
+        """The number of questions."""
         return len(self._questions)
 
     def row(self, index: int) -> Encoded:
@@ -145,17 +169,13 @@ class ChoiceSplit:
             {} if label is None else {"label": label},
         )
 
-    def collect(self) -> ChoiceCollector:
-        """Returns what gathers the choices."""
-        return ChoiceCollector(self)
+    def collect(self) -> Collector:
+        """Returns a collector of the choices."""
+        return Collector(len(self._questions), reduce=self._record, finish=list)
 
-    def record(self, index: int, logits: np.ndarray) -> Record:
-        """Returns the record of one question.
-
-        Args:
-            index: of the row.
-            logits: [choices].
-        """
+    def _record(self, index: int, logits: np.ndarray) -> Record:
+        if logits.shape != (self._choices,):
+            raise ValueError(f"logits of row {index}: found {logits.shape}, not ({self._choices},)")
         question = self._questions[index]
         weights = np.exp(logits.astype(np.float64) - np.max(logits))
         return {
@@ -167,93 +187,18 @@ class ChoiceSplit:
             "probabilities": (weights / weights.sum()).tolist(),
         }
 
-    @property
-    def _full_lengths(self) -> np.ndarray:
-        endings = np.diff(self._endings.offsets).reshape(-1, self._choices)
-        return np.diff(self._texts.offsets) + endings.max(axis=1) + 3
+
+def _score(records: Sequence[Record]) -> dict[str, float]:
+    """Returns the share of questions whose prediction is the label."""
+    return {"accuracy": float(np.mean([r["label"] == r["prediction"] for r in records]))}
 
 
-class ChoiceCollector:
-    """Gathers a record for each question; satisfies `Collector`."""
-
-    def __init__(self, split: ChoiceSplit) -> None:
-        self._split = split
-        self._records: list[Record | None] = [None] * split.examples
-
-    def add(self, row: int, logits: np.ndarray) -> None:
-        """Takes one row's logits: [choices]."""
-        self._records[row] = self._split.record(row, logits)
-
-    def records(self) -> list[Record]:
-        """Returns a record for every question, in the order of the file.
-
-        Raises:
-            RuntimeError: a row was not added.
-        """
-        found = [record for record in self._records if record is not None]
-        if len(found) < len(self._records):
-            missing = len(self._records) - len(found)
-            raise RuntimeError(f"{missing} of {len(self._records)} rows have no prediction")
-        return found
-
-
-@dataclasses.dataclass(frozen=True)
-class ChoiceFamily:
-    """A multiple choice task with its data opened; satisfies `Family`."""
-
-    splits: Mapping[str, ChoiceSplit]
-    notes: Sequence[str]
-    heads: HeadsSection
-    best_metric: str = "accuracy"
-    class_weights: Sequence[float] | None = None
-
-    def score(self, records: Sequence[Record]) -> dict[str, float]:
-        """Returns the accuracy: the share of questions whose prediction is the label."""
-        right = [record["label"] == record["prediction"] for record in records]
-        return {"accuracy": float(np.mean(right))}
-
-    def write_official(
-        self, split: str, records: Sequence[Record], directory: Path
-    ) -> Sequence[Path]:
-        """Writes ``SPLIT.csv``: id, prediction (the number of the choice, from 0)."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["id", "prediction"])
-        writer.writerows([record["id"], record["prediction"]] for record in records)
-        path = directory / f"{split}.csv"
-        write_whole(epath.Path(path), text.getvalue().encode())
-        return [path]
-
-
-def open_multiple_choice(section: MultipleChoiceSection, opening: Opening) -> ChoiceFamily:
-    """Opens the tables.
-
-    Args:
-        section: the task.
-        opening: what is wanted of it.
-
-    Raises:
-        UserError: a file that `read_choices` refuses, a role without a file.
-    """
-    splits: dict[str, ChoiceSplit] = {}
-    notes: list[str] = []
-    for role in opening.roles:
-        paths = {"train": section.train, "dev": section.dev, "test": section.test}
-        path = opening.input if role == "input" else paths[role]
-        if path is None:
-            raise UserError(f"task.{role}: found nothing, allowed: a table")
-        file = read_choices(
-            Path(path),
-            section.columns,
-            labels="required" if role in ("train", "dev") else "optional",
-        )
-        split = ChoiceSplit(file, opening.tokenizer, max_length=opening.max_length)
-        splits[role] = split
-        found = {
-            "questions have no text": sum(not q.text.strip() for q in file.questions),
-            f"questions are longer than {opening.max_length} pieces and are cut": split.cut,
-            "questions have a label and others none: it is read as unlabelled": file.stray_labels,
-        }
-        notes += [f"{file.path}: {count} {what}" for what, count in found.items() if count]
-    heads = HeadsSection(task="multiple_choice", mlm=False, next_sentence=False)
-    return ChoiceFamily(splits, tuple(notes), heads)
+def _write_csv(split: str, records: Sequence[Record], directory: Path) -> Sequence[Path]:
+    """Writes ``SPLIT.csv``: id, prediction (the number of the choice, from 0)."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["id", "prediction"])
+    writer.writerows([record["id"], record["prediction"]] for record in records)
+    path = directory / f"{split}.csv"
+    write_whole(epath.Path(path), text.getvalue().encode())
+    return [path]

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from bert_jax.data.tables import TableRow, read_lines, read_table
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.tasks.table.files import no_column
+from bert_jax.tasks.columns import require_columns
 
 
 class ChoiceColumns(NamedTuple):
@@ -26,7 +26,7 @@ class ChoiceColumns(NamedTuple):
     label_is: Literal["index", "column", "text"] | tuple[str, ...] = "index"
 
 
-class Question(NamedTuple):
+class ChoiceQuestion(NamedTuple):
     """One row of a table."""
 
     id: str | None
@@ -38,43 +38,34 @@ class Question(NamedTuple):
 class ChoiceFile(NamedTuple):
     """What a file holds."""
 
-    path: Path
-    questions: list[Question]  # all of them labelled, or none
+    questions: list[ChoiceQuestion]  # all of them labelled, or none
     stray_labels: int = 0  # of an unlabelled file: questions that have a label nevertheless
 
-    @property
-    def labelled(self) -> bool:
-        """Whether every question has a label."""
-        return self.questions[0].label is not None
 
-
-def read_choices(
-    path: Path, columns: ChoiceColumns, *, labels: Literal["required", "optional"]
-) -> ChoiceFile:
+def read_choices(path: Path, columns: ChoiceColumns, *, labelled: bool) -> ChoiceFile:
     """Reads a table of questions.
 
     Args:
         path: what `read_table` reads; without a header .csv or .tsv.
         columns: what to read.
-        labels: "optional" lets the label column be missing, or empty.
+        labelled: whether every question must have a label.
 
     Raises:
         UserError: as `read_table`; a column that is not there, no question, a line with too few or
             too many fields, an empty choice, or a label that is none of the choices.
     """
-    questions: list[Question] = []
+    questions: list[ChoiceQuestion] = []
     for row in read_table(path) if columns.header else _read_bare(path):
-        _check_columns(row, columns, labels=labels)
+        require_columns(row, _asked(columns, labelled=labelled))
         questions.append(_question(row, columns))
-        if labels == "required" and questions[-1].label is None:
+        if labelled and questions[-1].label is None:
             raise UserError(f"{row.place}: found no label, allowed: one in each line")
     if not questions:
         raise UserError(f"{path}: found no question, allowed: one in each line")
     given = sum(question.label is not None for question in questions)
-    if given < len(questions):
-        unlabelled = [question._replace(label=None) for question in questions]
-        return ChoiceFile(path, unlabelled, stray_labels=given)
-    return ChoiceFile(path, questions)
+    if given == len(questions):
+        return ChoiceFile(questions)
+    return ChoiceFile([question._replace(label=None) for question in questions], given)
 
 
 def _read_bare(path: Path) -> Iterator[TableRow]:
@@ -107,17 +98,13 @@ def _read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"{path}: line {reader.line_num}: found no CSV ({error})") from None
 
 
-def _check_columns(row: TableRow, columns: ChoiceColumns, *, labels: str) -> None:
+def _asked(columns: ChoiceColumns, *, labelled: bool) -> list[tuple[str, str | None]]:
     asked = [("text", columns.text), *(("choices", name) for name in columns.choices)]
-    asked += [("stem", columns.stem)] if columns.stem else []
-    asked += [("id", columns.id)] if columns.id else []
-    asked += [("label", columns.label)] if labels == "required" else []
-    for key, name in asked:
-        if name not in row.values:
-            raise no_column(key, name, list(row.values), row.names_place)
+    asked += [("stem", columns.stem), ("id", columns.id)]
+    return [*asked, ("label", columns.label)] if labelled else asked
 
 
-def _question(row: TableRow, columns: ChoiceColumns) -> Question:
+def _question(row: TableRow, columns: ChoiceColumns) -> ChoiceQuestion:
     choices = tuple(row.text(name) for name in columns.choices)
     for name, choice in zip(columns.choices, choices, strict=True):
         if not choice.strip():
@@ -127,7 +114,7 @@ def _question(row: TableRow, columns: ChoiceColumns) -> Question:
             )
     stem = f"{row.text(columns.stem)} " if columns.stem else ""
     label = row.values.get(columns.label)
-    return Question(
+    return ChoiceQuestion(
         id=str(row.values[columns.id]) if columns.id else None,
         text=row.text(columns.text),
         choices=tuple(f"{stem}{choice}".strip() for choice in choices),

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from bert_jax.data.tables import TableRow, ragged, read_lines, read_table
-from bert_jax.errors import UserError
-from bert_jax.tasks.table.files import no_column
+from bert_jax.tasks.columns import TextRow, missing_column
+from bert_jax.tasks.labels import label_number
 
 TaskName: TypeAlias = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
 
 
 class GlueTask(NamedTuple):
-    """What one task is called, made of and measured by."""
+    """A task: its files, columns, labels and figures."""
 
     directory: str  # of its files, in the archive
     text: tuple[str, ...]  # the column, under any of its names
@@ -26,7 +26,7 @@ class GlueTask(NamedTuple):
     label: tuple[str, ...]
     names: tuple[str, ...]  # of the labels, in the order of the logits
     spelled: Literal["number", "name"]  # the labels in the files, by their number or name
-    figures: tuple[str, ...]  # the first is what checkpoints are ranked by
+    figures: tuple[str, ...]  # the first ranks checkpoints
     # What to do with a line of too few fields ("skip") or too many ("trim"); else it is an error.
     ragged: Literal["refuse", "skip", "trim"] = "refuse"
 
@@ -100,21 +100,10 @@ _COLA: Final = ("source", "label", "star", "sentence")  # train.tsv and dev.tsv 
 _IDS: Final = ("index", "id")
 
 
-class GlueRow(NamedTuple):
-    """One example, its label still as the file spells it."""
-
-    place: str  # such as "dev.tsv: line 7"
-    line: int
-    id: int  # its index or id, or its number in the file, from 0
-    text: str
-    pair: str | None
-    label: str | float | None
-
-
 class GlueRows(NamedTuple):
     """One file."""
 
-    rows: list[GlueRow]
+    rows: list[TextRow]
     skipped: tuple[int, ...] = ()  # lines with too few fields, where they are known to be there
     trimmed: tuple[int, ...] = ()  # lines with too many
 
@@ -188,22 +177,22 @@ def _is_bare_cola(task: str, fields: Sequence[str]) -> bool:
     return task == "cola" and len(fields) == len(_COLA) and "sentence" not in fields
 
 
-def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> GlueRow:
+def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> TextRow:
     text = _column(row, layout.text, "text")
     pair = _column(row, layout.pair, "pair") if layout.pair else None
     label = None
     if labelled or any(name in row.values for name in layout.label):
-        label = row.values[_column(row, layout.label, "label")]
+        label = _label(row, _column(row, layout.label, "label"), layout)
     index = next((row.values[name] for name in _IDS if name in row.values), number)
     if not isinstance(index, int):
         index = int(index) if str(index).isdecimal() else number
-    return GlueRow(
+    return TextRow(
         place=row.place,
         line=row.line,
         id=index,
-        text=_text(row, text),
-        pair=None if pair is None else _text(row, pair),
-        label=None if label in ("", None, -1, "-1") else label,
+        text=row.text(text),
+        pair=None if pair is None else row.text(pair),
+        label=label,
     )
 
 
@@ -211,11 +200,15 @@ def _column(row: TableRow, names: Sequence[str], key: str) -> str:
     for name in names:
         if name in row.values:
             return name
-    raise no_column(key, names[0], list(row.values), row.names_place)
+    raise missing_column(row, key, names[0])
 
 
-def _text(row: TableRow, name: str) -> str:
-    found = row.values[name]
-    if not isinstance(found, str):
-        raise UserError(f'{row.place}: "{name}" found {found!r}, allowed: text')
-    return found
+def _label(row: TableRow, column: str, layout: GlueTask) -> Any:
+    """Returns a label by name; a similarity as it is; None of a test set's."""
+    found = row.values[column]
+    if found in ("", None, -1, "-1"):
+        return None
+    if layout.spelled == "name" or len(layout.names) == 1 or str(found) in layout.names:
+        return found
+    numbers = tuple(map(str, range(len(layout.names))))
+    return layout.names[label_number(str(found), numbers, f'{row.place}: "{layout.label[0]}"')]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bert_jax.errors import UserError, did_you_mean, first_line
-from bert_jax.tasks.glue.files import GlueRow, GlueRows
+from bert_jax.tasks.columns import TextRow
+from bert_jax.tasks.glue.files import GlueRows
 
 NAME: Final = "tfds"  # in the place of a directory
 _DIAGNOSTIC: Final = "diagnostic"
@@ -28,7 +29,7 @@ def read_tfds(task: str, role: str, data_dir: str | None) -> dict[str, GlueRows]
     A dataset that is not there is downloaded and prepared by TFDS.
 
     Args:
-        task: as TFDS calls it, which is as `glue_files.TASKS` does.
+        task: as TFDS and `bert_jax.tasks.glue.files.TASKS` call it.
         role: "train", "dev" or "test".
         data_dir: of TFDS; None for its own default.
 
@@ -78,8 +79,7 @@ def _builder(name: str, data_dir: str | None) -> Any:
         builder = tfds.builder(name, data_dir=data_dir)
         if not builder.is_prepared():
             builder.download_and_prepare(file_format="array_record")
-    # What comes out of it is whatever the network, the mirror's owner or a checksum has gone wrong
-    # with; none of it is this program's.
+    # Failures of the network, the mirror or a checksum, raised as many types.
     except Exception as error:
         raise UserError(
             f"tfds {name}: could not be prepared in {data_dir or 'its default directory'} "
@@ -89,11 +89,11 @@ def _builder(name: str, data_dir: str | None) -> Any:
     return builder
 
 
-def _row(example: Mapping[str, Any], names: list[str] | None, place: str) -> GlueRow:
+def _row(example: Mapping[str, Any], names: list[str] | None, place: str) -> TextRow:
     number = int(example["idx"])
     keys = next(keys for keys in _TEXTS if keys[0] in example)
     texts = [_decoded(example[key]) for key in keys]
-    return GlueRow(
+    return TextRow(
         place=f"{place}: index {number}",
         line=number + 1,
         id=number,

@@ -1,8 +1,8 @@
 """From the logits of windows to answers: candidates, the n best texts, the score of no answer.
 
-The rules are those of google-research/bert `run_squad.py`, `write_predictions`, but for one: where
-none of the best starts and ends make a span, the release answers "empty"; here it is the best span
-there is.
+The rules are those of google-research/bert `run_squad.py`, `write_predictions`, with one exception:
+where none of the best starts and ends make a span, it answers "empty"; here the best span there is
+is proposed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Candidates(NamedTuple):
-    """The spans that one window proposes, the order of equals as in the release."""
+class WindowCandidates(NamedTuple):
+    """The spans that one window proposes, in the order of google-research/bert."""
 
     starts: np.ndarray  # int32 [spans], pieces of the context
     ends: np.ndarray  # int32 [spans], the last piece of each
@@ -23,7 +23,7 @@ class Candidates(NamedTuple):
     null: np.ndarray  # float32 [2], start and end logit of [CLS]
 
 
-class Entry(NamedTuple):
+class RankedAnswer(NamedTuple):
     """One of the n best answers."""
 
     text: str  # "" for none
@@ -37,9 +37,9 @@ class Entry(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What was found for one question."""
+    """The n best answers to one question."""
 
-    nbest: list[Entry]
+    nbest: list[RankedAnswer]
     null_score_difference: float | None  # None in version 1.1
 
 
@@ -51,7 +51,7 @@ def find_candidates(
     offset: int,
     n_best: int,
     max_answer_length: int,
-) -> Candidates:
+) -> WindowCandidates:
     """Reduces a window's logits to the spans made by its best starts and best ends.
 
     Args:
@@ -81,7 +81,7 @@ def find_candidates(
         spare = True
     chosen = np.stack([logits[starts, 0], logits[ends, 1]], axis=1).astype(np.float32)
     shift = offset - first
-    return Candidates(
+    return WindowCandidates(
         (starts + shift).astype(np.int32),
         (ends + shift).astype(np.int32),
         chosen,
@@ -91,7 +91,7 @@ def find_candidates(
 
 
 def find_answers(
-    windows: Sequence[Candidates],
+    windows: Sequence[WindowCandidates],
     text_of: Callable[[int, int], tuple[str, int]],
     *,
     n_best: int,
@@ -112,12 +112,12 @@ def find_answers(
     """
     spans = _spans(windows)
     null = min((_entry("", None, window.null) for window in windows), key=lambda e: e.score)
-    best: Entry | None = None
-    nbest: list[Entry] = []
+    best: RankedAnswer | None = None
+    nbest: list[RankedAnswer] = []
     seen: set[str] = set()
     null_waits = with_null
     for start, end, logits in spans:
-        # Equals keep their order in the release, and it puts the null answer last.
+        # google-research/bert sorts stably with the null answer last.
         if null_waits and null.score > sum(logits) and len(nbest) < n_best:
             nbest.append(null)
             null_waits = False
@@ -128,7 +128,7 @@ def find_answers(
         if key in seen:
             continue
         seen.add(key)
-        nbest.append(Entry(text, place, logits))
+        nbest.append(RankedAnswer(text, place, logits))
         best = best or nbest[-1]
     if null_waits or not nbest:
         nbest.append(null)
@@ -190,7 +190,7 @@ def _best_span(
     return np.array([start]), np.array([start + length])
 
 
-def _spans(windows: Sequence[Candidates]) -> Iterator[tuple[int, int, tuple[float, float]]]:
+def _spans(windows: Sequence[WindowCandidates]) -> Iterator[tuple[int, int, tuple[float, float]]]:
     """First and last piece and logits of the candidates of all windows, best first."""
     kept = [window for window in windows if not window.spare]
     kept = kept or list(windows)
@@ -201,6 +201,6 @@ def _spans(windows: Sequence[Candidates]) -> Iterator[tuple[int, int, tuple[floa
         yield int(starts[index]), int(ends[index]), tuple(logits[index].tolist())
 
 
-def _entry(text: str, start: int | None, logits: np.ndarray) -> Entry:
+def _entry(text: str, start: int | None, logits: np.ndarray) -> RankedAnswer:
     first, last = logits.tolist()
-    return Entry(text, start, (first, last))
+    return RankedAnswer(text, start, (first, last))

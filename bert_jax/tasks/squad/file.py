@@ -30,7 +30,7 @@ class Answer(NamedTuple):
     start: int  # in characters
 
 
-class Question(NamedTuple):
+class SquadQuestion(NamedTuple):
     """One question. Those of one paragraph share its context."""
 
     id: str
@@ -44,7 +44,7 @@ class SquadFile(NamedTuple):
     """What a file holds."""
 
     version: Version
-    questions: tuple[Question, ...]
+    questions: tuple[SquadQuestion, ...]
 
 
 def read_squad(
@@ -86,33 +86,33 @@ def read_squad(
     return SquadFile(version, questions)
 
 
-class _Part(pydantic.BaseModel):
+class _Node(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
-class _Answer(_Part):
+class _Answer(_Node):
     text: str
     answer_start: int
 
 
-class _Question(_Part):
+class _Question(_Node):
     id: str
     question: str
     answers: list[_Answer] | None = None
     is_impossible: bool | None = None
 
 
-class _Paragraph(_Part):
+class _Paragraph(_Node):
     context: str
     qas: list[_Question]
 
 
-class _Article(_Part):
+class _Article(_Node):
     title: str = ""
     paragraphs: list[_Paragraph]
 
 
-class _File(_Part):
+class _File(_Node):
     version: Any = None
     data: list[_Article]
 
@@ -126,7 +126,7 @@ def _walk(content: _File) -> Iterator[tuple[str, _Article, _Paragraph, _Question
 
 def _questions(
     content: _File, path: epath.Path, *, version: Version, needs_answers: bool
-) -> Iterator[Question]:
+) -> Iterator[SquadQuestion]:
     places: dict[str, str] = {}
     for place, article, paragraph, question in _walk(content):
         first = places.setdefault(question.id, place)
@@ -146,7 +146,9 @@ def _questions(
                 f"{path}: {place}.answers: found none, allowed: at least one"
                 + (", or is_impossible" if version == "2.0" else "")
             )
-        yield Question(question.id, article.title, question.question, paragraph.context, answers)
+        yield SquadQuestion(
+            question.id, article.title, question.question, paragraph.context, answers
+        )
 
 
 def _answers(question: _Question, *, version: Version) -> tuple[Answer, ...] | None:

@@ -1,4 +1,4 @@
-"""Where in a text each piece of it stands, found for any tokenizer from its spelling."""
+"""Character offsets of pieces in a text, for any tokenizer, from the spelling of its pieces."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _LONGEST_REMEMBERED: Final = 64  # characters; a text without spaces is one long
 _Spans = list[tuple[int, int]]
 
 
-class Pieces(NamedTuple):
-    """The pieces of a text and where they stand in it."""
+class OffsetPieces(NamedTuple):
+    """The pieces of a text with their places in it."""
 
     ids: list[int]
     starts: np.ndarray  # int32 [pieces], the first character; never falls
@@ -53,7 +53,7 @@ class OffsetEncoder:
         self._mark = CONTINUATION if wordpiece else WORD_START
         self._known: dict[str, tuple[list[int], _Spans]] = {}
 
-    def encode(self, text: str) -> Pieces:
+    def encode(self, text: str) -> OffsetPieces:
         """Returns the pieces of a text, without special ones.
 
         Args:
@@ -71,7 +71,7 @@ class OffsetEncoder:
             counts.append(len(word_ids))
         places = np.array(spans, np.int32).reshape(-1, 2)
         places += np.repeat(np.array(words, np.int32), np.array(counts, np.int32))[:, None]
-        return Pieces(ids, places[:, 0].copy(), places[:, 1].copy())
+        return OffsetPieces(ids, places[:, 0].copy(), places[:, 1].copy())
 
     def _word(self, word: str) -> tuple[list[int], _Spans]:
         known = self._known.get(word)

@@ -1,30 +1,29 @@
-"""The rows of one SQuAD file and what becomes of their logits.
+"""The rows of one SQuAD file, and records from their logits.
 
-Kept in memory are the questions, and a few integers for each window; pieces are made when a row is
-asked for.
+Memory holds the questions and a few integers for each window; pieces are encoded on request.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.tasks.collector import Collector
 from bert_jax.tasks.family import Encoded, Record
 from bert_jax.tasks.squad.answers import (
     Answers,
-    Candidates,
+    WindowCandidates,
     find_answers,
     find_candidates,
     to_record,
 )
-from bert_jax.tasks.squad.file import Answer, Question, Version
-from bert_jax.tasks.squad.offsets import OffsetEncoder, Pieces
+from bert_jax.tasks.squad.file import SquadQuestion, Version
+from bert_jax.tasks.squad.offsets import OffsetEncoder
 from bert_jax.tasks.squad.scores import tune
-from bert_jax.tasks.squad.section import SquadSection
+from bert_jax.tasks.squad.targets import answer_pieces, find_answer
 from bert_jax.tasks.squad.windows import count_windows, has_most_context, window_bounds
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -32,51 +31,15 @@ SPECIAL_PIECES = 3  # [CLS] question [SEP] window [SEP]
 _REMEMBERED = 64  # contexts and questions: a question's windows are often asked for in a row
 
 
-def find_answer(context: str, answer: Answer) -> tuple[int, int] | None:
-    """Returns where an answer stands: first character and one behind the last.
+class SquadOptions(NamedTuple):
+    """How rows are cut and answers chosen."""
 
-    It is where the file says, or else within the words that the file's place touches, white space
-    not counted (`run_squad.py`, `read_squad_examples`); never elsewhere, even where the text
-    occurs.
-
-    Args:
-        context: the paragraph.
-        answer: with the place the file names.
-
-    Returns:
-        None if it is not there.
-    """
-    start, end = answer.start, answer.start + len(answer.text)
-    words = answer.text.split()
-    if not words or start < 0 or end > len(context):
-        return None
-    if context[start:end] == answer.text:
-        start += len(answer.text) - len(answer.text.lstrip())
-        return start, start + len(answer.text.strip())
-    while start and context[start].isspace():
-        start -= 1
-    while start and not context[start - 1].isspace():
-        start -= 1
-    while end < len(context) and not context[end - 1].isspace() and not context[end].isspace():
-        end += 1
-    found = re.compile(r"\s+".join(map(re.escape, words))).search(context, start, end)
-    return found.span() if found else None
-
-
-def answer_pieces(pieces: Pieces, start: int, end: int) -> tuple[int, int] | None:
-    """Returns the first and last of the pieces that characters `start` to `end` touch.
-
-    Args:
-        pieces: of the context.
-        start: first character.
-        end: one behind the last.
-
-    Returns:
-        None if no piece stands there, as for characters that the tokenizer drops.
-    """
-    first = int(np.searchsorted(pieces.ends, start, side="right"))
-    last = int(np.searchsorted(pieces.starts, end, side="left")) - 1
-    return (first, last) if first <= last else None
+    version: Version
+    max_length: int  # pieces of a row, special ones included
+    stride: int  # pieces from window to window
+    max_query_length: int
+    max_answer_length: int
+    n_best: int
 
 
 class SquadSplit:
@@ -84,43 +47,38 @@ class SquadSplit:
 
     def __init__(
         self,
-        questions: Sequence[Question],
+        questions: Sequence[SquadQuestion],
         tokenizer: Tokenizer,
-        section: SquadSection,
+        options: SquadOptions,
         *,
-        max_length: int,
-        version: Version,
         role: str,
         threshold: float | None,
     ) -> None:
         """Counts the pieces of everything once.
 
         Args:
-            questions: of the file. Of those to train on, the ones whose answers are not in their
-              context are left out; of several answers the first that is there is the target.
+            questions: of the file. To train on, those whose answers are not in their context are
+              skipped; of several answers the first that is there is the target.
             tokenizer: the model's.
-            section: how to cut windows and how to choose answers.
-            max_length: pieces in a row, special ones included.
-            version: whether "no answer" is one.
+            options: how to cut windows and to choose answers.
             role: "train" for rows with targets; "dev" to choose the threshold on the records.
             threshold: on the null score difference; None where none is known.
         """
-        self._section, self._version, self._role = section, version, role
-        self._max_length, self._threshold = max_length, threshold
+        self._options, self._role, self._threshold = options, role, threshold
         self._tokenizer = tokenizer
         encode = OffsetEncoder(tokenizer).encode
         self._pieces = functools.lru_cache(_REMEMBERED)(encode)
         self._query = functools.lru_cache(_REMEMBERED)(self._encode_query)
         self.cut_questions = 0
-        kept: list[Question] = []
+        kept: list[SquadQuestion] = []
         sizes: list[tuple[int, int, int, int]] = []  # context, question, first and last of answer
         for question in questions:
             target = self._target(question) if role == "train" else (-1, -1)
             if target is None:
                 continue
             query = len(tokenizer.encode(question.question))
-            self.cut_questions += query > section.max_query_length
-            query = min(query, section.max_query_length)
+            self.cut_questions += query > options.max_query_length
+            query = min(query, options.max_query_length)
             kept.append(question)
             pieces = len(self._pieces(question.context).ids)
             sizes.append((pieces, query, target[0], target[1]))
@@ -128,8 +86,8 @@ class SquadSplit:
         self._questions = tuple(kept)
         table = np.array(sizes, np.int32).reshape(-1, 4)
         self._context_pieces, query_pieces, self._target_first, self._target_last = table.T
-        self._rooms = (max_length - SPECIAL_PIECES - query_pieces).astype(np.int32)
-        counts = count_windows(self._context_pieces, self._rooms, stride=section.stride)
+        self._rooms = (options.max_length - SPECIAL_PIECES - query_pieces).astype(np.int32)
+        counts = count_windows(self._context_pieces, self._rooms, stride=options.stride)
         self._question_of = np.repeat(np.arange(len(kept), dtype=np.int32), counts)
         self._first_row = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         rows = np.arange(len(self._question_of))
@@ -138,7 +96,7 @@ class SquadSplit:
 
     @property
     def examples(self) -> int:
-        """How many questions there are."""
+        """The number of questions."""
         return len(self._questions)
 
     def row(self, index: int) -> Encoded:
@@ -166,7 +124,7 @@ class SquadSplit:
         targets = [piece - start + first if inside else 0 for piece in answer]
         return Encoded((ids,), (first,), {"start": targets[0], "end": targets[1]})
 
-    def question(self, index: int) -> Question:
+    def question(self, index: int) -> SquadQuestion:
         """Returns the question that a window belongs to.
 
         Args:
@@ -174,20 +132,12 @@ class SquadSplit:
         """
         return self._questions[self._question_of[index]]
 
-    def collect(self) -> SquadCollector:
-        """Returns what gathers this split's predictions."""
-        return SquadCollector(self)
+    def collect(self) -> Collector:
+        """Returns a collector of each window's candidates."""
+        return Collector(len(self.lengths), reduce=self._candidates, finish=self._records)
 
-    def candidates(self, index: int, logits: np.ndarray) -> Candidates:
-        """Returns the spans that a window proposes.
-
-        Args:
-            index: of the window.
-            logits: of start and end, float32 [pieces, 2].
-
-        Raises:
-            ValueError: not as many pieces as the row has.
-        """
+    def _candidates(self, index: int, logits: np.ndarray) -> WindowCandidates:
+        """Returns the spans that a window proposes; logits are [pieces, 2], of start and end."""
         if logits.shape != (self.lengths[index], 2):
             raise ValueError(f"row {index}: logits {logits.shape}, not ({self.lengths[index]}, 2)")
         number = int(self._question_of[index])
@@ -196,40 +146,35 @@ class SquadSplit:
             int(self._window_of[index]),
             pieces=int(self._context_pieces[number]),
             room=room,
-            stride=self._section.stride,
+            stride=self._options.stride,
         )
         return find_candidates(
             logits,
             most_context,
-            first=self._max_length - 1 - room,
+            first=self._options.max_length - 1 - room,
             offset=self._bounds(index)[0],
-            n_best=self._section.n_best,
-            max_answer_length=self._section.max_answer_length,
+            n_best=self._options.n_best,
+            max_answer_length=self._options.max_answer_length,
         )
 
-    def records(self, windows: Sequence[Candidates]) -> list[Record]:
-        """Returns a record for each question.
-
-        Args:
-            windows: what each row proposes.
-        """
+    def _records(self, windows: Sequence[WindowCandidates]) -> list[Record]:
         found = [
             self._answers(question, windows[self._first_row[number] : self._first_row[number + 1]])
             for number, question in enumerate(self._questions)
         ]
-        threshold = self._threshold or 0.0  # 0: the release's
-        if self._version == "2.0" and self._role == "dev" and self._threshold is None:
+        threshold = self._threshold or 0.0  # 0: as in google-research/bert
+        if self._options.version == "2.0" and self._role == "dev" and self._threshold is None:
             threshold = tune(self._with_questions(found, threshold=0.0))[1].threshold
         return self._with_questions(found, threshold=threshold)
 
-    def _answers(self, question: Question, windows: Sequence[Candidates]) -> Answers:
+    def _answers(self, question: SquadQuestion, windows: Sequence[WindowCandidates]) -> Answers:
         def text_of(first: int, last: int) -> tuple[str, int]:
             start, end = int(pieces.starts[first]), int(pieces.ends[last])
             return question.context[start:end], start
 
         pieces = self._pieces(question.context)
-        with_null = self._version == "2.0"
-        return find_answers(windows, text_of, n_best=self._section.n_best, with_null=with_null)
+        with_null = self._options.version == "2.0"
+        return find_answers(windows, text_of, n_best=self._options.n_best, with_null=with_null)
 
     def _with_questions(self, found: Sequence[Answers], *, threshold: float) -> list[Record]:
         return [
@@ -238,9 +183,9 @@ class SquadSplit:
         ]
 
     def _encode_query(self, question: str) -> list[int]:
-        return self._tokenizer.encode(question)[: self._section.max_query_length]
+        return self._tokenizer.encode(question)[: self._options.max_query_length]
 
-    def _target(self, question: Question) -> tuple[int, int] | None:
+    def _target(self, question: SquadQuestion) -> tuple[int, int] | None:
         """First and last piece of the answer, (-1, -1) for none, None if it is not there."""
         for answer in question.answers or ():
             span = find_answer(question.context, answer)
@@ -255,50 +200,17 @@ class SquadSplit:
             int(self._window_of[index]),
             pieces=int(self._context_pieces[number]),
             room=int(self._rooms[number]),
-            stride=self._section.stride,
+            stride=self._options.stride,
         )
 
     def _row_lengths(self) -> np.ndarray:
         rooms = self._rooms[self._question_of]
-        starts = self._window_of * np.minimum(rooms, self._section.stride)
+        starts = self._window_of * np.minimum(rooms, self._options.stride)
         left = self._context_pieces[self._question_of] - starts
-        return (self._max_length - rooms + np.minimum(left, rooms)).astype(np.int32)
+        return (self._options.max_length - rooms + np.minimum(left, rooms)).astype(np.int32)
 
 
-class SquadCollector:
-    """Keeps each window's candidates until all are there; satisfies `Collector`."""
-
-    def __init__(self, split: SquadSplit) -> None:
-        """Starts empty.
-
-        Args:
-            split: whose rows will be added.
-        """
-        self._split = split
-        self._windows: list[Candidates | None] = [None] * len(split.lengths)
-
-    def add(self, row: int, logits: np.ndarray) -> None:
-        """Takes one window's logits.
-
-        Args:
-            row: which window.
-            logits: of start and end, float32 [pieces, 2].
-        """
-        self._windows[row] = self._split.candidates(row, logits)
-
-    def records(self) -> list[Record]:
-        """Returns a record for each question, in the order of the file.
-
-        Raises:
-            ValueError: a window has not been added.
-        """
-        windows = [window for window in self._windows if window is not None]
-        if len(windows) != len(self._windows):
-            raise ValueError(f"logits came for {len(windows)} of {len(self._windows)} rows")
-        return self._split.records(windows)
-
-
-def _question_record(question: Question) -> dict[str, Any]:
+def _question_record(question: SquadQuestion) -> dict[str, Any]:
     answers = [{"text": text, "start": start} for text, start in question.answers or ()]
     return {
         "id": question.id,

@@ -1,4 +1,4 @@
-"""Seeds × learning rates × epochs: which runs there are, and what they came to."""
+"""Seeds × learning rates × epochs: the runs of a sweep, and their results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pydantic
 
@@ -25,19 +25,17 @@ class SweepSection(Section):
     seeds: int = pydantic.Field(default=1, ge=1)  # the run's seed and those that follow it
     learning_rates: tuple[pydantic.PositiveFloat, ...] = ()  # (): the optimizer's alone
     epochs: tuple[pydantic.PositiveInt, ...] = ()  # (): the run's alone
-    # Seeds and learning rates as one program; "auto": where the model is small and they fit.
-    together: Literal["auto", "yes", "no"] = "auto"
 
     @pydantic.field_validator("learning_rates", "epochs")
     @classmethod
     def _each_once(cls, values: tuple[Number, ...]) -> tuple[Number, ...]:
         for value in values:
             if values.count(value) > 1:
-                raise ValueError(f"{value} stands there twice; allowed: each value once")
+                raise ValueError(f"{value} occurs twice; allowed: each value once")
         return values
 
 
-class Point(NamedTuple):
+class SweepPoint(NamedTuple):
     """One run of a sweep."""
 
     seed: int
@@ -50,15 +48,15 @@ class Point(NamedTuple):
         return f"seed{self.seed}-lr{self.learning_rate!r}-epochs{self.epochs}"
 
 
-class Result(NamedTuple):
-    """What a run came to at its best evaluation."""
+class RunResult(NamedTuple):
+    """A run's best evaluation."""
 
-    point: Point
-    score: float | None  # the figure that runs are compared by; None of a run that broke off
-    step: int  # of the best evaluation, or the one after which the run was not finite
+    point: SweepPoint
+    score: float | None  # the figure that runs are compared by; None of a run that stopped
+    step: int  # of the best evaluation, 0 of a run that stopped
     scores: Mapping[str, float]  # all dev figures
-    degenerate: str | None  # why it counts as failed; see `finetune.degenerate`
-    seconds: float  # side by side: its share of the program's
+    degenerate: str | None  # the reason that it counts as failed; see `bert_jax.tasks.degenerate`
+    seconds: float
 
     def to_json(self) -> dict[str, Any]:
         """Returns a row of plain values, the point's among them."""
@@ -66,9 +64,9 @@ class Result(NamedTuple):
         return {**point, **{key: value for key, value in self._asdict().items() if key != "point"}}
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Result:
+    def from_json(cls, row: Mapping[str, Any]) -> RunResult:
         """Reads what `to_json` returned."""
-        point = Point(row["seed"], row["learning_rate"], row["epochs"])
+        point = SweepPoint(row["seed"], row["learning_rate"], row["epochs"])
         return cls(point, **{key: row[key] for key in cls._fields if key != "point"})
 
 
@@ -96,7 +94,7 @@ class Cell(NamedTuple):
 
 def points_of(
     section: SweepSection, *, seed: int, learning_rate: float, epochs: int
-) -> list[Point]:
+) -> list[SweepPoint]:
     """Returns the runs of a sweep: by epochs, then learning rate, then seed.
 
     Args:
@@ -110,15 +108,15 @@ def points_of(
         section.learning_rates or (learning_rate,),
         range(seed, seed + section.seeds),
     )
-    return [Point(each, rate, count) for count, rate, each in grid]
+    return [SweepPoint(each, rate, count) for count, rate, each in grid]
 
 
-def best_of(results: Iterable[Result]) -> Result | None:
+def best_of(results: Iterable[RunResult]) -> RunResult | None:
     """Returns the run with the largest score, of equals the first; None if none has one."""
     return max(_scored(results), key=lambda result: result.score or 0.0, default=None)
 
 
-def cells_of(results: Sequence[Result]) -> list[Cell]:
+def cells_of(results: Sequence[RunResult]) -> list[Cell]:
     """Returns mean, deviation and best of each learning rate and number of epochs, in order.
 
     Three seeds scored 0.8, 0.9 and, degenerate, 0.5 → every 0.733 ± 0.208, sound 0.85 ± 0.071.
@@ -130,7 +128,7 @@ def cells_of(results: Sequence[Result]) -> list[Cell]:
     ]
 
 
-def _cell(rate: float, epochs: int, results: Sequence[Result]) -> Cell:
+def _cell(rate: float, epochs: int, results: Sequence[RunResult]) -> Cell:
     scored = _scored(results)
     scores = [each.score for each in scored if each.score is not None]
     best = best_of(scored)
@@ -147,11 +145,11 @@ def _cell(rate: float, epochs: int, results: Sequence[Result]) -> Cell:
     )
 
 
-def _scored(results: Iterable[Result]) -> list[Result]:
+def _scored(results: Iterable[RunResult]) -> list[RunResult]:
     return [each for each in results if each.score is not None and math.isfinite(each.score)]
 
 
-def _spread(results: Sequence[Result]) -> Spread:
+def _spread(results: Sequence[RunResult]) -> Spread:
     scores = [each.score for each in results if each.score is not None]
     return Spread(
         runs=len(scores),

@@ -1,4 +1,4 @@
-"""What is known of a sweep: `sweep.json`, `sweep.csv`, and the table on the screen."""
+"""The record of a sweep: `sweep.json`, `sweep.csv`, and the table on the screen."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.runs.resume_check import refuse_other_settings
-from bert_jax.tasks.sweep.grid import Point, Result, Spread, best_of, cells_of
+from bert_jax.tasks.sweep.grid import RunResult, Spread, SweepPoint, best_of, cells_of
 from bert_jax.train.progress_display import format_scores
 
 SWEEP: Final = "sweep.json"
 TABLE: Final = "sweep.csv"
 
 # Settings that change no number.
-_FREE: Final = ("finetune.log_every", "finetune.report_sentence", "finetune.sweep.together")
+_FREE: Final = ("finetune.log_every", "finetune.report_sentence")
 
 
-class Record:
+class SweepRecord:
     """The runs of a sweep that are done; written after each, so that none is run twice."""
 
     def __init__(self, root: epath.Path, *, settings: Mapping[str, Any], metric: str) -> None:
@@ -43,29 +43,29 @@ class Record:
         """
         self._root, self._settings, self._metric = root, dict(settings), metric
         self.done = False  # whether the best run has been written
-        self._results: dict[Point, Result] = {}
+        self._results: dict[SweepPoint, RunResult] = {}
         if (root / SWEEP).exists():
             found = read_json_object(root / SWEEP)
             refuse_other_settings(
                 root, held=found["settings"], asked=self._settings, free=_FREE, what="sweep"
             )
             self.done = found["done"]
-            results = map(Result.from_json, found["runs"])
+            results = map(RunResult.from_json, found["runs"])
             self._results = {result.point: result for result in results}
         elif (root / "config.yaml").exists():
             raise UserError(f"run_dir: {root} holds a single run; allowed: a new run_dir")
 
     @property
-    def results(self) -> list[Result]:
+    def results(self) -> list[RunResult]:
         """Those done, in the order in which they were."""
         return list(self._results.values())
 
-    def __contains__(self, point: Point) -> bool:
+    def __contains__(self, point: SweepPoint) -> bool:
         return point in self._results
 
-    def add(self, results: Sequence[Result]) -> None:
-        """Takes and writes results."""
-        self._results |= {result.point: result for result in results}
+    def add(self, result: RunResult) -> None:
+        """Adds a result and writes all."""
+        self._results[result.point] = result
         self.write()
 
     def finish(self) -> None:
@@ -108,7 +108,7 @@ class Record:
                 )
 
 
-def _flat(result: Result) -> dict[str, Any]:
+def _flat(result: RunResult) -> dict[str, Any]:
     row = result.to_json()
     row["degenerate"] = row["degenerate"] or ""
     return {name: value for name, value in row.items() if name != "scores"}
@@ -119,7 +119,7 @@ def _plain(cell: Any) -> dict[str, Any]:
     return {name: v._asdict() if isinstance(v, Spread) else v for name, v in parts.items()}
 
 
-def _table(results: Sequence[Result], metric: str) -> Table:
+def _table(results: Sequence[RunResult], metric: str) -> Table:
     cells, best = cells_of(results), best_of(results)
     failed = any(cell.degenerate for cell in cells)
     table = Table(title=f"{metric} on dev, {len(results)} runs")

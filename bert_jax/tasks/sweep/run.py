@@ -6,15 +6,13 @@ The run directory of a sweep is that of its best run, so every other verb works 
     <run_dir>/sweep.json, sweep.csv                           every run, and the table
     <run_dir>/runs/seed1-lr5e-05-epochs3/                     one of them
 
-One by one, each run is an ordinary one in its directory: a sweep that was stopped goes on with the
-run that was. Side by side, those with the same number of epochs are one program
-(`finetune.side_by_side`), which starts again if it was stopped; their directories have the curves,
-that of the best also its parameters.
+Runs are ordinary ones, one after another, with checkpoints and signals: a sweep that was stopped
+resumes within the run that was stopped. They share their compiled programs (`FinetunePrograms`).
 """
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -27,27 +25,19 @@ from rich.console import Console
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_text
-from bert_jax.parallel.rules import runs_sharding
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import claim_run, open_run, write_run
 from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.degenerate import degenerate
 from bert_jax.tasks.predictor import Predictor
-from bert_jax.tasks.sweep.grid import Point, Result, SweepSection, best_of, points_of
-from bert_jax.tasks.sweep.record import SWEEP, Record
-from bert_jax.tasks.sweep.run_batched import point_settings, run_together
-from bert_jax.tasks.sweep.strategy import Size, Way, choose_way, step_bytes
+from bert_jax.tasks.sweep.grid import RunResult, SweepPoint, SweepSection, best_of, points_of
+from bert_jax.tasks.sweep.record import SWEEP, SweepRecord
 from bert_jax.tasks.training.evaluation import PREDICTIONS, conclude
-from bert_jax.tasks.training.run import fine_run
+from bert_jax.tasks.training.programs import FinetunePrograms
+from bert_jax.tasks.training.run import run_finetuning
 from bert_jax.tasks.training.settings import FinetuneSettings
-from bert_jax.tasks.training.setup import (
-    Prepared,
-    claim,
-    make_predictor,
-    prepare,
-    tell_data,
-)
+from bert_jax.tasks.training.setup import TrainingSetup, claim, prepare, tell_data
 from bert_jax.train.loop import Outcome
 
 __all__ = ["SWEEP", "plan", "sweep"]
@@ -55,7 +45,9 @@ __all__ = ["SWEEP", "plan", "sweep"]
 RUNS: Final = "runs"
 
 
-def plan(settings: FinetuneSettings, *, seeds: int | None) -> tuple[FinetuneSettings, list[Point]]:
+def plan(
+    settings: FinetuneSettings, *, seeds: int | None
+) -> tuple[FinetuneSettings, list[SweepPoint]]:
     """Returns the runs that settings ask for, and the settings that say so themselves.
 
     Args:
@@ -85,7 +77,7 @@ def plan(settings: FinetuneSettings, *, seeds: int | None) -> tuple[FinetuneSett
     return settings, points
 
 
-def sweep(settings: FinetuneSettings, points: Sequence[Point], *, console: Console) -> Outcome:
+def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: Console) -> Outcome:
     """Runs all points that are not done yet, shows the table, and writes the best run.
 
     Args:
@@ -102,74 +94,67 @@ def sweep(settings: FinetuneSettings, points: Sequence[Point], *, console: Conso
         RunStopped: no run ended with a figure.
     """
     prepared = prepare(settings)
-    _check(prepared, points)
-    way = _way(prepared, points)
+    if not prepared.dev:
+        raise UserError(
+            f"finetune.task.dev: found none, allowed: a file, since {len(points)} runs are "
+            f"compared by their dev figures"
+        )
     root = claim_run(
         settings.run_dir, architecture=prepared.architecture, tokenizer=prepared.origin.tokenizer
     )
-    record = Record(root, settings=settings.decisive(), metric=prepared.family.best_metric)
+    record = SweepRecord(root, settings=settings.decisive(), metric=prepared.family.best_metric)
     if not record.done:
         tell_data(prepared, console)
         record.write()
-        predictor = make_predictor(prepared)
-        if not _run_all(prepared, points, way, root, record, predictor, console):
-            return Outcome(0, True, {})
-        _promote(prepared, root, record, predictor, console)
+        done = f", {len(record.results)} of them done" if record.results else ""
+        _say(console, f"{len(points)} runs{done}")
+        programs = FinetunePrograms(prepared)
+        for point in points:
+            if point in record:
+                continue
+            _say(console, point.name)
+            run_dir = str(root / RUNS / point.name)
+            own = prepared._replace(settings=point_settings(settings, point, run_dir=run_dir))
+            result = _run_point(own, point, programs, console)
+            if result is None:
+                return Outcome(0, True, {})
+            record.add(result)
+        _promote(prepared, root, record, programs.predictor, console)
     record.show(console)
     best = best_of(record.results)
     assert best is not None  # otherwise it would not be done
     return Outcome(best.step, False, best.scores)
 
 
-def _run_all(
-    prepared: Prepared,
-    points: Sequence[Point],
-    way: Way,
-    root: epath.Path,
-    record: Record,
-    predictor: Predictor,
-    console: Console,
-) -> bool:
-    """Runs what is not done, and returns False if a signal came before all was."""
-    told = "side by side" if way.together else "one by one"
-    done = f", {len(record.results)} of them done" if record.results else ""
-    _say(console, f"{len(points)} runs {told} ({way.why}){done}")
-    for epochs, found in itertools.groupby(points, key=lambda point: point.epochs):
-        group = [point for point in found if point not in record]
-        if way.together and group:
-            _say(console, f"epochs {epochs}: {len(group)} runs")
-            results = run_together(
-                _at(prepared, group[0], root),
-                group,
-                root=root / RUNS,
-                predictor=predictor,
-                console=console,
-            )
-            if results is None:
-                return False
-            record.add(results)
-            continue
-        for point in group:
-            _say(console, point.name)
-            result = _run_point(_at(prepared, point, root), point, predictor, console)
-            if result is None:
-                return False
-            record.add([result])
-    return True
+def point_settings(
+    settings: FinetuneSettings, point: SweepPoint, *, run_dir: str
+) -> FinetuneSettings:
+    """Returns the settings of an ordinary run that is a sweep's point.
+
+    Args:
+        settings: of the sweep.
+        point: of it.
+        run_dir: of that run.
+    """
+    optimizer = settings.finetune.optimizer.model_copy(
+        update={"learning_rate": point.learning_rate}
+    )
+    own = settings.with_finetune(optimizer=optimizer, epochs=point.epochs, sweep=None)
+    return dataclasses.replace(own, seed=point.seed, run_dir=run_dir)
 
 
 def _run_point(
-    prepared: Prepared, point: Point, predictor: Predictor, console: Console
-) -> Result | None:
-    """Runs one point as an ordinary run, from where it was stopped; None if it is stopped again."""
+    prepared: TrainingSetup, point: SweepPoint, programs: FinetunePrograms, console: Console
+) -> RunResult | None:
+    """Runs one point, from where it was stopped; None if it is stopped again."""
     started = time.monotonic()
     root = claim(prepared)
     try:
-        outcome = fine_run(prepared, root, predictor, console=console)
+        outcome = run_finetuning(prepared, root, programs, console=console)
     except RunStopped as stopped:
         _say(console, f"{point.name}: {stopped}")
         seconds = time.monotonic() - started
-        return Result(point, None, 0, {}, f"stopped: {stopped}", seconds)
+        return RunResult(point, None, 0, {}, f"stopped: {stopped}", seconds)
     if outcome.interrupted:
         return None
     found = read_evaluation(open_run(root))
@@ -178,11 +163,16 @@ def _run_point(
     why = degenerate(prepared.family, [json.loads(line) for line in lines])
     seconds = time.monotonic() - started
     metric = prepared.family.best_metric
-    return Result(point, found.scores[metric], found.step, dict(found.scores), why, seconds)
+    scores = dict(found.scores)
+    return RunResult(point, scores[metric], found.step, scores, why, seconds)
 
 
 def _promote(
-    prepared: Prepared, root: epath.Path, record: Record, predictor: Predictor, console: Console
+    prepared: TrainingSetup,
+    root: epath.Path,
+    record: SweepRecord,
+    predictor: Predictor,
+    console: Console,
 ) -> None:
     """Makes the sweep's directory that of its best run."""
     best = best_of(record.results)
@@ -218,42 +208,6 @@ def _promote(
         seeds=[result.to_json() for result in record.results if result.score is not None],
     )
     record.finish()
-
-
-def _at(prepared: Prepared, point: Point, root: epath.Path) -> Prepared:
-    """Returns what is prepared for one point: the same data, its own settings."""
-    run_dir = str(root / RUNS / point.name)
-    return prepared._replace(settings=point_settings(prepared.settings, point, run_dir=run_dir))
-
-
-def _check(prepared: Prepared, points: Sequence[Point]) -> None:
-    if not prepared.dev:
-        raise UserError(
-            f"finetune.task.dev: found none, allowed: a file, since {len(points)} runs are "
-            f"compared by their dev figures"
-        )
-
-
-def _way(prepared: Prepared, points: Sequence[Point]) -> Way:
-    """Decides between side by side and one by one."""
-    section, mesh = prepared.section, prepared.mesh
-    runs = sum(point.epochs == points[0].epochs for point in points)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(prepared.model.params))
-    choices = len(prepared.family.splits["train"].row(0).sequences)
-    activations = step_bytes(
-        prepared.architecture,
-        prepared.task.execution,
-        rows=section.batch_size // section.accumulation * choices,
-        length=section.max_length,
-    )
-    return choose_way(
-        (section.sweep or SweepSection()).together,
-        runs=runs,
-        size=Size(parameters, activations),
-        devices=list(runs_sharding(mesh, runs).device_set),
-        processes=jax.process_count(),
-        patience=section.patience is not None,
-    )
 
 
 def _say(console: Console, line: str) -> None:

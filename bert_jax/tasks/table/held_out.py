@@ -7,12 +7,12 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-from bert_jax.tasks.sequence import Example
+from bert_jax.tasks.sequence import TextExample
 
 
 def hold_out(
-    examples: Sequence[Example], *, fraction: float, seed: int
-) -> tuple[list[Example], list[Example]]:
+    examples: Sequence[TextExample], *, fraction: float, seed: int
+) -> tuple[list[TextExample], list[TextExample]]:
     """Returns a training set and a dev set, each in the order of the file.
 
     Which examples are held out is a matter of their texts and of the seed, not of their order.
@@ -38,7 +38,7 @@ def hold_out(
 
 
 def _held(
-    examples: Sequence[Example], members: Sequence[int], *, fraction: float, seed: int
+    examples: Sequence[TextExample], members: Sequence[int], *, fraction: float, seed: int
 ) -> list[int]:
     groups: defaultdict[bytes, list[int]] = defaultdict(list)
     for number in members:
@@ -52,7 +52,7 @@ def _held(
     return held
 
 
-def _hash(example: Example, seed: int) -> bytes:
+def _hash(example: TextExample, seed: int) -> bytes:
     # A length before each text, so that ("ab", "c") is not ("a", "bc").
     parts = [example.text] if example.pair is None else [example.text, example.pair]
     encoded = [part.encode() for part in parts]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from bert_jax.data.tables import read_lines
 from bert_jax.errors import UserError
 
 _DOCUMENT_START: Final = "-DOCSTART-"
-# Not `str.split()`: a no-break space may stand within a token.
+# Not `str.split()`: a token may contain a no-break space.
 _WHITE_SPACE: Final = re.compile("[ \t]+")
 
 
-class Columns(NamedTuple):
-    """Where things stand in a line; negative numbers count from its end."""
+class ConllColumns(NamedTuple):
+    """The columns of a line; negative numbers count from its end."""
 
     token: int = 0
     label: int = -1
@@ -36,13 +37,21 @@ class ConllFile(NamedTuple):
 
     path: Path
     sentences: list[Sentence]  # all of them labelled, or none
-    # Of an unlabelled file: tokens that have a label nevertheless.
-    stray_labels: int = 0
+    stray_labels: int = 0  # of an unlabelled file: tokens that have a label nevertheless
 
     @property
-    def labelled(self) -> bool:
-        """Whether every token has a label."""
-        return self.sentences[0].labels is not None
+    def names(self) -> set[str]:
+        """The labels that occur."""
+        return {name for sentence in self.sentences for name in sentence.labels or ()}
+
+    def first(self, names: Collection[str]) -> tuple[int, str]:
+        """Returns the first label that is among some names, after its line."""
+        return next(
+            (line, name)
+            for sentence in self.sentences
+            for line, name in zip(sentence.lines, sentence.labels or (), strict=True)
+            if name in names
+        )
 
 
 class _Line(NamedTuple):
@@ -50,18 +59,16 @@ class _Line(NamedTuple):
     fields: list[str]
 
 
-def read_conll(
-    path: Path, columns: Columns, *, labels: Literal["required", "optional"]
-) -> ConllFile:
+def read_conll(path: Path, columns: ConllColumns, *, labelled: bool) -> ConllFile:
     r"""Reads a file of columns: ``"EU B-ORG\nrejects O\n\nPeter B-PER\n"`` → two sentences.
 
-    The layout of the CoNLL shared tasks of 2000 to 2003: ``-DOCSTART-`` lines, whatever else stands
-    in them, divide documents and are skipped. A file is labelled if every token has a label.
+    The layout of the CoNLL shared tasks of 2000 to 2003: lines that begin with ``-DOCSTART-``
+    divide documents and are skipped. A file is labelled if every token has a label.
 
     Args:
         path: in UTF-8.
-        columns: where token and label stand.
-        labels: "optional" lets the label column be missing, or empty.
+        columns: of token and label.
+        labelled: whether every token must have a label.
 
     Raises:
         UserError: no such file, not UTF-8, no sentence; a line with another number of columns than
@@ -76,9 +83,9 @@ def read_conll(
     if token is None:
         raise UserError(f"{path}: {_too_few(first, 'token_column', columns.token)}")
     label = _column(columns.label, first)
-    if label is None and labels == "required":
+    if label is None and labelled:
         raise UserError(f"{path}: {_too_few(first, 'label_column', columns.label)}")
-    if label == token and labels == "required":
+    if label == token and labelled:
         raise UserError(
             f"{path}: line {first.number}: found token_column {columns.token} and label_column "
             f"{columns.label} in {_count(first)}, allowed: two different ones"
@@ -88,7 +95,7 @@ def read_conll(
         return ConllFile(path, sentences)
     found = [[line.fields[label] for line in block] for block in blocks]
     empty = [line.number for block in blocks for line in block if not line.fields[label]]
-    if empty and labels == "required":
+    if empty and labelled:
         raise UserError(f"{path}: line {empty[0]}: found no label, allowed: one for every token")
     if empty:
         return ConllFile(path, sentences, stray_labels=sum(map(len, found)) - len(empty))
@@ -98,7 +105,7 @@ def read_conll(
     )
 
 
-def _read_blocks(path: Path, columns: Columns) -> list[list[_Line]]:
+def _read_blocks(path: Path, columns: ConllColumns) -> list[list[_Line]]:
     """Returns the lines of each sentence, all of one width."""
     blocks: list[list[_Line]] = [[]]
     before: _Line | None = None

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.tasks.collector import Collector
 from bert_jax.tasks.family import NO_LABEL, Encoded, Record
 from bert_jax.tasks.ragged import Ragged, encode_ragged
 from bert_jax.tasks.tokens.conll import Sentence
@@ -15,7 +16,7 @@ from bert_jax.tasks.tokens.windows import Window, cut_windows
 from bert_jax.text.tokenizer import SpecialIds, Tokenizer
 
 
-class Words(NamedTuple):
+class EncodedWords(NamedTuple):
     """Every word of a file in pieces, at least one each."""
 
     pieces: Ragged
@@ -23,11 +24,10 @@ class Words(NamedTuple):
     cut: int  # words of more pieces than a row holds: they are read as far as it does
 
 
-def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sentence], *, room: int) -> Words:
-    """Encodes each token by itself, as if it stood between spaces.
+def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sentence], *, room: int) -> EncodedWords:
+    """Encodes each token by itself, as between spaces.
 
-    A word of control characters has no piece; as [UNK] it keeps its place and gets a label like any
-    other.
+    A word of control characters has no piece; it is encoded as [UNK] and labelled like any other.
 
     Args:
         tokenizer: of the run.
@@ -39,7 +39,7 @@ def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sentence], *, room: i
     lengths = np.diff(found.offsets)
     unknown = np.asarray([tokenizer.special.unk], np.int32)
     pieces = (found[index][:room] if found[index].size else unknown for index in range(len(found)))
-    return Words(Ragged(pieces), int(np.sum(lengths == 0)), int(np.sum(lengths > room)))
+    return EncodedWords(Ragged(pieces), int(np.sum(lengths == 0)), int(np.sum(lengths > room)))
 
 
 class _Row(NamedTuple):
@@ -84,25 +84,21 @@ class TokenSplit:
             windows = cut_windows(lengths[offset:end], room=room, stride=stride)
             self._rows += [_Row(number, offset, window) for window in windows]
             offset = end
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Pieces of each row: int32 [rows]."""
         bounds = np.asarray(
             [(row.offset + row.window.first, row.offset + row.window.end) for row in self._rows]
         )
-        sizes = self._pieces.offsets[bounds[:, 1]] - self._pieces.offsets[bounds[:, 0]]
-        return (sizes + 2).astype(np.int32)
+        sizes = pieces.offsets[bounds[:, 1]] - pieces.offsets[bounds[:, 0]]
+        self.lengths: np.ndarray = (sizes + 2).astype(np.int32)
 
     @property
     def examples(self) -> int:
-        """How many sentences there are."""
+        """The number of sentences."""
         return len(self._sentences)
 
     def row(self, index: int) -> Encoded:
-        """Returns a window; labels stand on the first pieces of the words that are read in it.
+        """Returns a window, with labels at the first pieces of the words that are predicted in it.
 
-        A word that two windows hold is thus learned and scored once.
+        A word in two windows is thus learned and scored once.
         """
         row = self._rows[index]
         window = row.window
@@ -117,83 +113,40 @@ class TokenSplit:
             targets = {"labels": target}
         return Encoded([ids], [len(ids)], targets)
 
-    def collect(self) -> TokenCollector:
-        """Returns what gathers the labels of the words."""
-        return TokenCollector(self)
-
-    def predicted(self, index: int, logits: np.ndarray) -> tuple[int, np.ndarray]:
-        """Returns what a row says of the words that are read in it.
-
-        Args:
-            index: of the row.
-            logits: [pieces, labels].
-
-        Returns:
-            The first of the words, among those of the file; the label ids of it and the following.
-        """
-        row = self._rows[index]
-        return row.offset + row.window.read, np.argmax(logits[self._first_pieces(row)], axis=-1)
-
-    def records(self, predicted: np.ndarray) -> list[Record]:
-        """Returns a record for each sentence.
-
-        Args:
-            predicted: label ids of every word of the file.
-        """
-        names = [self._names[label] for label in predicted.tolist()]
-        records: list[Record] = []
-        offset = 0
-        for number, sentence in enumerate(self._sentences):
-            end = offset + len(sentence.tokens)
-            labels = None if sentence.labels is None else list(sentence.labels)
-            records.append(
-                {
-                    "id": number,
-                    "tokens": list(sentence.tokens),
-                    "label": labels,
-                    "prediction": names[offset:end],
-                }
-            )
-            offset = end
-        return records
+    def collect(self) -> Collector:
+        """Returns a collector of the labels of the words."""
+        return Collector(len(self._rows), reduce=self._labels_of, finish=self._records)
 
     @property
     def long_sentences(self) -> int:
-        """How many sentences are more than one row."""
+        """The number of sentences of more than one row."""
         rows = itertools.groupby(self._rows, key=lambda row: row.sentence)
         return sum(len(list(group)) > 1 for _, group in rows)
 
-    @property
-    def words(self) -> int:
-        """How many words there are."""
-        return len(self._pieces)
+    def _labels_of(self, index: int, logits: np.ndarray) -> np.ndarray:
+        """Returns the label ids of the words that are predicted in a row."""
+        if logits.shape != (self.lengths[index], len(self._names)):
+            raise ValueError(
+                f"logits of row {index}: found {logits.shape}, allowed: "
+                f"({self.lengths[index]}, {len(self._names)})"
+            )
+        return np.argmax(logits[self._first_pieces(self._rows[index])], axis=-1)
+
+    def _records(self, predicted: Sequence[np.ndarray]) -> list[Record]:
+        # Every word is predicted in one row, and the rows are in the order of the words.
+        names = iter(self._names[label] for labels in predicted for label in labels.tolist())
+        return [
+            {
+                "id": number,
+                "tokens": list(sentence.tokens),
+                "label": None if sentence.labels is None else list(sentence.labels),
+                "prediction": list(itertools.islice(names, len(sentence.tokens))),
+            }
+            for number, sentence in enumerate(self._sentences)
+        ]
 
     def _first_pieces(self, row: _Row) -> np.ndarray:
         offsets = self._pieces.offsets[row.offset :]
         window = row.window
         # [CLS] comes before the pieces.
         return 1 + offsets[window.read : window.read_end] - offsets[window.first]
-
-
-class TokenCollector:
-    """Gathers one label for each word; satisfies `Collector`."""
-
-    def __init__(self, split: TokenSplit) -> None:
-        self._split = split
-        self._labels = np.full(split.words, NO_LABEL, np.int32)
-
-    def add(self, row: int, logits: np.ndarray) -> None:
-        """Takes one row's logits: [pieces, labels], unpadded."""
-        first, labels = self._split.predicted(row, logits)
-        self._labels[first : first + len(labels)] = labels
-
-    def records(self) -> list[Record]:
-        """Returns a record for every sentence, in the order of the file.
-
-        Raises:
-            RuntimeError: a row was not added.
-        """
-        missing = int(np.sum(self._labels == NO_LABEL))
-        if missing:
-            raise RuntimeError(f"{missing} of {self._split.words} words have no prediction")
-        return self._split.records(self._labels)

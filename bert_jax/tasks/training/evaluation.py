@@ -17,9 +17,8 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run
 from bert_jax.runs.evaluation import Evaluation, read_evaluation, write_evaluation
 from bert_jax.runs.parameters import LoadedParams, load_params
-from bert_jax.tasks.family import Family, Opening, Record, dev_splits
+from bert_jax.tasks.family import DataRequest, Family, Record, dev_splits
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
-from bert_jax.tasks.registry import open_family
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.training.report import write_report
 from bert_jax.train.progress_display import format_scores
@@ -115,9 +114,9 @@ def open_data(run: Run, *, roles: tuple[str, ...], step: int, **more: Any) -> Fa
 
     Args:
         run: fine-tuned.
-        roles: see `Opening`.
+        roles: see `DataRequest`.
         step: of the checkpoint, whose dev evaluation may have tuned a threshold.
-        **more: other fields of `Opening`.
+        **more: other fields of `DataRequest`.
 
     Raises:
         UserError: a file is not there or malformed; the task needs a threshold, and the checkpoint
@@ -135,7 +134,7 @@ def open_data(run: Run, *, roles: tuple[str, ...], step: int, **more: Any) -> Fa
                 f"task.null_threshold is tuned on; run `bert-jax evaluate {run.directory} "
                 f"--checkpoint {step}` first"
             )
-    opening = Opening(
+    request = DataRequest(
         tokenizer=run.tokenizer,
         max_length=section.max_length,
         seed=section.split_seed,
@@ -144,7 +143,7 @@ def open_data(run: Run, *, roles: tuple[str, ...], step: int, **more: Any) -> Fa
         tuned=tuned,
         **more,
     )
-    return open_family(section.task, opening)
+    return section.task.open(request)
 
 
 def predictor_of(run: Run, loaded: LoadedParams, *, batch_size: int | None = None) -> Predictor:

@@ -1,4 +1,4 @@
-"""One fine-tuning run, from what is prepared to its report."""
+"""One fine-tuning run, from its setup to its report."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import open_run, write_run
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
 from bert_jax.tasks.training.evaluation import conclude
-from bert_jax.tasks.training.setup import Prepared, origin_params
+from bert_jax.tasks.training.programs import FinetunePrograms
+from bert_jax.tasks.training.setup import TrainingSetup, origin_params
 from bert_jax.train.checkpoint_store import CheckpointWriter
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.spec import Intervals, Phase, Selection, TrainSpec
-from bert_jax.train.step import StepSpec, choose_rng
 
 
-def fine_run(
-    prepared: Prepared, root: epath.Path, predictor: Predictor, *, console: Console
+def run_finetuning(
+    prepared: TrainingSetup, root: epath.Path, programs: FinetunePrograms, *, console: Console
 ) -> Outcome:
-    """Trains what is prepared to its end, and writes what comes of it.
+    """Trains to the end, and writes figures, predictions and the report.
 
     Args:
         prepared: a run.
         root: its directory, from `claim`.
-        predictor: of its model.
+        programs: that it shares with other runs.
         console: where progress is shown.
 
     Raises:
         RunStopped: the loss was not finite.
     """
     with write_checkpoints(root, CheckpointSection(keep_last=1)) as checkpoints:
-        outcome = train(_train_spec(prepared, root, checkpoints, predictor), console=console)
+        outcome = train(_train_spec(prepared, root, checkpoints, programs), console=console)
     if outcome.interrupted:
         return outcome
     scores = conclude(
-        open_run(root), prepared.family, predictor, mesh=prepared.mesh, console=console
+        open_run(root), prepared.family, programs.predictor, mesh=prepared.mesh, console=console
     )
     return Outcome(outcome.step, False, scores)
 
 
 def dev_evaluation(
-    prepared: Prepared, predictor: Predictor
+    prepared: TrainingSetup, predictor: Predictor
 ) -> Callable[[Any], dict[str, float]] | None:
     """Returns what computes the dev figures of parameters; None without a dev split."""
     if not prepared.dev:
@@ -62,13 +62,16 @@ def dev_evaluation(
 
 
 def _train_spec(
-    prepared: Prepared, root: epath.Path, checkpoints: CheckpointWriter, predictor: Predictor
+    prepared: TrainingSetup,
+    root: epath.Path,
+    checkpoints: CheckpointWriter,
+    programs: FinetunePrograms,
 ) -> TrainSpec:
     settings, section = prepared.settings, prepared.section
     share = process_share(prepared.mesh)
     batches = prepared.batches(seed=settings.seed, share=share)
     steps = batches.plan.steps
-    optimizer, schedule = prepared.optimizer(steps_per_epoch=steps)
+    shared = programs.steps(prepared, batches.plan)
     every = section.evaluate_every(steps)
     phase = Phase(
         steps=steps * section.epochs,
@@ -77,8 +80,9 @@ def _train_spec(
         loader=batches,
         shapes=batches.plan.shapes,
         flops_per_row=prepared.flops_per_row(batches.plan),
-        evaluate=dev_evaluation(prepared, predictor),
+        evaluate=dev_evaluation(prepared, programs.predictor),
         watch=None,
+        step=shared.at(section.optimizer.learning_rate),
     )
     write_config = functools.partial(
         write_run,
@@ -91,13 +95,7 @@ def _train_spec(
         origin={"init_from": str(prepared.origin.directory)},
     )
     return TrainSpec(
-        step=StepSpec(
-            task=prepared.task,
-            model=prepared.model,
-            optimizer=optimizer,
-            schedule=schedule,
-            rng=choose_rng(section.rng),
-        ),
+        step=shared.spec,
         phases=[phase],
         intervals=Intervals(
             log_every=section.log_every,

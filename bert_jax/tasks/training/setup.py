@@ -24,17 +24,16 @@ from bert_jax.runs.parameters import load_params
 from bert_jax.runs.resume_check import refuse_other_settings
 from bert_jax.section import under
 from bert_jax.tasks.batches import EpochPlan, TrainBatches
-from bert_jax.tasks.family import Family, Opening, dev_splits
+from bert_jax.tasks.family import DataRequest, Family, dev_splits
 from bert_jax.tasks.parameter_transfer import check_length, describe_graft, graft
 from bert_jax.tasks.predictor import Predictor
-from bert_jax.tasks.registry import open_family
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.task import FinetuneTask
 from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.train.state import ModelDefinition, define_model
 
 
-class Prepared(NamedTuple):
+class TrainingSetup(NamedTuple):
     """Everything a fine-tuning run is made of, nothing of it begun."""
 
     settings: FinetuneSettings
@@ -96,7 +95,7 @@ class Prepared(NamedTuple):
         return train_flops(self.architecture, seq_length=round(plan.mean_length), predictions=0)
 
 
-def prepare(settings: FinetuneSettings) -> Prepared:
+def prepare(settings: FinetuneSettings) -> TrainingSetup:
     """Opens the origin and the data, and checks that they and the devices fit together.
 
     Args:
@@ -109,11 +108,10 @@ def prepare(settings: FinetuneSettings) -> Prepared:
     origin = open_run(section.init_from)
     check_length(section.max_length, positions=origin.architecture.max_position_embeddings)
     with under("finetune", FinetuneSection):
-        family = open_family(
-            section.task,
-            Opening(
+        family = section.task.open(
+            DataRequest(
                 tokenizer=origin.tokenizer, max_length=section.max_length, seed=section.split_seed
-            ),
+            )
         )
     if not len(family.splits["train"].lengths):
         raise UserError("finetune.task: found no training example, allowed: one or more")
@@ -131,7 +129,7 @@ def prepare(settings: FinetuneSettings) -> Prepared:
         architecture=architecture,
         execution=execution,
         heads=family.heads,
-        class_weights=None if family.class_weights is None else tuple(family.class_weights),
+        class_weights=family.class_weights,
     )
     definition = define_model(task.build)
     if section.optimizer.freeze:
@@ -139,13 +137,13 @@ def prepare(settings: FinetuneSettings) -> Prepared:
         with under("finetune", FinetuneSection):
             frozen = frozen_parameters(section.optimizer, definition.axes, depth=depth)
         task = dataclasses.replace(task, frozen=frozen)
-    prepared = Prepared(settings, origin, family, architecture, task, model, definition, mesh)
+    prepared = TrainingSetup(settings, origin, family, architecture, task, model, definition, mesh)
     # Now, before anything is written.
     _check_thaw(prepared)
     return prepared
 
 
-def claim(prepared: Prepared) -> epath.Path:
+def claim(prepared: TrainingSetup) -> epath.Path:
     """Returns the run directory, made if it is not there.
 
     Raises:
@@ -166,7 +164,7 @@ def claim(prepared: Prepared) -> epath.Path:
     return root
 
 
-def tell_data(prepared: Prepared, console: Console) -> None:
+def tell_data(prepared: TrainingSetup, console: Console) -> None:
     """Says what was found: splits, notes, and what of the model starts fresh."""
     if jax.process_index() != 0:
         return
@@ -181,14 +179,14 @@ def tell_data(prepared: Prepared, console: Console) -> None:
         console.print(f"{fresh} starts fresh", markup=False, soft_wrap=True)
 
 
-def origin_params(prepared: Prepared, fresh: Mapping[str, Any]) -> dict[str, Any]:
+def origin_params(prepared: TrainingSetup, fresh: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fresh parameters with the origin's in their place, on the run's mesh."""
     origin = prepared.origin
     loaded = load_params(origin, checkpoint="auto", mesh=prepared.mesh)
     return graft(fresh, loaded.params, ours=prepared.family.heads, theirs=origin.heads)
 
 
-def make_predictor(prepared: Prepared) -> Predictor:
+def make_predictor(prepared: TrainingSetup) -> Predictor:
     """Returns what predicts a split with the run's model."""
     return Predictor(
         prepared.model,
@@ -208,7 +206,7 @@ def _check_batch(section: FinetuneSection, mesh: jax.sharding.Mesh) -> None:
         )
 
 
-def _check_thaw(prepared: Prepared) -> None:
+def _check_thaw(prepared: TrainingSetup) -> None:
     """Refuses a run that ends before gradual unfreezing has reached every unit.
 
     Raises:

@@ -1,41 +1,56 @@
-"""What the labels of a table mean: the kind of problem, the names, the targets."""
+"""Labels of sequence classification and regression: as files spell them → targets."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.model.config import ProblemName
-from bert_jax.tasks.sequence import Labelling, Target
-from bert_jax.tasks.table.files import RawRow
+from bert_jax.model.config import HeadsSection, ProblemName
+from bert_jax.tasks.columns import TextRow
 
+# The index of a label in `Labelling.names`, the indices of several, a number to regress on, or
+# None: not known.
+Target: TypeAlias = int | frozenset[int] | float | None
 Weighting: TypeAlias = Literal["none", "balanced"] | Mapping[str, float]
 
 SHOWN: Final = 20  # labels in a message
 
 
-def find_problem(rows: Sequence[RawRow]) -> tuple[ProblemName, str]:
-    """Returns the kind of problem that labels are of, and why.
+class Labelling(NamedTuple):
+    """What the outputs of the head mean."""
 
-    Lists → "multi_label". Numbers of which one at least is not whole → "regression". Whatever
-    else → "single_label".
-    """
-    labels = [row.label for row in rows if not is_missing(row)]
-    if any(isinstance(label, list) for label in labels):
-        return "multi_label", "labels are lists"
-    numbers = [number_of(label) for label in labels]
-    known = [number for number in numbers if number is not None]
-    if len(known) == len(labels) and any(not number.is_integer() for number in known):
-        return "regression", "labels are numbers, and not whole"
-    whole = bool(labels) and len(known) == len(labels)
-    return "single_label", "labels are whole numbers" if whole else "labels are names"
+    problem: ProblemName
+    names: tuple[str, ...]  # in the order of the logits; of a regression its one number's
+    threshold: float = 0.5  # several labels: the least probability that predicts one
+
+    @property
+    def heads(self) -> HeadsSection:
+        """The model's heads: a pooled [CLS] and a classifier on it."""
+        return HeadsSection(
+            pooler=True,
+            mlm=False,
+            next_sentence=False,
+            task="sequence_classification",
+            labels=self.names,
+            problem=self.problem,
+        )
+
+    def spell(self, target: Target) -> str | list[str] | float | None:
+        """Returns a target as records have it: a name, names in their order, a number or None."""
+        if target is None:
+            return None
+        if isinstance(target, frozenset):
+            return [self.names[number] for number in sorted(target)]
+        if self.problem == "regression":
+            return float(target)
+        return self.names[int(target)]
 
 
-def is_missing(row: RawRow) -> bool:
-    """Returns whether nothing stands where a row's label would."""
+def is_missing(row: TextRow) -> bool:
+    """Whether a row has no label."""
     return row.label is None or row.label == ""
 
 
@@ -53,7 +68,7 @@ def number_of(label: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def names_of(row: RawRow, *, column: str, problem: ProblemName, separator: str) -> list[str]:
+def names_of(row: TextRow, *, column: str, problem: ProblemName, separator: str) -> list[str]:
     """Returns the names in a row's label: one, or for several labels none to many.
 
     Raises:
@@ -70,7 +85,7 @@ def names_of(row: RawRow, *, column: str, problem: ProblemName, separator: str) 
     return [_name(row, found, column)]
 
 
-def _name(row: RawRow, found: Any, column: str) -> str:
+def _name(row: TextRow, found: Any, column: str) -> str:
     if isinstance(found, bool):
         return "true" if found else "false"
     if isinstance(found, float) and found.is_integer():
@@ -80,34 +95,8 @@ def _name(row: RawRow, found: Any, column: str) -> str:
     raise UserError(f'{row.place}: "{column}" found {found!r}, allowed: a label')
 
 
-def find_names(
-    rows: Sequence[RawRow], *, column: str, problem: ProblemName, separator: str
-) -> tuple[str, ...]:
-    """Returns the labels of a training set, sorted; whole numbers by their size.
-
-    Raises:
-        UserError: fewer than two.
-    """
-    if problem == "regression":
-        return (column,)
-    names = {
-        name
-        for row in rows
-        for name in names_of(row, column=column, problem=problem, separator=separator)
-    }
-    if len(names) < 2:
-        found = f'only "{names.pop()}"' if names else "no label"
-        file = rows[0].place.rpartition(": ")[0]
-        raise UserError(
-            f'{file}: "{column}" found {found} in {len(rows):,} rows, allowed: two labels or more'
-        )
-    if all(name.removeprefix("-").isdecimal() for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
-    return tuple(sorted(names))
-
-
 def target_of(
-    row: RawRow, labelling: Labelling, *, column: str, separator: str, required: bool
+    row: TextRow, labelling: Labelling, *, column: str, separator: str, required: bool
 ) -> Target:
     """Returns what a row's label is to the model.
 

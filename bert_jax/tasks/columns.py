@@ -1,0 +1,85 @@
+"""Columns of a table by name: one or two texts, a label, an id."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from bert_jax.data.tables import TableRow
+from bert_jax.errors import UserError, did_you_mean
+
+
+class TextRow(NamedTuple):
+    """One example whose label is still as the file spells it."""
+
+    place: str  # such as "t.csv: line 7"
+    line: int
+    id: int | str
+    text: str
+    pair: str | None
+    label: Any  # str, number, bool or list; None where there is none
+
+
+class TextColumns(NamedTuple):
+    """The columns of a `TextRow`."""
+
+    text: str
+    pair: str | None
+    label: str
+    id: str | None  # None: rows are named by their line
+
+
+def text_row(row: TableRow, columns: TextColumns, *, labelled: bool) -> TextRow:
+    """Returns one row of a table.
+
+    Args:
+        row: of a table.
+        columns: to read.
+        labelled: whether the column of labels is required; the label itself may be missing.
+
+    Raises:
+        UserError: a column that is not there, a text that is none, an id of another type.
+    """
+    named = columns._asdict()
+    keys = ("text", "pair", "id", *(["label"] if labelled else []))
+    require_columns(row, ((key, named[key]) for key in keys))
+    found_id = row.line if columns.id is None else row.values[columns.id]
+    if isinstance(found_id, bool) or not isinstance(found_id, int | str):
+        raise UserError(
+            f'{row.place}: "{columns.id}" found {found_id!r}, allowed: a text or a whole number'
+        )
+    label = row.values.get(columns.label)
+    return TextRow(
+        place=row.place,
+        line=row.line,
+        id=found_id,
+        text=row.text(columns.text),
+        pair=None if columns.pair is None else row.text(columns.pair),
+        # Parquet has NaN where a column of numbers has no value.
+        label=None if isinstance(label, float) and math.isnan(label) else label,
+    )
+
+
+def require_columns(row: TableRow, asked: Iterable[tuple[str, str | None]]) -> None:
+    """Refuses a table that lacks a column.
+
+    Args:
+        row: of the table.
+        asked: keys of the task's section with the columns that they name; None is not read.
+
+    Raises:
+        UserError: naming the key and the columns that there are.
+    """
+    for key, name in asked:
+        if name is not None and name not in row.values:
+            raise missing_column(row, key, name)
+
+
+def missing_column(row: TableRow, key: str, name: str) -> UserError:
+    """Returns the error of a column that a table lacks."""
+    names = list(row.values)
+    return UserError(
+        f'task.{key}: found "{name}", allowed: {", ".join(names)} ({row.names_place})'
+        f"{did_you_mean(name, names)}"
+    )
