@@ -12,7 +12,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.cleaning.contamination import OverlapRecord, load_index
-from bert_jax.pipelines.cleaning.near import ALGORITHM_VERSION
+from bert_jax.pipelines.cleaning.near_duplicates import ALGORITHM_VERSION
 from bert_jax.pipelines.cleaning.rules import LANGUAGE_FILTER
 from bert_jax.pipelines.cleaning.settings import CleaningSection
 from bert_jax.pipelines.cleaning.tally import Tally

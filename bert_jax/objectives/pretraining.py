@@ -25,9 +25,10 @@ from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import CONFIG, claim_run, open_run, write_run
 from bert_jax.task import Objective, Params
 from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import schedule_segments
-from bert_jax.train.spec import Intervals, Phase, Selection, TrainSpec, check_batches
+from bert_jax.train.spec import Intervals, Phase, TrainSpec, check_batches
 from bert_jax.train.state import define_model
 from bert_jax.train.step import StepSpec, choose_rng
 
@@ -128,7 +129,9 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
                 evaluate_every=section.evaluation.every if section.evaluation else None,
                 checkpoint_every=section.checkpoint.every,
             ),
-            selection=Selection(metric=plan.objective.best_metric, larger_is_better=False),
+            selection=CheckpointSelection(
+                metric=plan.objective.best_metric, larger_is_better=False
+            ),
             mesh=plan.mesh,
             share=process_share(plan.mesh),
             seed=settings.seed,

@@ -141,11 +141,6 @@ def batch_parts(mesh: Mesh) -> int:
     return _parts(mesh, RULES["batch"])
 
 
-def tensor_parts(mesh: Mesh) -> int:
-    """Returns over how many devices heads, FFN columns and vocabulary are split."""
-    return mesh.shape[TENSOR]
-
-
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
     """Pins an activation's layout where the compiler's own choice could be a costly one.
 

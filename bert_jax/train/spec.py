@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
@@ -16,6 +15,7 @@ from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.errors import UserError
 from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
+from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.checkpoint_store import CheckpointWriter
 from bert_jax.train.sections import TrainSection
 from bert_jax.train.step import StepSpec, TrainStep
@@ -70,28 +70,13 @@ class Intervals:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Selection:
-    """The metric by which the best checkpoint is selected."""
-
-    metric: str
-    larger_is_better: bool
-
-    def score(self, scores: Mapping[str, float]) -> float:
-        """Returns the selection score, smaller for the better; infinity for NaN."""
-        value = scores[self.metric]
-        if math.isnan(value):
-            return math.inf
-        return -value if self.larger_is_better else value
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainSpec:
     """All that the train loop needs to run, restore and save."""
 
     step: StepSpec
     phases: Sequence[Phase]
     intervals: Intervals
-    selection: Selection
+    selection: CheckpointSelection
     mesh: Mesh
     share: HostShare
     seed: int

@@ -12,7 +12,6 @@ from bert_jax.report.finetuning import page as finetuning_page
 from tests.report import test_examples as dataset
 from tests.report.records import example, inputs, numbers
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 REGRESSION = inputs(
     problem="regression",
     labels=("score",),
@@ -25,16 +24,18 @@ PAGES = {
 }
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.browser
 @pytest.mark.parametrize(("name", "charts"), [("finetuning", 6), ("dataset", 1)])
 def test_every_chart_renders_under_the_policy_without_a_message(
     name: str, charts: int, tmp_path: Path
 ) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    assert chromium, "Chromium is not installed"
     html = PAGES[name]()
     (tmp_path / "page.html").write_text(html)
     found = subprocess.run(
         [
-            str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
             f"--user-data-dir={tmp_path}", "--enable-logging=stderr",
             "--virtual-time-budget=60000", "--dump-dom", f"file://{tmp_path}/page.html",
         ],

@@ -9,7 +9,6 @@ from bert_jax.tasks.tokens.entities import (
     entity_report,
     entity_scores,
     find_entities,
-    label_report,
     label_scores,
 )
 from tests.tasks.reference_conlleval import conlleval
@@ -149,7 +148,3 @@ def test_plain_labels_are_scored_token_by_token() -> None:
     gold, predicted = [["NN", "VB"], ["NN", "IN"]], [["NN", "NN"], ["NN", "IN"]]
     # F1: NN 2·2/(2·2+1) = 0.8, VB 0, IN 1.
     assert label_scores(gold, predicted) == pytest.approx({"accuracy": 3 / 4, "macro_f1": 0.6})
-    records = [{"label": a, "prediction": b} for a, b in zip(gold, predicted, strict=True)]
-    report = label_report(records)
-    assert list(report) == ["IN", "NN", "VB"]
-    assert report["NN"] == pytest.approx({"precision": 2 / 3, "recall": 1, "f1": 0.8, "support": 2})

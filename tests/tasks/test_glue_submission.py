@@ -9,10 +9,14 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.glue.family import GlueSection
-from bert_jax.tasks.glue.submission import FILES, missing_tasks, write_submission
+from bert_jax.tasks.glue.submission import FILES, write_submission
 from tests.tasks.sequences import opening, predict, write_lines
 
 NLI = ("entailment", "neutral", "contradiction")
+
+
+def missing_tasks(directory: Path) -> list[str]:
+    return [name for name in FILES.values() if not (directory / name).exists()]
 
 
 def submitted(tmp_path: Path, task: str, split: str, predictions: list[str | float]) -> str:

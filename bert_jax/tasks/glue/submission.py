@@ -44,7 +44,7 @@ def write_submission(
 
     ``index<TAB>prediction`` and a line for each example: names for MNLI, QNLI, RTE and AX, a number
     from 0 to 5 for STS-B, 0 or 1 for the others. Once every task has written to the same
-    directory, the archive is what the leaderboard takes; `missing_tasks` says what it lacks.
+    directory, the archive is what the leaderboard takes.
 
     Args:
         task: a key of `TASKS`.
@@ -69,11 +69,6 @@ def write_submission(
     archive = directory / ZIP
     write_whole(epath.Path(archive), _archived(directory))
     return [path, archive]
-
-
-def missing_tasks(directory: Path) -> list[str]:
-    """Returns the names of the files that a submission still lacks: ``["QQP.tsv", "AX.tsv"]``."""
-    return [name for name in FILES.values() if not (directory / name).exists()]
 
 
 def _spelled(task: str, prediction: str | float) -> str:

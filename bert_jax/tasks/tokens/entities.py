@@ -110,18 +110,6 @@ def entity_report(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     return _report(pairs.gold, pairs.predicted, pairs.types)
 
 
-def label_report(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Returns, as `entity_report`, the figures of each label token by token (parts of speech).
-
-    Args:
-        records: labelled ones.
-    """
-    gold, predicted = _flat([r["label"] for r in records], [r["prediction"] for r in records])
-    names = sorted({*gold, *predicted})
-    ids = {name: index for index, name in enumerate(names)}
-    return _report([ids[name] for name in gold], [ids[name] for name in predicted], names)
-
-
 def label_scores(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> dict[str, float]:

@@ -17,10 +17,11 @@ from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
 from bert_jax.tasks.training.evaluation import conclude
 from bert_jax.tasks.training.programs import FinetunePrograms
 from bert_jax.tasks.training.setup import TrainingSetup, origin_params
+from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.checkpoint_store import CheckpointWriter
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.spec import Intervals, Phase, Selection, TrainSpec
+from bert_jax.train.spec import Intervals, Phase, TrainSpec
 
 
 def run_finetuning(
@@ -103,7 +104,7 @@ def _train_spec(
             checkpoint_every=every,
             patience=section.patience,
         ),
-        selection=Selection(metric=prepared.family.best_metric, larger_is_better=True),
+        selection=CheckpointSelection(metric=prepared.family.best_metric, larger_is_better=True),
         mesh=prepared.mesh,
         share=share,
         seed=settings.seed,
