@@ -166,9 +166,7 @@ def test_batch_size_and_devices_change_no_feature_and_no_order(
     run = open_run(imported[0])
     lines = texts(90, seed=2)
     found = {
-        (batch_size, one_device): vectors(
-            run, lines, batch_size=batch_size, mesh=open_mesh(one_device=one_device)
-        )
+        (batch_size, one_device): vectors(run, lines, batch_size=batch_size, one_device=one_device)
         for batch_size, one_device in ((1, True), (7, True), (32, True), (7, False), (32, False))
     }
     reference = found[1, True]

@@ -230,7 +230,7 @@ def test_a_wrong_setting_is_named(changes: dict[str, object], message: str, tmp_
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", r"tokenizer_config\.json: found no JSON .* in line 1"),
+        ("{", r"tokenizer_config\.json: found no JSON .*allowed: a JSON object"),
         ("[]", r"found a JSON list, allowed: a JSON object"),
         ("{}", r"do_lower_case: found nothing, allowed: true, false"),
     ],

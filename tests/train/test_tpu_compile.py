@@ -34,6 +34,7 @@ def compile_for(topology: str, *, tensor: int) -> dict[str, Any]:
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
+        "XLA_FLAGS": "",  # libtpu refuses those of the CPU compiler
         # Compiling opens no TPU: two processes may do it at once.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_MIN_LOG_LEVEL": "3",

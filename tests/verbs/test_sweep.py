@@ -26,7 +26,7 @@ from bert_jax.tasks.training.run import run_finetuning
 from bert_jax.train.loop import Outcome
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs.export import export
-from bert_jax.verbs.finetune import finetune
+from bert_jax.verbs.finetune import finetune, finetune_settings
 from tests.tasks.runs import tiny_config
 
 RATE, TOO_LOW, TOO_HIGH = 1e-3, 1e-6, 1e30
@@ -257,10 +257,8 @@ def test_a_sweep_of_other_settings_is_refused(
 
 
 def test_one_point_is_an_ordinary_run(base: dict[str, Any], tmp_path: Path) -> None:
-    wanted, points = sweep_verb.plan(
-        config(base, tmp_path, sweep={"learning_rates": [3e-4], "epochs": [5]}), seeds=None
-    )
+    asked = config(base, tmp_path, sweep={"learning_rates": [3e-4], "epochs": [5]})
+    wanted, points = sweep_verb.plan(finetune_settings(asked), seeds=None)
     assert len(points) == 1
-    assert wanted.finetune is not None
     assert wanted.finetune.optimizer.learning_rate == 3e-4
     assert (wanted.finetune.epochs, wanted.finetune.sweep) == (5, None)
