@@ -13,6 +13,7 @@ from flax import nnx
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object
 from bert_jax.files.yaml_file import dump_yaml, read_yaml
 from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import (
@@ -110,12 +111,14 @@ def open_run(directory: epath.PathLike) -> Run:
     if not isinstance(settings, dict):
         raise UserError(f"{root / CONFIG}: found no keys, allowed: what `bert-jax pretrain` wrote")
     tokenizer = load_tokenizer(root / TOKENIZER)
-    section = validate(
-        ModelSection,
-        need(settings.get("model"), "model", "pretrain"),
-        source=str(root / CONFIG),
-        key="model",
-    )
+    values = need(settings.get("model"), "model", "pretrain")
+    try:
+        section = validate(ModelSection, values, source=str(root / CONFIG), key="model")
+    except UserError as error:
+        raise UserError(
+            f"{error} (written by bert-jax {_version_of(root)}, this is {__version__}: rename the "
+            f"key in that file, or use the version that wrote it)"
+        ) from error
     architecture = resolve_architecture(section, vocab_size=tokenizer.vocab_size)
     return Run(root, tokenizer, architecture, section, settings)
 
@@ -185,6 +188,12 @@ def _same_model(run: Run, architecture: Architecture, tokenizer: Tokenizer) -> N
                 f"model.architecture.{name}: found {now}, but {run.directory} holds a run with "
                 f"{was}; allowed: {was}, or a new run_dir"
             )
+
+
+def _version_of(root: epath.Path) -> str:
+    path = root / PROVENANCE
+    found = read_json_object(path).get("bert_jax") if path.exists() else None
+    return str(found or "of an unknown version")
 
 
 def _provenance(tokenizer: Tokenizer, origin: Mapping[str, Any]) -> dict[str, Any]:
