@@ -1,0 +1,45 @@
+"""A user's working directory may have folders called like ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.corpus import write_corpus, write_tokenizer
+from tests.project import ROOT, environment, write_config
+
+OURS = ("pipelines", "configs", "tpu_setup", "benchmarks")
+
+
+def test_no_folder_of_the_working_directory_hides_ours_also_in_workers(tmp_path: Path) -> None:
+    for name in OURS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('{name} of the user')\n")
+    write_corpus(tmp_path / "text0.txt", documents=range(30))
+    write_corpus(tmp_path / "text1.txt", documents=range(30, 60))
+    write_tokenizer(tmp_path / "tokenizer")
+    config = write_config(
+        tmp_path / "run.yaml",
+        {
+            "examples": {
+                "input": ["text*.txt"],
+                "tokenizer": "tokenizer",
+                "output": "dataset",
+                "max_seq_length": 48,
+                "workers": 2,
+            }
+        },
+    )
+    # The package as it is imported elsewhere; the working directory comes first all the same.
+    done = subprocess.run(
+        [sys.executable, "-m", "bert_jax.cli", "examples", str(config)],
+        cwd=tmp_path,
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "dataset" / "provenance.json").exists()
