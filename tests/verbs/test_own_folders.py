@@ -27,6 +27,7 @@ def test_no_folder_of_the_working_directory_hides_ours_also_in_workers(tmp_path:
                 "tokenizer": "tokenizer",
                 "output": "dataset",
                 "max_seq_length": 48,
+                "validation_fraction": 0.2,
                 "workers": 2,
             }
         },
