@@ -49,7 +49,7 @@ class PhaseOpener:
         if section.seq_length > positions:
             raise UserError(
                 f"{key}.seq_length: found {section.seq_length}, allowed: up to the model's "
-                f"{positions} positions (model.max_position_embeddings)"
+                f"{positions} positions (model.architecture.max_position_embeddings)"
             )
         with under(key, PhaseSection):
             return self._phase(section, source, index=index), source.dataset.fingerprint

@@ -40,8 +40,8 @@ class EpochPlan:
 
     Every row comes once, every batch but one is full, and an epoch has
     ``ceil(rows / batch_size)`` batches. Their lengths and order depend on the epoch alone; only
-    which rows are in them depends on the seed, so that runs with different seeds can be computed
-    side by side in one program.
+    which rows are in them depends on the seed, so that runs with different seeds share
+    their compiled programs.
     """
 
     def __init__(self, lengths: np.ndarray, *, batch_size: int, max_length: int, seed: int) -> None:

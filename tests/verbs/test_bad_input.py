@@ -143,7 +143,10 @@ def test_a_damaged_shard_is_named(tmp_path: Path, project: Path, config: dict[st
         (["train.phases.0.batch_size=12"], ["train.phases.0.batch_size: found 12", "8"]),
         (
             ["model.architecture.max_position_embeddings=16"],
-            ["train.phases.0.seq_length: found 32", "16 positions"],
+            [
+                "train.phases.0.seq_length: found 32",
+                "16 positions (model.architecture.max_position_embeddings)",
+            ],
         ),
         (["train.phases.0.seq_length=24"], ["train.phases.0.seq_length: found 24", "32"]),
         (["mesh.platform=tpu"], ['mesh.platform: "tpu" was asked for', '"cpu"']),

@@ -12,7 +12,7 @@ import numpy as np
 def count_windows(pieces: np.ndarray, room: np.ndarray, *, stride: int) -> np.ndarray:
     """Returns how many windows contexts are cut into: 500 pieces, room 300, stride 128 → 3.
 
-    An empty context has one window, so that each question is asked (the release drops it).
+    An empty context has one window, so that each question is asked (google-research/bert drops it).
 
     Args:
         pieces: of each context, int [n].
