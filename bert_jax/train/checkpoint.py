@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
@@ -21,6 +22,9 @@ PARAMS: Final = "params"
 OPTIMIZER: Final = "optimizer"
 PROGRESS: Final = "progress"
 SELECTION_SCORE: Final = "rank"  # its name on disk
+# Devices that hold the same array each save a part of it. Cutting a part out is a program that has
+# to be compiled for the array's shape: below this size one device saves it whole.
+MIN_SLICE_BYTES: Final = 64 * 2**10
 
 
 class Checkpointer:
@@ -106,8 +110,8 @@ class Checkpointer:
             step,
             args=ocp.args.Composite(
                 **{
-                    PARAMS: ocp.args.StandardSave(state.params),
-                    OPTIMIZER: ocp.args.StandardSave(_optimizer_tree(state)),
+                    PARAMS: ocp.args.PyTreeSave(state.params),
+                    OPTIMIZER: ocp.args.PyTreeSave(_optimizer_tree(state)),
                     PROGRESS: ocp.args.JsonSave(dict(progress)),
                 }
             ),
@@ -125,7 +129,7 @@ class Checkpointer:
         """Saves parameters alone: all there is of an imported model, or of a sweep's best."""
         self._manager.save(
             step,
-            args=ocp.args.Composite(**{PARAMS: ocp.args.StandardSave(params)}),
+            args=ocp.args.Composite(**{PARAMS: ocp.args.PyTreeSave(params)}),
             metrics=_scored(selection_score),
         )
 
@@ -137,7 +141,7 @@ class Checkpointer:
         """
         wanted = _optimizer_tree(abstract)
         self._compare(wanted, step=step, item=OPTIMIZER)
-        args = ocp.args.Composite(**{OPTIMIZER: ocp.args.StandardRestore(wanted)})
+        args = ocp.args.Composite(**{OPTIMIZER: _restore_args(wanted)})
         optimizer = self._manager.restore(step, args=args)[OPTIMIZER]
         return abstract._replace(
             step=optimizer["step"],
@@ -164,7 +168,7 @@ class Checkpointer:
             UserError: a tensor is missing, unexpected, or of another shape or dtype.
         """
         self._compare(abstract_params, step=step, item=PARAMS)
-        args = ocp.args.Composite(**{PARAMS: ocp.args.StandardRestore(abstract_params)})
+        args = ocp.args.Composite(**{PARAMS: _restore_args(abstract_params)})
         return self._manager.restore(step, args=args)[PARAMS]
 
     def reached_preemption(self, step: int) -> bool:
@@ -214,14 +218,28 @@ def _handlers(save_bytes: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
     # Orbax counts in 10⁹ bytes, and takes fractions.
     limit: dict[str, Any] = {} if save_bytes is None else {"save_concurrent_gb": save_bytes / 1e9}
+    arrays = ocp.type_handlers.create_type_handler_registry(
+        (
+            jax.Array,
+            ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=MIN_SLICE_BYTES),
+        ),
+        (np.ndarray, ocp.type_handlers.NumpyHandler()),
+    )
     for item in (PARAMS, OPTIMIZER):
-        handler = ocp.StandardCheckpointHandler(**limit)
-        registry.add(item, ocp.args.StandardSave, handler)
-        registry.add(item, ocp.args.StandardRestore, handler)
+        handler = ocp.PyTreeCheckpointHandler(type_handler_registry=arrays, **limit)
+        registry.add(item, ocp.args.PyTreeSave, handler)
+        registry.add(item, ocp.args.PyTreeRestore, handler)
     progress = ocp.JsonCheckpointHandler()
     registry.add(PROGRESS, ocp.args.JsonSave, progress)
     registry.add(PROGRESS, ocp.args.JsonRestore, progress)
     return registry
+
+
+def _restore_args(wanted: Any) -> ocp.args.PyTreeRestore:
+    """Asks for arrays with the shapes, dtypes and shardings of `wanted`."""
+    return ocp.args.PyTreeRestore(
+        wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted)
+    )
 
 
 def _optimizer_tree(state: TrainState) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""How arrays that several devices hold are written, and that checkpoints of old still open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bert_jax.train import checkpoint
+from bert_jax.train.checkpoint import PARAMS, Checkpointer
+from bert_jax.train.sections import CheckpointSection
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.fixture
+def params() -> dict[str, jax.Array]:
+    """Two small arrays of shapes that no other test has, each on every device."""
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return {
+        "bias": jax.device_put(np.arange(8 * 37, dtype=np.float32), everywhere),
+        "kernel": jax.device_put(np.ones((8, 41), np.float32), everywhere),
+    }
+
+
+def abstract(params: dict[str, jax.Array]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes, dtypes and shardings."""
+    return {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+        for name, leaf in params.items()
+    }
+
+
+@pytest.mark.parametrize(("smallest", "programs"), [(checkpoint.MIN_SLICE_BYTES, 0), (16, 16)])
+def test_small_arrays_are_saved_whole_and_large_ones_in_parts(
+    params: dict[str, jax.Array],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    smallest: int,
+    programs: int,
+) -> None:
+    monkeypatch.setattr(checkpoint, "MIN_SLICE_BYTES", smallest)
+    compiled: list[str] = []
+
+    def count(event: str, *_: object, **__: object) -> None:
+        if event == COMPILED:
+            compiled.append(event)
+
+    with Checkpointer(tmp_path, CheckpointSection()) as checkpoints:
+        jax.monitoring.register_event_duration_secs_listener(count)
+        try:
+            checkpoints.save_params(params, step=1)
+            checkpoints.wait()
+        finally:
+            jax.monitoring.unregister_event_duration_listener(count)
+        restored = checkpoints.restore_params(abstract(params), step=1)
+    assert len(compiled) == programs
+    jax.tree.map(np.testing.assert_array_equal, restored, params)
+
+
+def test_what_the_standard_handler_saved_is_restored(
+    params: dict[str, jax.Array], tmp_path: Path
+) -> None:
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(3, args=ocp.args.Composite(**{PARAMS: ocp.args.StandardSave(params)}))
+    with Checkpointer(tmp_path, CheckpointSection(), read_only=True) as checkpoints:
+        restored = checkpoints.restore_params(abstract(params), step=3)
+    for name, leaf in restored.items():
+        np.testing.assert_array_equal(leaf, params[name])
+        assert leaf.sharding == params[name].sharding
