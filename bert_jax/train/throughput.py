@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from bert_jax.parallel.hardware import peak_flops
+from bert_jax.parallel.accelerators import peak_flops
 
 
 class Throughput(NamedTuple):

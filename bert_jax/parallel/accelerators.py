@@ -1,0 +1,256 @@
+"""THE table of accelerators: what one chip is, does and is called.
+
+Where a figure is published for a chip, it is here as published; how JAX and libtpu cut a chip into
+devices follows from `devices_per_chip`. Bandwidths are bytes per second in one direction.
+
+Sources, named per row by the keys of `SOURCES`. A clock that no page states is the published peak
+divided by the products per cycle of the chip's matrix units; compiling a large product for each
+generation with libtpu 0.0.51 gives 84 to 97% of those products per cycle (docs/planning.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+GIB: Final = 2**30
+
+SOURCES: Final[dict[str, str]] = {
+    "v2": "https://docs.cloud.google.com/tpu/docs/v2",
+    "v3": "https://docs.cloud.google.com/tpu/docs/v3",
+    "v4": "https://docs.cloud.google.com/tpu/docs/v4",
+    "v5e": "https://docs.cloud.google.com/tpu/docs/v5e",
+    "v5p": "https://docs.cloud.google.com/tpu/docs/v5p",
+    "v6e": "https://docs.cloud.google.com/tpu/docs/v6e",
+    "v7x": "https://docs.cloud.google.com/tpu/docs/tpu7x",
+    # Clock, memory bandwidth and links of v2 and v3.
+    "cacm": "https://doi.org/10.1145/3360307",
+    # The same of v4, and links of v3, table 4.
+    "v4-paper": "https://arxiv.org/abs/2304.01433",
+    # Links of v5e to v6e, the data-centre network per host.
+    "scaling-book": "https://jax-ml.github.io/scaling-book/tpus",
+    "runtimes": "https://docs.cloud.google.com/tpu/docs/runtimes",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One generation of TPU, per chip.
+
+    Attributes:
+        name: ours and the users': ``v5e``.
+        aliases: other spellings of it, lower case.
+        device_kinds: what JAX calls its devices.
+        devices_per_chip: JAX devices that a chip shows as; their figures are the chip's, divided.
+        chips_per_host: of a slice with more than one host. A machine with 8 v5e or v6e chips is
+            then two hosts with half its network cards each.
+        count_unit: chips that one count of an accelerator type such as ``v4-32`` stands for: 0.5
+            where it counts TensorCores.
+        accelerator_type: how Cloud spells the type before the count.
+        runtime_version: of the Cloud TPU API; None where only GKE and Compute Engine have it.
+        libtpu_name: how libtpu spells the generation in a topology.
+        megacore: whether libtpu must be told that a chip is one device.
+        hbm_bytes: of memory.
+        hbm_bandwidth: bytes per second.
+        peak_flops: dense products per second by dtype, a product and a sum being two.
+        clock_hz: that `estimated_cycles` of the compiler run at.
+        ici_links: to neighbours, two per dimension of the torus.
+        ici_bandwidth: bytes per second of one link, one direction.
+        wraps: axis length from which a slice's ends are joined (of a multiple of it, in 3D).
+        dcn_bandwidth: bytes per second of a host's network cards, one direction.
+        shapes: slices that can be had, in chips, smallest first.
+        sources: keys of `SOURCES`.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    device_kinds: tuple[str, ...]
+    devices_per_chip: int = 1
+    chips_per_host: int = 4
+    count_unit: float = 1.0
+    accelerator_type: str
+    runtime_version: str | None
+    libtpu_name: str
+    megacore: bool = False
+    hbm_bytes: int
+    hbm_bandwidth: float
+    peak_flops: Mapping[str, float]
+    clock_hz: float
+    ici_links: int
+    ici_bandwidth: float
+    wraps: int
+    dcn_bandwidth: float
+    shapes: tuple[tuple[int, ...], ...]
+    sources: tuple[str, ...]
+
+    @property
+    def dimensions(self) -> int:
+        """Of the torus that joins the chips."""
+        return self.ici_links // 2
+
+
+_SQUARES = ((2, 2), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_SMALL_SQUARES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_CUBES = (
+    *((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8)),
+    *((8, 8, 12), (8, 8, 16), (8, 16, 16), (16, 16, 16)),
+)
+_BASE_RUNTIME = "tpu-ubuntu2204-base"
+
+ACCELERATORS: Final[dict[str, Accelerator]] = {
+    accelerator.name: accelerator
+    for accelerator in (
+        Accelerator(
+            name="v2",
+            device_kinds=("TPU v2",),
+            devices_per_chip=2,
+            count_unit=0.5,
+            accelerator_type="v2",
+            runtime_version=_BASE_RUNTIME,
+            libtpu_name="v2",
+            hbm_bytes=16 * GIB,
+            hbm_bandwidth=700e9,
+            peak_flops={"bfloat16": 46e12},
+            clock_hz=0.70e9,
+            ici_links=4,
+            ici_bandwidth=62e9,
+            wraps=16,
+            dcn_bandwidth=25e9,
+            shapes=_SQUARES,
+            sources=("v2", "cacm", "runtimes"),
+        ),
+        Accelerator(
+            name="v3",
+            device_kinds=("TPU v3",),
+            devices_per_chip=2,
+            count_unit=0.5,
+            accelerator_type="v3",
+            runtime_version=_BASE_RUNTIME,
+            libtpu_name="v3",
+            hbm_bytes=32 * GIB,
+            hbm_bandwidth=900e9,
+            peak_flops={"bfloat16": 123e12},
+            clock_hz=0.94e9,
+            ici_links=4,
+            ici_bandwidth=70e9,
+            wraps=32,
+            dcn_bandwidth=25e9,
+            shapes=(*_SQUARES, (16, 32), (32, 32)),
+            sources=("v3", "cacm", "v4-paper", "scaling-book", "runtimes"),
+        ),
+        Accelerator(
+            name="v4",
+            device_kinds=("TPU v4",),
+            count_unit=0.5,
+            accelerator_type="v4",
+            runtime_version=_BASE_RUNTIME,
+            libtpu_name="v4",
+            megacore=True,
+            hbm_bytes=32 * GIB,
+            hbm_bandwidth=1200e9,
+            peak_flops={"bfloat16": 275e12, "int8": 275e12},
+            clock_hz=1.05e9,
+            ici_links=6,
+            ici_bandwidth=50e9,
+            wraps=4,
+            dcn_bandwidth=25e9,
+            shapes=_CUBES,
+            sources=("v4", "v4-paper", "scaling-book", "runtimes"),
+        ),
+        Accelerator(
+            name="v5e",
+            aliases=("v5litepod", "v5lite", "v5-lite"),
+            device_kinds=("TPU v5 lite", "TPU v5e"),
+            accelerator_type="v5litepod",
+            runtime_version="v2-alpha-tpuv5-lite",
+            libtpu_name="v5e",
+            hbm_bytes=16 * GIB,
+            hbm_bandwidth=819e9,
+            peak_flops={"bfloat16": 197e12, "int8": 393e12},
+            clock_hz=1.50e9,
+            ici_links=4,
+            ici_bandwidth=50e9,
+            wraps=16,
+            dcn_bandwidth=12.5e9,
+            shapes=_SMALL_SQUARES,
+            sources=("v5e", "scaling-book", "runtimes"),
+        ),
+        Accelerator(
+            name="v5p",
+            aliases=("v5",),
+            device_kinds=("TPU v5", "TPU v5p"),
+            count_unit=0.5,
+            accelerator_type="v5p",
+            runtime_version="v2-alpha-tpuv5",
+            libtpu_name="v5p",
+            megacore=True,
+            hbm_bytes=95 * GIB,
+            hbm_bandwidth=2765e9,
+            peak_flops={"bfloat16": 459e12, "int8": 918e12},
+            clock_hz=1.75e9,
+            ici_links=6,
+            ici_bandwidth=100e9,
+            wraps=4,
+            dcn_bandwidth=25e9,
+            shapes=(*_CUBES, (16, 16, 24)),
+            sources=("v5p", "scaling-book", "runtimes"),
+        ),
+        Accelerator(
+            name="v6e",
+            aliases=("trillium", "v6lite"),
+            device_kinds=("TPU v6 lite", "TPU v6e"),
+            accelerator_type="v6e",
+            runtime_version="v2-alpha-tpuv6e",
+            libtpu_name="v6e",
+            hbm_bytes=32 * GIB,
+            hbm_bandwidth=1638e9,
+            peak_flops={"bfloat16": 918e12, "int8": 1836e12},
+            clock_hz=1.75e9,
+            ici_links=4,
+            ici_bandwidth=100e9,
+            wraps=16,
+            dcn_bandwidth=50e9,
+            shapes=_SMALL_SQUARES,
+            sources=("v6e", "scaling-book", "runtimes"),
+        ),
+        Accelerator(
+            name="v7x",
+            aliases=("tpu7x", "v7", "ironwood"),
+            device_kinds=("TPU7x", "TPU v7x"),
+            devices_per_chip=2,
+            count_unit=0.5,
+            accelerator_type="tpu7x",
+            runtime_version=None,
+            libtpu_name="tpu7x",
+            hbm_bytes=192 * GIB,
+            hbm_bandwidth=7380e9,
+            peak_flops={"bfloat16": 2307e12, "float8": 4614e12},
+            clock_hz=2.20e9,
+            ici_links=6,
+            ici_bandwidth=100e9,
+            wraps=4,
+            dcn_bandwidth=50e9,
+            shapes=_CUBES,
+            sources=("v7x",),
+        ),
+    )
+}
+
+# Dense bf16 products, FLOP/s, of NVIDIA's data sheets (without sparsity).
+_GPU_PEAK_FLOPS: Final[dict[str, float]] = {
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+}
+_DEVICE_PEAK_FLOPS: Final[dict[str, float]] = _GPU_PEAK_FLOPS | {
+    kind: accelerator.peak_flops["bfloat16"] / accelerator.devices_per_chip
+    for accelerator in ACCELERATORS.values()
+    for kind in accelerator.device_kinds
+}
+
+
+def peak_flops(device: Any) -> float | None:
+    """Returns a device's peak bf16 FLOP/s, or None where no honest figure exists (CPUs)."""
+    return _DEVICE_PEAK_FLOPS.get(device.device_kind)

@@ -1,0 +1,144 @@
+"""A slice of TPUs: from any spelling that users know to a generation and a shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from typing import Final
+
+from bert_jax.errors import UserError
+from bert_jax.parallel.accelerators import ACCELERATORS, Accelerator
+
+_NAMES: Final[dict[str, Accelerator]] = {
+    name: accelerator
+    for accelerator in ACCELERATORS.values()
+    for name in (accelerator.name, *accelerator.aliases)
+}
+_PATTERN = re.compile(r"(?:tpu[ -])?(?P<name>[a-z0-9]+(?:-lite)?)(?:pod)?[:-](?P<size>[0-9x]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuTopology:
+    """One slice.
+
+    Attributes:
+        accelerator: of every chip.
+        shape: chips along each dimension of the torus.
+    """
+
+    accelerator: Accelerator
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """As the documentation spells it: ``v5e:4x4``."""
+        return f"{self.accelerator.name}:{_cross(self.shape)}"
+
+    @property
+    def chips(self) -> int:
+        """Chips of the slice."""
+        return math.prod(self.shape)
+
+    @property
+    def devices(self) -> int:
+        """JAX devices of the slice."""
+        return self.chips * self.accelerator.devices_per_chip
+
+    @property
+    def hosts(self) -> int:
+        """Machines that hold the chips."""
+        return -(-self.chips // self.accelerator.chips_per_host)
+
+    @property
+    def accelerator_type(self) -> str:
+        """As Cloud spells it: ``v5litepod-16``, ``v4-32``."""
+        return f"{self.accelerator.accelerator_type}-{_count(self.accelerator, self.shape)}"
+
+    @property
+    def libtpu_name(self) -> str:
+        """As libtpu spells it: ``tpu7x:2x2x1``."""
+        return f"{self.accelerator.libtpu_name}:{_cross(self.shape)}"
+
+    @property
+    def wrapped_axes(self) -> tuple[bool, ...]:
+        """Which dimensions of the slice are rings; the ends of the others are not joined."""
+        wraps = self.accelerator.wraps
+        return tuple(
+            size % wraps == 0 if self.accelerator.dimensions == 3 else size >= wraps
+            for size in self.shape
+        )
+
+
+def parse_topology(text: str) -> TpuTopology:
+    """Returns the slice that any of the usual spellings means.
+
+    ``v3:4x4`` and ``v3-32`` (TensorCores), ``v5e:4x4``, ``v5litepod-16`` and ``v5e-16`` (chips),
+    ``v4:2x2x4`` and ``v4-32`` (TensorCores: 16 chips).
+
+    Raises:
+        UserError: no such generation, or no such slice of it; the message names the nearest.
+    """
+    match = _PATTERN.fullmatch(text.strip().lower())
+    if match is None:
+        raise UserError(
+            f'topology: found "{text}", allowed: a generation and a shape or a count, such as '
+            f"v5e:4x4, v5litepod-16 or v4-32"
+        )
+    accelerator = _NAMES.get(match["name"])
+    if accelerator is None:
+        near = difflib.get_close_matches(match["name"], _NAMES, n=1, cutoff=0.0)[0]
+        raise UserError(
+            f'topology: found "{text}", allowed generations: {", ".join(ACCELERATORS)}; '
+            f'did you mean "{_suggest(_NAMES[near], match["size"])}"?'
+        )
+    shape = _shape(accelerator, match["size"])
+    if shape is None:
+        kind = "shapes" if "x" in match["size"] else "counts"
+        allowed = ", ".join(
+            _cross(shape) if kind == "shapes" else str(_count(accelerator, shape))
+            for shape in accelerator.shapes
+        )
+        raise UserError(
+            f'topology: found "{text}", allowed {kind} of {accelerator.name}: {allowed}; '
+            f'did you mean "{_suggest(accelerator, match["size"])}"?'
+        )
+    return TpuTopology(accelerator, shape)
+
+
+def _shape(accelerator: Accelerator, size: str) -> tuple[int, ...] | None:
+    """Returns the shape that a shape or a count means, None if there is no such slice."""
+    if "x" not in size:
+        counts = {_count(accelerator, shape): shape for shape in accelerator.shapes}
+        return counts.get(int(size))
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", size):
+        return None
+    shape = tuple(map(int, size.split("x")))
+    if accelerator.dimensions == 2 and len(shape) == 3 and shape[-1] == 1:
+        shape = shape[:-1]  # as libtpu prints it
+    return shape if shape in accelerator.shapes else None
+
+
+def _suggest(accelerator: Accelerator, size: str) -> str:
+    """Returns the slice whose number of chips is nearest, in the spelling that was used."""
+    numbers = [int(number) for number in size.split("x") if number]
+    if "x" in size:
+        chips = math.prod(numbers)
+        nearest = min(accelerator.shapes, key=lambda shape: _ratio(math.prod(shape), chips))
+        return f"{accelerator.name}:{_cross(nearest)}"
+    count = numbers[0]
+    nearest = min(accelerator.shapes, key=lambda shape: _ratio(_count(accelerator, shape), count))
+    return f"{accelerator.accelerator_type}-{_count(accelerator, nearest)}"
+
+
+def _ratio(one: int, other: int) -> float:
+    return abs(math.log(one / max(other, 1)))
+
+
+def _count(accelerator: Accelerator, shape: tuple[int, ...]) -> int:
+    return round(math.prod(shape) / accelerator.count_unit)
+
+
+def _cross(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))

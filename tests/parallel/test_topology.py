@@ -1,0 +1,86 @@
+"""Every spelling of a slice means one generation and one shape; a wrong one gets the nearest."""
+
+from __future__ import annotations
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.parallel.accelerators import ACCELERATORS, SOURCES, peak_flops
+from bert_jax.parallel.topology import parse_topology
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "accelerator_type", "chips", "devices", "hosts"),
+    [
+        ("v2-8", "v2:2x2", "v2-8", 4, 8, 1),
+        ("v3:4x4", "v3:4x4", "v3-32", 16, 32, 4),
+        ("v3-32", "v3:4x4", "v3-32", 16, 32, 4),
+        ("v4-32", "v4:2x2x4", "v4-32", 16, 16, 4),
+        ("v4:2x2x4", "v4:2x2x4", "v4-32", 16, 16, 4),
+        ("v5litepod-16", "v5e:4x4", "v5litepod-16", 16, 16, 4),
+        ("v5e-16", "v5e:4x4", "v5litepod-16", 16, 16, 4),
+        ("v5litepod:4x4", "v5e:4x4", "v5litepod-16", 16, 16, 4),
+        ("v5-lite:2x4", "v5e:2x4", "v5litepod-8", 8, 8, 2),
+        ("v5p-32", "v5p:2x2x4", "v5p-32", 16, 16, 4),
+        ("V6E-256", "v6e:16x16", "v6e-256", 256, 256, 64),
+        ("trillium:2x2", "v6e:2x2", "v6e-4", 4, 4, 1),
+        ("TPU v3:2x2x1", "v3:2x2", "v3-8", 4, 8, 1),
+        ("tpu7x:2x2x1", "v7x:2x2x1", "tpu7x-8", 4, 8, 1),
+    ],
+)
+def test_every_spelling_means_one_slice(
+    text: str, name: str, accelerator_type: str, chips: int, devices: int, hosts: int
+) -> None:
+    found = parse_topology(text)
+    assert (found.name, found.accelerator_type) == (name, accelerator_type)
+    assert (found.chips, found.devices, found.hosts) == (chips, devices, hosts)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("v3:4x5", 'did you mean "v3:4x4"?'),
+        ("v4:4x4", 'did you mean "v4:2x2x4"?'),
+        ("v5e-17", 'did you mean "v5litepod-16"?'),
+        ("v4-33", 'did you mean "v4-32"?'),
+        ("v5litepd-16", 'did you mean "v5litepod-16"?'),
+        ("v9:4x4", "allowed generations: v2, v3, v4, v5e, v5p, v6e, v7x"),
+        ("v3:x", 'did you mean "v3:2x2"?'),
+        ("v3:0x4", 'did you mean "v3:2x2"?'),
+        ("4x4", "allowed: a generation and a shape or a count"),
+        ("", "allowed: a generation and a shape or a count"),
+    ],
+)
+def test_a_wrong_slice_is_refused_with_the_nearest_right_one(text: str, said: str) -> None:
+    with pytest.raises(UserError, match="topology: found") as raised:
+        parse_topology(text)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_slice_is_a_ring_where_its_ends_are_joined() -> None:
+    """A whole v5e pod is; a part of one is not; v4 is from multiples of 4 chips on."""
+    assert parse_topology("v5e:16x16").wrapped_axes == (True, True)
+    assert parse_topology("v5e:8x16").wrapped_axes == (False, True)
+    assert parse_topology("v4:2x4x4").wrapped_axes == (False, True, True)
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS.values(), ids=ACCELERATORS)
+def test_every_type_and_shape_reads_back(accelerator) -> None:
+    for shape in accelerator.shapes:
+        topology = parse_topology(f"{accelerator.name}:{'x'.join(map(str, shape))}")
+        assert topology.shape == shape
+        assert parse_topology(topology.accelerator_type) == topology
+        assert parse_topology(topology.libtpu_name) == topology
+    assert set(accelerator.sources) <= SOURCES.keys()
+
+
+def test_a_device_has_its_share_of_a_chips_peak() -> None:
+    class Device:
+        device_kind = "TPU v3"
+
+    assert peak_flops(Device()) == 61.5e12
+    Device.device_kind = "TPU v5 lite"
+    assert peak_flops(Device()) == 197e12
+    Device.device_kind = "cpu"
+    assert peak_flops(Device()) is None
