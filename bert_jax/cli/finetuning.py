@@ -46,6 +46,7 @@ def finetune(config: str, overrides: tuple[str, ...], seeds: int | None) -> None
 @click.argument("output")
 @click.option("--input", "input_path", metavar="FILE", help="Instead of the task's test files.")
 @click.option("--submission", is_flag=True, help="Write the benchmark's own files to OUTPUT.")
+@click.option("--probabilities", is_flag=True, help="In a .csv, add a column for each label.")
 @checkpoint_option
 @batch_size_option
 @platform_option
@@ -56,6 +57,7 @@ def predict(
     output: str,
     input_path: str | None,
     submission: bool,
+    probabilities: bool,
     checkpoint: str,
     batch_size: int | None,
     platform: str,
@@ -72,6 +74,7 @@ def predict(
         output,
         input_path=input_path,
         submission=submission,
+        probabilities=probabilities,
         checkpoint=checkpoint,
         batch_size=batch_size,
         mesh=MeshSection.model_validate({"platform": platform}),
@@ -86,11 +89,10 @@ def predict(
 @click.argument("output")
 @click.option(
     "--layers",
-    default="concat-last-four",
-    show_default=True,
     metavar="NAME",
     help="embeddings, second-to-last, last, sum-last-four, concat-last-four, sum-all; numbers like "
-    "3,5 (0: embeddings); or mix, which --probe learns.",
+    "3,5 (0: embeddings); or mix, which --probe learns. [default: concat-last-four; last for a "
+    "model of fewer than four layers]",
 )
 @click.option(
     "--level",
@@ -113,7 +115,7 @@ def features(
     run_dir: str,
     input_path: str,
     output: str,
-    layers: str,
+    layers: str | None,
     level: Any,
     pool: Any,
     column: str | None,

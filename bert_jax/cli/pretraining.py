@@ -12,6 +12,7 @@ from bert_jax.cli.base import (
     checkpoint_option,
     cli,
     config_argument,
+    force_option,
     overrides_argument,
     platform_option,
     verb,
@@ -21,14 +22,15 @@ from bert_jax.cli.base import (
 @cli.command()
 @config_argument
 @overrides_argument
+@force_option
 @verb
-def vocab(config: str, overrides: tuple[str, ...]) -> None:
+def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
     """Train a tokenizer: text → tokenizer directory."""
     from bert_jax.config import load_config
     from bert_jax.verbs.vocab import vocab as run
 
     loaded = load_config(config, overrides)
-    tokenizer = run(loaded)
+    tokenizer = run(loaded, force=force)
     assert loaded.vocab is not None
     click.echo(f"{tokenizer.vocab_size} pieces in {loaded.vocab.output}")
 

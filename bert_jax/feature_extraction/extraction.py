@@ -24,7 +24,7 @@ from bert_jax.feature_extraction.extractor import (
     Pool,
     TextFeatures,
 )
-from bert_jax.feature_extraction.layers import DEFAULT, MIX, select_layers
+from bert_jax.feature_extraction.layers import MIX, default_layers, select_layers
 from bert_jax.feature_extraction.probe import ProbeScore, mixed, probe
 from bert_jax.feature_extraction.texts import TextColumns, read_texts
 from bert_jax.feature_extraction.writers import (
@@ -52,7 +52,7 @@ class ExtractionRequest:
     run_dir: str
     input_path: str
     output: str
-    layers: str = DEFAULT
+    layers: str | None = None
     level: Level = "sentence"
     pool: Pool | None = None
     columns: TextColumns
@@ -100,14 +100,17 @@ class ExtractionRequest:
         Raises:
             UserError: layers or a length that the model does not have.
         """
-        positions = run.architecture.max_position_embeddings
+        depth, positions = (
+            run.architecture.num_hidden_layers,
+            run.architecture.max_position_embeddings,
+        )
         length = self.max_length
         if length is not None and not 4 <= length <= positions:
             raise UserError(
                 f"--max-length: found {length}, allowed: 4 to {positions}, the positions"
             )
         return ExtractionSettings(
-            layers=select_layers(self.layers, depth=run.architecture.num_hidden_layers),
+            layers=select_layers(self.layers or default_layers(depth), depth=depth),
             level=self.level,
             pool=self.pool or "mean",
             max_length=length or min(positions, DEFAULT_MAX_LENGTH),
@@ -164,7 +167,7 @@ def extract_features(
     if score is not None and request.probe_path is not None:
         content = {
             **score._asdict(),
-            "layers": request.layers,
+            "layers": settings.layers.name,
             "pool": settings.pool,
             "step": loaded.step,
         }
@@ -221,7 +224,7 @@ def _show(result: ExtractionResult, console: Console, settings: ExtractionSettin
     counts = result.counts
     parts = [
         f"{result.output}: step {result.step}, {counts.texts:,} texts, {settings.level} features",
-        f"{result.width} wide, {counts.padding:.0%} padding",
+        f"layers {settings.layers.name}, {result.width} wide, {counts.padding:.0%} padding",
     ]
     if counts.cut:
         parts.append(f"{counts.cut:,} texts cut at {settings.max_length} pieces")

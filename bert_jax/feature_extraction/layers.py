@@ -10,7 +10,7 @@ from jax import Array
 from bert_jax.errors import UserError, did_you_mean
 
 MIX: Final = "mix"
-DEFAULT: Final = "concat-last-four"
+LAST_FOUR: Final = "concat-last-four"
 
 
 class LayerSelection(NamedTuple):
@@ -28,6 +28,11 @@ class LayerSelection(NamedTuple):
         """Returns one vector [..., width] from states [layers + 1, ..., D], in float32."""
         chosen = states[jnp.asarray(self.states)].astype(jnp.float32)
         return chosen.sum(axis=0) if self.summed else jnp.concatenate(list(chosen), axis=-1)
+
+
+def default_layers(depth: int) -> str:
+    """Returns the best row of the paper's table that a model of `depth` layers can have."""
+    return LAST_FOUR if depth >= 4 else "last"
 
 
 def select_layers(text: str, *, depth: int) -> LayerSelection:
@@ -52,7 +57,7 @@ def select_layers(text: str, *, depth: int) -> LayerSelection:
         "second-to-last": LayerSelection(text, (depth - 1,)),
         "last": LayerSelection(text, (depth,)),
         "sum-last-four": LayerSelection(text, last_four, summed=True),
-        DEFAULT: LayerSelection(text, last_four),
+        LAST_FOUR: LayerSelection(text, last_four),
         "sum-all": LayerSelection(text, tuple(range(1, depth + 1)), summed=True),
         MIX: LayerSelection(text, tuple(range(depth + 1))),
     }

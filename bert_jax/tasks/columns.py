@@ -27,15 +27,16 @@ class TextColumns(NamedTuple):
     text: str
     pair: str | None
     label: str
-    id: str | None  # None: rows are named by their line
+    id: str | None  # None: rows are named by their index, from 0
 
 
-def text_row(row: TableRow, columns: TextColumns, *, labelled: bool) -> TextRow:
+def text_row(row: TableRow, columns: TextColumns, *, index: int, labelled: bool) -> TextRow:
     """Returns one row of a table.
 
     Args:
         row: of a table.
         columns: to read.
+        index: of the row, from 0.
         labelled: whether the column of labels is required; the label itself may be missing.
 
     Raises:
@@ -44,7 +45,7 @@ def text_row(row: TableRow, columns: TextColumns, *, labelled: bool) -> TextRow:
     named = columns._asdict()
     keys = ("text", "pair", "id", *(["label"] if labelled else []))
     require_columns(row, ((key, named[key]) for key in keys))
-    found_id = row.line if columns.id is None else row.values[columns.id]
+    found_id = index if columns.id is None else row.values[columns.id]
     if isinstance(found_id, bool) or not isinstance(found_id, int | str):
         raise UserError(
             f'{row.place}: "{columns.id}" found {found_id!r}, allowed: a text or a whole number'
@@ -79,7 +80,8 @@ def require_columns(row: TableRow, asked: Iterable[tuple[str, str | None]]) -> N
 def missing_column(row: TableRow, key: str, name: str) -> UserError:
     """Returns the error of a column that a table lacks."""
     names = list(row.values)
+    shown = ", ".join(name or "''" for name in names)
     return UserError(
-        f'task.{key}: found "{name}", allowed: {", ".join(names)} ({row.names_place})'
+        f'task.{key}: found "{name}", allowed: {shown} ({row.names_place})'
         f"{did_you_mean(name, names)}"
     )

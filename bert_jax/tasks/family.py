@@ -95,11 +95,6 @@ class Family:
         return [name for name in self.splits if name.startswith("dev")]
 
 
-def dev_splits(family: Family) -> list[str]:
-    """Returns the names of a family's dev splits; the first one ranks checkpoints."""
-    return family.dev
-
-
 class DataRequest(NamedTuple):
     """The data that a family is asked to open."""
 

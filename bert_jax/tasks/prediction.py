@@ -40,6 +40,7 @@ class PredictionOutput(NamedTuple):
     path: Path
     submission: bool  # the benchmark's own files
     force: bool  # replace `path`
+    probabilities: bool = False  # in a .csv: a column for each label
 
     def check(self) -> None:
         """Checks the path before anything is computed.
@@ -78,11 +79,26 @@ class PredictionOutput(NamedTuple):
             write_records(epath.Path(self.path), rows)
         else:
             columns = [*(["split"] if several else []), "id", "prediction"]
-            table = pa.table({name: [_cell(row[name]) for row in rows] for name in columns})
+            table = pa.table(
+                {name: [_cell(row[name]) for row in rows] for name in columns}
+                | (self._probabilities(rows) if self.probabilities else {})
+            )
             sink = pa.BufferOutputStream()
             pa_csv.write_csv(table, sink, pa_csv.WriteOptions(quoting_style="needed"))
             write_whole(epath.Path(self.path), sink.getvalue().to_pybytes())
         return [self.path]
+
+    def _probabilities(self, rows: Sequence[Record]) -> dict[str, list[float]]:
+        """Returns a column for each label, of a task that has them."""
+        if not all(isinstance(row.get("probabilities"), dict) for row in rows):
+            raise UserError(
+                "--probabilities: this task predicts no label of a text, allowed: leave it out; a "
+                ".jsonl has all that is known of an example"
+            )
+        names = rows[0]["probabilities"] if rows else {}
+        return {
+            f"probability:{name}": [row["probabilities"][name] for row in rows] for name in names
+        }
 
 
 def predict_to(

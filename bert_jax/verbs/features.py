@@ -10,7 +10,6 @@ from bert_jax.feature_extraction.extraction import (
     extract_features,
 )
 from bert_jax.feature_extraction.extractor import Level, Pool
-from bert_jax.feature_extraction.layers import DEFAULT
 from bert_jax.feature_extraction.texts import TextColumns
 from bert_jax.parallel.section import MeshSection
 
@@ -20,7 +19,7 @@ def features(
     input_path: str,
     output: str,
     *,
-    layers: str = DEFAULT,
+    layers: str | None = None,
     level: Level = "sentence",
     pool: Pool | None = None,
     column: str | None = None,
@@ -39,7 +38,8 @@ def features(
         run_dir: of `pretrain`, `finetune` or `import`; its heads do not matter.
         input_path: .txt (a text per line), .jsonl, .csv, .tsv or .parquet.
         output: .npz, .parquet or .jsonl.
-        layers: a name of `select_layers`, numbers with commas between, or "mix" for a probe.
+        layers: a name of `select_layers`, numbers with commas between, or "mix" for a probe. None
+            for "concat-last-four", or "last" of a model with fewer than four layers.
         level: a vector per piece, per word (the mean of its pieces) or per text.
         pool: the vector of a text: that of [CLS], or the mean (None) over all pieces, special ones
             included.

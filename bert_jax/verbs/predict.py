@@ -19,6 +19,7 @@ def predict(
     *,
     input_path: str | None = None,
     submission: bool = False,
+    probabilities: bool = False,
     checkpoint: str = "auto",
     batch_size: int | None = None,
     mesh: MeshSection | None = None,
@@ -37,6 +38,7 @@ def predict(
         input_path: a file in the task's own layout, with or without labels; None for the test
             splits.
         submission: write the benchmark's files.
+        probabilities: in a .csv, add a column ``probability:LABEL`` for each label.
         checkpoint: `auto` (the best), `last`, `best`, or a step.
         batch_size: rows at a time; does not change the predictions.
         mesh: devices to use; None for all there are.
@@ -48,7 +50,7 @@ def predict(
             not evaluated on the dev file that its threshold comes from.
     """
     result = predict_to(
-        PredictionOutput(Path(output), submission, force),
+        PredictionOutput(Path(output), submission, force, probabilities),
         open_run(run_dir),
         input_path=input_path,
         checkpoint=checkpoint,

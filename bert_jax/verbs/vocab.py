@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from etils import epath
+
 from bert_jax.config import RunConfig
+from bert_jax.errors import UserError
 from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab
 from bert_jax.section import need, under
 from bert_jax.text import Tokenizer
+from bert_jax.text.tokenizer import CONFIG_FILE
 
 
-def vocab(config: RunConfig) -> Tokenizer:
+def vocab(config: RunConfig, *, force: bool = False) -> Tokenizer:
     """Trains the tokenizer that the section `vocab` describes and saves it.
 
+    Args:
+        config: needs `vocab`.
+        force: replace a tokenizer that is there; datasets and runs made with it then refuse it.
+
     Raises:
-        UserError: the section is missing or the text cannot give such a vocabulary.
+        UserError: the section is missing, the output holds a tokenizer, or the text cannot give
+            such a vocabulary.
     """
     section = need(config.vocab, "vocab", "vocab")
+    if not force and (epath.Path(section.output) / CONFIG_FILE).exists():
+        raise UserError(
+            f"vocab.output: {section.output} holds a tokenizer, which datasets and runs may have "
+            f"been made with; allowed: another directory, or --force"
+        )
     with under("vocab", VocabSection):
         return train_vocab(section)

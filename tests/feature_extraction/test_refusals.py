@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.feature_extraction.runs import features, make_run, refusal, write_lines
@@ -42,7 +43,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ("--layers", "1,3"),
             "--layers: found 3, allowed: 0 (the embeddings) to 2",
         ),
-        ("t.txt", "w1\n", (), 'found "concat-last-four", but the model has 2 layers'),
+        (
+            "t.txt",
+            "w1\n",
+            ("--layers", "sum-last-four"),
+            'found "sum-last-four", but the model has 2 layers',
+        ),
         ("t.txt", "w1\n", ("--layers", "mix"), 'found "mix" without --probe'),
         (
             "t.txt",
@@ -60,21 +66,19 @@ def test_a_mistake_is_named_and_leaves_nothing(
 ) -> None:
     source = tmp_path / name
     source.write_text(content)
-    if "--layers" not in options and "concat" not in expected:
-        options = (*options, "--layers", "last")
     assert expected in refusal(run, source, tmp_path / "out.npz", *options)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_bytes_that_are_no_utf8_are_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_bytes(b"w1\nw\xff\n")
-    line = refusal(run, tmp_path / "t.txt", tmp_path / "o.npz", "--layers", "last")
+    line = refusal(run, tmp_path / "t.txt", tmp_path / "o.npz")
     assert "found byte 0xff" in line
     assert "allowed: UTF-8" in line
 
 
 def test_a_text_that_is_not_there_is_refused(run: Path, tmp_path: Path) -> None:
-    line = refusal(run, tmp_path / "none.txt", tmp_path / "o.npz", "--layers", "last")
+    line = refusal(run, tmp_path / "none.txt", tmp_path / "o.npz")
     assert "none.txt: cannot be read (No such file or directory)" in line
 
 
@@ -95,7 +99,15 @@ def test_a_mistake_in_the_last_line_leaves_no_output(run: Path, tmp_path: Path) 
     lines = ["a,b", *["w1,0"] * 3000, "w1"]
     source = write_lines(tmp_path / "t.csv", lines)
     for output in ("o.npz", "o.jsonl", "o.parquet"):
-        options = ("--column", "a", "--layers", "last")
+        options = ("--column", "a")
         line = refusal(run, source, tmp_path / output, *options)
         assert "line 3002: found 1 fields, allowed: 2" in line
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_a_shallow_model_has_a_default_too(run: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "t.txt", ["w1", "w2 w3"])
+    assert "layers last, 32 wide" in features(run, source, tmp_path / "default.npz").output
+    assert features(run, source, tmp_path / "last.npz", "--layers", "last").exit_code == 0
+    found, last = (np.load(tmp_path / f"{name}.npz")["vectors"] for name in ("default", "last"))
+    np.testing.assert_array_equal(found, last)

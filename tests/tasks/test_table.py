@@ -119,7 +119,7 @@ def test_records_have_the_users_id_and_both_texts(tmp_path: Path) -> None:
         ("k2", "w3", "w4", "y"),
     ]
     family = table(tmp_path, "train", **columns, dev=str(path))
-    assert [record["id"] for record in predict(family.splits["train"], [[1, 0]] * 2)] == [2, 3]
+    assert [record["id"] for record in predict(family.splits["train"], [[1, 0]] * 2)] == [0, 1]
 
 
 def test_figures_and_the_one_that_ranks(tmp_path: Path) -> None:

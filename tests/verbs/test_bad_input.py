@@ -193,3 +193,20 @@ def test_a_mistake_is_one_line_in_a_process_of_its_own(
 def copy_dataset(project: Path, tmp_path: Path) -> Path:
     shutil.copytree(project / "dataset32", tmp_path / "dataset")
     return tmp_path / "dataset"
+
+
+def test_vocab_replaces_a_tokenizer_only_by_force(
+    tmp_path: Path, project: Path, config: dict[str, Any]
+) -> None:
+    output = tmp_path / "tokenizer"
+    shutil.copytree(project / "tokenizer", output)
+    before = (output / "vocab.txt").read_bytes()
+    config["vocab"]["output"] = str(output)
+    line = mistake(tmp_path, "vocab", config, "vocab.size=600")
+    assert str(output) in line
+    assert "--force" in line
+    assert (output / "vocab.txt").read_bytes() == before
+    path = write_config(tmp_path / "config.yaml", config)
+    result = CliRunner().invoke(cli, ["vocab", str(path), "vocab.size=600", "--force"])
+    assert result.exit_code == 0, result.output
+    assert len((output / "vocab.txt").read_text().splitlines()) == 600

@@ -123,6 +123,12 @@ def test_predictions_of_a_file_with_and_without_labels(tuned: Path, tmp_path: Pa
             record["prediction"] for record in records
         ]
     assert [record["text"] for record in records] == [row["text"] for row in rows]
+    assert [record["id"] for record in records] == list(range(20))
+    ok("predict", tuned / "tuned", tmp_path / "p.csv", "--input", bare, "--probabilities")
+    with (tmp_path / "p.csv").open() as file:
+        for row, record in zip(csv.DictReader(file), records, strict=True):
+            shown = {name: float(row[f"probability:{name}"]) for name in ("bad", "good")}
+            assert shown == pytest.approx(record["probabilities"])
 
 
 def test_an_exported_run_classifies_alike_and_by_name(tuned: Path, tmp_path: Path) -> None:

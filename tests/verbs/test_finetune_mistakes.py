@@ -141,7 +141,7 @@ def test_a_file_without_an_answer_that_is_in_its_context_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["predict", "ORIGIN", "out.csv"], ["finetune: missing"]),
+        (["predict", "ORIGIN", "out.csv"], ["was not fine-tuned"]),
         (["predict", "ORIGIN", "out.txt"], ["out.txt: found .txt", ".jsonl, .csv"]),
         (["predict", "none", "out.csv"], ["none: no such directory"]),
         (["evaluate", "none"], ["none: no such directory"]),

@@ -41,7 +41,7 @@ class TableSection(Section):
     text: str  # column
     pair: str | None = None  # column of a second text
     label: str  # column
-    id: str | None = None  # column; None: the line
+    id: str | None = None  # column; None: the index of the row, from 0
     problem: Literal["auto", "single_label", "multi_label", "regression"] = "auto"
     # Between several labels in a text. JSON lines and Parquet may have lists.
     label_separator: str = pydantic.Field(default="|", min_length=1)
@@ -109,8 +109,8 @@ def _read(section: TableSection, request: DataRequest) -> dict[str, list[TextRow
 
 def _rows(section: TableSection, path: str, *, labelled: bool) -> Iterator[TextRow]:
     columns = TextColumns(section.text, section.pair, section.label, section.id)
-    for row in read_table(Path(path)):
-        yield text_row(row, columns, labelled=labelled)
+    for index, row in enumerate(read_table(Path(path))):
+        yield text_row(row, columns, index=index, labelled=labelled)
 
 
 def _labelling(

@@ -17,7 +17,7 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run
 from bert_jax.runs.evaluation import Evaluation, read_evaluation, write_evaluation
 from bert_jax.runs.parameters import LoadedParams, load_params
-from bert_jax.tasks.family import DataRequest, Family, Record, dev_splits
+from bert_jax.tasks.family import DataRequest, Family, Record
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.training.report import write_report
@@ -50,7 +50,7 @@ def conclude(
         The figures of the dev splits.
     """
     loaded = load_params(run, checkpoint="auto", mesh=mesh)
-    records = predict_splits(predictor, loaded.params, family, dev_splits(family))
+    records = predict_splits(predictor, loaded.params, family, family.dev)
     scores = score_splits(family, records)
     if jax.process_index() == 0:
         for name, found in records.items():
@@ -106,6 +106,11 @@ def section_of(run: Run) -> FinetuneSection:
     Raises:
         UserError: it was not.
     """
+    if not run.is_fine_tuned:
+        raise UserError(
+            f"{run.directory}: was not fine-tuned; `bert-jax predict` takes a run of `bert-jax "
+            f"finetune`, whose finetune.init_from may be this one"
+        )
     return run.section("finetune", FinetuneSection, verb="predict")
 
 

@@ -18,7 +18,7 @@ from bert_jax.report.finetuning.page import ReportInputs, render
 from bert_jax.runs.directory import Run
 from bert_jax.runs.parameters import LoadedParams
 from bert_jax.tasks.batches import INPUTS, collate
-from bert_jax.tasks.family import Family, Record, Split, dev_splits
+from bert_jax.tasks.family import Family, Record, Split
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.squad.scores import overlap_f1
 from bert_jax.tasks.tokens.entities import entity_report
@@ -139,7 +139,7 @@ def _attention(
 
 
 def _fitting_row(family: Family) -> tuple[Split, int] | None:
-    for name in dev_splits(family):
+    for name in family.dev:
         split = family.splits[name]
         fitting = np.flatnonzero((split.lengths >= SHORTEST) & (split.lengths <= LONGEST))
         if len(fitting):

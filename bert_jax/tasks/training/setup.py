@@ -24,7 +24,7 @@ from bert_jax.runs.parameters import load_params
 from bert_jax.runs.resume_check import refuse_other_settings
 from bert_jax.section import under
 from bert_jax.tasks.batches import EpochPlan, TrainBatches
-from bert_jax.tasks.family import DataRequest, Family, dev_splits
+from bert_jax.tasks.family import DataRequest, Family
 from bert_jax.tasks.parameter_transfer import check_length, describe_graft, graft
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection
@@ -53,7 +53,7 @@ class TrainingSetup(NamedTuple):
     @property
     def dev(self) -> list[str]:
         """The names of the dev splits; the first decides which checkpoint is the best."""
-        return dev_splits(self.family)
+        return self.family.dev
 
     def batches(self, *, seed: int, share: HostShare = ONE_HOST) -> TrainBatches:
         """Returns the batches that a run of a seed trains on.
