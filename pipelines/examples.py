@@ -71,6 +71,12 @@ def make_examples(
     if (made := _already_made(output, recipe, preparation)) is not None:
         say(f"{output} is already made")
         return made
+    paragraphs = sum(source.format.startswith("wiki") for source in sources)
+    if paragraphs and section.layout == "sentences":
+        say(
+            f"layout: sentences takes each line for a sentence, but {paragraphs:,} of the files "
+            "are Wikipedia's, whose lines are paragraphs; layout: prose splits them"
+        )
     with (
         Workspace(output, say=say) as workspace,
         open_engine(

@@ -18,6 +18,10 @@ from bert_jax.files.remote import is_remote
 
 _SETTINGS: Final = "settings.json"
 
+# Settings that only the shards depend on, and those on which the tokenised parts do as well.
+_OF_SHARDS: Final = frozenset({"pairing", "num_shards", "mixture"})
+_OF_PARTS: Final = frozenset({"validation_fraction"})
+
 # Of what an unfinished run leaves, and of how its parts are cut: only the same version resumes it.
 _WORK_VERSION: Final = 3
 
@@ -70,6 +74,10 @@ class Workspace:
     def check_settings(self, settings: Mapping[str, Any]) -> None:
         """Refuses to resume an unfinished run with different settings.
 
+        Settings that nothing finished depends on may change. So may `validation_fraction` until
+        there is a shard, since the text has to be tokenised to know that it is too small; what
+        depends on it is then made again.
+
         Raises:
             UserError: naming the first setting that differs, or that another version began it.
         """
@@ -83,15 +91,26 @@ class Workspace:
                     f"{self.partial}: holds an unfinished run of another version of bert-jax; "
                     "finish it with that version, or delete the directory"
                 )
-            for key, value in json.loads(text).items():
-                if held.get(key) != value:
+            asked = json.loads(text)
+            changed = {key for key in asked if held.get(key) != asked[key]}
+            if not changed:
+                return
+            free = frozenset() if self._has_shards else _OF_SHARDS | _OF_PARTS
+            for key in asked:
+                if key in changed - free:
                     raise UserError(
                         f"{self.partial}: holds an unfinished run in which {key} was "
-                        f"{shorten(held.get(key))}, now {shorten(value)}; "
+                        f"{shorten(held.get(key))}, now {shorten(asked[key])}; "
                         "finish that one, or delete the directory"
                     )
-            return
+            if changed & _OF_PARTS:
+                for part in self.work.glob("part-*"):
+                    part.rmtree()
         write_whole(path, text)
+
+    @property
+    def _has_shards(self) -> bool:
+        return any(self.partial.glob("*.array_record*"))
 
     def publish(self) -> None:
         """Drops ``work/`` and gives the directory its final name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from etils import epath
+from rich.console import Console
 
 from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
@@ -12,12 +13,13 @@ from bert_jax.text import Tokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE
 
 
-def vocab(config: RunConfig, *, force: bool = False) -> Tokenizer:
+def vocab(config: RunConfig, *, force: bool = False, console: Console | None = None) -> Tokenizer:
     """Trains the tokenizer that the section `vocab` describes and saves it.
 
     Args:
         config: needs `vocab`.
         force: replace a tokenizer that is there; datasets and runs made with it then refuse it.
+        console: where warnings are shown; standard output where none is given.
 
     Raises:
         UserError: the section is missing, the output holds a tokenizer, or the text cannot give
@@ -29,5 +31,9 @@ def vocab(config: RunConfig, *, force: bool = False) -> Tokenizer:
             f"vocab.output: {section.output} holds a tokenizer, which datasets and runs may have "
             f"been made with; allowed: another directory, or --force"
         )
+    output = console or Console()
     with under("vocab", VocabSection):
-        return train_vocab(section)
+        return train_vocab(
+            section,
+            progress=lambda line: output.print(line, style="yellow", markup=False, soft_wrap=True),
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import Field
@@ -11,6 +12,7 @@ from pydantic import Field
 from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.sources import iter_text
+from bert_jax.pipelines.vocabulary.lost_marks import lost_marks
 from bert_jax.pipelines.vocabulary.sample import MAX_PART_BYTES, sample_lines, sample_mixture
 from bert_jax.pipelines.vocabulary.train_sentencepiece import (
     SentencePieceAlgorithm,
@@ -70,7 +72,9 @@ class VocabSection(SourcesSection):
     seed: int = Field(default=0, ge=0)
 
 
-def train_vocab(section: VocabSection) -> Tokenizer:
+def train_vocab(
+    section: VocabSection, *, progress: Callable[[str], None] = lambda line: None
+) -> Tokenizer:
     """Trains a tokenizer and writes its directory.
 
     The corpus is read line by line, once (twice for a mixture of languages), and only a bounded
@@ -82,6 +86,8 @@ def train_vocab(section: VocabSection) -> Tokenizer:
             its characters do not fit into ``size``; the output cannot be written.
     """
     lines = _sample(section)
+    if _drops_accents(section) and (warning := lost_marks(lines)) is not None:
+        progress(warning)
     if section.algorithm == "wordpiece":
         tokenizer = _train_wordpiece(section, lines)
     else:
@@ -149,7 +155,7 @@ def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
 def _train_sentencepiece(
     section: VocabSection, algorithm: SentencePieceAlgorithm, lines: list[str]
 ) -> Tokenizer:
-    drops_accents = section.lower_case if section.strip_accents is None else section.strip_accents
+    drops_accents = _drops_accents(section)
     folded = [
         prepare(line, lower_case=section.lower_case, strip_accents=drops_accents) for line in lines
     ]
@@ -179,6 +185,10 @@ def _train_sentencepiece(
     if tokenizer.vocab_size != found + padding:
         raise _too_large(section, tokenizer.vocab_size - padding)
     return tokenizer
+
+
+def _drops_accents(section: VocabSection) -> bool:
+    return section.lower_case if section.strip_accents is None else section.strip_accents
 
 
 def _padding(section: VocabSection, *, found: int) -> int:

@@ -198,6 +198,21 @@ def test_prose_is_split_into_the_sentences_of_the_other_layout(corpus: Path) -> 
     assert (made.text.layout, made.text.language) == ("prose", "en")
 
 
+def test_lines_that_are_paragraphs_are_named(corpus: Path) -> None:
+    articles = "".join(
+        f'<doc id="{n}" url="u" title="t">\n{" ".join(sentences(n))}\n</doc>\n' for n in range(40)
+    )
+    (corpus / "wiki.txt").write_text(articles, encoding="utf-8")
+    lines: list[str] = []
+    wiki = {"input": (str(corpus / "wiki.txt"),), "validation_fraction": 0.0}
+    make_examples(section(corpus, **wiki), progress=lines.append)
+    assert any("layout: prose" in line for line in lines)
+    lines.clear()
+    output = str(corpus / "prose")
+    make_examples(section(corpus, **wiki, layout="prose", output=output), progress=lines.append)
+    assert not any("layout: prose" in line for line in lines)
+
+
 def test_each_file_can_be_a_document(corpus: Path) -> None:
     (corpus / "text.txt").unlink()
     for document in range(30):
@@ -353,6 +368,26 @@ def test_one_document_is_refused(corpus: Path) -> None:
 def test_a_split_with_fewer_than_two_documents_names_the_fraction(corpus: Path) -> None:
     with pytest.raises(UserError, match=r"validation_fraction: 0\.001 of 40 .* for validation"):
         make_examples(section(corpus, validation_fraction=0.001))
+
+
+@pytest.mark.parametrize(
+    ("refused", "taken", "again"),
+    [
+        ({"validation_fraction": 0.001}, {"validation_fraction": 0.0}, True),
+        ({"num_shards": 1000}, {"num_shards": 3}, False),
+    ],
+)
+def test_the_setting_that_a_refusal_asks_for_works(
+    corpus: Path, refused: dict[str, Any], taken: dict[str, Any], again: bool
+) -> None:
+    """Both are found wanting only after the text was tokenised."""
+    make_examples(section(corpus, output=str(corpus / "whole"), **taken))
+    with pytest.raises(UserError, match=f"^{next(iter(refused))}: "):
+        make_examples(section(corpus, **refused))
+    lines: list[str] = []
+    make_examples(section(corpus, **taken), progress=lines.append)
+    assert any("tokenised" in line for line in lines) == again
+    assert files(corpus / "dataset") == files(corpus / "whole")
 
 
 def test_a_shard_without_two_documents_is_refused(corpus: Path) -> None:

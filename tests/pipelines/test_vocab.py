@@ -234,3 +234,29 @@ def test_a_language_without_text_is_named(tmp_path: Path, corpus: Path) -> None:
     with pytest.raises(UserError, match=r"^input: found no text in the files of zh$"):
         train_vocab(section)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "warned"),
+    [
+        ("Tiếng Việt có dấu ở nhiều chữ cái\n", {}, True),
+        ("한국어 문장은 글자로 나뉩니다\n", {}, True),
+        ("Tiếng Việt có dấu ở nhiều chữ cái\n", {"strip_accents": False}, False),
+        ("Über den Wolken muss die Freiheit wohl grenzenlos sein\n", {}, False),
+    ],
+)
+def test_a_text_whose_letters_need_their_marks_is_named(
+    tmp_path: Path, text: str, settings: dict[str, Any], warned: bool
+) -> None:
+    (tmp_path / "text.txt").write_text(text * 50, encoding="utf-8")
+    section = VocabSection(
+        input=(str(tmp_path / "text.txt"),),
+        output=str(tmp_path / "tokenizer"),
+        size=128,
+        unused_slots=0,
+        pad_to_128=True,
+        **settings,
+    )
+    lines: list[str] = []
+    train_vocab(section, progress=lines.append)
+    assert [("strip_accents: false" in line) for line in lines] == [True] * warned
