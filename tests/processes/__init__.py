@@ -1,0 +1,1 @@
+"""Several real processes on loopback, each running the real command line."""

@@ -1,0 +1,41 @@
+"""One fork server for all tests of several processes, and a run that takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes.hosts import ForkServer
+from tests.project import project_config, write_config
+
+STEPS = 8
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ForkServer]:
+    """Starts processes of the command line."""
+    with ForkServer() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def values(project: Path) -> dict[str, Any]:
+    """One phase of a few steps, evaluated and saved half-way."""
+    values = project_config(project)
+    values["mesh"] = {"platform": "cpu"}
+    values["train"] |= {
+        "phases": [values["train"]["phases"][0] | {"steps": STEPS}],
+        "log_every": 1,
+        "evaluation": {"every": 4, "examples": 24},
+        "checkpoint": {"every": 4},
+    }
+    return values
+
+
+@pytest.fixture(scope="session")
+def config(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its configuration file."""
+    return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)

@@ -1,0 +1,230 @@
+"""Starts N real processes of one command line, and looks at how each of them ends.
+
+with server.start("pretrain", config, f"run_dir={run}", count=2, directory=tmp_path) as job:
+    job[1].send(signal.SIGTERM)
+    assert job.wait() == [3, 3], job.said()
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.project import ROOT, environment
+
+# Not a measurement: long enough for a machine that does five other things.
+TIMEOUT = 600.0
+
+
+class Host:
+    """One process of a job: the command line on one host."""
+
+    def __init__(self, server: ForkServer, index: int, out: Path, err: Path) -> None:
+        self._server, self.index, self._out, self._err = server, index, out, err
+        self.pid = 0
+        self.started, self.ended = threading.Event(), threading.Event()
+        self.code: int | None = None
+        self.ended_at: float | None = None  # of time.monotonic()
+
+    @property
+    def out(self) -> str:
+        """Standard output so far."""
+        return self._out.read_text(errors="replace") if self._out.exists() else ""
+
+    @property
+    def err(self) -> str:
+        """Standard error so far."""
+        return self._err.read_text(errors="replace") if self._err.exists() else ""
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends the process a signal, if it is still there."""
+        if not self.ended.is_set():
+            os.kill(self.pid, number)
+
+    def wait(self, timeout: float = TIMEOUT) -> int:
+        """Returns the exit code; of a process killed by a signal, minus its number."""
+        assert self.ended.wait(timeout), f"process {self.index} still runs\n{self.out}\n{self.err}"
+        assert self.code is not None
+        return self.code
+
+
+class Job(Sequence[Host]):
+    """The processes of one command; leaving the context kills those that still run."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._hosts = hosts
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._hosts[index]
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self._hosts)
+
+    def wait(self, timeout: float = TIMEOUT) -> list[int]:
+        """Returns the exit codes, one a process."""
+        deadline = time.monotonic() + timeout
+        return [host.wait(max(0.0, deadline - time.monotonic())) for host in self._hosts]
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float = TIMEOUT) -> None:
+        """Waits for something that the running processes bring about."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert not all(host.ended.is_set() for host in self._hosts), self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.01)
+
+    def said(self) -> str:
+        """Everything that all processes wrote, for a failed assertion."""
+        return "\n".join(
+            f"--- process {host.index} (exit code {host.code})\n{host.out}{host.err}"
+            for host in self._hosts
+        )
+
+    def kill(self) -> None:
+        """Kills what still runs, stopped or not, with no warning."""
+        for host in self._hosts:
+            host.send(signal.SIGKILL)
+        for host in self._hosts:
+            host.ended.wait(TIMEOUT)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.kill()
+
+
+class ForkServer:
+    """Starts processes of the command line without paying for their imports; a context manager."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.processes.fork_server"],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._ids = itertools.count()
+        self._hosts: dict[int, Host] = {}
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def start(
+        self,
+        *arguments: object,
+        count: int,
+        directory: Path,
+        devices: int = 1,
+        each: Sequence[Sequence[str]] | None = None,
+        environment: Mapping[str, str | None] | None = None,
+    ) -> Job:
+        """Starts `count` processes that find each other on loopback.
+
+        Args:
+            arguments: of the command line, verb first.
+            count: processes; with 1, nothing is said of others.
+            directory: where their output goes.
+            devices: simulated devices of each process.
+            each: more arguments, of process 0, 1, …
+            environment: changes of it; None removes.
+        """
+        port, run = free_port(), next(self._ids)
+        hosts = []
+        for index in range(count):
+            joined = joining(index, count=count, port=port, devices=devices)
+            more = each[index] if each else ()
+            hosts.append(
+                self.start_one(
+                    *arguments,
+                    *joined,
+                    *more,
+                    index=index,
+                    directory=directory / f"job{run}",
+                    environment=environment,
+                )
+            )
+        return Job(hosts)
+
+    def start_one(
+        self,
+        *arguments: object,
+        index: int = 0,
+        directory: Path,
+        environment: Mapping[str, str | None] | None = None,
+    ) -> Host:
+        """Starts one process with just these arguments."""
+        directory.mkdir(parents=True, exist_ok=True)
+        number = next(self._ids)
+        out, err = directory / f"{number}.{index}.out", directory / f"{number}.{index}.err"
+        host = self._hosts[number] = Host(self, index, out, err)
+        request = {
+            "id": number,
+            "arguments": [str(argument) for argument in arguments],
+            "stdout": str(out),
+            "stderr": str(err),
+            "environment": dict(environment or {}),
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        assert host.started.wait(TIMEOUT)
+        return host
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            message = json.loads(line)
+            host = self._hosts[message["id"]]
+            if "pid" in message:
+                host.pid = message["pid"]
+                host.started.set()
+            else:
+                host.code, host.ended_at = message["code"], time.monotonic()
+                host.ended.set()
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # it kills what still runs
+        self._process.wait(TIMEOUT)
+        self._thread.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def joining(index: int, *, count: int, port: int, devices: int = 1) -> list[str]:
+    """Returns the overrides by which a process finds the others."""
+    simulated = [f"mesh.simulated_devices={devices}"]
+    if count == 1:
+        return simulated
+    return [
+        *simulated,
+        "mesh.distributed.enabled=true",
+        f"mesh.distributed.coordinator_address=127.0.0.1:{port}",
+        f"mesh.distributed.process_count={count}",
+        f"mesh.distributed.process_index={index}",
+    ]
+
+
+def free_port() -> int:
+    """Returns a port of loopback that nothing listens on."""
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return asked.getsockname()[1]

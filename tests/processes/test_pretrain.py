@@ -1,0 +1,44 @@
+"""Several processes pretrain as one does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.parameters import load_params
+from bert_jax.train.writer import read_metrics
+from tests.processes.hosts import ForkServer
+
+
+def figures(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl but the speeds, which no two runs share."""
+    return [line for line in read_metrics(run_dir) if line["kind"] != "speed"]
+
+
+def params_of(run_dir: Path) -> Any:
+    return jax.device_get(load_params(open_run(run_dir), checkpoint="last").params)
+
+
+def test_two_processes_train_as_one_does(server: ForkServer, config: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    with server.start(
+        "pretrain", config, f"run_dir={one}", count=1, devices=2, directory=tmp_path
+    ) as job:
+        assert job.wait() == [0], job.said()
+    with server.start("pretrain", config, f"run_dir={two}", count=2, directory=tmp_path) as job:
+        assert job.wait() == [0, 0], job.said()
+        assert "step 8/8" in job[0].out
+        assert "step" not in job[1].out
+    for expected, found in zip(figures(one), figures(two), strict=True):
+        assert found.pop("kind") == expected.pop("kind")
+        assert found == pytest.approx(expected, rel=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        params_of(two),
+        params_of(one),
+    )
