@@ -199,8 +199,8 @@ def _check_ids(parts: Sequence[epath.Path], jobs: Sequence[CorpusJob], *, seed: 
             if document_key(identity, seed=seed) == twice:
                 raise UserError(
                     f"input: found {len(alike)} documents with the id of another, such as "
-                    f"{identity}, allowed: each id once in a file (of two dumps joined in one file, "
-                    f"give each as a file of its own)"
+                    f"{identity}, allowed: each id once in a file (of two dumps joined in one "
+                    f"file, give each as a file of its own)"
                 )
 
 

@@ -27,8 +27,8 @@ def lost_marks(lines: Iterable[str]) -> str | None:
     shown = " ".join(sorted(changed, key=lambda c: -changed[c])[:5])
     return (
         f"vocab.lower_case drops accents, which changes {sum(changed.values()) / total:.0%} of "
-        f"this text's letters ({shown} …; Hangul syllables come apart): if they tell words apart, set "
-        f"vocab.strip_accents: false"
+        f"this text's letters ({shown} …; Hangul syllables come apart): if they tell words apart, "
+        f"set vocab.strip_accents: false"
     )
 
 
