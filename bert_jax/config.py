@@ -10,6 +10,7 @@ from etils import epath
 
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.errors import UserError
+from bert_jax.files.read import MAX_DEPTH, shown
 from bert_jax.files.yaml_file import dump_yaml, parse_yaml, read_yaml
 from bert_jax.model.config import ModelSection
 from bert_jax.objectives.section import ObjectiveSection
@@ -17,7 +18,7 @@ from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.pipelines.examples import ExamplesSection
 from bert_jax.pipelines.vocabulary.train import VocabSection
-from bert_jax.section import Section
+from bert_jax.section import PathText, Section
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.train.sections import TrainSection
 from bert_jax.validation import validate
@@ -27,8 +28,8 @@ class RunConfig(Section):
     """A whole job: text → tokenizer → dataset → run. Each verb needs only its own sections."""
 
     seed: int = pydantic.Field(default=0, ge=0)
-    run_dir: str | None = None
-    tokenizer: str | None = None
+    run_dir: PathText | None = None
+    tokenizer: PathText | None = None
     vocab: VocabSection | None = None
     examples: ExamplesSection | None = None
     model: ModelSection | None = None
@@ -85,28 +86,31 @@ def _override(values: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise UserError(f'"{override}": found no "=", allowed: key=value, such as mesh.tensor=2')
     *parents, last = key.split(".")
+    if len(parents) > MAX_DEPTH:
+        raise UserError(f'"{override:.60}…": found {len(parents)} dots, allowed: {MAX_DEPTH}')
     node: Any = values
     for part in parents:
         node = _child(node, part, override)
     value = parse_yaml(text, override)
-    if isinstance(node, list):
-        node[_index(node, last, override)] = value
-    else:
-        node[last] = value
+    node[_place(node, last, override)] = value
 
 
 def _child(node: Any, part: str, override: str) -> Any:
-    if isinstance(node, list):
-        return node[_index(node, part, override)]
-    if node.get(part) is None:
-        node[part] = {}
-    child = node[part]
+    place = _place(node, part, override)
+    if isinstance(node, dict) and node.get(place) is None:
+        node[place] = {}
+    child = node[place]
     if not isinstance(child, dict | list):
-        raise UserError(f'"{override}": {part} is {child!r} and has no keys below it')
+        raise UserError(f'"{override}": {part} is {shown(child)} and has no keys below it')
     return child
 
 
-def _index(node: list[Any], part: str, override: str) -> int:
-    if not part.isdigit() or int(part) >= len(node):
-        raise UserError(f'"{override}": found "{part}", allowed: 0 to {len(node) - 1}')
-    return int(part)
+def _place(node: dict[str, Any] | list[Any], part: str, override: str) -> Any:
+    """Returns the key of a mapping, or the index in a list, that part of a dotted key says."""
+    if isinstance(node, dict):
+        return part
+    indices = {str(index): index for index in range(len(node))}
+    if part not in indices:
+        allowed = f"0 to {len(node) - 1}" if node else "none, the list is empty"
+        raise UserError(f'"{override}": found "{part}", allowed: {allowed}')
+    return indices[part]

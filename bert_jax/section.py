@@ -24,6 +24,16 @@ Strings: TypeAlias = Annotated[tuple[str, ...], pydantic.BeforeValidator(as_tupl
 """A list of texts; YAML may give one as it is."""
 
 
+def _not_blank(path: str) -> str:
+    if not path.strip():
+        raise ValueError("allowed: a path; . is the working directory")
+    return path
+
+
+PathText: TypeAlias = Annotated[str, pydantic.AfterValidator(_not_blank)]
+"""The name of a file or directory; an empty one would be the working directory."""
+
+
 class Section(pydantic.BaseModel):
     """One package's settings: immutable, strict about types, closed to unknown keys.
 
@@ -32,7 +42,12 @@ class Section(pydantic.BaseModel):
     """
 
     model_config = pydantic.ConfigDict(
-        extra="forbid", frozen=True, strict=True, validate_default=True, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_default=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
     )
 
 

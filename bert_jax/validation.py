@@ -10,9 +10,12 @@ from typing import Any, Final, TypeVar, get_args
 import pydantic
 
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.files.read import MAX_DEPTH, shown
 from bert_jax.section import Section
 
 S = TypeVar("S", bound=Section)
+
+_BAD: Final = re.compile("[\0\ud800-\udfff]")
 
 # The key that tells sections of several kinds apart.
 KIND: Final = "kind"
@@ -34,13 +37,47 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
         raise UserError(
             f"{_at(source, key)}: found {type(values).__name__}, allowed: keys and values"
         )
+    if (problem := _not_plain(values)) is not None:
+        place, found = problem
+        raise UserError(f"{_at(source, '.'.join(filter(None, [key, *place])))}: {found}")
     try:
         # Through JSON: strict about types, and YAML has no sequence but lists.
         return section.model_validate_json(json.dumps(values))
     except pydantic.ValidationError as error:
         raise UserError(f"{source}: {_first_error(error, section, key)}") from error
-    except TypeError as error:
-        raise UserError(f"{source}: {error}; allowed: text, numbers, lists, keys") from error
+
+
+def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str] | None:
+    """Returns the first value that no section can hold: its place, and what it is.
+
+    pydantic would take some of them, and a file system, a device or JSON not.
+    """
+    if isinstance(value, Mapping | list | tuple):
+        if depth == MAX_DEPTH:
+            return [], f"found values nested deeper than {MAX_DEPTH}, allowed: at most that deep"
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, below in pairs:
+            if not isinstance(name, str | int) or _bad_text(str(name)):
+                return [], f"found the key {shown(name)}, allowed: text"
+            if (problem := _not_plain(below, depth + 1)) is not None:
+                problem[0].insert(0, str(name))
+                return problem
+        return None
+    if value is None or isinstance(value, bool | float):  # pydantic refuses nan and infinity
+        return None
+    if isinstance(value, str):
+        bad = _bad_text(value)
+        return ([], f"found {shown(value)}, allowed: text without {bad}") if bad else None
+    if isinstance(value, int):
+        fits = -(2**63) <= value < 2**63
+        return None if fits else ([], f"found {shown(value)}, allowed: numbers of 64 bits")
+    return [], f"found {type(value).__name__}, allowed: text, numbers, lists, keys and values"
+
+
+def _bad_text(text: str) -> str:
+    """Returns what no file name or UTF-8 can hold and this text has, or nothing."""
+    found = _BAD.search(text)
+    return "" if found is None else "NUL" if found[0] == "\0" else "halves of surrogate pairs"
 
 
 def _at(source: str, key: str) -> str:
@@ -66,17 +103,19 @@ def _first_error(
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         kinds = [each.model_fields[KIND].default for each in sections]
         found = context.get("tag")
-        shown = "nothing" if found is None else f'"{found}"'
-        return f"{key}.{KIND}: found {shown}, allowed: {', '.join(kinds)}" + (
+        spelled = "nothing" if found is None else f'"{found:.60}"'
+        return f"{key}.{KIND}: found {spelled}, allowed: {', '.join(kinds)}" + (
             "" if found is None else did_you_mean(found, kinds)
         )
     found = first["input"]
-    shown = json.dumps(found) if isinstance(found, str | int | float | bool) else repr(found)
+    spelled = shown(found, most=200)
     message = str(context["error"]) if "error" in context else first["msg"]
     if first["type"] == "literal_error" and isinstance(found, str):
         allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-        return f"{key}: found {shown}, allowed: {', '.join(allowed)}{did_you_mean(found, allowed)}"
-    return f"{key}: found {shown}, {message[:1].lower()}{message[1:]}"
+        return (
+            f"{key}: found {spelled}, allowed: {', '.join(allowed)}{did_you_mean(found, allowed)}"
+        )
+    return f"{key}: found {spelled}, {message[:1].lower()}{message[1:]}"
 
 
 def _walk(

@@ -124,7 +124,7 @@ def _recipe(section: ExamplesSection, tokenizer: Tokenizer, sources: Sequence[So
         tokenizer_hash=tokenizer.hash,
         vocab_size=tokenizer.vocab_size,
         special_ids=tokenizer.special._asdict(),
-        token_dtype=token_dtype(tokenizer.vocab_size).name,
+        token_dtype=token_dtype(tokenizer.vocab_size),
         seed=section.seed,
         validation_fraction=section.validation_fraction,
         num_shards=section.num_shards,

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
-import pydantic
 from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object
 from bert_jax.pipelines.cleaning.contamination import OverlapRecord, load_index
 from bert_jax.pipelines.cleaning.near_duplicates import ALGORITHM_VERSION
 from bert_jax.pipelines.cleaning.rules import LANGUAGE_FILTER
@@ -22,6 +22,7 @@ from bert_jax.pipelines.sources.files import find_files
 from bert_jax.pipelines.sources.sources import Source
 from bert_jax.section import Section
 from bert_jax.user_function import load_function
+from bert_jax.validation import validate
 
 PREPARATION_NAME: Final = "preparation.json"
 
@@ -138,11 +139,9 @@ def read_preparation(directory: epath.PathLike) -> Preparation | None:
     if not path.exists():
         return None
     try:
-        return Preparation.model_validate_json(path.read_bytes())
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: {key}: {first['msg']}; make the dataset again") from error
+        return validate(Preparation, read_json_object(path), source=str(path))
+    except UserError as error:
+        raise UserError(f"{error}; copy or make it again") from None
 
 
 def _sha256(path: str) -> str:

@@ -11,7 +11,7 @@ from bert_jax.pipelines.cleaning.settings import CleaningSection
 from bert_jax.pipelines.engines.beam import BeamSection
 from bert_jax.pipelines.engines.engine import EngineName
 from bert_jax.pipelines.sources.files import MAX_LINE_LENGTH
-from bert_jax.section import Section, as_tuple
+from bert_jax.section import PathText, Section, as_tuple
 
 MAX_DOCUMENT_LENGTH: Final = 16_000_000
 """A record of this many characters is refused: larger than any book, so not one document."""
@@ -98,9 +98,9 @@ class ExamplesSection(SourcesSection, PairingSection):
     defaults are google-research/bert's, and its own.
     """
 
-    tokenizer: str
+    tokenizer: PathText
     """Directory of the tokenizer."""
-    output: str
+    output: PathText
     """Directory of the dataset, which must not exist yet."""
     layout: Literal["sentences", "prose"] = "sentences"
     """``sentences``: each line is a sentence, as in google-research/bert. ``prose``: each line is
@@ -109,7 +109,7 @@ class ExamplesSection(SourcesSection, PairingSection):
     """What separates documents in files of plain text: blank lines, or each file is one."""
     language: str = _LANGUAGE
     """ISO 639 code, for splitting prose into sentences, where ``input`` does not name languages."""
-    input_root: str | None = None
+    input_root: PathText | None = None
     """File names below this directory go into document ids; by default the deepest that holds all
     files."""
     cleaning: CleaningSection = CleaningSection()

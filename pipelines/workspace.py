@@ -14,6 +14,7 @@ from bert_jax.data.dataset.provenance import PROVENANCE_NAME
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import disk_errors, remove_unfinished, unfinished, write_whole
 from bert_jax.files.lock import lock_at
+from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import is_remote
 
 _SETTINGS: Final = "settings.json"
@@ -85,7 +86,7 @@ class Workspace:
         text = json.dumps({"work_version": _WORK_VERSION, **settings}, indent=1, sort_keys=True)
         # A run that failed before it made anything need not be resumed.
         if path.exists() and any(made.name != _SETTINGS for made in self.work.iterdir()):
-            held = json.loads(path.read_text())
+            held = read_json_object(path)
             if held.get("work_version") != _WORK_VERSION:
                 raise UserError(
                     f"{self.partial}: holds an unfinished run of another version of bert-jax; "

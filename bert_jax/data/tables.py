@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import csv
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from bert_jax.errors import UserError, first_line
-from bert_jax.files.read import parse_json_object
+from bert_jax.files import read
 
 SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet")
 # Characters in a field of a .csv; the csv module's default of 131,072 is less than long documents.
-FIELD_LIMIT: Final = 1 << 28
+FIELD_LIMIT: Final = 1 << 24
+MAX_COLUMNS: Final = 10_000
 BATCH_ROWS: Final = 1024  # of a .parquet in memory
-
-
-T = TypeVar("T")
 
 
 class TableRow(NamedTuple):
@@ -68,13 +67,13 @@ def read_table(path: Path) -> Iterator[TableRow]:
         UserError: no such file or suffix; a line with too few or too many fields; a column twice;
             no CSV, JSON, Parquet or UTF-8.
     """
-    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".tsv": _read_tsv}
+    readers = {".jsonl": _read_jsonl, ".csv": _read_rows, ".tsv": _read_rows}
     readers[".parquet"] = _read_parquet
     if path.suffix not in readers:
         raise UserError(
             f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}"
         )
-    return _named_errors(path, readers[path.suffix](path))
+    return readers[path.suffix](path)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -84,82 +83,58 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         path: in UTF-8, with or without a byte order mark.
 
     Raises:
-        UserError: no such file, or not UTF-8.
+        UserError: no such file, a line too long, or not UTF-8.
     """
-    return _named_errors(path, _lines(path))
+    for number, line in enumerate(read.read_lines(path), start=1):
+        yield number, line.removesuffix("\n").removesuffix("\r")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
-        for number, line in enumerate(file, start=1):
-            yield number, line.removesuffix("\n").removesuffix("\r")
+def read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields the fields of each line of a .tsv, without quoting, or of each row of a .csv.
+
+    Each comes after the number of its (last) line, from 1.
+
+    Raises:
+        UserError: as `read_lines`, more columns than `MAX_COLUMNS`, or no CSV.
+    """
+    rows = _csv_rows(path) if path.suffix == ".csv" else _tsv_rows(path)
+    for line, fields in rows:
+        if len(fields) > MAX_COLUMNS:
+            raise UserError(
+                f"{path}: line {line}: found more than {MAX_COLUMNS:,} columns, allowed: at most "
+                "that many"
+            )
+        yield line, fields
 
 
-def _named_errors(path: Path, found: Iterator[T]) -> Iterator[T]:
-    """Re-raises decoding and I/O errors as user errors that name the file."""
-    try:
-        yield from found
-    except UnicodeDecodeError as error:
-        raise _no_utf8(path, error) from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+def _tsv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    for number, line in read_lines(path):
+        yield number, line.split("\t", MAX_COLUMNS)
 
 
-def _no_utf8(path: Path, error: UnicodeDecodeError) -> UserError:
-    """Finds the line of the error, since the decoder reads ahead."""
-    line, found = 0, error.object[error.start]
-    with path.open("rb") as file:
-        for line, content in enumerate(file, start=1):  # noqa: B007 (the last one counts)
-            try:
-                content.decode("utf-8")
-            except UnicodeDecodeError as exact:
-                found = content[exact.start]
-                break
-    return UserError(f"{path}: line {line}: found byte 0x{found:02x}, allowed: UTF-8")
-
-
-def _read_tsv(path: Path) -> Iterator[TableRow]:
-    header: list[str] = []
-    for number, line in _lines(path):
-        fields = line.split("\t")
-        if number == 1:
-            header = _header(path, fields)
-        else:
-            yield _row(path, number, header, fields)
-    if not header:
-        raise _no_header(path)
-
-
-def _read_csv(path: Path) -> Iterator[TableRow]:
+def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(FIELD_LIMIT)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        try:
-            header = _header(path, next(reader, []))
-            for fields in reader:
-                # With one column, an empty line is an empty text.
-                yield _row(path, reader.line_num, header, fields or [""])
-        except csv.Error as error:
-            raise UserError(f"{path}: line {reader.line_num}: found no CSV ({error})") from None
+    reader = csv.reader(read.read_lines(path, newline="", limit=FIELD_LIMIT), strict=True)
+    try:
+        for fields in reader:
+            yield reader.line_num, fields
+    except csv.Error as error:
+        raise UserError(f"{path}: line {reader.line_num}: found no CSV ({error})") from None
 
 
-def _header(path: Path, names: list[str]) -> list[str]:
-    if not any(names):
-        raise _no_header(path)
-    for name in names:
-        if names.count(name) > 1:
+def _read_rows(path: Path) -> Iterator[TableRow]:
+    rows = read_fields(path)
+    _, header = next(rows, (1, []))
+    if not any(header):
+        raise UserError(f"{path}: found no header, allowed: names of columns in line 1")
+    for name, times in Counter(header).items():
+        if times > 1:
             raise UserError(f'{path}: line 1: found the column "{name}" twice, allowed: once')
-    return names
-
-
-def _no_header(path: Path) -> UserError:
-    return UserError(f"{path}: found no header, allowed: names of columns in line 1")
-
-
-def _row(path: Path, line: int, header: list[str], fields: list[str]) -> TableRow:
-    if len(fields) != len(header):
-        raise ragged(path, line, found=len(fields), allowed=len(header))
-    return TableRow(path, line, dict(zip(header, fields, strict=True)))
+    for line, found in rows:
+        fields = found or [""]  # with one column, an empty line is an empty text
+        if len(fields) != len(header):
+            raise ragged(path, line, found=len(fields), allowed=len(header))
+        yield TableRow(path, line, dict(zip(header, fields, strict=True)))
 
 
 def ragged(path: Path, line: int, *, found: int, allowed: int) -> UserError:
@@ -170,9 +145,9 @@ def ragged(path: Path, line: int, *, found: int, allowed: int) -> UserError:
 
 
 def _read_jsonl(path: Path) -> Iterator[TableRow]:
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         try:
-            values = parse_json_object(line, allowed="an object")
+            values = read.parse_json_object(line, allowed="an object")
         except UserError as error:
             raise UserError(f"{path}: line {number}: {error}") from None
         yield TableRow(path, number, values)
@@ -183,11 +158,12 @@ def _read_parquet(path: Path) -> Iterator[TableRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    read.require_file(path)
     with path.open("rb") as file:
         try:
             table = pq.ParquetFile(file)
             batches = (batch.to_pylist() for batch in table.iter_batches(BATCH_ROWS))
             for number, values in enumerate(itertools.chain.from_iterable(batches), start=1):
                 yield TableRow(path, number, values)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
             raise UserError(f"{path}: found no Parquet ({first_line(error)})") from None

@@ -1,36 +1,89 @@
-"""Files read whole, with errors that name them."""
+"""Files read whole or line by line, within limits, with errors that name them.
+
+All that comes from outside passes here, so that no file is trusted: only regular files are read,
+never more than a limit, and JSON is taken apart only so deep and with numbers only so long.
+"""
 
 from __future__ import annotations
 
+import collections
 import json
-from typing import Any
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.files.remote import is_remote
+
+MAX_FILE_BYTES: Final = 1 << 30
+"""Of a file that is read whole, where its reader sets no other limit."""
+MAX_JSON_BYTES: Final = 32 << 20
+"""Of a JSON file; the largest vocabularies in a tokenizer.json have a third of it."""
+MAX_DEPTH: Final = 100
+"""Objects and lists in one another."""
+MAX_DIGITS: Final = 40
+"""Of a whole number. Hugging Face writes 10**30 for "no limit"."""
+MAX_LINE: Final = 64 << 20
+"""Characters of one line of a table."""
 
 
-def read_bytes(path: epath.Path) -> bytes:
-    """Returns the content of ``path``.
+def require_file(path: epath.PathLike) -> None:
+    """Refuses what is no regular file: a device or a pipe may never end.
 
     Raises:
-        UserError: there is no such file, or it cannot be read.
+        UserError: no such file, a directory, a device, or it cannot be looked at.
     """
+    if is_remote(path):  # a bucket has files only
+        return
     try:
-        return path.read_bytes()
+        mode = os.stat(path).st_mode
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise _unreadable(path, error) from error
+    if not stat.S_ISREG(mode):
+        found = "a directory" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
+        raise UserError(f"{path}: found {found}, allowed: a file")
 
 
-def read_text(path: epath.Path) -> str:
-    """Returns the content of ``path``, decoded as UTF-8; line ends are not translated.
+def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
+    """Returns the content of ``path``.
+
+    Args:
+        path: local or ``gs://``.
+        limit: most bytes.
 
     Raises:
-        UserError: there is no such file, or its bytes are not UTF-8.
+        UserError: there is no such file, it is larger than the limit, or it cannot be read.
     """
-    content = read_bytes(path)
+    require_file(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    if len(content) > limit:
+        raise UserError(f"{path}: found more than {limit:,} bytes, allowed: at most that many")
+    return content  # pyright: ignore[reportReturnType] (epath takes every file for one of text)
+
+
+def read_text(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> str:
+    """Returns the content of ``path``, decoded as UTF-8; line ends are not translated.
+
+    Args:
+        path: local or ``gs://``.
+        limit: most bytes.
+
+    Raises:
+        UserError: as `read_bytes`, or its bytes are not UTF-8.
+    """
+    content = read_bytes(path, limit=limit)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -40,13 +93,46 @@ def read_text(path: epath.Path) -> str:
         ) from None
 
 
-def read_json_object(path: epath.Path) -> dict[str, Any]:
-    """Returns the JSON object in ``path``.
+def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Iterator[str]:
+    """Yields the lines of a local text file with their ends, one in memory at a time.
+
+    Args:
+        path: in UTF-8, with or without a byte order mark.
+        newline: as `open` takes it: where lines end.
+        limit: most characters of a line.
 
     Raises:
-        UserError: no such file, not UTF-8, not JSON, or not an object.
+        UserError: no such file, a line beyond the limit, or not UTF-8.
     """
-    text = read_text(path)
+    require_file(path)
+    number = 0
+    try:
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
+            while line := file.readline(limit + 1):
+                number += 1
+                if len(line) > limit:
+                    raise UserError(
+                        f"{path}: line {number}: found more than {limit:,} characters, "
+                        "allowed: at most that many"
+                    )
+                yield line
+    except UnicodeDecodeError as error:
+        raise _no_utf8(path, error, limit) from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def read_json_object(path: epath.Path, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Returns the JSON object in ``path``.
+
+    Args:
+        path: local or ``gs://``.
+        limit: most bytes.
+
+    Raises:
+        UserError: as `read_text` and `parse_json_object`.
+    """
+    text = read_text(path, limit=limit)
     try:
         return parse_json_object(text)
     except UserError as error:
@@ -57,15 +143,88 @@ def parse_json_object(text: str, *, allowed: str = "a JSON object") -> dict[str,
     """Returns the JSON object in a text.
 
     Raises:
-        UserError: not JSON, or not an object; the message does not name the file.
+        UserError: as `parse_json`, or not an object.
     """
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        where = f" in line {error.lineno}" if "\n" in text else ""
-        raise UserError(f"found no JSON ({error.msg}{where}), allowed: {allowed}") from None
-    except RecursionError as error:
-        raise UserError(f"found no JSON ({error}), allowed: {allowed}") from None
+    content = parse_json(text, allowed=allowed)
     if not isinstance(content, dict):
         raise UserError(f"found a JSON {type(content).__name__}, allowed: {allowed}")
     return content
+
+
+def parse_json(text: str, *, allowed: str = "JSON") -> Any:
+    """Returns the value that a JSON text holds.
+
+    Args:
+        text: without a byte order mark.
+        allowed: for the message, which does not name the file.
+
+    Raises:
+        UserError: not JSON, a key twice in an object, half a surrogate pair, or beyond the limits
+            of depth and digits.
+    """
+    try:
+        content = _DECODER.decode(text)
+        # Only an escape can stand for half a pair: the file was UTF-8.
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(content, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        where = f" in line {error.lineno}" if "\n" in text else ""
+        raise UserError(f"found no JSON ({error.msg}{where}), allowed: {allowed}") from None
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise UserError(f"found {half}, half a surrogate pair, allowed: whole characters") from None
+    except RecursionError:
+        raise _too_deep() from None
+    level = [content] if isinstance(content, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        values = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [each for held in values for each in held if isinstance(each, dict | list)]
+    if level:
+        raise _too_deep()
+    return content
+
+
+def _too_deep() -> UserError:
+    return UserError(f"found JSON nested deeper than {MAX_DEPTH}, allowed: at most that deep")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = collections.Counter(name for name, _ in pairs).most_common(1)
+        raise UserError(f"found the key {shown(twice)} twice in an object, allowed: once")
+    return found
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise UserError(f"found a number of {len(digits):,} digits, allowed: {MAX_DIGITS}")
+    return int(digits)
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)
+
+
+def shown(value: Any, *, most: int = 60) -> str:
+    """Returns a value for a message: as JSON spells it, in ASCII, cut if it is long."""
+    text = json.dumps(value) if isinstance(value, str | int | float | bool) else ascii(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _unreadable(path: epath.PathLike, error: Exception) -> UserError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return UserError(f"{path}: cannot be read ({reason})")
+
+
+def _no_utf8(path: Path, error: UnicodeDecodeError, limit: int) -> UserError:
+    """Finds the line of the error, since the decoder reads ahead."""
+    number, found = 1, error.object[error.start]
+    with path.open("rb") as file:
+        while content := file.readline(limit):
+            try:
+                content.decode("utf-8")
+            except UnicodeDecodeError as exact:
+                found = content[exact.start]
+                break
+            number += content.endswith(b"\n")
+    return UserError(f"{path}: line {number}: found byte 0x{found:02x}, allowed: UTF-8")

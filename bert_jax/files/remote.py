@@ -35,7 +35,7 @@ def absolute(path: str) -> str:
 
 def load_array(path: epath.Path) -> np.ndarray:
     """Reads a ``.npy`` file into memory."""
-    return np.load(io.BytesIO(path.read_bytes()))
+    return np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
 
 
 def each(function: Callable[[epath.Path], Result], paths: Sequence[epath.Path]) -> Iterator[Result]:

@@ -3,50 +3,126 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, ClassVar, Final
 
 import yaml
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.read import read_text
+from bert_jax.files.read import MAX_DEPTH, MAX_DIGITS, read_text, shown
+
+MAX_BYTES: Final = 1 << 20
+"""Of a YAML file: a thousand times a configuration's size."""
+
+MAX_EVENTS: Final = 100_000
+"""Values, and beginnings and ends of lists and mappings: a few seconds of work."""
+
+_INT: Final = "tag:yaml.org,2002:int"
+_FLOAT: Final = "tag:yaml.org,2002:float"
+_PLAIN: Final = (_INT, _FLOAT, "tag:yaml.org,2002:bool", "tag:yaml.org,2002:null")
 
 
 def read_yaml(path: epath.PathLike) -> Any:
     """Returns the values in a YAML file, local or ``gs://``.
 
     Raises:
-        UserError: no such file, not UTF-8, not YAML.
+        UserError: no such file, not UTF-8, and as `parse_yaml`.
     """
-    return parse_yaml(read_text(epath.Path(path)), str(path))
+    return parse_yaml(read_text(epath.Path(path), limit=MAX_BYTES), str(path))
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 1e-4 for text, since it has no dot. Here it is the number it looks like."""
+    """The values that JSON has, spelled in YAML 1.1.
+
+    Tags could name types, and aliases can make gigabytes of a few lines. Keys are the text that
+    they are written as: ``no:`` is Norwegian. A date is text too, and 1e-4, which YAML 1.1 takes
+    for text since it has no dot, is the number it looks like.
+    """
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag in _PLAIN]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _depth = _events = 0
+
+    def get_event(self) -> Any:
+        """Hands the next event on; every one comes by here before anything is made of it."""
+        event = super().get_event()
+        self._events += 1
+        if self._events > MAX_EVENTS:
+            raise _refusal(event, f"more than {MAX_EVENTS:,} values")
+        if isinstance(event, yaml.AliasEvent):
+            raise _refusal(event, f"an alias *{event.anchor} is not allowed, write the values out")
+        if getattr(event, "tag", None) is not None:
+            raise _refusal(event, f"a tag {event.tag} is not allowed, write plain values")
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._depth += 1
+            if self._depth > MAX_DEPTH:
+                raise _refusal(event, f"nested deeper than {MAX_DEPTH}")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            self._depth -= 1
+        return event
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        """Makes a mapping whose keys are texts, each there once."""
+        mapping: dict[Hashable, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _refusal(key, "a key that is no text")
+            if key.value in mapping:
+                raise _refusal(key, f"the key {shown(key.value)} is there twice")
+            mapping[key.value] = self.construct_object(value, deep=deep)
+        return mapping
+
+    def construct_number(self, node: Any) -> int | float:
+        """Makes a number of what looks like one."""
+        if len(node.value) > MAX_DIGITS:
+            raise _refusal(node, f"a number of more than {MAX_DIGITS} digits")
+        try:
+            make = self.construct_yaml_int if node.tag == _INT else self.construct_yaml_float
+            return make(node)
+        except ValueError:  # such as 0b_
+            raise _refusal(node, f"{shown(node.value)} is no number") from None
 
 
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
-    list("-+0123456789."),
+    _FLOAT, re.compile(r"^[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
 )
+_Loader.add_constructor(_INT, _Loader.construct_number)
+_Loader.add_constructor(_FLOAT, _Loader.construct_number)
+
+
+def _refusal(where: Any, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=where.start_mark)
 
 
 def parse_yaml(text: str, source: str) -> Any:
     """Returns the values of a YAML document; messages name its ``source``.
 
     Raises:
-        UserError: not YAML; names the line.
+        UserError: not YAML, a tag, an alias, a key twice, or beyond the limits of depth and digits;
+            names the line.
     """
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise UserError(f"{source}{where}: not YAML ({problem})") from error
+    except (ValueError, OverflowError) as error:  # an escape beyond Unicode
+        raise UserError(f"{source}: not YAML ({error})") from error
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `parse_yaml` reads: a list that is there twice is written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Says that nothing gets an alias."""
+        return True
 
 
 def dump_yaml(values: Any) -> str:
     """Returns plain values as YAML, keys in their order."""
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -128,7 +128,7 @@ def read_config(path: Path) -> HfConfig:
     if activation not in ACTIVATIONS:
         near = did_you_mean(activation, ACTIVATIONS)
         raise UserError(
-            f'{path}: hidden_act: found "{activation}", allowed: {", ".join(ACTIVATIONS)}{near}'
+            f'{path}: hidden_act: found "{activation:.60}", allowed: {", ".join(ACTIVATIONS)}{near}'
         )
     values["hidden_act"] = ACTIVATIONS[activation]
     config = validate(HfConfig, values, source=str(path))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Optional
 
 import pydantic
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.section import Section
+from bert_jax.files.read import read_json_object, shown
+from bert_jax.section import PathText, Section
 
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
 Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
@@ -41,13 +41,15 @@ GOOGLE_BERT_ACTIVATIONS: Final[dict[str, Activation]] = {"gelu": "gelu_tanh", "r
 class Architecture(Section):
     """Everything that decides the parameters and the function they compute."""
 
-    vocab_size: int = pydantic.Field(ge=1)
-    hidden_size: int = pydantic.Field(ge=1)
-    num_hidden_layers: int = pydantic.Field(ge=1)
-    num_attention_heads: int = pydantic.Field(ge=1)
-    intermediate_size: int = pydantic.Field(ge=1)
-    max_position_embeddings: int = pydantic.Field(default=512, ge=1)
-    type_vocab_size: int = pydantic.Field(default=2, ge=1)  # 1: both spans have the one type
+    # The upper bounds are far beyond any BERT: a mistyped or hostile size is refused at once.
+    vocab_size: int = pydantic.Field(ge=1, le=1 << 24)
+    hidden_size: int = pydantic.Field(ge=1, le=1 << 16)
+    num_hidden_layers: int = pydantic.Field(ge=1, le=1000)
+    num_attention_heads: int = pydantic.Field(ge=1, le=1 << 10)
+    intermediate_size: int = pydantic.Field(ge=1, le=1 << 18)
+    max_position_embeddings: int = pydantic.Field(default=512, ge=1, le=1 << 20)
+    # 1: both spans have the one type.
+    type_vocab_size: int = pydantic.Field(default=2, ge=1, le=1 << 10)
     hidden_act: Activation = "gelu_tanh"
     hidden_dropout_prob: float = pydantic.Field(default=0.1, ge=0, lt=1)
     attention_probs_dropout_prob: float = pydantic.Field(default=0.1, ge=0, lt=1)
@@ -148,7 +150,7 @@ class ModelSection(Section):
     """
 
     size: Size | None = None
-    bert_config: str | None = None
+    bert_config: PathText | None = None
     architecture: ArchitectureChanges = ArchitectureChanges()
     execution: Execution = Execution()
     heads: HeadsSection = HeadsSection()
@@ -208,13 +210,9 @@ def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architect
 def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
     """Reads a file of google-research/bert; only its meaning of "gelu" needs translating."""
     try:
-        found = json.loads(epath.Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"model.bert_config: no such file {path}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"model.bert_config: {path} is not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise UserError(f"model.bert_config: {path} holds no JSON object")
+        found = read_json_object(epath.Path(path))
+    except UserError as error:
+        raise UserError(f"model.bert_config: {error}") from None
     # The multilingual and Chinese files have pooler_* and directionality, which nothing reads.
     values = {
         key: value
@@ -225,13 +223,13 @@ def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
         if key not in Architecture.model_fields:
             near = did_you_mean(key, Architecture.model_fields)
             raise UserError(f'model.bert_config: {path} has an unknown key "{key}"{near}')
-    activation = values.get("hidden_act", "gelu")
+    activation = str(values.get("hidden_act", "gelu"))
     if activation not in GOOGLE_BERT_ACTIVATIONS:
         allowed = ", ".join(GOOGLE_BERT_ACTIVATIONS)
         raise UserError(
-            f'model.bert_config: {path}: hidden_act found "{activation}", allowed: {allowed}'
+            f'model.bert_config: {path}: hidden_act found "{activation:.60}", allowed: {allowed}'
         )
-    values["hidden_act"] = GOOGLE_BERT_ACTIVATIONS[str(activation)]
+    values["hidden_act"] = GOOGLE_BERT_ACTIVATIONS[activation]
     if values.get("vocab_size", vocab_size) != vocab_size:
         raise UserError(
             f"model.bert_config: {path}: vocab_size found {values['vocab_size']}, "
@@ -243,6 +241,6 @@ def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
         first = error.errors()[0]
         raise UserError(
             f"model.bert_config: {path}: {'.'.join(map(str, first['loc']))}: found "
-            f"{first['input']!r} ({first['msg']})"
+            f"{shown(first['input'])} ({first['msg']})"
         ) from error
     return values

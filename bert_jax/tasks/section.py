@@ -8,7 +8,7 @@ import pydantic
 
 from bert_jax.model.config import Dtype
 from bert_jax.optim.sections import FinetuneOptimizerSection
-from bert_jax.section import Section
+from bert_jax.section import PathText, Section
 from bert_jax.tasks.registry import TaskSection
 from bert_jax.tasks.sweep.grid import SweepSection
 
@@ -16,7 +16,7 @@ from bert_jax.tasks.sweep.grid import SweepSection
 class FinetuneSection(Section):
     """What to fine-tune, on what, and how long. The defaults are the paper's middle values."""
 
-    init_from: str  # a run directory of `pretrain`, `import` or `finetune`
+    init_from: PathText  # a run directory of `pretrain`, `import` or `finetune`
     task: TaskSection = pydantic.Field(discriminator="kind")
     split_seed: int = pydantic.Field(default=0, ge=0)  # of a dev set that has to be split off
     max_length: int = pydantic.Field(default=128, ge=8)

@@ -9,7 +9,7 @@ import pydantic
 from bert_jax.data.rows.packing_plan import PackingSection
 from bert_jax.errors import UserError
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
-from bert_jax.section import Section
+from bert_jax.section import PathText, Section
 
 
 class PhaseSection(Section):
@@ -22,7 +22,7 @@ class PhaseSection(Section):
     With ``packing`` a row, and so the batch size, counts several examples; evaluation never packs.
     """
 
-    dataset: str
+    dataset: PathText
     steps: int = pydantic.Field(ge=1)
     seq_length: int = pydantic.Field(default=512, ge=8)
     batch_size: int = pydantic.Field(default=256, ge=1)

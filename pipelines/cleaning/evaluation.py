@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.read import read_json_object
+from bert_jax.files.read import MAX_FILE_BYTES, parse_json, read_json_object
 from bert_jax.pipelines.sources.decompress import bare_suffix
 from bert_jax.pipelines.sources.files import read_lines
 
@@ -49,13 +48,13 @@ def evaluation_texts(path: str) -> Iterator[list[str]]:
 
 
 def _squad(path: str) -> Iterator[list[str]]:
-    content = read_json_object(epath.Path(path))
+    content = read_json_object(epath.Path(path), limit=MAX_FILE_BYTES)
     try:
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
-                yield [paragraph["context"]]
+                yield [_text(paragraph, "context")]
                 for question in paragraph["qas"]:
-                    yield [question["question"]]
+                    yield [_text(question, "question")]
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{path}: found no {error} in it, allowed: SQuAD's data, paragraphs, context, qas and "
@@ -63,10 +62,16 @@ def _squad(path: str) -> Iterator[list[str]]:
         ) from error
 
 
+def _text(node: dict[str, Any], key: str) -> str:
+    if not isinstance(text := node[key], str):
+        raise TypeError(f"text in {key}")
+    return text
+
+
 def _strings(path: str, text: str) -> list[str]:
     try:
-        record: Any = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: found no JSON ({error}) in a line") from error
+        record = parse_json(text)
+    except UserError as error:
+        raise UserError(f"{path}: {error} in each line") from None
     values = record.values() if isinstance(record, dict) else [record]
     return [value for value in values if isinstance(value, str)]

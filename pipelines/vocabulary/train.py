@@ -25,6 +25,7 @@ from bert_jax.pipelines.vocabulary.train_wordpiece import (
     covered_characters,
     rank_pieces,
 )
+from bert_jax.section import PathText
 from bert_jax.text.basic_tokenizer import WordSplitter
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.sentence_piece import SentencePieceTokenizer, prepare
@@ -57,7 +58,7 @@ class VocabSection(SourcesSection):
         seed: of the sample.
     """
 
-    output: str = Field(min_length=1)
+    output: PathText
     algorithm: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
     trainer: WordPieceTrainer = "sentencepiece"
     size: int = Field(default=30_522, ge=len(SPECIAL_PIECES) + 1, le=1_000_000)

@@ -222,7 +222,7 @@ def test_a_vocabulary_beyond_two_bytes_is_stored_in_four(tmp_path: Path) -> None
     ("vocab_size", "dtype"), [(30_522, np.uint16), (1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)]
 )
 def test_ids_take_two_bytes_where_the_vocabulary_allows(vocab_size: int, dtype: type) -> None:
-    assert token_dtype(vocab_size) == dtype
+    assert np.dtype(token_dtype(vocab_size)) == dtype
 
 
 def test_encode_and_decode_are_inverse_and_equal_examples_equal_bytes() -> None:

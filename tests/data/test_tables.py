@@ -92,9 +92,9 @@ def test_the_line_of_a_byte_that_is_no_utf8_is_found(tmp_path: Path, name: str) 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "no.csv", tmp_path / "no.parquet"):
-        with pytest.raises(UserError, match=r"cannot be read \(No such file"):
+        with pytest.raises(UserError, match="no such file"):
             rows(path)
-    with pytest.raises(UserError, match=r"cannot be read \(No such file"):
+    with pytest.raises(UserError, match="no such file"):
         list(read_lines(tmp_path / "no.txt"))
 
 

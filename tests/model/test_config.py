@@ -151,24 +151,24 @@ def test_heads_that_do_not_divide_the_hidden_size_are_refused() -> None:
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = str(tmp_path / "no.json")
-    assert refused(ModelSection(bert_config=path)) == f"model.bert_config: no such file {path}"
+    assert refused(ModelSection(bert_config=path)) == f"model.bert_config: {path}: no such file"
 
 
 @pytest.mark.parametrize(
     ("content", "what"),
-    [("{", "is not JSON (Expecting property name"), ("[1]", "holds no JSON object")],
+    [("{", "found no JSON (Expecting property name"), ("[1]", "found a JSON list")],
 )
 def test_a_file_that_holds_no_object_is_refused(tmp_path: Path, content: str, what: str) -> None:
     path = write(tmp_path, content)
     message = refused(ModelSection(bert_config=path))
-    assert message.startswith(f"model.bert_config: {path} {what}")
+    assert message.startswith(f"model.bert_config: {path}: {what}")
 
 
 def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "bert_config.json"
     path.write_bytes(b'{"hidden_size": "\xff"}')
     message = refused(ModelSection(bert_config=str(path)))
-    assert message.startswith(f"model.bert_config: {path} is not JSON ('utf-8' codec")
+    assert message.startswith(f"model.bert_config: {path}: found byte 0xff")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_an_ill_typed_or_impossible_value_is_refused_with_key_and_value(
 ) -> None:
     path = write(tmp_path, RELEASED | {key: value})
     message = refused(ModelSection(bert_config=path))
-    assert message.startswith(f"model.bert_config: {path}: {key}: found {value!r} (")
+    assert message.startswith(f"model.bert_config: {path}: {key}: found {json.dumps(value)} (")
 
 
 def test_a_file_without_its_sizes_names_those_missing(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_what_is_wrong_with_a_file_is_named(
 
 
 def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
-    assert "train.tsv: cannot be read (No such file" in refusal(tmp_path, "rte", "train")
+    assert "train.tsv: no such file" in refusal(tmp_path, "rte", "train")
     found = refusal(tmp_path, "rte", "train", data=str(tmp_path / "gleu"))
     assert found == f'task.data: found no directory {tmp_path}/gleu, allowed: one, or "tfds"'
 

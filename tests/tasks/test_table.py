@@ -203,7 +203,7 @@ def test_an_unknown_label_in_another_file_is_named(tmp_path: Path) -> None:
     for role in ("test", "input"):
         options = {"test": other, "input": Path(other), "labels": ("bad", "good")}
         assert refusal(tmp_path, role, **options).endswith(expected)
-    assert "missing.csv: cannot be read (No such file" in refusal(tmp_path, dev="missing.csv")
+    assert "missing.csv: no such file" in refusal(tmp_path, dev="missing.csv")
 
 
 def test_labels_of_other_kinds_are_refused(tmp_path: Path) -> None:

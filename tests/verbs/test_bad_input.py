@@ -210,3 +210,27 @@ def test_vocab_replaces_a_tokenizer_only_by_force(
     result = CliRunner().invoke(cli, ["vocab", str(path), "vocab.size=600", "--force"])
     assert result.exit_code == 0, result.output
     assert len((output / "vocab.txt").read_text().splitlines()) == 600
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("run_dir=", "run_dir: missing"),
+        ('run_dir=""', "run_dir: found"),
+        ('run_dir="a\\0b"', 'run_dir: found "a\\u0000b", allowed: text without NUL'),
+        ("run_dir=!!int x", "a tag tag:yaml.org,2002:int is not allowed"),
+        ("seed=" + "9" * 5000, "a number of more than 40 digits"),
+        ("seed=" + "9" * 30, "allowed: numbers of 64 bits"),
+        ("optimizer.learning_rate=.nan", "optimizer.learning_rate: found NaN"),
+        ("examples.input.0.x=1", "0 is"),
+        ("train.phases.²=1", "allowed: 0 to 1"),
+        ("a" + ".a" * 200 + "=1", "200 dots, allowed: 100"),
+        ("model.architecture.num_hidden_layers=100000", "less than or equal to 1000"),
+    ],
+)
+def test_a_hostile_override_is_one_line(
+    tmp_path: Path, config: dict[str, Any], override: str, expected: str
+) -> None:
+    config["examples"]["input"] = ["text.txt"]
+    assert expected in mistake(tmp_path, "pretrain", config, override)
+    assert not (Path.cwd() / "config.yaml").exists()

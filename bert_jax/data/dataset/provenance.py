@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import pydantic
 from etils import epath
 
 from bert_jax.data.dataset.recipe import MixtureSection, PairingSection
 from bert_jax.errors import UserError
+from bert_jax.files.read import read_json_object
 from bert_jax.section import Section
+from bert_jax.validation import validate
 
 FORMAT_VERSION: Final = 1
 """The dataset format that this version writes, and the newest that it reads."""
 
 PROVENANCE_NAME: Final = "provenance.json"
 
+TokenDtype: TypeAlias = Literal["uint16", "uint32"]
+Count: TypeAlias = Annotated[int, pydantic.Field(ge=0)]
+Sha256: TypeAlias = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
+FileName: TypeAlias = Annotated[str, pydantic.Field(pattern=r"^[\w-][\w.-]*$")]
+"""Of a file in the dataset's own directory: no path, so that none leads out of it."""
+
 
 class ShardRecord(Section):
     """One shard file as it was written: a reader checks its size, ``Dataset.verify`` its hash."""
 
-    name: str
-    bytes: int
-    examples: int
-    sha256: str
+    name: FileName
+    bytes: Count
+    examples: Count
+    sha256: Sha256
 
 
 class PairsRecord(Section):
@@ -34,15 +41,15 @@ class PairsRecord(Section):
     With kind ``nsp`` a pair of label 1 (random) has spans of two documents, any other of one.
     """
 
-    same_document: tuple[int, int]
-    other_document: tuple[int, int]
+    same_document: tuple[Count, Count]
+    other_document: tuple[Count, Count]
 
 
 class LanguageRecord(Section):
     """One language's part of a split, if the settings distinguish languages."""
 
-    documents: int
-    tokens: int
+    documents: Count
+    tokens: Count
     """Of the text, each document counted once."""
     share: float
     """Of the split's tokens."""
@@ -50,8 +57,8 @@ class LanguageRecord(Section):
     """Target share of the mixture."""
     passes: float
     """Mean number of uses of a document; 0: too few documents for pairs."""
-    examples: int
-    example_tokens: int
+    examples: Count
+    example_tokens: Count
     """Special tokens included."""
 
 
@@ -59,21 +66,27 @@ class SplitRecord(Section):
     """One split: its shards in order, and totals."""
 
     shards: tuple[ShardRecord, ...]
-    documents: int
-    examples: int
-    tokens: int
+    documents: Count
+    examples: Count
+    tokens: Count
     """Of all examples, special tokens included (there is no padding on disk)."""
-    lengths_sha256: str
+    lengths_sha256: Sha256
     """SHA-256 of the lengths index, the file ``<split>.lengths.npy``."""
     pairs: PairsRecord | None = None
     """None: there is no pair task, or the version that made the dataset did not count."""
-    sentences: int | None = None
+    sentences: Count | None = None
     """Of the documents, each once."""
     repeated_sentences: float | None = None
     """1 − distinct sentences / sentences; above 16,384 distinct ones their number is an estimate,
     accurate to 1%."""
     languages: dict[str, LanguageRecord] | None = None
     """By ISO 639 code; absent if the settings do not distinguish languages."""
+
+    @pydantic.model_validator(mode="after")
+    def _adds_up(self) -> SplitRecord:
+        if (found := sum(shard.examples for shard in self.shards)) != self.examples:
+            raise ValueError(f"examples: found {self.examples}, but its shards have {found}")
+        return self
 
     @pydantic.model_serializer(mode="wrap")
     def _leave_out(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -84,7 +97,7 @@ class SourceRecord(Section):
     """One input file: its name below the input root, and its size."""
 
     name: str
-    bytes: int
+    bytes: Count
 
 
 class TextRecord(Section):
@@ -100,9 +113,9 @@ class TextRecord(Section):
 class CorpusRecord(Section):
     """Statistics of the corpus before pairing, train and validation, each document counted once."""
 
-    documents: int
-    sentences: int
-    tokens: int
+    documents: Count
+    sentences: Count
+    tokens: Count
     unigram_entropy: float
     """Entropy of the token distribution in nats per token: the masked-token loss of a model that
     has learnt token frequencies only."""
@@ -114,11 +127,11 @@ class Recipe(Section):
     """Everything that determines a dataset's bytes, besides the input itself."""
 
     tokenizer_hash: str
-    vocab_size: int
+    vocab_size: Annotated[int, pydantic.Field(ge=1, le=1 << 32)]
     special_ids: dict[str, int]
     """``{"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}``."""
-    token_dtype: str
-    """``"uint16"`` or ``"uint32"``: the type of the stored ``input_ids``."""
+    token_dtype: TokenDtype
+    """The type of the stored ``input_ids``."""
     seed: int
     validation_fraction: float
     num_shards: int | None
@@ -133,7 +146,7 @@ class Provenance(Recipe):
 
     format_version: int = FORMAT_VERSION
     corpus: CorpusRecord
-    splits: dict[str, SplitRecord]
+    splits: dict[FileName, SplitRecord]
 
     @pydantic.model_serializer(mode="wrap")
     def _leave_out(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -170,20 +183,16 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
             f"{root}: {found}; expected a dataset that `bert-jax examples` has finished"
         )
     try:
-        content = json.loads(path.read_text())
-        version = content["format_version"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{path}: damaged ({type(error).__name__}: {error}); make the dataset again"
-        ) from error
+        content = read_json_object(path)
+    except UserError as error:
+        raise UserError(f"{error}; copy or make it again") from None
+    version = content.get("format_version")
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise UserError(
             f"{path}: format_version is {version!r}, this version reads up to {FORMAT_VERSION}; "
             "upgrade bert-jax"
         )
     try:
-        return Provenance.model_validate_json(json.dumps(content))
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{path}: {key}: {first['msg']}; make the dataset again") from error
+        return validate(Provenance, content, source=str(path))
+    except UserError as error:
+        raise UserError(f"{error}; copy or make it again") from None

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from bert_jax.data.dataset.provenance import TokenDtype
 from bert_jax.data.google_bert import tf_example
 
 DATASET_NAME: Final = "bert_examples"
@@ -32,9 +33,9 @@ class Example(NamedTuple):
         return self.first_length < len(self.input_ids)
 
 
-def token_dtype(vocab_size: int) -> np.dtype:
-    """Returns the type of stored ids: ``30_522 -> uint16, 119_547 -> uint32``."""
-    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+def token_dtype(vocab_size: int) -> TokenDtype:
+    """Returns the type of stored ids: ``30_522 -> "uint16", 119_547 -> "uint32"``."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
 def shard_name(split: str, index: int, count: int) -> str:

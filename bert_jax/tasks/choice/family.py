@@ -16,7 +16,7 @@ from etils import epath
 from bert_jax.data.rows.assemble import assemble
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
-from bert_jax.section import Section
+from bert_jax.section import PathText, Section
 from bert_jax.tasks.choice.file import ChoiceColumns, ChoiceQuestion, read_choices
 from bert_jax.tasks.collector import Collector
 from bert_jax.tasks.family import DataRequest, Encoded, Family, Record, count_notes, needs_labels
@@ -40,9 +40,9 @@ class MultipleChoiceSection(Section):
     """Tables of questions. `format` "columns" names what the presets know."""
 
     kind: Literal["multiple_choice"] = "multiple_choice"
-    train: str | None = None
-    dev: str | None = None
-    test: str | None = None
+    train: PathText | None = None
+    dev: PathText | None = None
+    test: PathText | None = None
     format: Literal["swag", "codah", "columns"] = "columns"
     text: str | None = None
     stem: str | None = None  # the column with which every choice begins, as SWAG's sent2

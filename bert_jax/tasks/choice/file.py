@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from bert_jax.data.tables import TableRow, read_lines, read_table
+from bert_jax.data.tables import TableRow, read_fields, read_table
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.tasks.columns import require_columns
 
@@ -75,7 +74,7 @@ def _read_bare(path: Path) -> Iterator[TableRow]:
             f"{path}: found {path.suffix or 'no suffix'} with header: false, allowed: .csv, .tsv"
         )
     width = None
-    for line, fields in _read_fields(path):
+    for line, fields in read_fields(path):
         width = width or len(fields)
         if len(fields) != width:
             raise UserError(
@@ -83,19 +82,6 @@ def _read_bare(path: Path) -> Iterator[TableRow]:
                 "first line"
             )
         yield TableRow(path, line, {str(number): field for number, field in enumerate(fields)})
-
-
-def _read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
-    if path.suffix == ".tsv":
-        for line, text in read_lines(path):
-            yield line, text.split("\t")
-        return
-    reader = csv.reader((f"{text}\n" for _, text in read_lines(path)), strict=True)
-    try:
-        for fields in reader:
-            yield reader.line_num, fields
-    except csv.Error as error:
-        raise UserError(f"{path}: line {reader.line_num}: found no CSV ({error})") from None
 
 
 def _asked(columns: ChoiceColumns, *, labelled: bool) -> list[tuple[str, str | None]]:

@@ -9,7 +9,7 @@ from typing import Literal
 import pydantic
 
 from bert_jax.errors import UserError
-from bert_jax.section import Section
+from bert_jax.section import PathText, Section
 from bert_jax.tasks.family import DataRequest, Family, needs_labels, shown_lines
 from bert_jax.tasks.glue.files import TASKS, GlueRows, GlueTask, TaskName, files_of, read_glue
 from bert_jax.tasks.glue.submission import write_submission
@@ -27,8 +27,9 @@ class GlueSection(Section):
 
     kind: Literal["glue"] = "glue"
     name: TaskName
-    data: str  # a directory with the original files, or with a directory MRPC that has them; "tfds"
-    data_dir: str | None = None  # of TFDS; None: its own default
+    # A directory with the original files, or with a directory MRPC that has them; or "tfds".
+    data: PathText
+    data_dir: PathText | None = None  # of TFDS; None: its own default
     train_limit: int | None = pydantic.Field(default=None, ge=1)  # the first training examples
     class_weights: Literal["none", "balanced"] | dict[str, pydantic.PositiveFloat] = "none"
 

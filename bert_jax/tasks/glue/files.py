@@ -6,11 +6,11 @@ in TFDS's, so that a head's outputs mean the same everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from bert_jax.data.tables import TableRow, ragged, read_lines, read_table
+from bert_jax.data.tables import TableRow, ragged, read_fields, read_table
 from bert_jax.tasks.columns import TextRow, missing_column
 from bert_jax.tasks.labels import label_number
 
@@ -150,7 +150,7 @@ def read_glue(path: Path, task: str, *, labelled: bool) -> GlueRows:
         return GlueRows(list(rows))
     found, skipped, trimmed = [], [], []
     header: Sequence[str] = ()
-    for line, fields in _fields(path):
+    for line, fields in read_fields(path):
         if not header:
             header = _COLA if _is_bare_cola(task, fields) else fields
             if header is fields:
@@ -166,11 +166,6 @@ def read_glue(path: Path, task: str, *, labelled: bool) -> GlueRows:
         row = TableRow(path, line, dict(zip(header, fields, strict=True)))
         found.append(_row(row, len(found), layout, labelled))
     return GlueRows(found, tuple(skipped), tuple(trimmed))
-
-
-def _fields(path: Path) -> Iterator[tuple[int, list[str]]]:
-    for line, content in read_lines(path):
-        yield line, content.split("\t")
 
 
 def _is_bare_cola(task: str, fields: Sequence[str]) -> bool:

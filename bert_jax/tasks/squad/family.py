@@ -14,7 +14,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
-from bert_jax.section import Section
+from bert_jax.section import PathText, Section
 from bert_jax.tasks.family import DataRequest, Family, Record, Split, needs_labels
 from bert_jax.tasks.squad.file import SquadQuestion, Version, read_squad
 from bert_jax.tasks.squad.scores import figures_1_1, figures_2_0
@@ -27,9 +27,9 @@ class SquadSection(Section):
     """SQuAD 1.1 or 2.0, from JSON files in its form. The defaults are google-research/bert's."""
 
     kind: Literal["squad"] = "squad"
-    train: str | None = None
-    dev: str | None = None
-    test: str | None = None
+    train: PathText | None = None
+    dev: PathText | None = None
+    test: PathText | None = None
     version: Literal["auto", "1.1", "2.0"] = "auto"  # auto: 2.0 if one of the files is
     stride: int = pydantic.Field(default=128, ge=1)  # pieces from window to window
     max_query_length: int = pydantic.Field(default=64, ge=1)  # pieces

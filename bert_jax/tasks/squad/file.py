@@ -9,7 +9,7 @@ import pydantic
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.read import read_json_object
+from bert_jax.files.read import MAX_FILE_BYTES, read_json_object
 
 Version: TypeAlias = Literal["1.1", "2.0"]
 
@@ -68,7 +68,7 @@ def read_squad(
     """
     path = epath.Path(path)
     try:
-        content = _File.model_validate(read_json_object(path))
+        content = _File.model_validate(read_json_object(path, limit=MAX_FILE_BYTES))
     except pydantic.ValidationError as error:
         raise UserError(f"{path}: {_first_mistake(error)}") from None
     impossible = sum(bool(question.is_impossible) for *_, question in _walk(content))

@@ -46,11 +46,12 @@ class SweepRecord:
         self._results: dict[SweepPoint, RunResult] = {}
         if (root / SWEEP).exists():
             found = read_json_object(root / SWEEP)
-            refuse_other_settings(
-                root, held=found["settings"], asked=self._settings, free=_FREE, what="sweep"
-            )
-            self.done = found["done"]
-            results = map(RunResult.from_json, found["runs"])
+            try:
+                held, self.done = found["settings"], found["done"]
+                results = [RunResult.from_json(row) for row in found["runs"]]
+            except (KeyError, TypeError) as error:
+                raise UserError(f"{root / SWEEP}: no whole record of a sweep ({error!r})") from None
+            refuse_other_settings(root, held=held, asked=self._settings, free=_FREE, what="sweep")
             self._results = {result.point: result for result in results}
         elif (root / "config.yaml").exists():
             raise UserError(f"run_dir: {root} holds a single run; allowed: a new run_dir")

@@ -11,7 +11,7 @@ import pydantic
 from bert_jax.data.tables import read_table
 from bert_jax.errors import UserError
 from bert_jax.model.config import ProblemName
-from bert_jax.section import Section
+from bert_jax.section import PathText, Section
 from bert_jax.tasks.columns import TextColumns, TextRow, text_row
 from bert_jax.tasks.family import DataRequest, Family, Record, needs_labels
 from bert_jax.tasks.labels import Labelling, is_missing, spell_names
@@ -35,9 +35,9 @@ class TableSection(Section):
     """
 
     kind: Literal["table"] = "table"
-    train: str
-    dev: str | None = None  # None: a part of `train`
-    test: str | None = None
+    train: PathText
+    dev: PathText | None = None  # None: a part of `train`
+    test: PathText | None = None
     text: str  # column
     pair: str | None = None  # column of a second text
     label: str  # column

@@ -13,7 +13,7 @@ from etils import epath
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
-from bert_jax.section import Section
+from bert_jax.section import PathText, Section
 from bert_jax.tasks.family import DataRequest, Family, Record, count_notes, needs_labels
 from bert_jax.tasks.tokens.conll import ConllColumns, ConllFile, read_conll
 from bert_jax.tasks.tokens.entities import entity_scores, label_scores
@@ -36,9 +36,9 @@ class TokenClassificationSection(Section):
     """
 
     kind: Literal["token_classification"] = "token_classification"
-    train: str | None = None
-    dev: str | None = None
-    test: str | None = None
+    train: PathText | None = None
+    dev: PathText | None = None
+    test: PathText | None = None
     token_column: int = 0
     label_column: int = -1
     separator: str | None = pydantic.Field(default=None, min_length=1)  # None: spaces and tabs
