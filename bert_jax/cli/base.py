@@ -58,6 +58,13 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def process_started() -> float:
+    """Returns when this process began, before Python: seconds since 1970."""
+    import psutil
+
+    return psutil.Process().create_time()
+
+
 def main() -> None:
     """The console script."""
     cli()

@@ -16,6 +16,7 @@ from bert_jax.cli.base import (
     force_option,
     overrides_argument,
     platform_option,
+    process_started,
     verb,
 )
 
@@ -36,7 +37,8 @@ def finetune(config: str, overrides: tuple[str, ...], seeds: int | None) -> None
     from bert_jax.config import load_config
     from bert_jax.verbs.finetune import finetune as run
 
-    outcome = run(load_config(config, overrides), seeds=seeds, console=Console())
+    loaded = load_config(config, overrides)
+    outcome = run(loaded, seeds=seeds, started=process_started(), console=Console())
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
 

@@ -15,6 +15,7 @@ from bert_jax.cli.base import (
     force_option,
     overrides_argument,
     platform_option,
+    process_started,
     verb,
 )
 
@@ -92,7 +93,7 @@ def pretrain(config: str, overrides: tuple[str, ...], init_from: str | None) -> 
     from bert_jax.config import load_config
     from bert_jax.verbs.pretrain import pretrain as run
 
-    outcome = run(load_config(config, overrides), init_from=init_from)
+    outcome = run(load_config(config, overrides), init_from=init_from, started=process_started())
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
 

@@ -139,6 +139,8 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
             checkpoints=checkpoints,
             initial_params=_initial_params(plan, console=console),
             write_config=write_config if jax.process_index() == 0 else lambda: None,
+            example_log=section.example_log,
+            started=settings.started,
         )
         return train(spec, console=console)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,3 +30,4 @@ class PretrainSettings:
     train: TrainSection
     init_from: str | None  # a run directory; None for random parameters
     config: Mapping[str, Any]  # the whole configuration as plain values, for config.yaml
+    started: float = dataclasses.field(default_factory=time.time)  # seconds since 1970

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
+from bert_jax.data.example_indices import attach
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.data.loader.loader import Batches, background_batches
@@ -71,23 +73,43 @@ class TrainBatches:
         """
         return position.step(batch_size=self.plan.batch_size, fingerprint=self._fingerprint)
 
-    def make(self, step: int) -> tuple[Row, ...]:
+    def make(self, step: int, *, with_examples: bool = False) -> tuple[Row, ...]:
         """Returns this host's rows of each length group of a step's batch."""
-        return tuple(self._collate(group) for group in self.plan.batch(step))
+        groups = self.plan.batch(step)
+        if not with_examples:
+            return tuple(self._collate(group) for group in groups)
+        epoch = step // self.plan.steps
+        return tuple(
+            attach(self._collate(group), [[int(row)] for row in own], epochs=[epoch] * len(own))
+            for group in groups
+            for own in (self._own(group),)
+        )
+
+    def _own(self, group: LengthGroup) -> np.ndarray:
+        """Returns those of a group's rows that this host makes."""
+        return group.rows[self._share.part(self._size(group))]
+
+    def _size(self, group: LengthGroup) -> int:
+        return -(-group.size // self._unit) * self._unit
 
     def _collate(self, group: LengthGroup) -> Row:
-        size = -(-group.size // self._unit) * self._unit
         return collate(
             self._split,
-            group.rows[self._share.part(size)],
-            batch_size=size // self._share.count,
+            self._own(group),
+            batch_size=self._size(group) // self._share.count,
             length=group.length,
             pad_id=self._pad_id,
         )
 
-    def batches(self, *, first_step: int) -> Batches[tuple[Row, ...]]:
-        """Returns the endless stream of batches, made ahead in the background."""
-        return background_batches(self.make, first_step=first_step)
+    def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[tuple[Row, ...]]:
+        """Returns the endless stream of batches, made ahead in the background.
+
+        Args:
+            first_step: the first batch to make.
+            with_examples: whether each says which rows of the split it is made of.
+        """
+        make = functools.partial(self.make, with_examples=with_examples)
+        return background_batches(make, first_step=first_step)
 
 
 def collate(split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad_id: int) -> Row:

@@ -32,6 +32,8 @@ class FinetuneSection(Section):
     report_sentence: str | None = pydantic.Field(default=None, min_length=1)
     sweep: SweepSection | None = None
     log_every: int = pydantic.Field(default=20, ge=1)
+    # Which training rows each step consumes, in <run>/examples/: about 7 bytes a row.
+    example_log: bool = False
     rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"
 
     def evaluate_every(self, steps_per_epoch: int) -> int:

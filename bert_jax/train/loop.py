@@ -16,9 +16,10 @@ from rich.console import Console
 from bert_jax.task import Metrics
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import StepPrograms, lower_train_step
+from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.non_finite import dump_non_finite
+from bert_jax.train.output import Output, open_output
 from bert_jax.train.prefetch import DeviceBatch, prefetch_to_device
-from bert_jax.train.progress_display import ProgressDisplay, make_display
 from bert_jax.train.restore import restore_or_initialise
 from bert_jax.train.spec import Evaluate, Phase, TrainSpec
 from bert_jax.train.state import TrainState, abstract_state
@@ -26,7 +27,6 @@ from bert_jax.train.step import HEALTHY, STEP_METRICS
 from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.stop_signal import StopSignal
 from bert_jax.train.throughput import Meter
-from bert_jax.train.writer import Writer, make_writer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,30 +49,34 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
         RunStopped: the loss or a gradient was not finite; what led there has been written out.
         UserError: the checkpoint belongs to other data, another model or another seed.
     """
+    watch = Stopwatch(spec.run_dir, started=spec.started)
     abstract = abstract_state(spec.step.model, spec.step.optimizer, spec.mesh)
-    state, progress = restore_or_initialise(spec, abstract)
+    with watch.on("restore"):
+        state, progress = restore_or_initialise(spec, abstract)
     spec.write_config()
     tracker = StepTracker(progress, phases=spec.phases, intervals=spec.intervals)
     first, last = progress.step, tracker.last_step
-    writer = make_writer(spec.run_dir, resume_step=first)
-    display = make_display(console, first_step=first, total_steps=last)
-    loop = _Loop(spec, state, tracker, writer, display)
+    output = open_output(spec, watch, console, first=first, last=last)
+    loop = _Loop(spec, state, tracker, output)
     if first:
-        display.say(f"resuming at step {first} of {last}")
+        output.display.say(f"resuming at step {first} of {last}")
     try:
         with (
             jax.set_mesh(spec.mesh),
             jax.transfer_guard_device_to_host("disallow"),
             StopSignal() as stop,
+            watch.on("train"),
         ):
             for phase in tracker.remaining_phases():
                 loop.run_phase(phase, stop)
                 if loop.interrupted:
                     break
-        spec.checkpoints.wait()
+        with watch.on("save"):
+            spec.checkpoints.wait()
+        if progress.step > first:
+            output.tell_time(step=progress.step, finished=not loop.interrupted)
     finally:
-        display.close()
-        writer.close()
+        output.close()
     return Outcome(progress.step, loop.interrupted, loop.scores)
 
 
@@ -84,11 +88,11 @@ class _Loop:
         spec: TrainSpec,
         state: TrainState,
         tracker: StepTracker,
-        writer: Writer,
-        display: ProgressDisplay,
+        output: Output,
     ) -> None:
         self.spec, self.state, self.tracker = spec, state, tracker
-        self.writer, self.display = writer, display
+        self.output, self.writer, self.display = output, output.writer, output.display
+        self.watch = output.watch
         self.interrupted = False
         self.scores: Mapping[str, float] = {}
 
@@ -101,7 +105,9 @@ class _Loop:
         lower = functools.partial(lower_train_step, spec.step, accumulation=phase.accumulation)
         step_fn = phase.step or StepPrograms(lower, shapes=phase.shapes)
         running: tuple[DeviceBatch, Metrics] | None = None
-        with phase.loader.batches(first_step=tracker.first_batch()) as rows:
+        with phase.loader.batches(
+            first_step=tracker.first_batch(), with_examples=spec.example_log
+        ) as rows:
             for batch in prefetch_to_device(rows, spec.mesh, shares=spec.share.count):
                 # Step N is dispatched; while the devices compute it, step N−1 is read.
                 previous, (self.state, metrics) = running, step_fn(self.state, batch.batch)
@@ -117,12 +123,7 @@ class _Loop:
                 if due.evaluate and phase.evaluate:
                     score = self._evaluate(phase, phase.evaluate)
                 if due.save or tracker.out_of_patience:
-                    spec.checkpoints.save(
-                        self.state,
-                        step=tracker.progress.step,
-                        progress=tracker.progress.to_json(),
-                        selection_score=score,
-                    )
+                    self._save(score)
                 if due.end_phase or due.stop or tracker.out_of_patience:
                     self._say_why(stopped=due.stop, end_phase=due.end_phase)
                     return
@@ -143,7 +144,9 @@ class _Loop:
             step = self.tracker.progress.step + 1
             dump_non_finite(self.spec.run_dir, step, self.state, batch.batch, metrics)
         self.tracker.finish_step(metrics)
+        self.output.examples.write(batch.examples, self.tracker.progress)
         meter.add(tokens=batch.tokens, rows=phase.batch_size, waited=batch.waited)
+        self.watch.waited(batch.waited)
         if self.tracker.report_due:
             self._report(phase, meter)
 
@@ -155,6 +158,7 @@ class _Loop:
         self.writer.write("train", step, scores)
         speed = {name: value for name, value in throughput._asdict().items() if value is not None}
         self.writer.write("speed", step, speed)
+        self.watch.write(self.writer, step=step)
         self.display.report(step, scores, throughput)
         if phase.watch and (warning := phase.watch.warn(step=step, scores=scores)):
             self.display.say(warning, style="yellow")
@@ -162,13 +166,27 @@ class _Loop:
     def _evaluate(self, phase: Phase, evaluate: Evaluate) -> float:
         """Evaluates, reports, and returns the selection score."""
         progress = self.tracker.progress
-        self.scores = scores = evaluate(self.state.params)
+        with self.watch.on("evaluate"):
+            self.scores = scores = evaluate(self.state.params)
         self.writer.write("validation", progress.step, scores)
         remark = phase.watch.remark(scores) if phase.watch else ""
         self.display.evaluated(progress.step, scores, remark)
         selection_score = self.spec.selection.score(scores)
         progress.record_evaluation(selection_score)
         return selection_score
+
+    def _save(self, selection_score: float | None) -> None:
+        """Starts saving state and progress together."""
+        progress = self.tracker.progress
+        self.output.flush()
+        with self.watch.on("save"):
+            self.spec.checkpoints.save(
+                self.state,
+                step=progress.step,
+                progress=progress.to_json(),
+                selection_score=selection_score,
+            )
+        self.watch.write(self.writer, step=progress.step)
 
     def _say_why(self, *, stopped: bool, end_phase: bool) -> None:
         """Says why the run ends before its last step, if it does."""

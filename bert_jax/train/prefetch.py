@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from bert_jax.data.example_indices import detach
 from bert_jax.data.rows.collate import count_tokens
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.task import HostBatch, StepBatch
@@ -21,6 +22,7 @@ class DeviceBatch(NamedTuple):
     batch: StepBatch
     tokens: int  # that are not padding, on all processes
     waited: float  # seconds that the loop waited for it
+    examples: dict[int, list[int]] | None  # of this process, by epoch; None: not asked for
 
 
 def prefetch_to_device(
@@ -43,8 +45,9 @@ def prefetch_to_device(
         waited = time.perf_counter() - started
         if host is None:
             return
+        host, examples = detach(host)
         tokens = count_tokens(host) * shares
-        yield DeviceBatch(to_devices(host, sharding, shares=shares), tokens, waited)
+        yield DeviceBatch(to_devices(host, sharding, shares=shares), tokens, waited, examples)
 
 
 def to_devices(host: HostBatch, sharding: NamedSharding, *, shares: int) -> Any:

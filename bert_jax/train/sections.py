@@ -56,6 +56,8 @@ class TrainSection(Section):
     evaluation: EvaluationSection | None = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     log_every: int = pydantic.Field(default=10, ge=1)
+    # Which examples each step consumes, in <run>/examples/: about 7 bytes an example.
+    example_log: bool = False
     rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"
 
     @property

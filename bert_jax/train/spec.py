@@ -27,8 +27,14 @@ Evaluate: TypeAlias = Callable[[Params], Mapping[str, float]]  # parameters → 
 class BatchSource(Protocol):
     """A phase's batches, which can be opened at any step."""
 
-    def batches(self, *, first_step: int) -> HostBatches:
-        """Returns this host's rows of batch `first_step` and those after it, without end."""
+    def batches(self, *, first_step: int, with_examples: bool = False) -> HostBatches:
+        """Returns this host's rows of batch `first_step` and those after it, without end.
+
+        Args:
+            first_step: the first batch, counted from 0.
+            with_examples: whether each says which examples it is made of, for
+                `bert_jax.data.example_indices.detach`.
+        """
         ...
 
     def position(self, step: int) -> DataPosition:
@@ -84,6 +90,8 @@ class TrainSpec:
     checkpoints: CheckpointWriter
     initial_params: Callable[[Params], Params]  # fresh parameters → those to start from
     write_config: Callable[[], None]  # called once it is certain that the run can go on
+    example_log: bool  # whether to write down which examples each step consumes
+    started: float  # when the process, or this run in it, began: seconds since 1970
 
 
 def check_batches(section: TrainSection, mesh: Mesh) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
 import jax
 from etils import epath
 
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.remote import is_remote
+from bert_jax.files.json_lines import Entry, read_log
+from bert_jax.files.line_log import open_log
+from bert_jax.train.tensorboard import TensorBoard
 
-if TYPE_CHECKING:
-    from tensorboardX import SummaryWriter
+METRICS: Final = "metrics.jsonl"
 
 
 class Writer(Protocol):
@@ -25,56 +24,64 @@ class Writer(Protocol):
         """Writes figures of one kind (`train`, `validation`)."""
         ...
 
+    def flush(self) -> None:
+        """Makes what was written outlive this process: call it before a checkpoint counts on it."""
+        ...
+
     def close(self) -> None:
         """Writes out what is buffered."""
         ...
 
 
 class RunWriter:
-    """metrics.jsonl and TensorBoard of a run directory.
+    """metrics.jsonl (`metrics/part-*.jsonl` in a bucket) and TensorBoard of a run directory.
 
     A run that resumes at step N first drops lines beyond N: they tell of steps that will be done
     again.
     """
 
-    def __init__(self, run_dir: epath.PathLike, *, resume_step: int) -> None:
+    def __init__(
+        self,
+        run_dir: epath.PathLike,
+        *,
+        resume_step: int,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """Opens both.
 
         Args:
             run_dir: local or gs://.
             resume_step: the last step that counts; 0 for a fresh run.
+            say: called with a line of text if lines of metrics.jsonl were found damaged.
         """
-        self._path = epath.Path(run_dir) / "metrics.jsonl"
-        self._lines = _lines_up_to(self._path, resume_step)
-        write_whole(self._path, "".join(self._lines).encode())
-        # A local file is appended to; an object store has no append, so the whole is rewritten.
-        self._local = not is_remote(run_dir)
-        self._board = _summary_writer()(
-            str(epath.Path(run_dir) / "tensorboard"), purge_step=resume_step + 1, flush_secs=20
+        self._lines = open_log(
+            epath.Path(run_dir) / METRICS,
+            check=is_figures,
+            keep=lambda line: line["step"] <= resume_step,
+            say=say,
         )
+        self._board = TensorBoard(run_dir, resume_step=resume_step)
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         """Adds ``{"kind": "train", "step": 10, "loss": 9.1, …}``, and the same to TensorBoard."""
-        line = json.dumps({"kind": kind, "step": step, **figures}) + "\n"
-        if self._local:
-            with Path(self._path).open("a", encoding="utf-8") as file:
-                file.write(line)
-        else:
-            self._lines.append(line)
-            self._path.write_text("".join(self._lines), encoding="utf-8")
-        for name, value in figures.items():
-            self._board.add_scalar(f"{kind}/{name}", value, step)
+        self._lines.append({"kind": kind, "step": step, **figures})
+        self._board.write(kind, step, figures)
+
+    def flush(self) -> None:
+        """See `Writer`."""
+        self._lines.flush()
 
     def close(self) -> None:
-        """Writes out TensorBoard's buffer."""
+        """See `Writer`."""
+        self._lines.close()
         self._board.close()
 
 
-def make_writer(run_dir: epath.Path, *, resume_step: int) -> Writer:
+def make_writer(run_dir: epath.Path, *, resume_step: int, say: Callable[[str], None]) -> Writer:
     """Returns the writer of a run's figures, which only the first process writes."""
     if jax.process_index() != 0:
         return NoWriter()
-    return RunWriter(run_dir, resume_step=resume_step)
+    return RunWriter(run_dir, resume_step=resume_step, say=say)
 
 
 class NoWriter:
@@ -83,42 +90,38 @@ class NoWriter:
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         """Does nothing."""
 
+    def flush(self) -> None:
+        """Does nothing."""
+
     def close(self) -> None:
         """Does nothing."""
 
 
 def read_metrics(run_dir: epath.PathLike, *, kind: str | None = None) -> list[dict[str, Any]]:
-    """Returns the lines of a run's metrics.jsonl, of one kind where given."""
-    path = epath.Path(run_dir) / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """Returns the lines of a run's metrics.jsonl, of one kind where given.
+
+    Damaged lines are passed over: a line has a kind, a step and otherwise numbers.
+
+    Raises:
+        UserError: there are no metrics, or they cannot be read.
+    """
+    lines = read_log(epath.Path(run_dir) / METRICS, is_figures)
     return [line for line in lines if kind in (None, line["kind"])]
 
 
-def _summary_writer() -> type[SummaryWriter]:
-    """Returns tensorboardX's writer without loading PyTorch.
-
-    tensorboardX imports PyTorch wherever it is installed, which takes two seconds and which scalars
-    do not need.
-    """
-    hide = "torch" not in sys.modules
-    if hide:
-        sys.modules["torch"] = None  # pyright: ignore[reportArgumentType] (import raises then)
-    try:
-        from tensorboardX import SummaryWriter
-    finally:
-        if hide:
-            del sys.modules["torch"]
-    return SummaryWriter
+def copy_metrics(source: epath.PathLike, target: epath.PathLike) -> None:
+    """Gives a run directory the metrics of another, as one file."""
+    lines = [json.dumps(line) + "\n" for line in read_metrics(source)]
+    write_whole(epath.Path(target) / METRICS, "".join(lines))
 
 
-def _lines_up_to(path: epath.Path, step: int) -> list[str]:
-    if step == 0 or not path.exists():
-        return []
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        try:
-            if line.endswith("\n") and json.loads(line)["step"] <= step:
-                kept.append(line)
-        except json.JSONDecodeError:
-            break  # the process was killed in the middle of this line
-    return kept
+def is_figures(line: Entry) -> bool:
+    """Says whether a JSON object is a line of metrics.jsonl: a kind, a step, and numbers."""
+    kind, step = line.get("kind"), line.get("step")
+    if not isinstance(kind, str) or type(step) is not int or step < 0:
+        return False
+    return all(_is_number(value) for name, value in line.items() if name not in ("kind", "step"))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from rich.console import Console
 
 from bert_jax.config import RunConfig
@@ -16,7 +18,11 @@ from bert_jax.train.loop import Outcome
 
 
 def finetune(
-    config: RunConfig, *, seeds: int | None = None, console: Console | None = None
+    config: RunConfig,
+    *,
+    seeds: int | None = None,
+    started: float | None = None,
+    console: Console | None = None,
 ) -> Outcome:
     """Fine-tunes as a configuration says, from the run's last checkpoint where there is one.
 
@@ -27,6 +33,8 @@ def finetune(
         config: needs `run_dir` and `finetune`.
         seeds: how many to run and compare; None for what `finetune.sweep` says. A sweep's run
             directory is that of its best run; see `bert_jax.tasks.sweep.run`.
+        started: when this began, in seconds since 1970, for the account of where the time went;
+            None for now.
         console: where progress is shown; standard output where none is given.
 
     Returns:
@@ -38,6 +46,8 @@ def finetune(
     """
     console = console or Console()
     settings, points = plan(finetune_settings(config), seeds=seeds)
+    if started is not None:
+        settings = dataclasses.replace(settings, started=started)
     if len(points) > 1:
         return sweep(settings, points, console=console)
     prepared = prepare(settings)

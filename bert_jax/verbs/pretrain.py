@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from rich.console import Console
 
 from bert_jax.config import RunConfig
@@ -12,7 +14,11 @@ from bert_jax.train.loop import Outcome
 
 
 def pretrain(
-    config: RunConfig, *, init_from: str | None = None, console: Console | None = None
+    config: RunConfig,
+    *,
+    init_from: str | None = None,
+    started: float | None = None,
+    console: Console | None = None,
 ) -> Outcome:
     """Pretrains as a configuration says, from the run's last checkpoint where there is one.
 
@@ -24,6 +30,8 @@ def pretrain(
         init_from: a run directory whose parameters a fresh run starts from, with a fresh
             optimizer, schedule and data position; heads that it lacks start fresh. A run that
             already has checkpoints resumes from those.
+        started: when this began, in seconds since 1970, for the account of where the time went;
+            None for now.
         console: where progress is shown; standard output where none is given.
 
     Returns:
@@ -33,8 +41,10 @@ def pretrain(
         UserError: the configuration does not fit the data, the devices or the run directory.
         RunStopped: the loss was not finite.
     """
-    plan = prepare(pretrain_settings(config, init_from=init_from))
-    return run_plan(plan, console=console or Console())
+    settings = pretrain_settings(config, init_from=init_from)
+    if started is not None:
+        settings = dataclasses.replace(settings, started=started)
+    return run_plan(prepare(settings), console=console or Console())
 
 
 def pretrain_settings(config: RunConfig, *, init_from: str | None) -> PretrainSettings:

@@ -16,8 +16,8 @@ from tests.processes.hosts import ForkServer
 
 
 def figures(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl but the speeds, which no two runs share."""
-    return [line for line in read_metrics(run_dir) if line["kind"] != "speed"]
+    """The lines of metrics.jsonl but speeds and times, which no two runs share."""
+    return [line for line in read_metrics(run_dir) if line["kind"] not in ("speed", "goodput")]
 
 
 def params_of(run_dir: Path) -> Any:

@@ -85,8 +85,8 @@ def reported_steps(run_dir: Path) -> list[int]:
 
 
 def figures(run_dir: Path) -> list[dict[str, Any]]:
-    """Every line of metrics.jsonl but the speeds, which no two runs share."""
-    return [line for line in lines(run_dir) if line["kind"] != "speed"]
+    """Every line of metrics.jsonl but speeds and times, which no two runs share."""
+    return [line for line in lines(run_dir) if line["kind"] not in ("speed", "goodput")]
 
 
 def lines(run_dir: Path) -> list[dict[str, Any]]:

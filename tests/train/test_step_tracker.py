@@ -20,7 +20,8 @@ class Rows:
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
 
-    def batches(self, *, first_step: int) -> Any:
+    def batches(self, *, first_step: int, with_examples: bool = False) -> Any:
+        del with_examples
         return nullcontext(iter(range(first_step, 1000)))
 
     def position(self, step: int) -> DataPosition:

@@ -20,6 +20,7 @@ from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.predictor import Predictor
+from bert_jax.train.example_log import times_seen
 from bert_jax.train.writer import read_metrics
 from tests.tasks.runs import tiny_config, write_table
 
@@ -56,7 +57,8 @@ def params_of(run_dir: Path) -> dict[str, np.ndarray]:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fine-tuned run, in the directory of its configuration and tables."""
     root = tmp_path_factory.mktemp("tuned")
-    ok("finetune", config_file(root, epochs=3, optimizer={"learning_rate": 2e-3}))
+    changes = {"epochs": 3, "optimizer": {"learning_rate": 2e-3}, "example_log": True}
+    ok("finetune", config_file(root, **changes))
     return root
 
 
@@ -70,6 +72,15 @@ def test_a_run_learns_and_leaves_all_that_is_promised(tuned: Path) -> None:
     assert "<html" in (run_dir / "report.html").read_text()
     assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [10, 20, 30]
     assert open_run(run_dir).heads.labels == ("bad", "good")
+
+
+def test_every_epoch_has_every_row_once(tuned: Path) -> None:
+    seen = times_seen(tuned / "tuned")
+    assert [epoch.epoch for epoch in sorted(seen)] == [0, 1, 2]
+    (rows,) = {len(rows) for rows in seen.values()}
+    assert rows > 100
+    for epoch in seen.values():
+        assert epoch == dict.fromkeys(range(rows), 1)
 
 
 def test_the_same_command_again_changes_nothing(tuned: Path) -> None:
@@ -166,6 +177,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     assert whole.keys() == stopped.keys()
     for name, value in whole.items():
         np.testing.assert_array_equal(stopped[name], value, err_msg=name)
+    assert times_seen(tmp_path / "stopped") == times_seen(tuned / "tuned")
     # The configuration names the directory; all figures are the same.
     assert read_metrics(tmp_path / "stopped", kind="validation") == read_metrics(
         tuned / "tuned", kind="validation"

@@ -98,12 +98,12 @@ def runs(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def curves(root: Path, name: str) -> dict[str, float]:
-    """Every figure that was written while a run trained, but its speed."""
+    """Every figure that was written while a run trained, but its speed and times."""
     return {
         f"{line['kind']} {line['step']} {key}": value
         for line in read_metrics(root / "runs" / name)
         for key, value in line.items()
-        if line["kind"] != "speed" and key != "kind"
+        if line["kind"] not in ("speed", "goodput") and key != "kind"
     }
 
 

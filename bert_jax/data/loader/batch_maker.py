@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bert_jax.data import rng
+from bert_jax.data.example_indices import attach
 from bert_jax.data.host_share import HostShare
 from bert_jax.data.loader.row_order import RowOrder
 from bert_jax.task import Row, RowTransform
@@ -29,6 +30,8 @@ class TrainingBatch:
         seed: of masks.
         phase: index of the phase in the run.
         order: which examples make up which row.
+        with_examples: whether to say what each row was made of, see
+            `bert_jax.data.example_indices`.
     """
 
     dataset: ExampleSequence
@@ -38,6 +41,7 @@ class TrainingBatch:
     seed: int
     phase: int
     order: RowOrder
+    with_examples: bool = False
 
     def __call__(self, step: int) -> Row:
         """Returns the arrays of a batch, ``[batch_size / share.count, ...]``."""
@@ -47,14 +51,15 @@ class TrainingBatch:
         # One read for the whole batch is several times as fast as one for each row.
         examples = iter(self.dataset.__getitems__(list(itertools.chain.from_iterable(indices))))
         records = [list(itertools.islice(examples, len(of_row))) for of_row in indices]
-        epochs = [row // self.order.rows for row in rows]
+        passes = epochs = [row // self.order.rows for row in rows]
         if (copies := self.transform.static_copies) is not None:
             epochs = [epoch % copies for epoch in epochs]
         streams = [
             [rng.stream(self.seed, "mask", self.phase, epoch, index) for index in of_row]
             for epoch, of_row in zip(epochs, indices, strict=True)
         ]
-        return self.transform.batch(records, streams)
+        batch = self.transform.batch(records, streams)
+        return attach(batch, indices, epochs=passes) if self.with_examples else batch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -141,10 +141,15 @@ class Loader:
         """Rows of an epoch, over all hosts."""
         return self._order.rows
 
-    def batches(self, *, first_step: int) -> Batches[Row]:
+    def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[Row]:
         """Returns this host's part of batch ``first_step``, ``first_step + 1``, ... without end.
 
         Each batch is a dict of arrays ``[batch_size / share.count, ...]``.
+
+        Args:
+            first_step: the first batch of the phase to make.
+            with_examples: whether each says which examples it is made of, for
+                `bert_jax.data.example_indices.detach`.
         """
         make = TrainingBatch(
             dataset=self._dataset,
@@ -154,6 +159,7 @@ class Loader:
             seed=self._seed,
             phase=self._phase,
             order=self._order,
+            with_examples=with_examples,
         )
         return _endless(make, self._section, first_step=first_step)
 

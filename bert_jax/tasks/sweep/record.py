@@ -24,7 +24,7 @@ SWEEP: Final = "sweep.json"
 TABLE: Final = "sweep.csv"
 
 # Settings that change no number.
-_FREE: Final = ("finetune.log_every", "finetune.report_sentence")
+_FREE: Final = ("finetune.log_every", "finetune.report_sentence", "finetune.example_log")
 
 
 class SweepRecord:

@@ -23,7 +23,6 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_text
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import claim_run, open_run, write_run
@@ -39,6 +38,7 @@ from bert_jax.tasks.training.run import run_finetuning
 from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.tasks.training.setup import TrainingSetup, claim, prepare, tell_data
 from bert_jax.train.loop import Outcome
+from bert_jax.train.writer import copy_metrics
 
 __all__ = ["SWEEP", "plan", "sweep"]
 
@@ -114,7 +114,8 @@ def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: 
                 continue
             _say(console, point.name)
             run_dir = str(root / RUNS / point.name)
-            own = prepared._replace(settings=point_settings(settings, point, run_dir=run_dir))
+            asked = point_settings(settings, point, run_dir=run_dir)
+            own = prepared._replace(settings=dataclasses.replace(asked, started=time.time()))
             result = _run_point(own, point, programs, console)
             if result is None:
                 return Outcome(0, True, {})
@@ -189,7 +190,7 @@ def _promote(
     of_best = point_settings(prepared.settings, best.point, run_dir=str(root))
     own = of_best.with_finetune(sweep=prepared.section.sweep)
     if jax.process_index() == 0:
-        write_whole(root / "metrics.jsonl", (run.directory / "metrics.jsonl").read_bytes())
+        copy_metrics(run.directory, root)
         write_run(
             root,
             own.to_config(),

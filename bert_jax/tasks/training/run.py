@@ -112,4 +112,6 @@ def _train_spec(
         checkpoints=checkpoints,
         initial_params=functools.partial(origin_params, prepared),
         write_config=write_config if jax.process_index() == 0 else lambda: None,
+        example_log=section.example_log,
+        started=settings.started,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ class FinetuneSettings:
     mesh: MeshSection
     finetune: FinetuneSection
     config: Mapping[str, Any]  # the whole configuration as plain values, for config.yaml
+    started: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
 
     def with_finetune(self, **changed: Any) -> FinetuneSettings:
         """Returns these settings with fields of the `finetune` section changed."""

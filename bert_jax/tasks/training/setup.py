@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import optax
@@ -31,6 +31,9 @@ from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.task import FinetuneTask
 from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.train.state import ModelDefinition, define_model
+
+# Settings that decide no number.
+FREE: Final = ("finetune.log_every", "finetune.report_sentence", "finetune.example_log")
 
 
 class TrainingSetup(NamedTuple):
@@ -158,7 +161,7 @@ def claim(prepared: TrainingSetup) -> epath.Path:
             root,
             held=decisive_settings(open_run(root)),
             asked=settings.decisive(),
-            free=("finetune.log_every", "finetune.report_sentence"),
+            free=FREE,
             what="run",
         )
     return root

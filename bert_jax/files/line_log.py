@@ -1,0 +1,171 @@
+"""Logs of JSON lines that are appended to: one local file, or pieces in a bucket.
+
+An object in a bucket cannot be appended to. So a log there is `metrics/part-000001.jsonl` and those
+after it, and a line is uploaded once, however long the log becomes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from etils import epath
+
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.json_lines import (
+    Check,
+    Entry,
+    Line,
+    ParsedLines,
+    parse_lines,
+    piece,
+    piece_number,
+    pieces,
+    to_bytes,
+)
+from bert_jax.files.read import read_bytes
+from bert_jax.files.remote import each, is_remote
+
+# Between two pieces. A crash of the process loses no line that a checkpoint needs: it flushes.
+PIECE_SECONDS: Final = 60.0
+PIECE_LINES: Final = 10_000
+
+
+class LineLog(Protocol):
+    """Takes entries, one after the other."""
+
+    def append(self, entry: Entry) -> None:
+        """Adds an entry; a reader finds it by the next `flush` at the latest."""
+        ...
+
+    def flush(self) -> None:
+        """Makes sure that what was appended outlives this process and its machine."""
+        ...
+
+    def close(self) -> None:
+        """Flushes. Idempotent."""
+        ...
+
+
+def open_log(
+    path: epath.PathLike, *, check: Check, keep: Check, say: Callable[[str], None]
+) -> LineLog:
+    """Opens a log to go on with it, and drops what is no part of it any more.
+
+    Damaged and foreign lines are moved to a file beside it, ``metrics.damaged``.
+
+    Args:
+        path: local or ``gs://``; ends in ``.jsonl``.
+        check: tells its entries from foreign lines.
+        keep: which entries stay.
+        say: called with a line of text if damaged lines were found.
+
+    Raises:
+        UserError: it cannot be read or written.
+    """
+    root = epath.Path(path)
+    files = [root] if root.exists() else []
+    files += pieces(root)
+    found = {
+        file: parse_lines(raw, check)
+        for file, raw in zip(files, each(read_bytes, files), strict=True)
+    }
+    _set_aside(root, found, say)
+    if is_remote(root):
+        # From the end: a process that is killed meanwhile leaves lines that the next one drops.
+        for file, lines in reversed(found.items()):
+            _rewrite(file, lines, keep)
+        return PieceLog(root, first=1 + max(map(piece_number, files), default=0))
+    whole = [line for lines in found.values() for line in lines.good if keep(line.entry)]
+    write_whole(root, to_bytes(whole))
+    for file in pieces(root):  # of a run that was copied from a bucket
+        file.unlink()
+    return FileLog(pathlib.Path(root))
+
+
+class FileLog:
+    """A local file. Every entry is with the operating system at once, and so outlives a kill."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Goes on at the end of ``path``, which is there."""
+        self._path = path
+
+    def append(self, entry: Entry) -> None:
+        """See `LineLog`."""
+        with self._path.open("ab") as file:
+            file.write(_line(entry))
+
+    def flush(self) -> None:
+        """See `LineLog`."""
+        with self._path.open("rb") as file:
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """See `LineLog`."""
+        self.flush()
+
+
+class PieceLog:
+    """Pieces in a bucket, each written once and whole."""
+
+    def __init__(self, path: epath.Path, *, first: int, seconds: float = PIECE_SECONDS) -> None:
+        """Writes nothing yet.
+
+        Args:
+            path: of the file that the pieces are of.
+            first: number of the next piece.
+            seconds: at most so long does an entry wait for its piece, while there are others.
+        """
+        self._path, self._next, self._seconds = path, first, seconds
+        self._waiting: list[bytes] = []
+        self._since = 0.0
+
+    def append(self, entry: Entry) -> None:
+        """See `LineLog`."""
+        now = time.monotonic()
+        if not self._waiting:
+            self._since = now
+        self._waiting.append(_line(entry))
+        if now - self._since >= self._seconds or len(self._waiting) >= PIECE_LINES:
+            self.flush()
+
+    def flush(self) -> None:
+        """See `LineLog`."""
+        if self._waiting:
+            write_whole(piece(self._path, self._next), b"".join(self._waiting))
+            self._next += 1
+            self._waiting = []
+
+    def close(self) -> None:
+        """See `LineLog`."""
+        self.flush()
+
+
+def _line(entry: Entry) -> bytes:
+    return json.dumps(entry).encode() + b"\n"
+
+
+def _rewrite(file: epath.Path, lines: ParsedLines, keep: Check) -> None:
+    kept: list[Line] = [line for line in lines.good if keep(line.entry)]
+    if not kept:
+        file.unlink()
+    elif len(kept) < len(lines.good) or lines.damaged:
+        write_whole(file, to_bytes(kept))
+
+
+def _set_aside(
+    root: epath.Path, found: dict[epath.Path, ParsedLines], say: Callable[[str], None]
+) -> None:
+    """Moves damaged lines out of the way, before the log is written without them."""
+    damaged = [line for lines in found.values() for line in lines.damaged]
+    if not damaged:
+        return
+    aside = root.with_suffix(".damaged")
+    before = read_bytes(aside) if aside.exists() else b""
+    write_whole(aside, before + b"".join(line + b"\n" for line in damaged))
+    count = f"{len(damaged)} lines were" if len(damaged) > 1 else "1 line was"
+    say(f"{root}: {count} damaged or not ours, moved to {aside}; all others are kept")

@@ -1,0 +1,183 @@
+"""Which examples every step has consumed: `examples/<process>.jsonl`, if a run is to write it.
+
+    {"step": 7, "phase": 0, "data": "1f0c…", "share": 0, "shares": 2, "examples": {"0": [31, 4]}}
+
+One line a step, of the share of the batch that the process read: the dataset's indices by epoch,
+in the order of the rows. `data` is the fingerprint of the data position, shortened; another one
+means another order or other data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import jax
+from etils import epath
+
+from bert_jax.data.host_share import HostShare
+from bert_jax.errors import UserError
+from bert_jax.files.json_lines import Entry, read_log
+from bert_jax.files.line_log import LineLog, open_log
+from bert_jax.train.progress import TrainProgress
+
+EXAMPLES: Final = "examples"
+
+_FIELDS: Final = {"step": int, "phase": int, "data": str, "share": int, "shares": int}
+
+
+class EpochOfData(NamedTuple):
+    """One pass over one dataset in one order."""
+
+    phase: int
+    data: str  # shortened fingerprint
+    epoch: int
+
+
+class ExampleLog:
+    """Writes this process's lines.
+
+    A run that resumes at step N first drops lines beyond N, as of metrics.jsonl; also those of
+    processes that this run does not have any more.
+    """
+
+    def __init__(
+        self,
+        run_dir: epath.Path,
+        *,
+        resume_step: int,
+        share: HostShare,
+        enabled: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        """Drops what will be done again, whether or not lines are to be written.
+
+        Args:
+            run_dir: that all processes see, or one of this process's own.
+            resume_step: the last step that counts; 0 for a fresh run.
+            share: of every batch, that this process reads.
+            enabled: whether to write.
+            say: called with a line of text if damaged lines were found.
+        """
+        self._share = share
+        self._log: LineLog | None = None
+        directory = run_dir / EXAMPLES
+        own, processes = jax.process_index(), jax.process_count()
+        there = _processes(directory) if directory.exists() else set()
+        for process in there | ({own} if enabled else set()):
+            if process % processes != own:
+                continue
+            log: LineLog = open_log(
+                directory / f"{process}.jsonl",
+                check=is_line,
+                keep=lambda line: line["step"] <= resume_step,
+                say=say,
+            )
+            if process == own and enabled:
+                self._log = log
+            else:
+                log.close()
+
+    def write(self, examples: Mapping[int, list[int]] | None, progress: TrainProgress) -> None:
+        """Adds the line of the step just done.
+
+        Args:
+            examples: by epoch; None if the loader was not asked for them.
+            progress: of the run, this step counted.
+        """
+        if self._log is None or examples is None or progress.position is None:
+            return
+        data = _shortened(progress.position.fingerprint)
+        entry: Entry = {"step": progress.step, "phase": progress.phase, "data": data}
+        entry |= {"share": self._share.index, "shares": self._share.count}
+        self._log.append(entry | {EXAMPLES: examples})
+
+    def flush(self) -> None:
+        """Makes what was written outlive this process."""
+        if self._log is not None:
+            self._log.flush()
+
+    def close(self) -> None:
+        """Flushes."""
+        if self._log is not None:
+            self._log.close()
+
+
+def read_example_log(run_dir: epath.PathLike) -> dict[int, dict[EpochOfData, list[int]]]:
+    """Returns what each step of a run consumed, all processes together.
+
+    ``read_example_log("runs/base")[7] -> {EpochOfData(0, "1f0c…", 0): [31, 4, 17, 2]}``
+
+    Args:
+        run_dir: of a run with ``train.example_log: true`` (or ``finetune.example_log``).
+
+    Raises:
+        UserError: there is no log, or of a step it lacks a share or has two that differ.
+    """
+    directory = epath.Path(run_dir) / EXAMPLES
+    processes = sorted(_processes(directory)) if directory.exists() else []
+    if not processes:
+        raise UserError(f"{directory}: no such log; allowed: a run with example_log: true")
+    steps: dict[int, dict[int, Entry]] = {}
+    for process in processes:
+        for line in read_log(directory / f"{process}.jsonl", is_line):
+            shares = steps.setdefault(line["step"], {})
+            # Processes that differ along the tensor axis alone read the same share.
+            if shares.setdefault(line["share"], line) != line:
+                raise UserError(f"{directory}: step {line['step']} has two shares {line['share']}")
+    return {step: _joined(directory, steps[step]) for step in sorted(steps)}
+
+
+def times_seen(run_dir: epath.PathLike) -> dict[EpochOfData, Counter[int]]:
+    """Returns how often each epoch has had each example so far.
+
+    Every value is 1 for all examples of an epoch that is over, however often the run was killed,
+    and on however many hosts it went on.
+
+    Args:
+        run_dir: see `read_example_log`.
+    """
+    seen: dict[EpochOfData, Counter[int]] = {}
+    for step in read_example_log(run_dir).values():
+        for epoch, examples in step.items():
+            seen.setdefault(epoch, Counter()).update(examples)
+    return seen
+
+
+def is_line(entry: Entry) -> bool:
+    """Says whether a JSON object is a line of this log."""
+    examples = entry.get(EXAMPLES)
+    return (
+        all(type(entry.get(name)) is kind for name, kind in _FIELDS.items())
+        and isinstance(examples, dict)
+        and all(map(str.isdigit, examples))
+        and all(isinstance(indices, list) for indices in examples.values())
+    )
+
+
+def _joined(directory: epath.Path, shares: Mapping[int, Entry]) -> dict[EpochOfData, list[int]]:
+    first = next(iter(shares.values()))
+    if len(shares) != first["shares"]:
+        raise UserError(
+            f"{directory}: step {first['step']} has {len(shares)} of its {first['shares']} shares"
+        )
+    joined: dict[EpochOfData, list[int]] = {}
+    for share in sorted(shares):
+        for epoch, indices in shares[share][EXAMPLES].items():
+            key = EpochOfData(first["phase"], first["data"], int(epoch))
+            joined.setdefault(key, []).extend(indices)
+    return joined
+
+
+def _processes(directory: epath.Path) -> set[int]:
+    """Returns the processes that have a log, as a file or as pieces."""
+    stems = {path.name.removesuffix(".jsonl") for path in directory.iterdir()}
+    return {int(stem) for stem in stems if stem.isdigit()}
+
+
+def _shortened(fingerprint: Mapping[str, Any]) -> str:
+    text = json.dumps(fingerprint, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,69 @@
+"""Everywhere a run's figures go while it trains: files, terminal, the account of its time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rich.console import Console
+
+from bert_jax.train.example_log import ExampleLog
+from bert_jax.train.goodput import Stopwatch, describe_goodput
+from bert_jax.train.progress_display import ProgressDisplay, make_display
+from bert_jax.train.spec import TrainSpec
+from bert_jax.train.writer import Writer, make_writer
+
+
+class Output(NamedTuple):
+    """Where figures go."""
+
+    writer: Writer
+    display: ProgressDisplay
+    examples: ExampleLog
+    watch: Stopwatch
+
+    def flush(self) -> None:
+        """Makes outlive this process what a checkpoint counts as written."""
+        self.writer.flush()
+        self.examples.flush()
+
+    def tell_time(self, *, step: int, finished: bool) -> None:
+        """Writes and shows where the time went.
+
+        Args:
+            step: done so far.
+            finished: whether the run has come to its end.
+        """
+        self.watch.write(self.writer, step=step, finished=finished)
+        account = describe_goodput(self.watch.read())
+        self.display.say(f"where the time went: {account}", style="dim")
+
+    def close(self) -> None:
+        """Writes out what is buffered; the terminal keeps its last line."""
+        self.display.close()
+        self.writer.close()
+        self.examples.close()
+
+
+def open_output(
+    spec: TrainSpec, watch: Stopwatch, console: Console, *, first: int, last: int
+) -> Output:
+    """Opens it all, and drops from files what tells of steps that will be done again.
+
+    Args:
+        spec: of the run.
+        watch: begun.
+        console: where progress is shown.
+        first: step that the run goes on from.
+        last: step that it ends at.
+    """
+    display = make_display(console, first_step=first, total_steps=last)
+    watch.resume(first)
+    examples = ExampleLog(
+        spec.run_dir,
+        resume_step=first,
+        share=spec.share,
+        enabled=spec.example_log,
+        say=display.say,
+    )
+    writer = make_writer(spec.run_dir, resume_step=first, say=display.say)
+    return Output(writer, display, examples, watch)

@@ -1,0 +1,144 @@
+"""Logs of JSON lines: whole after a kill, damage set aside, pieces in a bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from etils import epath
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_jax.files import line_log
+from bert_jax.files.json_lines import Entry, parse_lines, pieces, read_log
+from bert_jax.files.line_log import FileLog, PieceLog, open_log
+
+HALF = b'{"n": 4'
+
+
+def check(entry: Entry) -> bool:
+    return isinstance(entry.get("n"), int)
+
+
+def numbers(path: Path) -> list[int]:
+    return [entry["n"] for entry in read_log(path, check)]
+
+
+def reopen(path: Path, up_to: int) -> tuple[line_log.LineLog, list[str]]:
+    said: list[str] = []
+    log = open_log(path, check=check, keep=lambda e: e["n"] <= up_to, say=said.append)
+    return log, said
+
+
+def test_a_log_goes_on_where_it_is_cut_and_a_half_line_of_a_kill_says_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "log.jsonl"
+    log, said = reopen(path, 0)
+    for n in (1, 2, 3):
+        log.append({"n": n})
+    path.write_bytes(path.read_bytes() + HALF)
+    assert numbers(path) == [1, 2, 3]
+    log, said = reopen(path, 2)
+    log.append({"n": 3})
+    log.close()
+    assert numbers(path) == [1, 2, 3]
+    assert said == []
+    assert [file.name for file in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\xfe not UTF-8",
+        b'{"n": 1, "cut',
+        b'{"another": "program"}',
+        b'{"n": "two"}',
+        b"[1, 2]",
+        b"[" * 100_000,
+        b"\x00\x00\x00",
+    ],
+)
+def test_damaged_and_foreign_lines_are_set_aside_and_no_other_is_lost(
+    tmp_path: Path, line: bytes
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"n": 1}\n' + line + b'\n{"n": 2}\n{"n": 3}\n')
+    assert numbers(path) == [1, 2, 3]
+    log, said = reopen(path, 2)
+    log.append({"n": 3})
+    assert numbers(path) == [1, 2, 3]
+    aside = tmp_path / "log.damaged"
+    assert aside.read_bytes() == line + b"\n"
+    assert said == [
+        f"{path}: 1 line was damaged or not ours, moved to {aside}; all others are kept"
+    ]
+    assert reopen(path, 2)[1] == []  # once
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 9), st.binary(max_size=12).filter(lambda b: b"\n" not in b)))
+)
+def test_whatever_lies_between_them_whole_lines_are_found(parts: list[int | bytes]) -> None:
+    raw = b"".join(
+        (part if isinstance(part, bytes) else b'{"n": %d}' % part) + b"\n" for part in parts
+    )
+    found = [line.entry["n"] for line in parse_lines(raw, check).good]
+    assert found == [part for part in parts if isinstance(part, int)]
+
+
+def test_in_a_bucket_a_line_is_uploaded_once_and_a_cut_touches_the_pieces_it_must(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pieces are those of a bucket; the emulator's tests are elsewhere."""
+    monkeypatch.setattr(line_log, "is_remote", lambda path: True)
+    path = tmp_path / "log.jsonl"
+    log, _ = reopen(path, 0)
+    assert isinstance(log, PieceLog)
+    for n in range(1, 10):
+        log.append({"n": n})
+        if n % 3 == 0:
+            log.flush()
+    log.append({"n": 10})
+    assert not path.exists()
+    first, second, third = pieces(epath.Path(path))
+    assert [file.name for file in (first, second, third)] == [
+        f"part-00000{number}.jsonl" for number in (1, 2, 3)
+    ]
+    assert numbers(path) == list(range(1, 10))  # the tenth was never flushed
+
+    untouched = Path(first).stat().st_mtime_ns
+    log, said = reopen(path, 5)
+    assert numbers(path) == [1, 2, 3, 4, 5]
+    assert Path(first).stat().st_mtime_ns == untouched
+    assert not third.exists()
+    log.append({"n": 6})
+    log.close()
+    assert numbers(path) == [1, 2, 3, 4, 5, 6]
+    assert said == []
+
+
+def test_pieces_fill_by_time_and_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_log, "PIECE_LINES", 4)
+    root = epath.Path(tmp_path / "log.jsonl")
+    log = PieceLog(root, first=1, seconds=1e9)
+    for n in range(9):
+        log.append({"n": n})
+    assert len(pieces(root)) == 2
+    log = PieceLog(root, first=3, seconds=0.0)
+    log.append({"n": 9})
+    assert len(pieces(root)) == 3
+
+
+def test_a_run_copied_from_a_bucket_to_a_disk_becomes_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = PieceLog(epath.Path(path), first=1)
+    log.append({"n": 1})
+    log.flush()
+    log.append({"n": 2})
+    log.flush()
+    again, _ = reopen(path, 9)
+    assert isinstance(again, FileLog)
+    again.append({"n": 3})
+    assert numbers(path) == [1, 2, 3]
+    assert pieces(epath.Path(path)) == []

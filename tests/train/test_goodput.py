@@ -1,0 +1,150 @@
+"""Where the wall time went, over kills and restarts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from etils import epath
+
+from bert_jax.train import goodput
+from bert_jax.train.goodput import KINDS, Stopwatch, describe_goodput, read_goodput
+from bert_jax.train.writer import RunWriter
+
+
+class FakeTime:
+    """Both clocks at once."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def time(self) -> float:
+        return self.now
+
+    monotonic = time
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    fake = FakeTime()
+    monkeypatch.setattr(goodput, "time", fake)
+    return fake
+
+
+def attempt(
+    run_dir: Path, clock: FakeTime, *, first: int, save_at: int | None, last: int, finish: bool
+) -> None:
+    """A process: 5 s of start, 2 of restoring, then steps of 10 s (1 of it waiting)."""
+    started = clock.now
+    clock.now += 5
+    watch = Stopwatch(epath.Path(run_dir), started=started)
+    with watch.on("restore"):
+        clock.now += 2
+    watch.resume(first)
+    writer = RunWriter(run_dir, resume_step=first)
+    with watch.on("train"):
+        watch.write(writer, step=first)
+        for step in range(first + 1, last + 1):
+            clock.now += 10
+            watch.waited(1.0)
+            watch.write(writer, step=step)
+            if step == save_at:
+                with watch.on("save"):
+                    clock.now += 3
+                watch.write(writer, step=step)
+    if finish:
+        watch.write(writer, step=last, finished=True)
+    writer.close()
+
+
+def test_work_done_again_after_a_kill_is_lost_and_every_second_is_counted_once(
+    tmp_path: Path, clock: FakeTime
+) -> None:
+    attempt(tmp_path, clock, first=0, save_at=2, last=4, finish=False)  # killed after step 4
+    clock.now += 100  # until somebody starts it again
+    attempt(tmp_path, clock, first=2, save_at=None, last=5, finish=True)
+    found = read_goodput(tmp_path)
+    assert found is not None
+    assert found.seconds == {
+        "train": 5 * 9,
+        "input": 5,
+        "evaluate": 0,
+        "save": 3,
+        "start": 10,
+        "restore": 4,
+        "compile": 0,
+        "lost": 20,
+        "down": 100,
+    }
+    assert found.total == clock.now - 1_000.0
+    assert sum(found.shares.values()) == pytest.approx(1)
+    assert (found.starts, found.finished) == (2, True)
+    assert describe_goodput(found) == (
+        "down 53.5%, train 24.1%, lost 10.7%, start 5.3%, input 2.7%, restore 2.1%, save 1.6% "
+        "of 0:03:07, 2 starts"
+    )
+
+
+def test_a_run_killed_before_its_first_checkpoint_has_lost_all_its_steps(
+    tmp_path: Path, clock: FakeTime
+) -> None:
+    for _ in range(3):
+        attempt(tmp_path, clock, first=0, save_at=None, last=2, finish=False)
+    attempt(tmp_path, clock, first=0, save_at=None, last=3, finish=True)
+    found = read_goodput(tmp_path)
+    assert found is not None
+    assert (found.seconds["lost"], found.seconds["train"], found.starts) == (60, 27, 4)
+    assert found.total == clock.now - 1_000.0
+
+
+def test_the_time_after_a_finished_run_is_not_its_own(tmp_path: Path, clock: FakeTime) -> None:
+    attempt(tmp_path, clock, first=0, save_at=None, last=2, finish=True)
+    clock.now += 1_000_000
+    attempt(tmp_path, clock, first=2, save_at=None, last=4, finish=True)
+    found = read_goodput(tmp_path)
+    assert found is not None
+    assert (found.seconds["down"], found.seconds["train"], found.seconds["lost"]) == (0, 36, 0)
+
+
+def test_lines_of_other_kinds_and_lines_that_lack_a_key_are_no_account(tmp_path: Path) -> None:
+    assert read_goodput(tmp_path) is None
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "goodput", "step": 1, "train": 2.0}\n')
+    assert read_goodput(tmp_path) is None
+    Stopwatch(epath.Path(tmp_path), started=time.time()).resume(1)
+
+
+def test_what_jax_compiles_is_told_from_what_it_runs(tmp_path: Path) -> None:
+    watch = Stopwatch(epath.Path(tmp_path), started=time.time())
+
+    @jax.jit
+    def inner(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) @ jnp.cos(x)
+
+    @jax.jit
+    def outer(x: jax.Array) -> jax.Array:
+        return inner(x) + inner(2 * x)
+
+    began = time.monotonic()
+    with watch.on("train"):
+        outer(jnp.ones((3, 3))).block_until_ready()
+        compiled = watch.read().seconds["compile"]
+        outer(jnp.ones((3, 3))).block_until_ready()
+    seconds = time.monotonic() - began
+    found = watch.read().seconds
+    assert 0 < compiled <= seconds
+    assert found["compile"] == pytest.approx(compiled, abs=1e-3)  # the second call runs
+    assert found["train"] + found["compile"] == pytest.approx(seconds, abs=0.05)
+    assert set(found) == set(KINDS)
+
+
+def test_an_account_costs_next_to_nothing(tmp_path: Path) -> None:
+    watch = Stopwatch(epath.Path(tmp_path), started=time.time())
+    began = time.process_time()
+    for _ in range(10_000):
+        watch.waited(0.0)
+        with watch.on("save"):
+            pass
+    assert time.process_time() - began < 1.0  # 100 µs a step: 0.1% of a step of 100 ms

@@ -1,0 +1,133 @@
+"""Where a run is in its data: every example of an epoch once, whatever happens to the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bert_jax.cli import cli
+from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.train.example_log import read_example_log, times_seen
+from bert_jax.train.goodput import read_goodput
+from bert_jax.train.writer import read_metrics
+from tests.project import project_config, write_config
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def ok(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def small(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A configuration over a dataset of which a few steps are an epoch."""
+    root = tmp_path_factory.mktemp("small")
+    values = project_config(project)
+    text = max((project / "text").glob("*.txt"), key=lambda path: path.stat().st_size)
+    (root / "text.txt").write_text(text.read_text()[:4_000])
+    values["examples"] |= {
+        "input": [str(root / "text.txt")],
+        "output": str(root / "dataset"),
+        "validation_fraction": 0.0,
+        "max_seq_length": 32,
+    }
+    values["mesh"] = {"platform": "cpu", "data": 8}
+    values["train"] |= {
+        "phases": [{"dataset": str(root / "dataset"), "steps": 12, "batch_size": 8}],
+        "log_every": 2,
+        "evaluation": None,
+        "checkpoint": {"every": 4},
+        "example_log": True,
+    }
+    values["train"]["phases"][0]["seq_length"] = 32
+    ok("examples", write_config(root / "examples.yaml", values))
+    return values
+
+
+def cut_back(run_dir: Path, copy: Path, *, step: int) -> Path:
+    """A copy of a run as a kill leaves it: files know of steps beyond its last checkpoint."""
+    shutil.copytree(run_dir, copy)
+    for checkpoint in (copy / "checkpoints").iterdir():
+        if int(checkpoint.name) > step:
+            shutil.rmtree(checkpoint)
+    return copy
+
+
+@pytest.mark.parametrize("packing", [None, {"max_examples": 4}])
+def test_every_example_of_an_epoch_is_seen_once_over_kills_meshes_and_batch_sizes(
+    small: dict[str, Any], tmp_path: Path, packing: dict[str, int] | None
+) -> None:
+    values = json.loads(json.dumps(small))
+    values["train"]["phases"][0]["packing"] = packing
+    config = write_config(tmp_path / "run.yaml", values)
+    whole = tmp_path / "whole"
+    ok("pretrain", config, f"run_dir={whole}")
+    cut = cut_back(whole, tmp_path / "cut", step=4)
+    last = json.loads((cut / "examples" / "0.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == 12
+    # Another process wrote here once: what it did beyond step 4 is not done any more.
+    gone = json.dumps(last | {"step": 3}) + "\n" + json.dumps(last) + "\n"
+    (cut / "examples" / "3.jsonl").write_text(gone)
+    other = ("mesh.data=2", "mesh.tensor=2", "mesh.fsdp=2", "train.phases.0.batch_size=16")
+    ok("pretrain", config, f"run_dir={cut}", *other)
+    assert (cut / "examples" / "3.jsonl").read_text() == json.dumps(last | {"step": 3}) + "\n"
+    (cut / "examples" / "3.jsonl").unlink()
+
+    count = len(open_dataset(values["train"]["phases"][0]["dataset"], "train"))
+    seen = times_seen(cut)
+    *over, unfinished = sorted(seen)
+    assert [epoch.epoch for epoch in over] == list(range(len(over)))
+    assert len(over) >= 2
+    for epoch in over:
+        assert seen[epoch] == dict.fromkeys(range(count), 1)
+    assert set(seen[unfinished].values()) == {1}
+    # The order is the undisturbed run's, to the end of what that one read.
+    assert in_order(cut)[: len(in_order(whole))] == in_order(whole)
+    assert [line["step"] for line in read_metrics(cut, kind="train")] == [2, 4, 6, 8, 10, 12]
+
+
+def in_order(run_dir: Path) -> list[tuple[int, int]]:
+    """(epoch, example) of all steps."""
+    return [
+        (epoch.epoch, example)
+        for step in read_example_log(run_dir).values()
+        for epoch, examples in sorted(step.items())
+        for example in examples
+    ]
+
+
+def test_the_log_is_off_unless_asked_for_and_the_account_of_time_is_not(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "run.yaml", small)
+    run_dir = tmp_path / "run"
+    output = ok("pretrain", config, f"run_dir={run_dir}", "train.example_log=false")
+    assert not (run_dir / "examples").exists()
+    assert "where the time went: " in output
+    account = read_goodput(run_dir)
+    assert account is not None
+    assert account.finished
+    assert sum(account.shares.values()) == pytest.approx(1)
+    assert account.seconds["train"] > 0
+    assert account.seconds["start"] > 0
+    assert account.seconds["lost"] == account.seconds["down"] == 0
+    # Damage in the middle costs the damaged line alone.
+    metrics = run_dir / "metrics.jsonl"
+    first, *others = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join([first, b"\xff\xfe\n", b'{"loss": 1}\n', *others]))
+    before = read_metrics(run_dir)
+    assert len(before) == len(others) + 1
+    output = ok("pretrain", config, f"run_dir={run_dir}", "train.phases.0.steps=13")
+    assert f"{metrics}: 2 lines were damaged or not ours, moved to {run_dir}" in output
+    assert read_metrics(run_dir)[: len(before)] == before
+    assert (run_dir / "metrics.damaged").read_bytes() == b'\xff\xfe\n{"loss": 1}\n'
