@@ -6,13 +6,13 @@ import os
 import shutil
 import threading
 import uuid
-from importlib import util
 from pathlib import Path
 from typing import Final
 
 from etils import epath
 
 from bert_jax.diagnostics.findings import Finding, ok, problem, warn
+from bert_jax.errors import UserError
 from bert_jax.files.remote import is_remote
 
 # BERT-Base: 110 million parameters and two moments each, 4 bytes a number.
@@ -70,8 +70,6 @@ def _check_remote(run_dir: str) -> Finding:
     scheme = run_dir.partition("://")[0]
     if scheme != "gs":
         return problem("run directory", f"found {scheme}://, allowed: a local directory or gs://")
-    if util.find_spec("gcsfs") is None:
-        return problem("run directory", f"{run_dir} needs gcsfs: pip install 'bert-jax[gcp]'")
     errors: list[BaseException] = []
 
     def attempt() -> None:
@@ -85,6 +83,8 @@ def _check_remote(run_dir: str) -> Finding:
     thread.join(_REMOTE_SECONDS)
     if thread.is_alive():
         return problem("run directory", f"no answer from {run_dir} within {_REMOTE_SECONDS} s")
+    if errors and isinstance(errors[0], UserError):
+        return problem("run directory", str(errors[0]))
     if errors:
         first = (str(errors[0]).splitlines() or [""])[0]
         return problem(

@@ -11,14 +11,27 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
+import fsspec
 import numpy as np
 from etils import epath
 from fsspec.config import conf
 
 Result = TypeVar("Result")
 
-# gcsfs's cached listings are wrong as soon as another machine has written there.
-conf.setdefault("gcs", {})["use_listings_cache"] = False
+# One client for every ``gs://`` path, loaded at its first use. Where TensorFlow is installed, etils
+# would take its client in place of fsspec's, with other errors, retries and credentials.
+os.environ.setdefault("EPATH_USE_TF", "0")
+for _name in ("gcs", "gs"):
+    fsspec.register_implementation(_name, "bert_jax.files.bucket.Bucket", clobber=True)
+    # Cached listings are wrong as soon as another machine has written there.
+    conf.setdefault(_name, {})["use_listings_cache"] = False
+
+# An emulator's address goes to all three clients. tensorstore waits for ever where nothing comes.
+if _emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
+    os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", _emulator)
+os.environ.setdefault("TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS", "30")
+os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")
+os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
 
 _THREADS: Final = 32
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import io
 import shutil
 import socket
@@ -90,11 +89,6 @@ def test_less_disk_than_three_checkpoints_is_a_problem(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     assert check_run_dir(str(tmp_path), checkpoint_bytes=free // 2)[-1].level == "problem"
     assert check_run_dir(str(tmp_path), checkpoint_bytes=free // 4)[-1].level == "ok"
-
-
-@pytest.mark.skipif(importlib.util.find_spec("gcsfs") is not None, reason="gcsfs is installed")
-def test_a_bucket_without_gcsfs_is_a_problem_that_names_the_extra() -> None:
-    assert "bert-jax[gcp]" in only(check_run_dir("gs://bucket/run")).text
 
 
 def test_an_unknown_kind_of_address_is_a_problem() -> None:

@@ -1,0 +1,185 @@
+"""Google Cloud Storage for all that opens a ``gs://`` path: our code, etils, Orbax's metadata.
+
+:mod:`bert_jax.files.remote` registers :class:`Bucket` with fsspec, which loads it at the first use.
+Arrays of checkpoints go through tensorstore, which tries again by rules of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import os
+import re
+import urllib.parse
+from typing import Any, Final
+
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.files.patience import (
+    FIRST_PAUSE_SECONDS,
+    GIVE_UP_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    Patience,
+    reason_of,
+)
+
+NOT_INSTALLED: Final = (
+    'gs:// needs Google\'s clients, which are not installed: pip install "bert-jax[gcp]"'
+)
+
+# gcsfs looks for buckets of other kinds over gRPC, with warnings at each request where it may not.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+try:
+    import aiohttp
+    import google.auth.exceptions
+    from gcsfs.core import GCSFile, GCSFileSystem
+    from gcsfs.retry import HttpError, is_retriable
+    from google.api_core.exceptions import RetryError
+    from google.api_core.retry import AsyncRetry
+except ImportError as error:
+    raise UserError(NOT_INSTALLED) from error
+
+# They log what they raise, with a traceback, and where they looked for credentials.
+for _name in ("gcsfs", "google.auth"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+# Of silence, not in all: a large object takes as long as it takes.
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+
+# Credentials that run out are renewed; those that are still refused then are wrong.
+_LOGIN_TRIES: Final = 3
+
+# One try, of the six that gcsfs makes within half a minute.
+_SEND: Final[Any] = inspect.unwrap(GCSFileSystem._request)
+
+# ``b/BUCKET``, ``b/BUCKET/o`` (lists, or uploads) and ``b/BUCKET/o/NAME``, in a URL or alone.
+_ADDRESS: Final = re.compile(
+    r"(?:^|/)b/(?P<bucket>[^/?]+)(?P<objects>/o)?(?:/(?P<name>[^/?]+)|\?(?:.*&)?name=(?P<new>[^&]+))?"
+)
+
+
+# What is written is kept until there is so much of it, and sent in one request if it ends before.
+_UPLOAD_BYTES: Final = 32 << 20
+
+
+class _File(GCSFile):
+    """An object that is read, or written whole: in one request where gcsfs makes two of each."""
+
+    def flush(self, force: bool = False) -> None:
+        """Sends what is written, on closing or once it is long."""
+        if force and self.writable() and self.offset is None and not self.forced:
+            self.forced = True
+            self._simple_upload()
+        else:
+            super().flush(force)
+
+
+class Bucket(GCSFileSystem):
+    """Google Cloud Storage with our retries and time-outs, and errors of one line.
+
+    429, 5xx, a connection that is refused or cut and silence of 60 s are tried again, with pauses
+    that grow, for up to ten minutes.
+
+    Raises:
+        UserError: from any operation: no such bucket, no credentials, no permission.
+        RunStopped: from any operation: ten minutes without an answer.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Takes what ``GCSFileSystem`` takes."""
+        super().__init__(*args, requests_timeout=_TIMEOUT, **kwargs)
+        self._repeats = 0
+
+    async def _request(self, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        """Sends one request, of all that gcsfs sends but whole files to disk."""
+        address = _ADDRESS.search(path.format(*map(_quote, args)) if args else path)
+        patience = Patience(_where(address))
+        retry: Any = AsyncRetry(
+            predicate=functools.partial(self._may_pass, patience),
+            initial=FIRST_PAUSE_SECONDS,
+            maximum=LONGEST_PAUSE_SECONDS,
+            timeout=GIVE_UP_SECONDS,
+            on_error=patience.failed,
+        )
+        try:
+            return await retry(_SEND)(self, method, path, *args, **kwargs)
+        except RetryError as error:
+            cause = error.cause or error
+            raise RunStopped(
+                f"{patience.what}: no answer for {patience.waited:.0f} s ({reason_of(cause)}); "
+                "once it answers, the same command goes on"
+            ) from error
+        except (HttpError, OSError, google.auth.exceptions.GoogleAuthError) as error:
+            if (line := self._mistake(error, address)) is None:
+                raise
+            raise UserError(line) from error
+        finally:
+            self._repeats += patience.tries
+
+    def _may_pass(self, patience: Patience, error: Exception) -> bool:
+        """Says whether the same request may succeed later."""
+        if isinstance(error, HttpError) and error.code == 401:
+            return is_retriable(error) and patience.tries < _LOGIN_TRIES
+        passing = (asyncio.TimeoutError, ConnectionError, google.auth.exceptions.TransportError)
+        return is_retriable(error) or isinstance(error, passing)
+
+    def _mistake(self, error: Exception, address: re.Match[str] | None) -> str | None:
+        """Returns what a user can mend; ``None`` for what the caller handles, a missing object."""
+        where = _where(address)
+        login = "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
+        refused = isinstance(error, HttpError) and error.code == 401
+        if refused or isinstance(error, google.auth.exceptions.GoogleAuthError):
+            if self.credentials.credentials is None:
+                return f"{where}: found no credentials for Google Cloud; {login}"
+            return f"{where}: credentials refused ({reason_of(error)}); {login}"
+        if address is None or not address["objects"]:
+            return None  # who may use a bucket's objects need not see the bucket itself
+        bucket = f"gs://{address['bucket']}"
+        if str(error).startswith("Forbidden"):
+            reason = str(error).splitlines()[-1]
+            return (
+                f"{where}: no permission ({reason}); needed on {bucket}: roles/storage.objectUser"
+            )
+        # To list a bucket that exists, or to begin an upload to it, always succeeds.
+        starts = address["name"] is None and "upload_id=" not in address.string
+        if isinstance(error, FileNotFoundError) and starts:
+            return f"{bucket}: no such bucket; make it: gcloud storage buckets create {bucket}"
+        return None
+
+    def _open(self, path: Any, mode: str = "rb", *args: Any, **kwargs: Any) -> GCSFile:
+        if not args and "w" in mode:
+            kwargs.setdefault("block_size", _UPLOAD_BYTES)
+        return _File(self, path, mode, *args, **kwargs)
+
+    async def _delete_files(self, files: list[str], batchsize: int) -> list[Any]:
+        """Deletes objects. One whose deletion was done and not answered is gone at the next try."""
+        before = self._repeats
+        results = await super()._delete_files(files, batchsize)
+        if self._repeats == before:
+            return results
+        return ["" if _is_gone(result) else result for result in results]
+
+    async def _mkdir(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: there are no directories, and gcsfs would make a bucket that is missing."""
+
+    async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Does nothing."""
+
+
+def _is_gone(result: Any) -> bool:
+    return isinstance(result, FileNotFoundError) or (
+        isinstance(result, OSError) and "No such object" in str(result)
+    )
+
+
+def _quote(part: Any) -> str:
+    return urllib.parse.quote(str(part), safe="")
+
+
+def _where(address: re.Match[str] | None) -> str:
+    """Returns what a request is about, as ``gs://bucket/name``."""
+    if address is None:
+        return "gs://"
+    name = address["name"] or address["new"] or ""
+    return urllib.parse.unquote(f"gs://{address['bucket']}/{name}".rstrip("/"))

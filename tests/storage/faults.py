@@ -1,0 +1,165 @@
+"""A proxy in front of a bucket that fails as buckets do: seeded, counted, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import random
+import threading
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+
+# Headers of one connection, not of the message.
+_OWN: Final = {"host", "connection", "transfer-encoding", "content-length", "keep-alive"}
+
+SLOW_SECONDS: Final = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Faults:
+    """What fails, as shares of all requests.
+
+    Attributes:
+        refused: answered with 429 or 503 in place of being done.
+        reset: done, and the connection closed in place of an answer.
+        cut: a download whose connection is closed in the middle of the answer.
+        slow: answered after a fifth of a second.
+        seed: of the order in which they come.
+    """
+
+    refused: float = 0.0
+    reset: float = 0.0
+    cut: float = 0.0
+    slow: float = 0.0
+    seed: int = 0
+
+    @classmethod
+    def share(cls, share: float, *, seed: int = 0) -> Faults:
+        """Returns all kinds in equal parts."""
+        return cls(refused=share / 4, reset=share / 4, cut=share / 4, slow=share / 4, seed=seed)
+
+
+class Proxy:
+    """Hands requests on to a server, some of them badly.
+
+    Attributes:
+        url: of the proxy.
+        failed: how many requests failed, by kind.
+        uploaded: bytes of the bodies sent up, by method and path.
+        requests: how many came, by method and path.
+        down: while true every request is refused.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        """Starts nothing."""
+        self.url = ""
+        self._upstream = upstream
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self.reset()
+
+    def reset(self) -> None:
+        """Fails no more."""
+        self.inject(Faults())
+
+    def inject(self, faults: Faults) -> None:
+        """Fails like this from now on, and counts anew."""
+        self.down = False
+        self._faults = faults
+        self._random = random.Random(faults.seed)
+        self.failed: collections.Counter[str] = collections.Counter()
+        self.uploaded: collections.Counter[str] = collections.Counter()
+        self.requests: collections.Counter[str] = collections.Counter()
+
+    def __enter__(self) -> Proxy:
+        self._thread.start()
+        assert self._ready.wait(60)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        # A checkpoint's arrays come in one request each: bodies of any length.
+        application = web.Application(client_max_size=1 << 40)
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = "http://{}:{}".format(*runner.addresses[0])
+        async with aiohttp.ClientSession(auto_decompress=False) as self._session:
+            self._ready.set()
+            await self._stop.wait()
+            await runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        where = f"{request.method} {request.path}"
+        self.requests[where] += 1
+        self.uploaded[where] += len(body)
+        fault = self._choose(request)
+        if fault:
+            self.failed[fault] += 1
+        if fault == "refused":
+            status = self._random.choice((429, 503))
+            error = {"error": {"code": status, "message": "try again"}}
+            return web.json_response(error, status=status)
+        if fault == "slow":
+            await asyncio.sleep(SLOW_SECONDS)
+        answer = await self._forward(request, body)
+        if fault == "reset":
+            _close(request)
+        if fault == "cut":
+            await _half(request, answer)
+        return answer
+
+    def _choose(self, request: web.Request) -> str:
+        if self.down:
+            return "refused"
+        drawn = self._random.random()
+        for kind in ("refused", "reset", "cut", "slow"):
+            drawn -= getattr(self._faults, kind)
+            if drawn < 0:
+                return "reset" if kind == "cut" and request.method != "GET" else kind
+        return ""
+
+    async def _forward(self, request: web.Request, body: bytes) -> web.Response:
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in _OWN}
+        # The server makes the addresses of uploads from the name it is called by.
+        headers["Host"] = request.host
+        async with self._session.request(
+            request.method,
+            f"{self._upstream}{request.raw_path}",
+            headers=headers,
+            data=body,
+            allow_redirects=False,
+        ) as answer:
+            kept = {k: v for k, v in answer.headers.items() if k.lower() not in _OWN}
+            return web.Response(body=await answer.read(), status=answer.status, headers=kept)
+
+
+async def _half(request: web.Request, answer: web.Response) -> None:
+    """Sends half of an answer, and closes."""
+    content = answer.body
+    assert isinstance(content, bytes)
+    begun = web.StreamResponse(status=answer.status, headers=answer.headers)
+    begun.content_length = len(content)
+    await begun.prepare(request)
+    await begun.write(content[: len(content) // 2])
+    _close(request)
+
+
+def _close(request: web.Request) -> None:
+    assert request.transport is not None
+    request.transport.abort()

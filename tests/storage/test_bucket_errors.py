@@ -1,0 +1,66 @@
+"""What a bucket answers badly is asked again; what a user can mend is one line."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from bert_jax.errors import RunStopped
+from bert_jax.files import bucket as client
+from bert_jax.files import patience
+from tests.storage.cloud import Cloud
+from tests.storage.faults import Faults
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses of milliseconds."""
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(client, "LONGEST_PAUSE_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("kind", ["refused", "reset", "cut"])
+def test_half_of_all_requests_may_fail(cloud: Cloud, kind: str) -> None:
+    bucket = cloud.make_bucket()
+    cloud.proxy.inject(Faults(**{kind: 0.5}, seed=1))
+    content = {f"{index}.bin": os.urandom(1000 + index) for index in range(12)}
+    for name, raw in content.items():
+        (bucket / "deep" / name).write_bytes(raw)
+    large = os.urandom(33 << 20)  # in more than one piece
+    if (
+        kind == "refused"
+    ):  # the emulator, unlike the service, forgets an upload with its last answer
+        (bucket / "deep" / "large.bin").write_bytes(large)
+        content["large.bin"] = large
+    assert sorted(path.name for path in (bucket / "deep").iterdir()) == sorted(content)
+    for name, raw in content.items():
+        assert (bucket / "deep" / name).read_bytes() == raw
+    assert not (bucket / "deep" / "other").exists()
+    (bucket / "deep" / "0.bin").unlink()
+    (bucket / "deep").rmtree()
+    assert not (bucket / "deep").exists()
+    assert cloud.proxy.failed[kind] > 5
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_bucket_that_never_answers_ends_a_run_in_one_line(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr(patience._log, "disabled", False)  # import-linter, in another test
+    monkeypatch.setattr(patience, "_QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(patience.Patience, "_said_at", -1e9)
+    bucket = cloud.make_bucket()
+    cloud.proxy.down = True
+    with pytest.raises(
+        RunStopped, match=rf"^{bucket}: no answer for \d+ s \(try again, (429|503)\)"
+    ):
+        (bucket / "a b").write_text("x")
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "bert_jax.files"]
+    assert line.startswith(f"{bucket}: no answer for")
+    assert line.endswith("trying again for up to 0 min")
+    cloud.proxy.down = False
+    (bucket / "a b").write_text("x")

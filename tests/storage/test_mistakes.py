@@ -1,0 +1,100 @@
+"""Without clients, credentials, permission or a bucket: one line that says what to do."""
+
+from __future__ import annotations
+
+import sys
+
+import fsspec
+import pytest
+from etils import epath
+from fsspec.registry import _registry
+from gcsfs.core import GCSFileSystem
+from gcsfs.retry import HttpError, validate_response
+
+from bert_jax.diagnostics.findings import Finding
+from bert_jax.diagnostics.storage import check_run_dir
+from bert_jax.errors import UserError
+from bert_jax.files import bucket as client
+from bert_jax.files.cloud_object import CloudObject
+from tests.storage.cloud import Cloud, forget_clients
+
+
+@pytest.fixture
+def answer(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The status that every request gets, once one is put here: the emulator lets everybody in."""
+    held: list[int] = []
+
+    async def send(self: GCSFileSystem, method: str, path: str, *args: str, **_: object) -> None:
+        validate_response(held[0], b'{"error": {"message": "Anonymous caller"}}', path, args)
+
+    monkeypatch.setattr(client, "_SEND", send)
+    return held
+
+
+def only(findings: list[Finding]) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+def test_a_bucket_that_is_not_there_is_never_made(cloud: Cloud) -> None:
+    del cloud
+    missing = epath.Path("gs://nobody-made-it/run")
+    for attempt in (missing.exists, missing.mkdir, lambda: (missing / "a").write_text("x")):
+        with pytest.raises(UserError, match=r"^gs://nobody-made-it: no such bucket; make it: "):
+            attempt()
+    assert "no such bucket" in only(check_run_dir(str(missing))).text
+
+
+def test_a_bucket_can_be_written_to(cloud: Cloud) -> None:
+    bucket = cloud.make_bucket()
+    assert only(check_run_dir(str(bucket / "run"))).level == "ok"
+    assert not list(bucket.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "gs://bucket/run/a: found no credentials for Google Cloud; run `gcloud auth"),
+        (403, "gs://bucket/run/a: no permission (Anonymous caller); needed on gs://bucket: roles/"),
+    ],
+)
+def test_who_is_not_let_in_is_told_what_to_do(answer: list[int], status: int, said: str) -> None:
+    answer.append(status)
+    path = epath.Path("gs://bucket/run/a")
+    for attempt in (path.exists, path.read_text):
+        with pytest.raises(UserError) as raised:
+            attempt()
+        assert str(raised.value).startswith(said)
+
+
+def test_credentials_that_ran_out_are_tried_again_and_then_named(
+    answer: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del answer
+    tries = []
+
+    async def send(*args: object, **kwargs: object) -> None:
+        tries.append(args)
+        raise HttpError({"code": 401, "message": "Invalid Credentials"})
+
+    monkeypatch.setattr(client, "_SEND", send)
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.001)
+    path = epath.Path("gs://bucket/run/a")
+    fs = fsspec.filesystem("gcs", finalize_on_close=True)
+    monkeypatch.setattr(fs.credentials, "credentials", object())
+    with pytest.raises(
+        UserError, match=r"a: credentials refused \(Invalid Credentials, 401\); run"
+    ):
+        fs.cat_file(str(path))
+    assert len(tries) == 4
+
+
+def test_without_the_clients_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs.core", None)
+    monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
+    monkeypatch.delitem(sys.modules, "bert_jax.files.bucket")
+    monkeypatch.delitem(_registry, "gcs", raising=False)
+    forget_clients()
+    assert 'pip install "bert-jax[gcp]"' in only(check_run_dir("gs://bucket/run")).text
+    with pytest.raises(UserError, match=r'pip install "bert-jax\[gcp\]"'):
+        CloudObject("gs://bucket/lock").read()
