@@ -45,7 +45,11 @@ NO_TPU := JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
 # 4 KiB a train step is a fifth faster. glibc on Linux reads this, others leave it alone.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help demo test lint format bench constraints clean
+ifdef KILLS
+export CHAOS_KILLS := $(KILLS)
+endif
+
+.PHONY: help demo test chaos lint format bench constraints clean
 .DELETE_ON_ERROR:
 
 help:  ## List the commands.
@@ -57,6 +61,9 @@ demo: $(VENV)/.core  ## Pretrain a small BERT on this machine, from raw text to 
 test: $(VENV)/.test  ## Run the tests; make test ARGS="-k masking" for some of them.
 	$(NO_TPU) $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile \
 		--no-loadscope-reorder $(ARGS)
+
+chaos: $(VENV)/.test  ## Break real runs for long; make chaos KILLS=50 for fewer kills.
+	$(NO_TPU) $(BIN)/python -m pytest -m chaos $(ARGS)
 
 lint: $(VENV)/.lint  ## Check style, formatting and types.
 	$(BIN)/ruff check $(SOURCES)

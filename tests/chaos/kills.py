@@ -1,0 +1,164 @@
+"""Kills real `pretrain` runs at random instants and starts them again until they are done."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from bert_jax.train.writer import METRICS, read_metrics
+from tests.chaos.reference import Reference
+from tests.processes.hosts import ForkServer, Job
+
+STAGES: Final = ("first start", "resume", "phase switch", "save", "steps")
+
+KILLS_A_RUN: Final = 8  # then it may come to its end
+
+
+@dataclasses.dataclass(frozen=True)
+class Battlefield:
+    """What is run, and what it should come to."""
+
+    server: ForkServer
+    config: Path
+    count: int  # processes
+    directory: Path
+    reference: Reference
+    seconds: float  # that an undisturbed run takes
+    first_phase: int  # its steps
+
+    def start(self, run_dir: Path) -> Job:
+        """Starts the run, or goes on with it."""
+        return start(self.server, self.config, run_dir, self.count)
+
+
+@dataclasses.dataclass
+class Tally:
+    """What was done, and found equal."""
+
+    count: int  # processes
+    runs: int = 0
+    stages: Counter[str] = dataclasses.field(default_factory=Counter)
+    checkpoints: int = 0  # found after a kill and compared
+
+    @property
+    def kills(self) -> int:
+        return self.stages.total()
+
+
+def start(server: ForkServer, config: Path, run_dir: Path, count: int) -> Job:
+    """Starts a run of so many processes."""
+    directory = run_dir.parent / f"{run_dir.name}.out"
+    return server.start("pretrain", config, f"run_dir={run_dir}", count=count, directory=directory)
+
+
+def undisturbed(
+    server: ForkServer, config: Path, directory: Path, *, count: int, first_phase: int
+) -> Battlefield:
+    """Runs once without a kill."""
+    run_dir = directory / f"undisturbed{count}"
+    began = time.monotonic()
+    with start(server, config, run_dir, count) as job:
+        assert job.wait() == [0] * count, job.said()
+    seconds = time.monotonic() - began
+    reference = Reference(run_dir)
+    return Battlefield(server, config, count, directory, reference, seconds, first_phase)
+
+
+def kill_until(field: Battlefield, *, kills: int, seed: int, deadline: float) -> Tally:
+    """Kills so many times, over as many runs as it takes; every run comes to its end.
+
+    Args:
+        field: what to run.
+        kills: how many.
+        seed: of the instants.
+        deadline: of `time.monotonic`: no kill after it.
+    """
+    random_ = random.Random(f"{seed} {field.count}")
+    tally = Tally(field.count)
+    while tally.kills < kills and time.monotonic() < deadline:
+        run_dir = field.directory / f"killed{field.count}-{tally.runs}"
+        most = min(KILLS_A_RUN, kills - tally.kills)
+        instants = iter([random_.uniform(0, field.seconds) for _ in range(most)])
+        _one_run(field, run_dir, instants, tally, random_)
+        field.reference.check(run_dir)
+        tally.runs += 1
+    return tally
+
+
+def _one_run(
+    field: Battlefield,
+    run_dir: Path,
+    instants: Iterator[float],
+    tally: Tally,
+    random_: random.Random,
+) -> None:
+    checked: set[int] = set()
+    while True:
+        before = size(run_dir)
+        with field.start(run_dir) as job:
+            instant = next(instants, None)
+            if instant is None or ended_within(job, instant):
+                codes = job.wait()
+                assert codes == [0] * field.count, job.said()
+                return
+            kill(job, random_)
+        tally.stages[stage(run_dir, wrote=size(run_dir) != before, field=field)] += 1
+        newest = field.reference.newest(run_dir)
+        if newest is not None and newest not in checked:
+            field.reference.check_checkpoint(run_dir, newest)
+            checked.add(newest)
+            tally.checkpoints += 1
+
+
+def ended_within(job: Job, seconds: float) -> bool:
+    """Waits so long for the end of all processes."""
+    deadline = time.monotonic() + seconds
+    return all(host.ended.wait(max(0.0, deadline - time.monotonic())) for host in job)
+
+
+def kill(job: Job, random_: random.Random) -> None:
+    """Kills with no warning: all processes at once, or one of them and a moment later the rest."""
+    hosts = list(job)
+    if len(hosts) > 1 and random_.random() < 0.5:
+        victim = random_.choice(hosts)
+        victim.send(9)
+        victim.ended.wait(60)
+        time.sleep(random_.uniform(0.0, 0.5))
+    job.kill()
+
+
+def stage(run_dir: Path, *, wrote: bool, field: Battlefield) -> str:
+    """Says what a run was doing when it was killed, as far as its directory shows."""
+    checkpoints = run_dir / "checkpoints"
+    names = [path.name for path in checkpoints.iterdir()] if checkpoints.exists() else []
+    if not wrote:
+        return "resume" if any(name.isdigit() for name in names) else "first start"
+    steps = [line["step"] for line in read_metrics(run_dir)]
+    if steps and steps[-1] == field.first_phase:
+        return "phase switch"
+    return "save" if any("tmp" in name for name in names) else "steps"
+
+
+def size(run_dir: Path) -> tuple[int, int]:
+    """Changes with every line of metrics.jsonl, and when a start cuts it."""
+    path = run_dir / METRICS
+    if not path.exists():
+        return 0, 0
+    found = path.stat()
+    return found.st_size, found.st_ino
+
+
+def table(tallies: Sequence[Tally]) -> str:
+    """Returns the tallies as Markdown."""
+    head = ["processes", "runs", "kills", *STAGES, "checkpoints compared", "differences"]
+    rows = [
+        [t.count, t.runs, t.kills, *(t.stages[name] for name in STAGES), t.checkpoints, 0]
+        for t in tallies
+    ]
+    lines = [head, ["--:"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

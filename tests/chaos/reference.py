@@ -1,0 +1,86 @@
+"""All that a run leaves behind, to be compared bit for bit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.config import load_config
+from bert_jax.objectives.registry import objective_of
+from bert_jax.optim.optimizer import make_optimizer
+from bert_jax.optim.schedule import join
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.checkpoints import open_checkpoints
+from bert_jax.runs.directory import open_run
+from bert_jax.train.example_log import read_example_log
+from bert_jax.train.restore import restore_state
+from bert_jax.train.sections import schedule_segments
+from bert_jax.train.state import TrainState, abstract_state, define_model
+from bert_jax.train.writer import read_metrics
+
+# Kinds of lines that measure time, which no two runs share.
+TIMES = ("speed", "goodput")
+
+
+class Reference:
+    """An undisturbed run, every checkpoint of which was kept."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self._abstract = _abstract(run_dir)
+        self._state = functools.cache(lambda step: self._read(run_dir, step))
+
+    def newest(self, run_dir: Path) -> int | None:
+        """The step of a run's newest checkpoint that the program takes for whole."""
+        if not (run_dir / "checkpoints").exists():
+            return None
+        with open_checkpoints(run_dir) as checkpoints:
+            return checkpoints.latest_step()
+
+    def check_checkpoint(self, run_dir: Path, step: int) -> None:
+        """Compares every array and the progress of a checkpoint with the undisturbed run's."""
+        (state, progress), (expected, made) = self._read(run_dir, step), self._state(step)
+        assert progress == made, f"progress of step {step} differs"
+        leaves = jax.tree_util.tree_leaves_with_path(expected)
+        for (path, leaf), found in zip(leaves, jax.tree.leaves(state), strict=True):
+            name = f"step {step}: {jax.tree_util.keystr(path)}"
+            np.testing.assert_array_equal(found, leaf, err_msg=name)
+
+    def check(self, run_dir: Path) -> None:
+        """Compares a run that has come to its end."""
+        assert figures(run_dir) == figures(self.run_dir)
+        assert read_example_log(run_dir) == read_example_log(self.run_dir)
+        step = self.newest(self.run_dir)
+        assert step is not None
+        assert self.newest(run_dir) == step
+        self.check_checkpoint(run_dir, step)
+
+    def _read(self, run_dir: Path, step: int) -> tuple[Any, dict[str, Any]]:
+        with open_checkpoints(run_dir) as checkpoints:
+            state = restore_state(checkpoints, self._abstract(), step=step)
+            return jax.device_get(state), dict(checkpoints.progress(step))
+
+
+def figures(run_dir: Path) -> list[dict[str, Any]]:
+    """Every line of metrics.jsonl that two runs share."""
+    return [line for line in read_metrics(run_dir) if line["kind"] not in TIMES]
+
+
+def _abstract(run_dir: Path) -> Callable[[], TrainState]:
+    @functools.cache
+    def make() -> TrainState:
+        config = load_config(str(run_dir / "config.yaml"), [])
+        assert config.train is not None
+        mesh = make_mesh(MeshSection(), jax.devices()[:1])
+        model = define_model(objective_of(open_run(run_dir)).build)
+        schedule = join(schedule_segments(config.train, config.optimizer))
+        optimizer = make_optimizer(config.optimizer, schedule, model.axes)
+        return abstract_state(model, optimizer, mesh)
+
+    return make

@@ -1,0 +1,70 @@
+"""A run that is killed again and again ends as if it never had been, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_jax.train.goodput import read_goodput
+from tests.chaos.kills import kill_until, table, undisturbed
+from tests.processes.conftest import server  # noqa: F401
+from tests.processes.hosts import ForkServer
+from tests.project import project_config, write_config
+
+FIRST_PHASE = 9
+
+
+@pytest.fixture(scope="module")
+def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two phases, saved at every third step: every second kill after the start meets a save."""
+    values: dict[str, Any] = project_config(project)
+    values["mesh"] = {"platform": "cpu"}
+    short, longer = values["train"]["phases"]
+    values["train"] |= {
+        "phases": [short | {"steps": FIRST_PHASE}, longer | {"steps": 9}],
+        "log_every": 1,
+        "evaluation": {"every": 6, "examples": 16},
+        "checkpoint": {"every": 3, "keep_last": 100},
+        "example_log": True,
+    }
+    return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
+
+
+def test_a_few_kills_leave_no_trace(
+    server: ForkServer,  # noqa: F811
+    config: Path,
+    tmp_path: Path,
+) -> None:
+    field = undisturbed(server, config, tmp_path, count=1, first_phase=FIRST_PHASE)
+    tally = kill_until(field, kills=4, seed=0, deadline=time.monotonic() + 300)
+    assert tally.kills == 4, table([tally])
+    account = read_goodput(tmp_path / "killed1-0")
+    assert account is not None
+    assert account.finished
+
+
+@pytest.mark.chaos
+def test_many_kills_of_one_two_and_four_processes_leave_no_trace(
+    server: ForkServer,  # noqa: F811
+    config: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """CHAOS_KILLS, CHAOS_PROCESSES, CHAOS_MINUTES and CHAOS_SEED change it."""
+    kills = int(os.environ.get("CHAOS_KILLS", "200"))
+    counts = [int(count) for count in os.environ.get("CHAOS_PROCESSES", "1,2,4").split(",")]
+    seconds = 60 * float(os.environ.get("CHAOS_MINUTES", "120"))
+    seed = int(os.environ.get("CHAOS_SEED", "0"))
+    began, tallies = time.monotonic(), []
+    for done, count in enumerate(counts):
+        field = undisturbed(server, config, tmp_path, count=count, first_phase=FIRST_PHASE)
+        deadline = began + seconds * (done + 1) / len(counts)
+        share = kills // len(counts) + (done < kills % len(counts))
+        tallies.append(kill_until(field, kills=share, seed=seed, deadline=deadline))
+        with capsys.disabled():
+            print("\n" + table(tallies))
+    assert all(tally.kills for tally in tallies)
