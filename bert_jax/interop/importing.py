@@ -104,9 +104,7 @@ def write_imported_run(
     largest = max(leaf.nbytes for leaf in jax.tree.leaves(model.params))
     _to_device(model.params)
     step = model.step or 0
-    with write_checkpoints(
-        root, ranked=False, save_bytes=largest + SAVE_SLACK_BYTES
-    ) as checkpointer:
+    with write_checkpoints(root, save_bytes=largest + SAVE_SLACK_BYTES) as checkpointer:
         if model.moments is None:
             checkpointer.save_params(model.params, step=step)
         else:

@@ -46,7 +46,7 @@ class ParameterOrigin(NamedTuple):
         shared = [part for part in fresh if part in wanted]
         wanted |= {part: jax.tree.map(abstract_like, fresh[part]) for part in shared}
         with open_checkpoints(origin.directory) as checkpoints:
-            step = checkpoints.latest_step()
+            step = checkpoints.latest_params()
             if step is None:
                 raise UserError(f"--init-from: {self.run_dir} has no checkpoint")
             found = checkpoints.restore_params(wanted, step=step)

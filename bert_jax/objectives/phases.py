@@ -83,6 +83,7 @@ class PhaseOpener:
                 seq_length=section.seq_length, predictions=features.max_predictions
             ),
             evaluate=self._evaluation(section, source),
+            validation=self._validation_data(source),
             watch=self.objective.watch(
                 unigram_entropy=source.unigram_entropy, total_steps=settings.train.total_steps
             ),
@@ -111,6 +112,11 @@ class PhaseOpener:
         return make_evaluation(
             self.objective, self.model, open_batches, self.mesh, shares=share.count
         )
+
+    def _validation_data(self, source: ExampleSource) -> str:
+        evaluation = self.settings.train.evaluation
+        limit = None if evaluation is None else evaluation.examples
+        return f"{limit or 'all'} examples of {source.dataset.fingerprint}"
 
     def _source(self, dataset: str, split: str, *, key: str) -> ExampleSource:
         return open_source(

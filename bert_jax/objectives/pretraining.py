@@ -23,9 +23,11 @@ from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.rules import check_divides
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import CONFIG, claim_run, open_run, write_run
+from bert_jax.runs.lock import hold_run
 from bert_jax.task import Objective, Params
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.train.checkpoint_selection import CheckpointSelection
+from bert_jax.train.checkpoint_store import CheckpointReader
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import Intervals, Phase, TrainSpec, check_batches
@@ -110,17 +112,17 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
     for phase, opened in zip(section.phases, plan.phases, strict=True):
         if section.evaluation is not None and opened.evaluate is None:
             console.print(f"{phase.dataset} has no validation split: no evaluation", markup=False)
-    write_config = functools.partial(
-        write_run,
-        root,
-        settings.config,
-        run_dir=str(root),
-        model=settings.model,
-        architecture=plan.architecture,
-        tokenizer=plan.tokenizer,
-        origin=_origin(plan, root, console=console),
-    )
-    with write_checkpoints(root, section.checkpoint) as checkpoints:
+    with hold_run(root), write_checkpoints(root, section.checkpoint) as checkpoints:
+        write_config = functools.partial(
+            write_run,
+            root,
+            settings.config,
+            run_dir=str(root),
+            model=settings.model,
+            architecture=plan.architecture,
+            tokenizer=plan.tokenizer,
+            origin=_origin(plan, root, checkpoints, console=console),
+        )
         spec = TrainSpec(
             step=plan.step,
             phases=plan.phases,
@@ -145,12 +147,16 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
         return train(spec, console=console)
 
 
-def _origin(plan: PretrainPlan, root: epath.Path, *, console: Console) -> dict[str, Any]:
+def _origin(
+    plan: PretrainPlan, root: epath.Path, checkpoints: CheckpointReader, *, console: Console
+) -> dict[str, Any]:
     """Returns what provenance.json says of the run; a run that goes on keeps what it has."""
     origin = {"datasets": plan.datasets, "init_from": plan.settings.init_from}
     if not (root / CONFIG).exists():
         return origin
-    held = check_resume(open_run(root), plan.settings, datasets=plan.datasets, console=console)
+    held = check_resume(
+        open_run(root), plan.settings, checkpoints, datasets=plan.datasets, console=console
+    )
     return {**origin, **held, "datasets": {**held.get("datasets", {}), **plan.datasets}}
 
 

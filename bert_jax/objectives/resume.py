@@ -21,21 +21,27 @@ from bert_jax.files.read import read_json_object
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.optim.sections import OptimizerSection
-from bert_jax.runs.checkpoints import open_checkpoints
 from bert_jax.runs.directory import PROVENANCE, Run
 from bert_jax.runs.resume_check import find_changes, refuse_other_settings
+from bert_jax.train.checkpoint_store import CheckpointReader
 from bert_jax.train.progress import IMPORTED, TrainProgress
 from bert_jax.train.sections import TrainSection
 
 
 def check_resume(
-    run: Run, settings: PretrainSettings, *, datasets: Mapping[str, str], console: Console
+    run: Run,
+    settings: PretrainSettings,
+    checkpoints: CheckpointReader,
+    *,
+    datasets: Mapping[str, str],
+    console: Console,
 ) -> dict[str, Any]:
     """Refuses to resume with settings that contradict what the run has done.
 
     Args:
         run: the run directory as it is.
         settings: of now.
+        checkpoints: of the run.
         datasets: path → fingerprint, of those of now.
         console: where changes are shown.
 
@@ -45,11 +51,10 @@ def check_resume(
     Raises:
         UserError: naming the first key that must not change.
     """
-    with open_checkpoints(run.directory) as checkpoints:
-        step = checkpoints.latest_step()
-        if step is None:
-            return {}
-        saved = checkpoints.progress(step)
+    step = checkpoints.latest_step()
+    if step is None:
+        return {}
+    saved = checkpoints.progress(step)
     provenance = read_json_object(run.directory / PROVENANCE)
     if not saved or IMPORTED in saved or not run.has("train"):
         return provenance

@@ -7,6 +7,7 @@ from typing import Final
 from etils import epath
 
 from bert_jax.runs.directory import CHECKPOINTS
+from bert_jax.runs.messages import warn_aloud
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_store import CheckpointReader, CheckpointWriter
 from bert_jax.train.sections import CheckpointSection
@@ -16,25 +17,22 @@ DEFAULTS: Final = CheckpointSection()
 
 def open_checkpoints(run_dir: epath.PathLike) -> CheckpointReader:
     """Opens a run's checkpoints to read them; nothing in the directory is changed."""
-    return Checkpointer(epath.Path(run_dir) / CHECKPOINTS, DEFAULTS, read_only=True)
+    return Checkpointer(epath.Path(run_dir) / CHECKPOINTS, DEFAULTS, read_only=True, say=warn_aloud)
 
 
 def write_checkpoints(
     run_dir: epath.PathLike,
     section: CheckpointSection = DEFAULTS,
     *,
-    ranked: bool = True,
     save_bytes: int | None = None,
 ) -> CheckpointWriter:
-    """Opens a run's checkpoints to add to them.
+    """Opens a run's checkpoints to add to them. The caller must be the run's only writer.
 
     Args:
         run_dir: local or gs://.
-        section: how many of the last and of the best to keep.
-        ranked: whether checkpoints are evaluated, so that the best can be kept.
+        section: what to keep, and what to do when a save fails.
         save_bytes: how much may be on its way to the disk at a time, at least the largest array;
             None for the store's own limit.
     """
-    return Checkpointer(
-        epath.Path(run_dir) / CHECKPOINTS, section, ranked=ranked, save_bytes=save_bytes
-    )
+    path = epath.Path(run_dir) / CHECKPOINTS
+    return Checkpointer(path, section, save_bytes=save_bytes, say=warn_aloud)

@@ -78,16 +78,17 @@ def find_step(checkpoints: CheckpointReader, asked: str, *, where: str) -> int:
     Raises:
         UserError: no such checkpoint.
     """
-    steps = checkpoints.all_steps()
-    if not steps:
+    newest = checkpoints.latest_params()
+    if newest is None:
         raise UserError(f"{where}: no checkpoint in it yet")
     if asked == "last":
-        return steps[-1]
+        return newest
     if asked == "best":
         best = checkpoints.best_step()
         if best is None:
             raise UserError(f"{where}: no checkpoint was evaluated, so none is the best")
         return best
+    steps = checkpoints.all_steps()
     if asked.isdigit() and int(asked) in steps:
         return int(asked)
     allowed = ["last", "best", *map(str, steps)]

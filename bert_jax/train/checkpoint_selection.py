@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from bert_jax.train.manifest import SelectionScore
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointSelection:
@@ -14,9 +16,17 @@ class CheckpointSelection:
     metric: str
     larger_is_better: bool
 
-    def score(self, scores: Mapping[str, float]) -> float:
-        """Returns the selection score, smaller for the better; infinity for NaN."""
+    def score(self, scores: Mapping[str, float], *, phase: int, data: str) -> SelectionScore:
+        """Returns the selection score, smaller for the better; infinity for NaN.
+
+        Args:
+            scores: of an evaluation.
+            phase: index of the phase, whose rows differ in length from another's.
+            data: what was evaluated on. Scores of another phase, metric or data are not compared.
+        """
         value = scores[self.metric]
         if math.isnan(value):
-            return math.inf
-        return -value if self.larger_is_better else value
+            value = math.inf
+        elif self.larger_is_better:
+            value = -value
+        return SelectionScore(value, f"phase {phase}, {self.metric} on {data}")

@@ -6,29 +6,51 @@ A checkpoint has three parts: parameters, optimizer (with step and random key) a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from bert_jax.task import Params
+from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.state import TrainState
+
+PARAMS: Final = "params"
+OPTIMIZER: Final = "optimizer"
+PROGRESS: Final = "progress"
 
 
 class CheckpointReader(Protocol):
     """Finds and reads the checkpoints of one run; a context manager.
 
-    Arrays are read into the layout of the abstract ones, whose mesh need not be that of saving. A
-    tensor that is missing, unexpected or of another shape or dtype is a UserError.
+    Arrays are read into the layout of the abstract ones, whose mesh need not be that of saving.
+    Their files are compared with what was saved, once, before anything is read from them. A file
+    that differs is a UserError; so is a tensor that is missing, unexpected, not finite, or of
+    another shape or dtype.
     """
 
     def all_steps(self) -> list[int]:
-        """Returns the steps of all whole checkpoints, oldest first."""
+        """Returns the steps of all finished checkpoints, oldest first; files are not compared."""
         ...
 
     def latest_step(self) -> int | None:
-        """Returns the step of the newest whole checkpoint."""
+        """Returns the step of the newest whole checkpoint; one that is not is passed over, aloud.
+
+        Raises:
+            UserError: there are checkpoints, and none is whole.
+        """
+        ...
+
+    def latest_params(self) -> int | None:
+        """Returns the step of the newest checkpoint whose parameters are whole, as above."""
         ...
 
     def best_step(self) -> int | None:
-        """Returns the step of the checkpoint with the best selection score; None without one."""
+        """Returns the step with the best selection score and whole parameters; None without one.
+
+        Scores of another phase or of other validation data than the newest are not compared.
+        """
+        ...
+
+    def problem(self, step: int) -> str | None:
+        """Returns what is wrong with a checkpoint; None if every file is what was saved."""
         ...
 
     def has_optimizer(self, step: int) -> bool:
@@ -61,7 +83,7 @@ class CheckpointWriter(CheckpointReader, Protocol):
         *,
         step: int,
         progress: Mapping[str, Any],
-        selection_score: float | None = None,
+        selection_score: SelectionScore | None = None,
     ) -> None:
         """Starts saving the state as `step`; the next save or leaving the context waits for it.
 
@@ -69,12 +91,15 @@ class CheckpointWriter(CheckpointReader, Protocol):
             state: of a run that is healthy.
             step: optimizer steps done, the same number as in the state.
             progress: plain JSON: data position, phase, metrics not yet reported.
-            selection_score: of an evaluation at this step; smaller is better.
+            selection_score: of an evaluation at this step.
+
+        Raises:
+            RunStopped: this or the save before failed, and that is to stop the run.
         """
         ...
 
     def save_params(
-        self, params: Params, *, step: int, selection_score: float | None = None
+        self, params: Params, *, step: int, selection_score: SelectionScore | None = None
     ) -> None:
         """Saves parameters alone: all there is of an imported model, or of a sweep's best."""
         ...
@@ -84,5 +109,9 @@ class CheckpointWriter(CheckpointReader, Protocol):
         ...
 
     def wait(self) -> None:
-        """Waits until everything saved is whole on disk."""
+        """Waits until everything saved is whole on disk.
+
+        Raises:
+            RunStopped: the last save failed.
+        """
         ...

@@ -17,6 +17,7 @@ from bert_jax.task import Metrics
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import StepPrograms, lower_train_step
 from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.non_finite import dump_non_finite
 from bert_jax.train.output import Output, open_output
 from bert_jax.train.prefetch import DeviceBatch, prefetch_to_device
@@ -163,7 +164,7 @@ class _Loop:
         if phase.watch and (warning := phase.watch.warn(step=step, scores=scores)):
             self.display.say(warning, style="yellow")
 
-    def _evaluate(self, phase: Phase, evaluate: Evaluate) -> float:
+    def _evaluate(self, phase: Phase, evaluate: Evaluate) -> SelectionScore:
         """Evaluates, reports, and returns the selection score."""
         progress = self.tracker.progress
         with self.watch.on("evaluate"):
@@ -171,11 +172,11 @@ class _Loop:
         self.writer.write("validation", progress.step, scores)
         remark = phase.watch.remark(scores) if phase.watch else ""
         self.display.evaluated(progress.step, scores, remark)
-        selection_score = self.spec.selection.score(scores)
-        progress.record_evaluation(selection_score)
-        return selection_score
+        score = self.spec.selection.score(scores, phase=progress.phase, data=phase.validation)
+        progress.record_evaluation(score.value)
+        return score
 
-    def _save(self, selection_score: float | None) -> None:
+    def _save(self, selection_score: SelectionScore | None) -> None:
         """Starts saving state and progress together."""
         progress = self.tracker.progress
         self.output.flush()

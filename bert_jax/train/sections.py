@@ -42,11 +42,22 @@ class EvaluationSection(Section):
 
 
 class CheckpointSection(Section):
-    """When to save and what to keep."""
+    """When to save and what to keep.
+
+    A save is due after `every` steps or `every_minutes` since the last one, whichever comes first.
+    Of those saved, the newest `keep_last` stay, the best `keep_best` of the current phase and
+    validation data, and those whose step `keep_every` divides.
+
+    A save that fails (a full disk) either stops the run (exit code 1), or is warned of and the run
+    goes on; the last save of a run must succeed.
+    """
 
     every: int = pydantic.Field(default=1000, ge=1)
+    every_minutes: float | None = pydantic.Field(default=None, gt=0, le=525_600)
     keep_last: int = pydantic.Field(default=3, ge=1)
+    keep_every: int | None = pydantic.Field(default=None, ge=1)
     keep_best: int = pydantic.Field(default=1, ge=0)
+    on_error: Literal["stop", "warn"] = "stop"
 
 
 class TrainSection(Section):

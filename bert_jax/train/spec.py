@@ -62,6 +62,7 @@ class Phase:
     flops_per_row: float
     evaluate: Evaluate | None  # None: nothing to evaluate on
     watch: Watch | None  # None: the scores are not watched
+    validation: str = "dev"  # fingerprint of what `evaluate` evaluates on
     step: TrainStep | None = None  # shared with other runs; None: compiled for this one
 
 

@@ -215,7 +215,7 @@ def own_run(where: Path) -> Imported:
         origin={},
     )
     params = nnx.to_pure_dict(nnx.split(open_run(root).build(nnx.Rngs(params=5)))[1])
-    with Checkpointer(root / CHECKPOINTS, CheckpointSection(), ranked=False) as checkpointer:
+    with Checkpointer(root / CHECKPOINTS, CheckpointSection()) as checkpointer:
         checkpointer.save_params(params, step=3)
     return read_run(root)
 

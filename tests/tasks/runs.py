@@ -69,7 +69,7 @@ def tiny_run(
         origin={"imported_from": "random numbers"},
     )
     section = CheckpointSection(keep_last=len(steps))
-    with Checkpointer(root / CHECKPOINTS, section, ranked=False) as checkpointer:
+    with Checkpointer(root / CHECKPOINTS, section) as checkpointer:
         for step in steps:
             checkpointer.save_params(_random_params(architecture, heads), step=step)
     return root

@@ -1,4 +1,4 @@
-"""How arrays that several devices hold are written, and that checkpoints of old still open."""
+"""How arrays that several devices hold are written."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.train import checkpoint
-from bert_jax.train.checkpoint import PARAMS, Checkpointer
+from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -61,15 +60,3 @@ def test_small_arrays_are_saved_whole_and_large_ones_in_parts(
         restored = checkpoints.restore_params(abstract(params), step=1)
     assert len(compiled) == programs
     jax.tree.map(np.testing.assert_array_equal, restored, params)
-
-
-def test_what_the_standard_handler_saved_is_restored(
-    params: dict[str, jax.Array], tmp_path: Path
-) -> None:
-    with ocp.CheckpointManager(tmp_path) as manager:
-        manager.save(3, args=ocp.args.Composite(**{PARAMS: ocp.args.StandardSave(params)}))
-    with Checkpointer(tmp_path, CheckpointSection(), read_only=True) as checkpoints:
-        restored = checkpoints.restore_params(abstract(params), step=3)
-    for name, leaf in restored.items():
-        np.testing.assert_array_equal(leaf, params[name])
-        assert leaf.sharding == params[name].sharding

@@ -240,7 +240,7 @@ def import_of(trained: Path, directory: Path, *, heads: HeadsSection) -> Path:
     params = load_params(run, checkpoint="last", mesh=open_mesh(one_device=True)).params
     lacking = {"pooler": heads.pooler, "next_sentence": heads.next_sentence}
     kept = {part: value for part, value in params.items() if lacking.get(part, True)}
-    with write_checkpoints(directory, ranked=False) as checkpoints:
+    with write_checkpoints(directory) as checkpoints:
         checkpoints.save_params(kept, step=0)
     return directory
 

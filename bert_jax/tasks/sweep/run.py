@@ -38,6 +38,7 @@ from bert_jax.tasks.training.run import run_finetuning
 from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.tasks.training.setup import TrainingSetup, claim, prepare, tell_data
 from bert_jax.train.loop import Outcome
+from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.writer import copy_metrics
 
 __all__ = ["SWEEP", "plan", "sweep"]
@@ -186,7 +187,8 @@ def _promote(
     with write_checkpoints(root) as checkpoints:
         # There already, if the process was killed below.
         if checkpoints.latest_step() is None:
-            checkpoints.save_params(loaded.params, step=loaded.step, selection_score=0.0)
+            score = SelectionScore(0.0, "best run of a sweep")
+            checkpoints.save_params(loaded.params, step=loaded.step, selection_score=score)
     of_best = point_settings(prepared.settings, best.point, run_dir=str(root))
     own = of_best.with_finetune(sweep=prepared.section.sweep)
     if jax.process_index() == 0:

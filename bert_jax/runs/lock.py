@@ -1,0 +1,74 @@
+"""One writer at a time: of a run directory, and of what a verb writes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import jax
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.files.lock import Lock, lock_at
+from bert_jax.files.remote import is_remote
+from bert_jax.runs.messages import warn_aloud
+from bert_jax.train.agreement import from_first_process
+
+LOCK: Final = ".lock"
+
+
+@contextlib.contextmanager
+def hold_run(run_dir: epath.Path) -> Iterator[Lock]:
+    """Keeps other processes from writing to a run directory while the block lasts.
+
+    Of the processes of one job only the first holds the lock. A lock whose holder was killed is
+    free at once on a file system, and after 45 seconds in a bucket.
+
+    Args:
+        run_dir: exists.
+
+    Raises:
+        UserError: another process is writing there.
+    """
+    yield from _hold(run_dir / LOCK, what=str(run_dir))
+
+
+@contextlib.contextmanager
+def hold_output(output: epath.PathLike) -> Iterator[Lock]:
+    """Keeps other processes from writing the same output while the block lasts.
+
+    Args:
+        output: a file or directory, which need not exist.
+
+    Raises:
+        UserError: another process is writing it.
+    """
+    path = epath.Path(output)
+    yield from _hold(path.with_name(f".{path.name}{LOCK}"), what=os.fspath(output))
+
+
+def _hold(path: epath.Path, *, what: str) -> Iterator[Lock]:
+    lock = lock_at(path, say=lambda line: warn_aloud(f"{what}: {line}"))
+    from_first_process(lambda: _take(lock, path, what))
+    try:
+        yield lock
+    finally:
+        if jax.process_index() == 0:
+            lock.give_back()
+
+
+def _take(lock: Lock, path: epath.Path, what: str) -> None:
+    try:
+        if not is_remote(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        taken = lock.take()
+    except OSError as error:
+        raise UserError(f"{what}: cannot be locked ({error.strerror or error})") from error
+    if not taken:
+        holder = lock.holder or "unknown"
+        raise UserError(
+            f"{what}: another process is writing there (host and process {holder}); allowed: one "
+            f"at a time"
+        )

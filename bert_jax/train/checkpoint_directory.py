@@ -1,0 +1,243 @@
+"""The checkpoints on disk: which are whole, which is the newest or the best, which are to go."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple
+
+import jax
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.files.remote import is_remote
+from bert_jax.train.agreement import from_first_process
+from bert_jax.train.manifest import (
+    COMMITTED,
+    MANIFEST,
+    Damage,
+    SelectionScore,
+    read_manifest,
+    verify,
+)
+from bert_jax.train.sections import CheckpointSection
+
+# Directories that Orbax is writing to, and those that are being deleted.
+_TEMPORARY: Final = ".orbax-checkpoint-tmp"
+_DELETED: Final = ".deleted-"
+
+
+class StepEntry(NamedTuple):
+    """A checkpoint as its directory shows it, its files not yet compared."""
+
+    problem: str | None  # why it is not whole
+    finished: bool  # False: a save that was cut off, which nobody ever took for a checkpoint
+    parts: list[str]
+    score: SelectionScore | None
+
+
+class CheckpointDirectory:
+    """The checkpoints of a run.
+
+    With several processes the first one looks and all act on what it found; each must call.
+    """
+
+    def __init__(self, path: epath.Path, *, say: Callable[[str], None]) -> None:
+        """Reads the manifests.
+
+        Args:
+            path: local or gs://; need not exist.
+            say: called with a line about each checkpoint that is not whole and is passed over.
+
+        Raises:
+            UserError: a file lies there, or it cannot be read.
+        """
+        self.path = path
+        self._say = say
+        self._verified: dict[tuple[int, str], str | None] = {}  # → what is wrong
+        found = from_first_process(lambda: _scan(path))
+        self._entries = {int(step): _entry(entry) for step, entry in found.items()}
+
+    def steps(self) -> list[int]:
+        """Returns the steps that have a sound manifest, oldest first; files are not compared."""
+        return sorted(step for step, entry in self._entries.items() if entry.problem is None)
+
+    def has(self, step: int, part: str) -> bool:
+        """Says whether a checkpoint has an item."""
+        return step in self._entries and part in self._entries[step].parts
+
+    def add(self, step: int, parts: Collection[str], score: SelectionScore | None) -> None:
+        """Counts a checkpoint that has just been saved, and so is whole."""
+        self._entries[step] = StepEntry(None, True, sorted(parts), score)
+        self._verified |= {(step, part): None for part in parts}
+
+    def newest(self, parts: Collection[str] | None) -> int | None:
+        """Returns the newest checkpoint whose files are those that were saved.
+
+        Args:
+            parts: items to compare; None for all.
+
+        Raises:
+            UserError: there are checkpoints, and none is whole.
+        """
+        return self._first_whole(sorted(self._entries, reverse=True), parts)
+
+    def best(self, parts: Collection[str] | None) -> int | None:
+        """Returns the best whole checkpoint of the newest comparison; None if there is none.
+
+        Args:
+            parts: items to compare; None for all.
+        """
+        return self._first_whole(self._ranked(), parts)
+
+    def require(self, step: int, parts: Collection[str] | None) -> None:
+        """Makes sure that a checkpoint is whole.
+
+        Raises:
+            UserError: it is not.
+        """
+        if problem := self.problem(step, parts):
+            raise UserError(f"{self.path / str(step)}: damaged: {problem}")
+
+    def problem(self, step: int, parts: Collection[str] | None = None) -> str | None:
+        """Returns what is wrong with a checkpoint; None if it is whole."""
+        entry = self._entries.get(step)
+        if entry is None:
+            return "no such checkpoint"
+        if entry.problem is not None:
+            return entry.problem
+        wanted = [part for part in entry.parts if parts is None or part in parts]
+        unknown = [part for part in wanted if (step, part) not in self._verified]
+        if unknown:
+            found = from_first_process(lambda: _damage(self.path / str(step), step, unknown))
+            self._verified |= {(step, part): found for part in unknown}
+        return next(filter(None, (self._verified[step, part] for part in wanted)), None)
+
+    def retire(self, section: CheckpointSection) -> None:
+        """Deletes the checkpoints that are not to be kept, once a newer one is whole.
+
+        The newest is never deleted: it was found whole, or has just been saved.
+        """
+        steps = self.steps()
+        sound = [step for step in steps if not self._known_damage(step)]
+        keep = set(sound[-section.keep_last :])
+        keep |= set([s for s in self._ranked() if s in sound][: section.keep_best])
+        if section.keep_every is not None:
+            keep |= {step for step in sound if step % section.keep_every == 0}
+        if not keep:
+            return
+        for step in sorted(self._entries.keys() - keep):
+            if step < max(keep):
+                del self._entries[step]
+                if jax.process_index() == 0:
+                    _delete(self.path / str(step))
+
+    def sweep(self) -> None:
+        """Deletes what killed processes left unfinished. The caller must be the only writer."""
+        if jax.process_index() == 0 and self.path.exists():
+            for path in self.path.iterdir():
+                if _TEMPORARY in path.name or _DELETED in path.name:
+                    _remove(path)
+
+    def forget(self, step: int) -> None:
+        """Deletes what a failed save has left."""
+        self._entries.pop(step, None)
+        if jax.process_index() == 0 and self.path.exists():
+            for path in self.path.glob(f"{step}{_TEMPORARY}*"):
+                _remove(path)
+
+    def _known_damage(self, step: int) -> bool:
+        return any(found for (of, _), found in self._verified.items() if of == step)
+
+    def _ranked(self) -> list[int]:
+        """Returns the steps of the newest comparison, the best first, of equals the newer."""
+        scores = {s: e.score for s, e in self._entries.items() if e.score and e.problem is None}
+        if not scores:
+            return []
+        comparison = scores[max(scores)].comparison
+        compared = [step for step in scores if scores[step].comparison == comparison]
+        return sorted(compared, key=lambda step: (scores[step].value, -step))
+
+    def _first_whole(self, steps: list[int], parts: Collection[str] | None) -> int | None:
+        passed: dict[int, str] = {}
+        chosen = None
+        for step in steps:
+            problem = self.problem(step, parts)
+            if problem is None:
+                chosen = step
+                break
+            passed[step] = problem
+        told = ", ".join(f"checkpoint {step}: {problem}" for step, problem in passed.items())
+        lost = [step for step in passed if self._entries[step].finished]
+        if chosen is None and lost:
+            raise UserError(
+                f"{self.path}: no whole checkpoint ({told}); allowed: a copy of one of them, or a "
+                f"new run_dir"
+            )
+        if passed:
+            instead = "there is none before it" if chosen is None else f"using {chosen} instead"
+            self._say(f"{self.path}: NOT WHOLE: {told}; {instead}")
+        return chosen
+
+
+def _scan(path: epath.Path) -> dict[str, list[object]]:
+    """Returns the entry of each directory whose name is a step, as plain JSON."""
+    try:
+        if not path.exists():
+            return {}
+        if not path.is_dir():
+            raise UserError(f"{path}: found a file, allowed: a directory of checkpoints")
+        names = [found.name for found in path.iterdir()]
+        steps = [name for name in names if name.isdecimal() and name == str(int(name[:18]))]
+        return {step: list(_look(path / step, int(step))) for step in steps}
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _look(directory: epath.Path, step: int) -> StepEntry:
+    if not directory.is_dir():
+        return StepEntry("is a file, allowed: a directory", False, [], None)
+    if not (directory / MANIFEST).exists():
+        if not (directory / COMMITTED).exists():
+            return StepEntry(f"not finished (no {MANIFEST})", False, [], None)
+        return StepEntry(f"no {MANIFEST}: lost, or saved by another version", True, [], None)
+    try:
+        manifest = read_manifest(directory, step=step)
+    except Damage as error:
+        return StepEntry(str(error), True, [], None)
+    return StepEntry(None, True, manifest.parts, manifest.score)
+
+
+def _entry(plain: list[object]) -> StepEntry:
+    """Returns the entry that JSON has made a list of."""
+    problem, finished, parts, score = plain
+    return StepEntry(problem, finished, parts, None if score is None else SelectionScore(*score))  # pyright: ignore
+
+
+def _damage(directory: epath.Path, step: int, parts: Collection[str]) -> str | None:
+    try:
+        verify(directory, read_manifest(directory, step=step), parts=parts)
+    except Damage as error:
+        return str(error)
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    return None
+
+
+def _delete(directory: epath.Path) -> None:
+    """Deletes a checkpoint so that no moment of it looks like a damaged one."""
+    if is_remote(directory):
+        (directory / COMMITTED).unlink(missing_ok=True)
+        (directory / MANIFEST).unlink(missing_ok=True)
+        _remove(directory)
+    elif directory.exists():
+        aside = directory.with_name(f"{directory.name}{_DELETED}{uuid.uuid4().hex}")
+        directory.rename(aside)
+        _remove(aside)
+
+
+def _remove(path: epath.Path) -> None:
+    if path.is_dir():
+        path.rmtree(missing_ok=True)
+    else:
+        path.unlink(missing_ok=True)

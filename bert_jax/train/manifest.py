@@ -1,0 +1,190 @@
+"""The manifest of a checkpoint: every file that belongs to it, with its size and checksum.
+
+It is written last, so a checkpoint with a manifest was whole once, and what differs from its
+manifest is damaged. CRC32C, which buckets know, would not do: a file of TensorStore's ends with
+its own CRC32C, so that the CRC32C of the whole is the same whatever is in it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import io
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, cast
+
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object
+
+MANIFEST: Final = "manifest.json"
+COMMITTED: Final = "commit_success.txt"  # Orbax writes it after the manifest
+_THREADS: Final = 8  # hashing and reading let other threads run
+_DEPTH: Final = 8
+
+
+class SelectionScore(NamedTuple):
+    """By what checkpoints are compared: scores of one comparison, the smaller the better."""
+
+    value: float
+    comparison: str  # phase, metric and validation data that it belongs to
+
+
+class FileRecord(NamedTuple):
+    """What a file was when the checkpoint was saved."""
+
+    size: int  # bytes
+    sha256: str
+
+
+class Manifest(NamedTuple):
+    """What belongs to a checkpoint."""
+
+    step: int
+    files: Mapping[str, FileRecord]  # path below the checkpoint, with /
+    score: SelectionScore | None
+
+    @property
+    def parts(self) -> list[str]:
+        """The items of the checkpoint: `params`, `optimizer`, `progress`."""
+        return sorted({name.partition("/")[0] for name in self.files})
+
+
+class Damage(Exception):
+    """A checkpoint is not what was saved; the message says which file, and how it differs."""
+
+
+def write_manifest(directory: epath.Path, *, step: int, score: SelectionScore | None) -> Manifest:
+    """Reads every file of a checkpoint and writes what was found.
+
+    Args:
+        directory: of the checkpoint, all of its files final.
+        step: of the checkpoint.
+        score: of an evaluation at this step.
+    """
+    paths = _files(directory)
+    manifest = Manifest(step, dict(zip(paths, _records(paths.values()), strict=True)), score)
+    body = _to_json(manifest)
+    write_whole(directory / MANIFEST, json.dumps({"sha256": _checksum(body), **body}, indent=1))
+    return manifest
+
+
+def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
+    """Returns the manifest of a checkpoint.
+
+    Args:
+        directory: of the checkpoint.
+        step: that it is found under.
+
+    Raises:
+        Damage: it cannot be read, is not what was written, or belongs to another step.
+    """
+    try:
+        body = read_json_object(directory / MANIFEST)
+        checksum = body.pop("sha256", None)
+        if checksum != _checksum(body):
+            raise Damage(f"{MANIFEST} differs from its own checksum")
+        manifest = _from_json(body)
+    except UserError as error:
+        raise Damage(str(error).removeprefix(f"{directory}/")) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damage(f"{MANIFEST} has another form ({error})") from None
+    if manifest.step != step:
+        raise Damage(f"{MANIFEST} belongs to step {manifest.step}")
+    return manifest
+
+
+def verify(directory: epath.Path, manifest: Manifest, *, parts: Collection[str] | None) -> None:
+    """Compares the files of a checkpoint with its manifest.
+
+    Args:
+        directory: of the checkpoint.
+        manifest: read from it.
+        parts: items to look at; None for all.
+
+    Raises:
+        Damage: a file is missing, cut short or changed. Files beside those of the manifest are
+            no damage: nothing reads them.
+    """
+    wanted = {
+        name: record
+        for name, record in manifest.files.items()
+        if parts is None or name.partition("/")[0] in parts
+    }
+    found = _files(directory)
+    for name, record in wanted.items():
+        if name not in found:
+            raise Damage(f"{name} is missing")
+        size = found[name].stat().length
+        if size != record.size:
+            raise Damage(f"{name} has {size} bytes, was saved with {record.size}")
+    try:
+        records = _records(found[name] for name in wanted)
+        for (name, saved), now in zip(wanted.items(), records, strict=True):
+            if now != saved:
+                raise Damage(
+                    f"{name} has SHA-256 {now.sha256[:8]}…, was saved with {saved.sha256[:8]}…"
+                )
+    except OSError as error:
+        raise Damage(f"cannot be read ({error.strerror or error})") from None
+
+
+def foreign_files(directory: epath.Path, manifest: Manifest) -> list[str]:
+    """Returns the files in a checkpoint that do not belong to it."""
+    return sorted(_files(directory).keys() - manifest.files.keys())
+
+
+def _files(directory: epath.Path) -> dict[str, epath.Path]:
+    """Returns every file below, but the manifest and what is written after it."""
+    found: dict[str, epath.Path] = {}
+    folders = [(directory, "")]
+    while folders:
+        folder, prefix = folders.pop()
+        for path in folder.iterdir():
+            name = f"{prefix}{path.name}"
+            if not path.is_dir():
+                found[name] = path
+            elif name.count("/") < _DEPTH:  # a link to a folder above has no end
+                folders.append((path, f"{name}/"))
+    return {name: found[name] for name in sorted(found) if name not in (MANIFEST, COMMITTED)}
+
+
+def _records(paths: Iterable[epath.Path]) -> Iterator[FileRecord]:
+    with concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="sha256") as threads:
+        yield from threads.map(_record, paths)
+
+
+def _record(path: epath.Path) -> FileRecord:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(cast(io.BufferedReader, file), "sha256").hexdigest()
+    return FileRecord(path.stat().length, digest)
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _to_json(manifest: Manifest) -> dict[str, Any]:
+    score = manifest.score
+    return {
+        "step": manifest.step,
+        # JSON has no infinity, the score of an evaluation that was not a number.
+        "score": None if score is None or math.isinf(score.value) else score.value,
+        "comparison": None if score is None else score.comparison,
+        "files": {name: list(record) for name, record in manifest.files.items()},
+    }
+
+
+def _from_json(body: Mapping[str, Any]) -> Manifest:
+    score = None
+    if body["comparison"] is not None:
+        value = math.inf if body["score"] is None else float(body["score"])
+        score = SelectionScore(value, str(body["comparison"]))
+    files = {
+        name: FileRecord(int(size), str(digest)) for name, (size, digest) in body["files"].items()
+    }
+    return Manifest(int(body["step"]), files, score)

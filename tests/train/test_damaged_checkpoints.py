@@ -1,0 +1,223 @@
+"""Damage of every kind to every kind of file: named, passed over, and never trained on."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.manifest import MANIFEST
+from bert_jax.train.restore import restore_state
+from bert_jax.train.sections import CheckpointSection
+from tests.train.checkpoints import STEPS, abstract, nan_params, save_steps, state_at
+
+Damager = Callable[[Path, random.Random], None]
+
+OLDER, NEWEST = STEPS[-2:]
+SECTION = CheckpointSection()
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_steps(tmp_path_factory.mktemp("pristine") / "checkpoints")
+
+
+@pytest.fixture
+def copy(pristine: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pristine, tmp_path / "checkpoints"))
+
+
+def restored_step(directory: Path) -> tuple[int, list[str]]:
+    """What a resumed run would go on with, all of it compared, and what was said aloud."""
+    said: list[str] = []
+    with Checkpointer(directory, SECTION, read_only=True, say=said.append) as checkpoints:
+        step = checkpoints.latest_step()
+        assert step is not None
+        state = restore_state(checkpoints, abstract(), step=step)
+        assert checkpoints.progress(step) == {"step": step}
+    jax.tree.map(np.testing.assert_array_equal, state, state_at(step))
+    return step, said
+
+
+def chosen_step(directory: Path) -> tuple[int, list[str]]:
+    """Which checkpoint a resumed run would go on with, and what was said aloud."""
+    said: list[str] = []
+    with Checkpointer(directory, SECTION, read_only=True, say=said.append) as checkpoints:
+        step = checkpoints.latest_step()
+        assert step is not None
+    return step, said
+
+
+def flip(file: Path, rng: random.Random) -> None:
+    raw = bytearray(file.read_bytes())
+    raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+    file.write_bytes(raw)
+
+
+def truncate(file: Path, rng: random.Random) -> None:
+    file.write_bytes(file.read_bytes()[: rng.randrange(file.stat().st_size)])
+
+
+def delete(file: Path, rng: random.Random) -> None:
+    file.unlink()
+
+
+def append(file: Path, rng: random.Random) -> None:
+    file.write_bytes(file.read_bytes() + b"\0")
+
+
+def swap(file: Path, rng: random.Random) -> None:
+    """Puts another file of the checkpoint in its place; of the same size, where there is one."""
+    step = next(parent for parent in file.parents if parent.name == str(NEWEST))
+    others = [
+        other
+        for other in step.parent.rglob("*")
+        if other.is_file() and other.read_bytes() != file.read_bytes()
+    ]
+    file.write_bytes(
+        min(others, key=lambda o: (abs(o.stat().st_size - file.stat().st_size), o)).read_bytes()
+    )
+
+
+def test_no_damage_to_any_file_is_restored_or_ends_in_a_traceback(
+    pristine: Path, tmp_path: Path
+) -> None:
+    rng = random.Random(13)
+    files = sorted(p.relative_to(pristine) for p in (pristine / str(NEWEST)).rglob("*"))
+    files = [name for name in files if (pristine / name).is_file()]
+    kinds: list[Callable[[Path, random.Random], None]] = [
+        flip,
+        flip,
+        truncate,
+        delete,
+        append,
+        swap,
+    ]
+    count = 0
+    for name in files:
+        if name.parts[1:] == ("commit_success.txt",):
+            continue  # Orbax's own mark beside the manifest; nothing reads it
+        for damage in kinds:
+            work = tmp_path / str(count)
+            shutil.copytree(pristine, work)
+            damage(work / name, rng)
+            step, said = restored_step(work) if count % 12 == 0 else chosen_step(work)
+            assert step == OLDER, (name, damage.__name__)
+            assert len(said) == 1, said
+            assert f"checkpoint {NEWEST}: " in said[0]
+            assert f"using {OLDER}" in said[0]
+            assert name.name in said[0] or MANIFEST in said[0], said
+            shutil.rmtree(work)
+            count += 1
+    assert count >= 60
+    assert {Path(*name.parts[1:]).parts[0] for name in files} >= {"params", "optimizer", "progress"}
+
+
+@pytest.mark.parametrize("part", ["params", "optimizer", "progress"])
+def test_a_part_of_another_step_is_no_part_of_this_one(copy: Path, part: str) -> None:
+    shutil.rmtree(copy / str(NEWEST) / part)
+    shutil.copytree(copy / str(STEPS[0]) / part, copy / str(NEWEST) / part)
+    step, said = restored_step(copy)
+    assert step == OLDER
+    assert f"{part}/" in said[0]
+
+
+def test_a_checkpoint_under_another_number_is_not_taken_for_it(copy: Path) -> None:
+    shutil.copytree(copy / str(OLDER), copy / "999")
+    step, said = restored_step(copy)
+    assert step == NEWEST
+    assert f"belongs to step {OLDER}" in said[0]
+
+
+def test_empty_directories_and_foreign_files_stop_nothing(copy: Path) -> None:
+    (copy / "999").mkdir()
+    (copy / "1000").write_text("not a checkpoint")
+    (copy / "notes").mkdir()
+    (copy / "08").mkdir()
+    (copy / str(NEWEST) / "params" / ".DS_Store").write_bytes(b"finder")
+    step, said = restored_step(copy)
+    assert step == NEWEST
+    assert "checkpoint 999: not finished" in said[0]
+    assert "checkpoint 1000: is a file" in said[0]
+
+
+def test_a_run_goes_on_beyond_what_is_damaged_and_replaces_it(copy: Path) -> None:
+    (copy / "999").mkdir()
+    flip(copy / str(NEWEST) / "params" / "manifest.ocdbt", random.Random(1))
+    with Checkpointer(copy, SECTION, say=lambda line: None) as checkpoints:
+        assert checkpoints.latest_step() == OLDER
+        for step in (NEWEST, 999):
+            checkpoints.save(state_at(step), step=step, progress={"step": step})
+            checkpoints.wait()
+            assert checkpoints.latest_step() == step
+    assert restored_step(copy) == (999, [])
+
+
+def test_no_whole_checkpoint_is_one_line_that_names_all(copy: Path) -> None:
+    for step in STEPS:
+        (copy / str(step) / "progress" / "metadata").unlink()
+    with (
+        Checkpointer(copy, SECTION, read_only=True) as checkpoints,
+        pytest.raises(UserError, match=r"no whole checkpoint \(checkpoint 12: progress/metadata"),
+    ):
+        checkpoints.latest_step()
+
+
+def test_a_save_that_was_cut_off_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    (tmp_path / "4" / "params").mkdir(parents=True)
+    (tmp_path / "4" / "params" / "_METADATA").write_text("{")
+    said: list[str] = []
+    with Checkpointer(tmp_path, SECTION, say=said.append) as checkpoints:
+        assert checkpoints.latest_step() is None
+    assert "not finished" in said[0]
+
+
+def test_what_a_killed_save_left_is_swept_and_never_listed(copy: Path) -> None:
+    left = Path(shutil.copytree(copy / str(NEWEST), copy / "16.orbax-checkpoint-tmp"))
+    assert restored_step(copy) == (NEWEST, [])
+    assert left.exists()  # a reader changes nothing
+    with Checkpointer(copy, SECTION):
+        pass
+    assert not left.exists()
+
+
+def test_checkpoints_of_before_manifests_are_refused_in_a_line(copy: Path) -> None:
+    for step in STEPS:
+        (copy / str(step) / MANIFEST).unlink()
+    with (
+        Checkpointer(copy, SECTION, read_only=True) as checkpoints,
+        pytest.raises(UserError, match=f"no {re.escape(MANIFEST)}: lost, or saved by another"),
+    ):
+        checkpoints.latest_step()
+
+
+def test_checkpoints_being_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(UserError, match="found a file, allowed: a directory"):
+        Checkpointer(tmp_path / "checkpoints", SECTION, read_only=True)
+
+
+def test_a_damaged_step_that_was_asked_for_is_refused(copy: Path) -> None:
+    delete(copy / str(OLDER) / "params" / "_METADATA", random.Random(0))
+    with (
+        Checkpointer(copy, SECTION, read_only=True) as checkpoints,
+        pytest.raises(UserError, match=f"{OLDER}: damaged: params/_METADATA is missing"),
+    ):
+        checkpoints.restore_params(abstract().params, step=OLDER)
+
+
+def test_numbers_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
+    params = nan_params()
+    with Checkpointer(tmp_path, SECTION) as checkpoints:
+        checkpoints.save_params(params, step=1)
+        checkpoints.wait()
+        with pytest.raises(UserError, match=r"tensor table, float32\[16, 4\], holds NaN"):
+            checkpoints.restore_params(abstract().params, step=1)
