@@ -34,7 +34,7 @@ from bert_jax.tasks.training.setup import origin_params, prepare
 from bert_jax.train.compiled import StepPrograms, lower_train_step
 from bert_jax.train.prefetch import to_devices
 from bert_jax.train.state import abstract_state, initialise
-from bert_jax.train.step import StepSpec
+from bert_jax.train.step import StepLimits, StepSpec
 from bert_jax.verbs.finetune import finetune_settings
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 
@@ -171,8 +171,8 @@ class Ours:
         self.positions += sum(part["segment_ids"].size for part in batch)
         on_devices = to_devices(batch, batch_sharding(self.mesh), shares=1)
         with jax.set_mesh(self.mesh):
-            self.state, metrics = self.run(self.state, on_devices)
-        jax.block_until_ready(metrics)
+            self.state, figures = self.run(self.state, on_devices, StepLimits())
+        jax.block_until_ready(figures)
         return int(sum(part["row_weights"].sum() for part in batch))
 
     def _compile(self) -> float:

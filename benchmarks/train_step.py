@@ -39,7 +39,7 @@ from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import abstract_state, define_model, initialise
-from bert_jax.train.step import StepSpec
+from bert_jax.train.step import StepLimits, StepSpec
 
 ROWS, LENGTH, PREDICTIONS, VOCAB = 16, 128, 20, 30_522
 RATE = 1e-4
@@ -171,7 +171,7 @@ def our_steps(
     def run() -> None:
         nonlocal state
         for _ in range(steps):
-            state, _ = step(state, placed)
+            state, _ = step(state, placed, StepLimits())
         jax.block_until_ready(state)
 
     return run

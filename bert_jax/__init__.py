@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bert_jax.verbs.import_checkpoint import import_checkpoint
     from bert_jax.verbs.predict import predict
     from bert_jax.verbs.pretrain import pretrain
+    from bert_jax.verbs.replay import replay
     from bert_jax.verbs.vocab import vocab
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "import_checkpoint",
     "predict",
     "pretrain",
+    "replay",
     "vocab",
 ]
 

@@ -12,6 +12,7 @@ from bert_jax.cli.base import (
     cli,
     force_option,
     overrides_argument,
+    platform_option,
     verb,
 )
 
@@ -92,6 +93,23 @@ def export(
         force=force,
         console=Console(),
     )
+
+
+@cli.command()
+@click.argument("dump")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Of activations. [default: the run's]",
+)
+@platform_option
+@verb
+def replay(dump: str, dtype: Any, platform: str) -> None:
+    """Run a bad step again from its dump: where the loss or a gradient stopped being finite."""
+    from bert_jax.parallel.section import MeshSection
+    from bert_jax.verbs.replay import replay as run
+
+    run(dump, dtype=dtype, mesh=MeshSection.model_validate({"platform": platform}))
 
 
 @cli.command()

@@ -115,8 +115,7 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
     with hold_run(root), write_checkpoints(root, section.checkpoint) as checkpoints:
         write_config = functools.partial(
             write_run,
-            root,
-            settings.config,
+            settings=settings.config,
             run_dir=str(root),
             model=settings.model,
             architecture=plan.architecture,
@@ -140,9 +139,10 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
             run_dir=root,
             checkpoints=checkpoints,
             initial_params=_initial_params(plan, console=console),
-            write_config=write_config if jax.process_index() == 0 else lambda: None,
+            write_config=write_config if jax.process_index() == 0 else lambda folder: None,
             example_log=section.example_log,
             started=settings.started,
+            bad_steps=section.bad_steps,
         )
         return train(spec, console=console)
 

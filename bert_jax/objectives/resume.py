@@ -117,5 +117,9 @@ def _decisive(settings: PretrainSettings, datasets: Mapping[str, str]) -> dict[s
         "objective": settings.objective.model_dump(mode="json"),
         "optimizer": settings.optimizer.model_dump(mode="json"),
         "model": {"execution": settings.model.execution.model_dump(mode="json")},
-        "train": {"rng": settings.train.rng, "phases": phases},
+        "train": {
+            "rng": settings.train.rng,
+            "bad_steps": settings.train.bad_steps.model_dump(mode="json"),
+            "phases": phases,
+        },
     }

@@ -86,6 +86,12 @@ def find_moments(opt_state: Any) -> MomentsState | None:
     return next((part for part in opt_state if isinstance(part, MomentsState)), None)
 
 
+def schedule_count(opt_state: Any) -> jax.Array:
+    """Returns how many updates a state's learning rate counts, int32 []: skipped steps are none."""
+    counts = [part.count for part in opt_state if isinstance(part, optax.ScaleByScheduleState)]
+    return jnp.asarray(counts[-1])  # the learning rate comes last; unfreezing counts the same
+
+
 def with_moments(opt_state: Any, moments: MomentsState, *, step: int) -> Any:
     """Returns a state of `make_optimizer` after so many steps elsewhere.
 

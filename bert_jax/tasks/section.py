@@ -11,6 +11,7 @@ from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.registry import TaskSection
 from bert_jax.tasks.sweep.grid import SweepSection
+from bert_jax.train.sections import BadStepsSection
 
 
 class FinetuneSection(Section):
@@ -31,6 +32,7 @@ class FinetuneSection(Section):
     # Whose attention heads the report shows; None: of the first dev row that fits a page.
     report_sentence: str | None = pydantic.Field(default=None, min_length=1)
     sweep: SweepSection | None = None
+    bad_steps: BadStepsSection = BadStepsSection()
     log_every: int = pydantic.Field(default=20, ge=1)
     # Which training rows each step consumes, in <run>/examples/: about 7 bytes a row.
     example_log: bool = False

@@ -10,12 +10,21 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bert_jax.parallel.rules import replicated
 from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
-from bert_jax.train.step import EvaluationStep, StepSpec, make_evaluation_step, make_train_step
+from bert_jax.train.step import (
+    EvaluationStep,
+    StepFigures,
+    StepLimits,
+    StepSpec,
+    TrainStep,
+    make_evaluation_step,
+    make_train_step,
+)
 
 BatchShape: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape) of every array
 
@@ -25,7 +34,8 @@ def lower_train_step(
 ) -> jax.stages.Lowered:
     """Returns the train step lowered for the layout of `state` and `batch`.
 
-    Call it under `jax.set_mesh`. The state is donated: the old one's memory becomes the new one's.
+    It takes `StepLimits` beside them, numbers of the host. Call it under `jax.set_mesh`. The state
+    is donated: the old one's memory becomes the new one's.
 
     Args:
         spec: of the step.
@@ -33,10 +43,15 @@ def lower_train_step(
         batch: arrays, or shapes with layouts.
         accumulation: microbatches per step.
     """
-    step = make_train_step(spec, accumulation=accumulation)
+    return lower_step(make_train_step(spec, accumulation=accumulation), state, batch)
+
+
+def lower_step(step: TrainStep, state: TrainState, batch: StepBatch) -> jax.stages.Lowered:
+    """Lowers a step for the layout of a state, which is donated, and of a batch."""
     layout = jax.tree.map(lambda leaf: leaf.sharding, state)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(layout, layout.step))
-    return jitted.lower(state, batch)
+    scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=layout.step)
+    return jitted.lower(state, batch, StepLimits(scalar, scalar))
 
 
 LowerStep = Callable[[TrainState, StepBatch], jax.stages.Lowered]
@@ -55,7 +70,9 @@ class StepPrograms:
         self._lower, self._shapes = lower, shapes
         self._programs: dict[BatchShape, jax.stages.Compiled] = {}
 
-    def __call__(self, state: TrainState, batch: StepBatch) -> tuple[TrainState, Metrics]:
+    def __call__(
+        self, state: TrainState, batch: StepBatch, limits: StepLimits
+    ) -> tuple[TrainState, StepFigures]:
         """Runs the step, compiled for the shapes of `batch`.
 
         Raises:
@@ -67,7 +84,7 @@ class StepPrograms:
             if len(self._programs) == self._shapes:
                 raise RuntimeError(f"a batch of a shape that was not announced: {dict(shape)}")
             self._programs[shape] = self._lower(state, batch).compile()
-        return self._programs[shape](state, batch)
+        return self._programs[shape](state, batch, limits)
 
     @property
     def compiled(self) -> int:

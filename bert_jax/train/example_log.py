@@ -62,9 +62,14 @@ class ExampleLog:
             enabled: whether to write.
             say: called with a line of text if damaged lines were found.
         """
-        self._share = share
+        self._share, self._enabled = share, enabled
+        self._directory, self._say = run_dir / EXAMPLES, say
         self._log: LineLog | None = None
-        directory = run_dir / EXAMPLES
+        self._open(resume_step)
+
+    def _open(self, step: int) -> None:
+        """Opens the log without lines beyond a step."""
+        directory, enabled = self._directory, self._enabled
         own, processes = jax.process_index(), jax.process_count()
         there = _processes(directory) if directory.exists() else set()
         for process in there | ({own} if enabled else set()):
@@ -73,8 +78,8 @@ class ExampleLog:
             log: LineLog = open_log(
                 directory / f"{process}.jsonl",
                 check=is_line,
-                keep=lambda line: line["step"] <= resume_step,
-                say=say,
+                keep=lambda line: line["step"] <= step,
+                say=self._say,
             )
             if process == own and enabled:
                 self._log = log
@@ -94,6 +99,11 @@ class ExampleLog:
         entry: Entry = {"step": progress.step, "phase": progress.phase, "data": data}
         entry |= {"share": self._share.index, "shares": self._share.count}
         self._log.append(entry | {EXAMPLES: examples})
+
+    def rewind(self, step: int) -> None:
+        """Drops lines of steps beyond one: the run has gone back to it, past their data."""
+        self.close()
+        self._open(step)
 
     def flush(self) -> None:
         """Makes what was written outlive this process."""

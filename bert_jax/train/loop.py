@@ -13,18 +13,17 @@ from collections.abc import Mapping
 import jax
 from rich.console import Console
 
-from bert_jax.task import Metrics
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import StepPrograms, lower_train_step
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.manifest import SelectionScore
-from bert_jax.train.non_finite import dump_non_finite
 from bert_jax.train.output import Output, open_output
 from bert_jax.train.prefetch import DeviceBatch, prefetch_to_device
+from bert_jax.train.recovery import Recovery, RollbackDue, RunningStep
 from bert_jax.train.restore import restore_or_initialise
 from bert_jax.train.spec import Evaluate, Phase, TrainSpec
 from bert_jax.train.state import TrainState, abstract_state
-from bert_jax.train.step import HEALTHY, STEP_METRICS
+from bert_jax.train.step import HEALTHY, STEP_METRICS, TrainStep
 from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.stop_signal import StopSignal
 from bert_jax.train.throughput import Meter
@@ -47,14 +46,14 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
         console: where progress is shown.
 
     Raises:
-        RunStopped: the loss or a gradient was not finite; what led there has been written out.
+        RunStopped: loss or gradient went bad and the settings say to stop; the step is written out.
         UserError: the checkpoint belongs to other data, another model or another seed.
     """
     watch = Stopwatch(spec.run_dir, started=spec.started)
     abstract = abstract_state(spec.step.model, spec.step.optimizer, spec.mesh)
     with watch.on("restore"):
         state, progress = restore_or_initialise(spec, abstract)
-    spec.write_config()
+    spec.write_config(spec.run_dir)
     tracker = StepTracker(progress, phases=spec.phases, intervals=spec.intervals)
     first, last = progress.step, tracker.last_step
     output = open_output(spec, watch, console, first=first, last=last)
@@ -74,11 +73,11 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
                     break
         with watch.on("save"):
             spec.checkpoints.wait()
-        if progress.step > first:
-            output.tell_time(step=progress.step, finished=not loop.interrupted)
+        if tracker.progress.step > first:
+            output.tell_time(step=tracker.progress.step, finished=not loop.interrupted)
     finally:
         output.close()
-    return Outcome(progress.step, loop.interrupted, loop.scores)
+    return Outcome(tracker.progress.step, loop.interrupted, loop.scores)
 
 
 class _Loop:
@@ -94,32 +93,42 @@ class _Loop:
         self.spec, self.state, self.tracker = spec, state, tracker
         self.output, self.writer, self.display = output, output.writer, output.display
         self.watch = output.watch
+        self.recovery = Recovery(spec, tracker, output)
         self.interrupted = False
         self.scores: Mapping[str, float] = {}
 
     def run_phase(self, phase: Phase, stop: StopSignal) -> None:
         """Runs a phase to its end, or until a signal or a lack of patience stops the run."""
+        while True:
+            try:
+                return self._run_steps(phase, stop)
+            except RollbackDue as due:
+                self.state = self.recovery.roll_back(due.bad, self.state)
+
+    def _run_steps(self, phase: Phase, stop: StopSignal) -> None:
+        """Runs the steps of a phase that are left."""
         spec, tracker = self.spec, self.tracker
         meter = Meter(flops_per_row=phase.flops_per_row)
         if phase.watch:
             self.display.say(phase.watch.expectation, style="dim")
         lower = functools.partial(lower_train_step, spec.step, accumulation=phase.accumulation)
         step_fn = phase.step or StepPrograms(lower, shapes=phase.shapes)
-        running: tuple[DeviceBatch, Metrics] | None = None
+        running: RunningStep | None = None
         with phase.loader.batches(
             first_step=tracker.first_batch(), with_examples=spec.example_log
         ) as rows:
-            for batch in prefetch_to_device(rows, spec.mesh, shares=spec.share.count):
+            batches = prefetch_to_device(rows, spec.mesh, shares=spec.share.count)
+            for step, batch in enumerate(batches, start=tracker.progress.step + 1):
                 # Step N is dispatched; while the devices compute it, step N−1 is read.
-                previous, (self.state, metrics) = running, step_fn(self.state, batch.batch)
-                running = (batch, metrics)
-                if previous is not None:
-                    self._finish_step(phase, *previous, meter)
+                previous, running = running, self._dispatch(step_fn, step, batch)
+                if previous is not None and not self._finish_step(phase, previous, meter):
+                    # Step N−1 was bad and froze the state: step N has changed nothing.
+                    running = self._dispatch(step_fn, step, batch)
                 due = tracker.due_after_next(stop_requested=self._stop_requested(stop))
                 if not (due.evaluate or due.save):
                     continue
 
-                self._finish_step(phase, *running, meter)
+                self._finish_step(phase, running, meter)
                 running, score = None, None
                 if due.evaluate and phase.evaluate:
                     score = self._evaluate(phase, phase.evaluate)
@@ -136,24 +145,37 @@ class _Loop:
             return stop.requested
         return self.spec.checkpoints.reached_preemption(self.tracker.progress.step)
 
-    def _finish_step(
-        self, phase: Phase, batch: DeviceBatch, on_device: Metrics, meter: Meter
-    ) -> None:
-        """Reads a step's metrics, counts it, and reports when it is time."""
-        metrics = sums_of.to_host(on_device)
-        if not metrics.pop(HEALTHY)[0]:
-            step = self.tracker.progress.step + 1
-            dump_non_finite(self.spec.run_dir, step, self.state, batch.batch, metrics)
-        self.tracker.finish_step(metrics)
+    def _dispatch(self, step_fn: TrainStep, step: int, batch: DeviceBatch) -> RunningStep:
+        """Starts a step on the devices."""
+        limits = self.recovery.limits(step)
+        self.state, figures = step_fn(self.state, batch.batch, self.recovery.withheld(limits))
+        return RunningStep(step, batch, limits, figures)
+
+    def _finish_step(self, phase: Phase, running: RunningStep, meter: Meter) -> bool:
+        """Reads a step's metrics, counts it, and reports when it is time.
+
+        Returns:
+            Whether its update was applied.
+        """
+        metrics = sums_of.to_host(running.figures.metrics)
+        bad = self.recovery.judge(running, metrics)
+        applied = metrics.pop(HEALTHY)[0] > 0
+        self.tracker.finish_step(metrics if applied else {})
+        batch = running.batch
         self.output.examples.write(batch.examples, self.tracker.progress)
         meter.add(tokens=batch.tokens, rows=phase.batch_size, waited=batch.waited)
         self.watch.waited(batch.waited)
+        if bad:
+            self.state = self.recovery.respond(bad, running, self.state)
         if self.tracker.report_due:
             self._report(phase, meter)
+        return applied
 
     def _report(self, phase: Phase, meter: Meter) -> None:
         """Writes and shows the scores and the speed since the last report."""
         step, window = self.tracker.progress.step, self.tracker.take_window()
+        if not window:
+            return  # all were skipped
         scores = self.spec.step.task.score(window) | sums_of.select(window, *STEP_METRICS)
         throughput = meter.read()
         self.writer.write("train", step, scores)

@@ -26,6 +26,11 @@ class Output(NamedTuple):
         self.writer.flush()
         self.examples.flush()
 
+    def rewind(self, step: int) -> None:
+        """Drops what was written of steps beyond one: the run has gone back to it."""
+        self.writer.rewind(step)
+        self.examples.rewind(step)
+
     def tell_time(self, *, step: int, finished: bool) -> None:
         """Writes and shows where the time went.
 

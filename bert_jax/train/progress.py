@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from bert_jax.data.loader.data_position import DataPosition
+from bert_jax.train.bad_steps import StepHistory
 
 # The progress of an imported checkpoint, which has a step and no data position.
 IMPORTED: Final = "imported"
@@ -25,6 +26,7 @@ class TrainProgress:
     window: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     best_rank: float | None = None  # best selection score so far, smaller is better
     without_better: int = 0  # evaluations since
+    history: StepHistory = dataclasses.field(default_factory=StepHistory)  # of the phase
 
     @classmethod
     def at(cls, step: int, phases: Sequence[int]) -> TrainProgress:
@@ -50,6 +52,7 @@ class TrainProgress:
     def start_phase(self, index: int) -> None:
         """Moves to the first step of a later phase."""
         self.phase, self.phase_step, self.position = index, 0, None
+        self.history = StepHistory()
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON."""
@@ -68,4 +71,5 @@ class TrainProgress:
             window={name: (pair[0], pair[1]) for name, pair in saved["window"].items()},
             best_rank=saved["best_rank"],
             without_better=saved["without_better"],
+            history=StepHistory.from_json(saved.get("history", {})),
         )

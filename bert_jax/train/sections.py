@@ -60,12 +60,29 @@ class CheckpointSection(Section):
     on_error: Literal["stop", "warn"] = "stop"
 
 
+class BadStepsSection(Section):
+    """What to do about a step whose loss or gradient norm is not finite, or spikes.
+
+    A spike is a loss or a gradient norm more than ``spike_score`` robust standard deviations
+    (1.4826 × the median absolute deviation, at least 5% of the median) above the median of the
+    phase's last ``window`` steps. With ``limit`` skips among the last ``window`` steps, or as many
+    rollbacks to one checkpoint, the next stops the run.
+    """
+
+    on_non_finite: Literal["skip", "rollback", "stop"] = "skip"
+    on_spike: Literal["ignore", "warn", "skip", "rollback", "stop"] = "warn"
+    window: int = pydantic.Field(default=128, ge=8)
+    spike_score: float = pydantic.Field(default=10.0, gt=0)
+    limit: int = pydantic.Field(default=3, ge=1)
+
+
 class TrainSection(Section):
     """The run: phases, evaluation, checkpoints, reports."""
 
     phases: tuple[PhaseSection, ...] = pydantic.Field(min_length=1)
     evaluation: EvaluationSection | None = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    bad_steps: BadStepsSection = BadStepsSection()
     log_every: int = pydantic.Field(default=10, ge=1)
     # Which examples each step consumes, in <run>/examples/: about 7 bytes an example.
     example_log: bool = False

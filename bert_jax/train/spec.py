@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from etils import epath
 from jax.sharding import Mesh
@@ -17,7 +17,7 @@ from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.checkpoint_store import CheckpointWriter
-from bert_jax.train.sections import TrainSection
+from bert_jax.train.sections import BadStepsSection, TrainSection
 from bert_jax.train.step import StepSpec, TrainStep
 
 HostBatches: TypeAlias = AbstractContextManager[Iterator[HostBatch]]
@@ -90,9 +90,13 @@ class TrainSpec:
     run_dir: epath.Path
     checkpoints: CheckpointWriter
     initial_params: Callable[[Params], Params]  # fresh parameters → those to start from
-    write_config: Callable[[], None]  # called once it is certain that the run can go on
+    # Makes a folder self-contained: the run's, once it is certain that it can go on, and dumps.
+    write_config: Callable[[epath.Path], None]
     example_log: bool  # whether to write down which examples each step consumes
     started: float  # when the process, or this run in it, began: seconds since 1970
+    bad_steps: BadStepsSection
+    # What of the task the configuration does not say, as plain JSON: a dump needs it.
+    task_facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def check_batches(section: TrainSection, mesh: Mesh) -> None:

@@ -5,23 +5,49 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
 from bert_jax.data.rows.collate import parts_of
+from bert_jax.optim.optimizer import schedule_count
 from bert_jax.parallel.rules import constrain
 from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
 
 RngName = Literal["threefry2x32", "rbg", "unsafe_rbg"]
-TrainStep = Callable[[TrainState, StepBatch], tuple[TrainState, Metrics]]
 EvaluationStep = Callable[[Params, Batch], Metrics]
 # (parameters, microbatch, dropout key) → (loss, metrics), gradients
 GradientFunction = Callable[[Params, Batch, jax.Array], tuple[tuple[jax.Array, Metrics], Params]]
+
+
+class StepLimits(NamedTuple):
+    """Above which a step's update is withheld; what is not finite is withheld in any case."""
+
+    loss: Any = np.float32(np.inf)  # float32 []: of the global batch
+    gradient_norm: Any = np.float32(np.inf)  # float32 []: before clipping
+
+
+class StepFigures(NamedTuple):
+    """What a step tells beside the new state; all of it replicated."""
+
+    metrics: Metrics
+    gradient_norms: Params  # nested like the parameters: float32 [], of a stacked one [layers]
+
+
+class TrainStep(Protocol):
+    """One optimizer step."""
+
+    def __call__(
+        self, state: TrainState, batch: StepBatch, limits: StepLimits, /
+    ) -> tuple[TrainState, StepFigures]:
+        """Returns the new state and the step's figures."""
+        ...
+
 
 # What every step adds to the task's metrics; `HEALTHY` is for the loop and not reported.
 STEP_METRICS: Final = ("learning_rate", "gradient_norm")
@@ -59,34 +85,30 @@ def choose_rng(name: str) -> RngName:
 
 
 def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
-    """Returns ``step(state, batch) -> (state, metrics)``.
+    """Returns ``step(state, batch, limits) -> (state, figures)``.
 
     The divisors of the loss are taken over the whole global batch before it is cut into
     microbatches, so accumulation changes memory and nothing else; likewise for the parts of a batch
-    whose rows are padded to different lengths. A step whose loss or gradient is not finite leaves
-    the state as it was and marks it unhealthy; later steps then leave it alone too, so that what
-    stopped the run can be looked at.
+    whose rows are padded to different lengths. A step whose loss or gradient is not finite, or
+    beyond its limits, leaves the state as it was and marks it unhealthy; later steps then leave it
+    alone too, until the host has decided what to do about it (see `bert_jax.train.bad_steps`).
 
     Args:
         spec: of the step.
         accumulation: microbatches per step.
     """
-    task, model, optimizer = spec.task, spec.model, spec.optimizer
+    optimizer = spec.optimizer
+    gradients = make_gradients(spec.task, spec.model, rng=spec.rng, accumulation=accumulation)
 
-    def step(state: TrainState, batch: StepBatch) -> tuple[TrainState, Metrics]:
-        parts = parts_of(batch)
-        weights = _sum(task.weights(part) for part in parts)
-
-        def loss(params: Params, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
-            bound = nnx.merge(model.graphdef, params)
-            return task.loss(bound, microbatch, weights=weights, dropout_key=key)
-
-        grad = jax.value_and_grad(loss, has_aux=True)
-        key = dropout_key(state, spec.rng)
-        value, metrics, grads = _sum_over_parts(grad, state.params, parts, key, accumulation)
-
-        norm = optax.tree.norm(grads)
-        healthy = state.healthy & jnp.isfinite(value) & jnp.isfinite(norm)
+    def step(
+        state: TrainState, batch: StepBatch, limits: StepLimits
+    ) -> tuple[TrainState, StepFigures]:
+        value, metrics, grads = gradients(state, batch)
+        squares = squares_by_layer(grads, spec.model.axes)
+        norm = jnp.sqrt(sum(square.sum() for square in jax.tree.leaves(squares)))
+        finite = jnp.isfinite(value) & jnp.isfinite(norm)
+        within = (value <= limits.loss) & (norm <= limits.gradient_norm)
+        healthy = state.healthy & finite & within
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = cast(Params, optax.apply_updates(state.params, updates))
         changed = TrainState(state.step + 1, state.rng, params, opt_state, healthy)
@@ -97,12 +119,53 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         metrics = metrics | {
             "loss": (value, one),
             "gradient_norm": (norm, one),
-            "learning_rate": (spec.schedule(state.step), one),
+            "learning_rate": (spec.schedule(schedule_count(state.opt_state)), one),
             HEALTHY: (healthy.astype(jnp.float32), one),
         }
-        return new_state, metrics
+        return new_state, StepFigures(metrics, jax.tree.map(jnp.sqrt, squares))
 
     return step
+
+
+def make_gradients(
+    task: Task, model: ModelDefinition, *, rng: RngName, accumulation: int
+) -> Callable[[TrainState, StepBatch], tuple[jax.Array, Metrics, Params]]:
+    """Returns ``gradients(state, batch) -> (loss, metrics, gradients)``: a step but its update.
+
+    Args:
+        task: gives loss and divisors.
+        model: structure of the task's model.
+        rng: the generator of dropout bits.
+        accumulation: microbatches per step.
+    """
+
+    def gradients(state: TrainState, batch: StepBatch) -> tuple[jax.Array, Metrics, Params]:
+        parts = parts_of(batch)
+        weights = _sum(task.weights(part) for part in parts)
+
+        def loss(params: Params, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+            bound = nnx.merge(model.graphdef, params)
+            return task.loss(bound, microbatch, weights=weights, dropout_key=key)
+
+        grad = jax.value_and_grad(loss, has_aux=True)
+        return _sum_over_parts(grad, state.params, parts, dropout_key(state, rng), accumulation)
+
+    return gradients
+
+
+def squares_by_layer(grads: Params, axes: Mapping[str, Any]) -> Params:
+    """Returns the sum of squares of each gradient, of a stacked one by layer: [] or [layers].
+
+    Args:
+        grads: nested like the parameters.
+        axes: the logical axes of each.
+    """
+
+    def squares(grad: jax.Array, names: tuple[str, ...]) -> jax.Array:
+        over = tuple(at for at, name in enumerate(names) if name != "layers")
+        return jnp.square(grad).sum(over)
+
+    return jax.tree.map(squares, grads, axes)
 
 
 def make_evaluation_step(task: Task, model: ModelDefinition) -> EvaluationStep:

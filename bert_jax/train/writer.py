@@ -28,6 +28,10 @@ class Writer(Protocol):
         """Makes what was written outlive this process: call it before a checkpoint counts on it."""
         ...
 
+    def rewind(self, step: int) -> None:
+        """Drops what was written of steps beyond one: the run has gone back to it."""
+        ...
+
     def close(self) -> None:
         """Writes out what is buffered."""
         ...
@@ -54,13 +58,18 @@ class RunWriter:
             resume_step: the last step that counts; 0 for a fresh run.
             say: called with a line of text if lines of metrics.jsonl were found damaged.
         """
+        self._run_dir, self._say = run_dir, say
+        self._open(resume_step)
+
+    def _open(self, step: int) -> None:
+        """Opens both, without what was written of steps beyond one."""
         self._lines = open_log(
-            epath.Path(run_dir) / METRICS,
+            epath.Path(self._run_dir) / METRICS,
             check=is_figures,
-            keep=lambda line: line["step"] <= resume_step,
-            say=say,
+            keep=lambda line: line["step"] <= step,
+            say=self._say,
         )
-        self._board = TensorBoard(run_dir, resume_step=resume_step)
+        self._board = TensorBoard(self._run_dir, resume_step=step)
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         """Adds ``{"kind": "train", "step": 10, "loss": 9.1, …}``, and the same to TensorBoard."""
@@ -70,6 +79,11 @@ class RunWriter:
     def flush(self) -> None:
         """See `Writer`."""
         self._lines.flush()
+
+    def rewind(self, step: int) -> None:
+        """See `Writer`."""
+        self.close()
+        self._open(step)
 
     def close(self) -> None:
         """See `Writer`."""
@@ -91,6 +105,9 @@ class NoWriter:
         """Does nothing."""
 
     def flush(self) -> None:
+        """Does nothing."""
+
+    def rewind(self, step: int) -> None:
         """Does nothing."""
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import TrainState, abstract_state, define_model
-from bert_jax.train.step import StepSpec
+from bert_jax.train.step import StepLimits, StepSpec
 from tests.interop.hf_checkpoints import (
     Imported,
     bind,
@@ -87,7 +87,7 @@ def train_ours(
         first_batch = on_mesh(batches[0], mesh)
         step = lower_train_step(spec, abstract, first_batch, accumulation=1).compile()
         for count, batch in enumerate(batches, start=1):
-            state, metrics = step(state, on_mesh(batch, mesh))
+            state, (metrics, _) = step(state, on_mesh(batch, mesh), StepLimits())
             losses.append(float(metrics["loss"][0]))
             norms.append(float(metrics["gradient_norm"][0]))
             if count in COMPARED:

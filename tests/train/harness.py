@@ -18,10 +18,11 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.task import HostBatch
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import TrainState, abstract_state, define_model, initialise
-from bert_jax.train.step import StepSpec
+from bert_jax.train.step import StepLimits, StepSpec
 from tests.support import on_mesh, small_task
 
 PEAK = 1e-2
+UNLIMITED = StepLimits()
 
 # The program that XLA partitions is the real one; only LLVM is told not to polish the machine
 # code, which takes longer than everything else these tests do.
@@ -80,12 +81,13 @@ class Trainer:
         )
 
     def step(
-        self, state: TrainState, batch: HostBatch
+        self, state: TrainState, batch: HostBatch, limits: StepLimits = UNLIMITED
     ) -> tuple[TrainState, dict[str, tuple[float, float]]]:
         """One step; the metrics as numbers."""
         with jax.set_mesh(self.mesh):
-            new, metrics = self.compiled(state, on_mesh(batch, self.mesh))
-        return new, {name: (float(s), float(c)) for name, (s, c) in metrics.items()}
+            new, figures = self.compiled(state, on_mesh(batch, self.mesh), limits)
+        self.gradient_norms = jax.device_get(figures.gradient_norms)
+        return new, {name: (float(s), float(c)) for name, (s, c) in figures.metrics.items()}
 
 
 @functools.cache

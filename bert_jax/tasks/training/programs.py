@@ -9,13 +9,20 @@ import numpy as np
 
 from bert_jax.data.rows.collate import parts_of
 from bert_jax.parallel.rules import replicated
-from bert_jax.task import Metrics, StepBatch
+from bert_jax.task import StepBatch
 from bert_jax.tasks.batches import EpochPlan
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.training.setup import TrainingSetup, make_predictor
-from bert_jax.train.compiled import StepPrograms
+from bert_jax.train.compiled import StepPrograms, lower_step
 from bert_jax.train.state import TrainState
-from bert_jax.train.step import StepSpec, TrainStep, choose_rng, make_train_step
+from bert_jax.train.step import (
+    StepFigures,
+    StepLimits,
+    StepSpec,
+    TrainStep,
+    choose_rng,
+    make_train_step,
+)
 
 PEAK = "peak"  # the learning rate, float32 []: travels behind the parts of a batch
 
@@ -74,7 +81,9 @@ class SharedSteps:
     def at(self, peak: float) -> TrainStep:
         """Returns the step of a run with this peak learning rate."""
         rate = jax.device_put(np.float32(peak), replicated(self._setup.mesh))
-        return lambda state, batch: self._programs(state, (*parts_of(batch), {PEAK: rate}))
+        return lambda state, batch, limits: self._programs(
+            state, (*parts_of(batch), {PEAK: rate}), limits
+        )
 
     @property
     def compiled(self) -> int:
@@ -82,11 +91,11 @@ class SharedSteps:
         return self._programs.compiled
 
     def _lower(self, state: TrainState, batch: StepBatch) -> jax.stages.Lowered:
-        layout = jax.tree.map(lambda leaf: leaf.sharding, state)
-        outputs = (layout, layout.step)
-        return jax.jit(self._step, donate_argnums=0, out_shardings=outputs).lower(state, batch)
+        return lower_step(self._step, state, batch)
 
-    def _step(self, state: TrainState, batch: StepBatch) -> tuple[TrainState, Metrics]:
+    def _step(
+        self, state: TrainState, batch: StepBatch, limits: StepLimits
+    ) -> tuple[TrainState, StepFigures]:
         *parts, rate = parts_of(batch)
         setup = self._setup
         optimizer, schedule = setup.optimizer(
@@ -94,4 +103,4 @@ class SharedSteps:
         )
         spec = dataclasses.replace(self.spec, optimizer=optimizer, schedule=schedule)
         step = make_train_step(spec, accumulation=setup.section.accumulation)
-        return step(state, tuple(parts))
+        return step(state, tuple(parts), limits)

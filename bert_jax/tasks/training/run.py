@@ -87,8 +87,7 @@ def _train_spec(
     )
     write_config = functools.partial(
         write_run,
-        root,
-        settings.to_config(),
+        settings=settings.to_config(),
         run_dir=str(root),
         model=prepared.model_section,
         architecture=prepared.architecture,
@@ -111,7 +110,9 @@ def _train_spec(
         run_dir=root,
         checkpoints=checkpoints,
         initial_params=functools.partial(origin_params, prepared),
-        write_config=write_config if jax.process_index() == 0 else lambda: None,
+        write_config=write_config if jax.process_index() == 0 else lambda folder: None,
         example_log=section.example_log,
         started=settings.started,
+        bad_steps=section.bad_steps,
+        task_facts={"class_weights": prepared.task.class_weights},
     )

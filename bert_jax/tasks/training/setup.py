@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -30,10 +30,16 @@ from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.task import FinetuneTask
 from bert_jax.tasks.training.settings import FinetuneSettings
+from bert_jax.train.sections import BadStepsSection
 from bert_jax.train.state import ModelDefinition, define_model
 
-# Settings that decide no number.
-FREE: Final = ("finetune.log_every", "finetune.report_sentence", "finetune.example_log")
+# What may change when a run resumes: it decides no number, or what to do when numbers go bad.
+FREE: Final = (
+    "finetune.log_every",
+    "finetune.report_sentence",
+    "finetune.example_log",
+    *(f"finetune.bad_steps.{name}" for name in BadStepsSection.model_fields),
+)
 
 
 class TrainingSetup(NamedTuple):
@@ -135,11 +141,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
         class_weights=family.class_weights,
     )
     definition = define_model(task.build)
-    if section.optimizer.freeze:
-        depth = architecture.num_hidden_layers
-        with under("finetune", FinetuneSection):
-            frozen = frozen_parameters(section.optimizer, definition.axes, depth=depth)
-        task = dataclasses.replace(task, frozen=frozen)
+    task = _frozen(task, section, definition)
     prepared = TrainingSetup(settings, origin, family, architecture, task, model, definition, mesh)
     # Now, before anything is written.
     _check_thaw(prepared)
@@ -230,6 +232,33 @@ def _check_thaw(prepared: TrainingSetup) -> None:
             f"takes {last // steps_per_epoch} epochs to reach every layer, allowed: fewer than the "
             f"run's {section.epochs} (finetune.epochs), or freeze what need not train"
         )
+
+
+def task_of(run: Run, *, class_weights: Sequence[float] | None) -> FinetuneTask:
+    """Returns the task that a run was fine-tuned on, without its data.
+
+    Args:
+        run: opened.
+        class_weights: that its training labels gave.
+    """
+    section = run.section("finetune", FinetuneSection, verb="replay")
+    task = FinetuneTask(
+        architecture=run.architecture,
+        execution=run.model.execution,
+        heads=run.heads,
+        class_weights=None if class_weights is None else tuple(class_weights),
+    )
+    return _frozen(task, section, define_model(task.build))
+
+
+def _frozen(task: FinetuneTask, section: FinetuneSection, model: ModelDefinition) -> FinetuneTask:
+    """Returns the task with what its settings freeze."""
+    if not section.optimizer.freeze:
+        return task
+    depth = task.architecture.num_hidden_layers
+    with under("finetune", FinetuneSection):
+        frozen = frozen_parameters(section.optimizer, model.axes, depth=depth)
+    return dataclasses.replace(task, frozen=frozen)
 
 
 def decisive_settings(run: Run) -> dict[str, Any]:

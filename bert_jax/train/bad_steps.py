@@ -1,0 +1,137 @@
+"""Steps whose loss or gradient went bad: what is one, and what is done about it.
+
+A step that is not finite, or a spike that is to be withheld, leaves the state alone and freezes it
+(`bert_jax.train.step`). The host reads that one step late, decides here, and goes on: from the same
+state (skip), from the last checkpoint with the data since then left out (rollback), or not at all.
+A spike is judged by the steps up to the one before the last, whichever of them have been read by
+then, so that a run that was stopped in between judges alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from bert_jax.task import Sums
+from bert_jax.train.sections import BadStepsSection
+from bert_jax.train.step import HEALTHY, StepLimits
+
+Response = Literal["warn", "skip", "rollback", "stop"]
+
+# Of normal numbers, the standard deviation is so many median absolute deviations.
+MAD_TO_DEVIATION: Final = 1.4826
+
+# A deviation counts as at least this share of the median: a spike is half as much again.
+LEAST_DEVIATION: Final = 0.05
+
+
+@dataclasses.dataclass
+class StepHistory:
+    """What later steps of a phase are judged by; saved with every checkpoint.
+
+    Attributes:
+        applied: (step, loss, gradient norm) of the last steps whose update counts.
+        skipped: the last steps whose update was withheld.
+    """
+
+    applied: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)
+    skipped: list[int] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> StepHistory:
+        """Reads the plain JSON of `dataclasses.asdict`."""
+        applied = [(step, loss, norm) for step, loss, norm in saved.get("applied", ())]
+        return cls(applied, list(saved.get("skipped", ())))
+
+
+class BadStep(NamedTuple):
+    """A step that went bad."""
+
+    step: int
+    reason: str  # "loss nan", "gradient_norm 31.2 above 4.8"
+    response: Response
+    figures: Mapping[str, float]  # loss, gradient norm and their limits
+    exhausted: str = ""  # why it is not what was asked for
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.reason}{self.exhausted}"
+
+
+class BadStepGuard:
+    """Judges steps by those before them."""
+
+    def __init__(self, section: BadStepsSection) -> None:
+        """Judges nothing yet.
+
+        Args:
+            section: of the run.
+        """
+        self._section = section
+
+    def limits(self, history: StepHistory, step: int) -> StepLimits:
+        """Returns above which loss and gradient norm a step is a spike."""
+        window = self._section.window
+        seen = [entry[1:] for entry in history.applied if entry[0] < step - 1][-window:]
+        if self._section.on_spike == "ignore" or len(seen) < window:
+            return StepLimits()
+        return StepLimits(*map(self._limit, zip(*seen, strict=True)))
+
+    def withheld(self, limits: StepLimits) -> StepLimits:
+        """Returns the limits as the compiled step gets them: a spike may be applied after all."""
+        return StepLimits() if self._section.on_spike in ("ignore", "warn") else limits
+
+    def judge(
+        self, history: StepHistory, step: int, metrics: Sums, limits: StepLimits
+    ) -> BadStep | None:
+        """Adds a step to the history; returns what is wrong with it.
+
+        Args:
+            history: of the phase, changed in place.
+            step: the step.
+            metrics: of it.
+            limits: that it was judged by.
+        """
+        section = self._section
+        found = {name: metrics[name][0] for name in StepLimits._fields}
+        spikes = {n: (v, float(at)) for (n, v), at in zip(found.items(), limits, strict=True)}
+        reason, asked = "", section.on_non_finite
+        if bad := [f"{name} {value}" for name, value in found.items() if not math.isfinite(value)]:
+            reason = ", ".join(bad)
+        elif high := [f"{n} {v:.4g} above {at:.4g}" for n, (v, at) in spikes.items() if v > at]:
+            reason, asked = ", ".join(high), section.on_spike
+        if metrics[HEALTHY][0]:
+            history.applied.append((step, found["loss"], found["gradient_norm"]))
+            del history.applied[: -section.window - 1]
+        if not reason:
+            return None
+        assert asked != "ignore"  # its limits are infinite
+        figures = {**found, **{f"{n}_limit": at for n, (_, at) in spikes.items()}}
+        recent = [skip for skip in history.skipped if skip > step - section.window]
+        if asked == "skip" and len(recent) >= section.limit:
+            exhausted = f", after {len(recent)} skips in {section.window} steps"
+            return BadStep(step, reason, "stop", figures, exhausted)
+        if asked == "skip":
+            history.skipped = [*recent, step]
+        return BadStep(step, reason, asked, figures)
+
+    def rollback_or_stop(self, bad: BadStep, *, rollbacks: int) -> BadStep:
+        """Returns a step to be answered by a rollback, or by a stop after too many of them.
+
+        Args:
+            bad: the step.
+            rollbacks: to the same checkpoint, so far.
+        """
+        if rollbacks < self._section.limit:
+            return bad
+        exhausted = f", after {rollbacks} rollbacks to one checkpoint"
+        return bad._replace(response="stop", exhausted=exhausted)
+
+    def _limit(self, values: Sequence[float]) -> np.float32:
+        median = np.median(values)
+        deviation = MAD_TO_DEVIATION * np.median(np.abs(np.subtract(values, median)))
+        least = LEAST_DEVIATION * np.abs(median)
+        return np.float32(median + self._section.spike_score * max(deviation, least))

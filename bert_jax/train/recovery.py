@@ -1,0 +1,133 @@
+"""What a run does about bad steps: goes on without one, goes back to a checkpoint, or stops."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.errors import RunStopped
+from bert_jax.task import Sums
+from bert_jax.train.bad_steps import BadStep, BadStepGuard
+from bert_jax.train.dump import write_dump
+from bert_jax.train.output import Output
+from bert_jax.train.prefetch import DeviceBatch
+from bert_jax.train.restore import restore_or_initialise
+from bert_jax.train.rollbacks import RollbackLog
+from bert_jax.train.spec import TrainSpec
+from bert_jax.train.state import TrainState, abstract_like
+from bert_jax.train.step import StepFigures, StepLimits
+from bert_jax.train.step_tracker import StepTracker
+
+
+class RunningStep(NamedTuple):
+    """A step that was dispatched and is not read yet."""
+
+    step: int
+    batch: DeviceBatch
+    limits: StepLimits
+    figures: StepFigures
+
+
+class RollbackDue(Exception):
+    """A bad step calls for a rollback, which ends the stream of batches."""
+
+    def __init__(self, bad: BadStep) -> None:
+        super().__init__(str(bad))
+        self.bad = bad
+
+
+class Recovery:
+    """Judges the steps of a run, and answers bad ones as its settings say; on all hosts alike."""
+
+    def __init__(self, spec: TrainSpec, tracker: StepTracker, output: Output) -> None:
+        """Moves the progress past data that an earlier rollback to the same checkpoint left out."""
+        self._spec, self._tracker = spec, tracker
+        self._output, self._display = output, output.display
+        self._guard = BadStepGuard(spec.bad_steps)
+        self._rollbacks = RollbackLog(spec.run_dir, step=tracker.progress.step)
+        if before := self._rollbacks.to(tracker.progress.step):
+            before[-1].apply(tracker.progress)
+
+    def limits(self, step: int) -> StepLimits:
+        """Returns what a step is judged by: loss and gradient norm of a spike."""
+        return self._guard.limits(self._tracker.progress.history, step)
+
+    def withheld(self, limits: StepLimits) -> StepLimits:
+        """Returns the limits beyond which the compiled step withholds its update."""
+        return self._guard.withheld(limits)
+
+    def judge(self, running: RunningStep, metrics: Sums) -> BadStep | None:
+        """Returns what is wrong with a step, and remembers it for those after it."""
+        history = self._tracker.progress.history
+        return self._guard.judge(history, running.step, metrics, running.limits)
+
+    def respond(self, bad: BadStep, running: RunningStep, state: TrainState) -> TrainState:
+        """Answers a bad step that has been counted; returns the state to go on from.
+
+        Args:
+            bad: the step.
+            running: the same step.
+            state: frozen before it, unless the response is a warning.
+
+        Raises:
+            RollbackDue: call `roll_back`.
+            RunStopped: as set, or after too many; the step has been written out.
+        """
+        if bad.response in ("warn", "skip"):
+            done = "skipped, its update is not applied" if bad.response == "skip" else "a spike"
+            self._display.say(f"{bad}: {done}", style="bold yellow")
+            self._record(bad, step=bad.step)
+            return _thawed(state) if bad.response == "skip" else state
+        spec, progress = self._spec, self._tracker.progress
+        spec.checkpoints.wait()
+        last = spec.checkpoints.latest_step()
+        if bad.response == "rollback":
+            before = self._rollbacks.to(last or 0)
+            bad = self._guard.rollback_or_stop(bad, rollbacks=len(before))
+        folder = write_dump(spec, bad, state, running.batch.batch, running.figures, progress)
+        if bad.response == "rollback":
+            self._display.say(f"{bad}; written to {folder}", style="bold red")
+            raise RollbackDue(bad)
+        self._record(bad, step=bad.step)
+        held = "there is no checkpoint yet" if last is None else f"checkpoint {last} is untouched"
+        raise RunStopped(f"{bad}; {held}; look at the step with `bert-jax replay {folder}`")
+
+    def roll_back(self, bad: BadStep, state: TrainState) -> TrainState:
+        """Goes back to the last checkpoint, its data position moved past the bad step.
+
+        Args:
+            bad: the step.
+            state: frozen before it; its memory is given back before the other is read.
+        """
+        abstract = jax.tree.map(abstract_like, state)
+        for leaf in jax.tree.leaves(state):
+            leaf.delete()
+        state, progress = restore_or_initialise(self._spec, abstract)
+        left_out = self._rollbacks.add(bad, progress, at=self._tracker.progress)
+        left_out.apply(progress)
+        self._tracker.progress = progress
+        self._output.rewind(progress.step)
+        self._record(bad, step=progress.step)
+        self._display.say(
+            f"step {bad.step}: back to step {progress.step}; rows {left_out.first} to "
+            f"{left_out.position.example_index - 1} of phase {left_out.phase} are left out",
+            style="bold red",
+        )
+        return state
+
+    def _record(self, bad: BadStep, *, step: int) -> None:
+        """Writes a line of figures. JSON has no NaN: a figure that is missing was not finite."""
+        finite = {name: value for name, value in bad.figures.items() if math.isfinite(value)}
+        self._output.writer.write("bad_step", step, {"at": bad.step, bad.response: 1, **finite})
+
+
+def _thawed(state: TrainState) -> TrainState:
+    """Returns a frozen state one step on, as if its step had changed nothing else."""
+    layout = state.step.sharding
+    step, healthy = jax.jit(
+        lambda step: (step + 1, jnp.ones((), jnp.bool_)), out_shardings=(layout, layout)
+    )(state.step)
+    return state._replace(step=step, healthy=healthy)

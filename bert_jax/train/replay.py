@@ -1,0 +1,197 @@
+"""A dumped step run again: its loss and gradients, on whatever devices there are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh
+
+from bert_jax.errors import UserError
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.rules import batch_sharding, replicated
+from bert_jax.parallel.section import MeshSection
+from bert_jax.task import Task
+from bert_jax.train.dump import BATCH, STATE, DumpRecord, read_tensors
+from bert_jax.train.state import TrainState, define_model
+from bert_jax.train.step import RngName, choose_rng, make_gradients, squares_by_layer
+
+PARAMS: Final = "params/"
+LAYERS: Final = "encoder/layers/"
+
+# Of one layer, in the order in which the backward pass comes to them; of the model likewise.
+LAYER_PARTS: Final = ("output_norm", "output", "intermediate", "attention_norm", "attention")
+AFTER_ENCODER: Final = ("mlm", "task", "next_sentence", "pooler")
+
+# Up to this relative difference two losses are the same in other arithmetic.
+SAME: Final = 0.01
+
+
+class Replay(NamedTuple):
+    """What a step gave when it was run again.
+
+    Attributes:
+        loss: of the global batch.
+        gradient_norm: over all parameters.
+        gradient_norms: of each parameter of each layer, in the order of the backward pass:
+            ``mlm/dense/kernel``, …, ``encoder/layers.1/output/kernel``, …
+        bad_inputs: what of batch and parameters was not finite before the step: ``batch
+            masked_lm_weights[3, 0] = nan``.
+        reproduces: whether the recorded figures were found again.
+    """
+
+    loss: float
+    gradient_norm: float
+    gradient_norms: Mapping[str, float]
+    bad_inputs: Sequence[str]
+    reproduces: bool
+
+    @property
+    def first_bad(self) -> str | None:
+        """The first parameter, in the order of the backward pass, whose gradient is not finite."""
+        return next((n for n, v in self.gradient_norms.items() if not math.isfinite(v)), None)
+
+
+def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
+    """Runs a dumped step again, up to its gradients.
+
+    Args:
+        folder: of the dump.
+        record: what `read_record` returned.
+        task: of the run.
+
+    Raises:
+        UserError: the dump is damaged or not of this task.
+    """
+    batch = read_tensors(folder, BATCH, record)
+    state = read_tensors(folder, STATE, record, only=lambda name: not name.startswith("opt_state"))
+    params = {n.removeprefix(PARAMS): a for n, a in state.items() if n.startswith(PARAMS)}
+    model = define_model(task.build)
+    _compare(params, model.params, folder)
+    mesh = _mesh(len(array) // record.accumulation for array in batch.values())
+    gradients = make_gradients(
+        task, model, rng=_rng(record, folder), accumulation=record.accumulation
+    )
+
+    def run(state: TrainState, batch: Any) -> tuple[jax.Array, Any]:
+        loss, _, grads = gradients(state, batch)
+        return loss, squares_by_layer(grads, model.axes)
+
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(
+            TrainState(state["step"], state["rng"], _nested(params), (), np.bool_(True)),
+            replicated(mesh),
+        )
+        loss, squares = jax.device_get(
+            jax.jit(run)(placed, jax.device_put(_parts(batch), batch_sharding(mesh)))
+        )
+    leaves = jax.tree_util.tree_leaves_with_path(squares)
+    norms = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(np.sqrt(np.ravel(leaf)))
+        for path, leaf in leaves
+    }
+    total = float(np.sqrt(sum(np.sum(leaf, dtype=np.float64) for _, leaf in leaves)))
+    recorded = record.figures
+    return Replay(
+        loss=float(loss),
+        gradient_norm=total,
+        gradient_norms=by_layer(norms),
+        bad_inputs=[*_not_finite(BATCH, batch), *_not_finite("parameter", params)],
+        reproduces=_same(float(loss), recorded["loss"]) and _same(total, recorded["gradient_norm"]),
+    )
+
+
+def by_layer(norms: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Returns each layer's norms under its own name, in the order of the backward pass.
+
+    Args:
+        norms: of every parameter; of a stacked one, of all layers.
+    """
+    found = {
+        name.replace(LAYERS, f"encoder/layers.{at}/"): float(norm)
+        for name, values in norms.items()
+        for at, norm in enumerate(values)
+    }
+    return dict(sorted(found.items(), key=lambda item: _backward_rank(item[0])))
+
+
+def by_module(norms: Mapping[str, float]) -> dict[str, float]:
+    """Returns the norms of modules and layers: ``{"mlm": 0.3, "encoder/layers.1": 1.2, …}``.
+
+    Args:
+        norms: from `by_layer`.
+    """
+    sums: dict[str, float] = {}
+    for name, norm in norms.items():
+        parts = name.split("/")
+        module = "/".join(parts[: 2 if parts[0] == "encoder" else 1])
+        sums[module] = sums.get(module, 0.0) + norm * norm
+    return {module: math.sqrt(total) for module, total in sums.items()}
+
+
+def _backward_rank(name: str) -> tuple[int, int, str]:
+    if layer := re.match(r"encoder/layers\.(\d+)/(\w+)", name):
+        place = LAYER_PARTS.index(layer[2]) if layer[2] in LAYER_PARTS else len(LAYER_PARTS)
+        return 1, -int(layer[1]) * (len(LAYER_PARTS) + 1) + place, name
+    top = name.partition("/")[0]
+    if top == "encoder":
+        return 2, 0, name
+    return 0, AFTER_ENCODER.index(top) if top in AFTER_ENCODER else len(AFTER_ENCODER), name
+
+
+def _mesh(rows: Iterator[int]) -> Mesh:
+    """Returns as many devices as divide the rows of every part of a microbatch."""
+    common, devices = math.gcd(*rows), jax.local_devices()
+    count = max(n for n in range(1, len(devices) + 1) if common % n == 0)
+    return make_mesh(MeshSection(data=count), devices[:count])
+
+
+def _rng(record: DumpRecord, folder: epath.Path) -> RngName:
+    if record.rng not in ("threefry2x32", "rbg", "unsafe_rbg"):
+        raise UserError(f"{folder}: found rng {record.rng}, allowed: threefry2x32, rbg, unsafe_rbg")
+    return choose_rng(record.rng)
+
+
+def _compare(found: Mapping[str, np.ndarray], wanted: Any, folder: epath.Path) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(wanted)
+    shapes = {jax.tree_util.keystr(k, simple=True, separator="/"): v.shape for k, v in leaves}
+    for name in sorted({*shapes, *found}):
+        have = found[name].shape if name in found else "nothing"
+        if have != shapes.get(name):
+            raise UserError(
+                f"{folder}: {name}: found {have}, but its config.yaml describes a model with "
+                f"{shapes.get(name, 'nothing')}"
+            )
+
+
+def _nested(flat: Mapping[str, np.ndarray]) -> Any:
+    return unflatten_dict(dict(flat), sep="/")
+
+
+def _parts(batch: Mapping[str, np.ndarray]) -> Any:
+    """Returns a batch, or the parts of one, by which arrays are named ``0/input_ids``."""
+    nested = _nested(batch)
+    if "0" in nested:
+        return tuple(nested[str(at)] for at in range(len(nested)))
+    return nested
+
+
+def _not_finite(what: str, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Yields the first number of each array that is not finite."""
+    for name, array in arrays.items():
+        if not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():
+            continue
+        at = np.argwhere(~np.isfinite(array))[0]
+        yield f"{what} {name}{[*map(int, at)]} = {array[tuple(at)]}"
+
+
+def _same(found: float, recorded: float) -> bool:
+    if not math.isfinite(recorded):
+        return not math.isfinite(found)
+    return math.isclose(found, recorded, rel_tol=SAME)

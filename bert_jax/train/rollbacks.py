@@ -1,0 +1,109 @@
+"""The rollbacks of a run: what data was left out, and from which checkpoint on.
+
+``rollbacks.json`` in the run directory says it from the moment of the decision: a run that is
+stopped before the next checkpoint resumes past the same data.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jax
+import pydantic
+from etils import epath
+
+from bert_jax.data.loader.data_position import DataPosition
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object
+from bert_jax.section import Section
+from bert_jax.train.bad_steps import BadStep
+from bert_jax.train.progress import TrainProgress
+from bert_jax.validation import validate
+
+FILE: Final = "rollbacks.json"
+
+
+class Rollback(Section):
+    """One of them.
+
+    Attributes:
+        checkpoint: the step that the run went back to; 0 is its start.
+        bad_step: the step that went bad.
+        reason: what was wrong with it.
+        phase: of the bad step.
+        first: the first row that is left out, counted over the phase.
+        position: the data position to go on from.
+    """
+
+    checkpoint: int = pydantic.Field(ge=0)
+    bad_step: int = pydantic.Field(ge=1)
+    reason: str
+    phase: int = pydantic.Field(ge=0)
+    first: int = pydantic.Field(ge=0)
+    position: DataPosition
+
+    def apply(self, progress: TrainProgress) -> None:
+        """Moves the progress of the checkpoint past the data."""
+        if progress.phase < self.phase:
+            progress.start_phase(self.phase)
+        progress.position = self.position
+
+
+class RollbackFile(Section):
+    """What the file holds."""
+
+    rollbacks: tuple[Rollback, ...] = ()
+
+
+class RollbackLog:
+    """All of a run's, oldest first."""
+
+    def __init__(self, run_dir: epath.Path, *, step: int) -> None:
+        """Reads those of the run that count at a step: later ones will be decided again.
+
+        Args:
+            run_dir: of the run.
+            step: of the checkpoint that it goes on from.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        self._path = run_dir / FILE
+        self._all = [entry for entry in _read(self._path) if entry.checkpoint <= step]
+
+    def to(self, step: int) -> list[Rollback]:
+        """Returns those to one checkpoint; the last says where the data goes on."""
+        return [entry for entry in self._all if entry.checkpoint == step]
+
+    def add(self, bad: BadStep, progress: TrainProgress, *, at: TrainProgress) -> Rollback:
+        """Writes one down, and returns it.
+
+        Args:
+            bad: the step that went bad.
+            progress: of the checkpoint.
+            at: the progress after the bad step.
+        """
+        assert at.position is not None
+        start = progress.position if progress.phase == at.phase else None
+        if before := self.to(progress.step):
+            start = before[-1].position
+        entry = Rollback(
+            checkpoint=progress.step,
+            bad_step=bad.step,
+            reason=bad.reason,
+            phase=at.phase,
+            first=start.example_index if start else 0,
+            position=at.position,
+        )
+        self._all.append(entry)
+        if jax.process_index() == 0:
+            write_whole(
+                self._path, RollbackFile(rollbacks=tuple(self._all)).model_dump_json(indent=1)
+            )
+        return entry
+
+
+def _read(path: epath.Path) -> list[Rollback]:
+    if not path.exists():
+        return []
+    return list(validate(RollbackFile, read_json_object(path), source=str(path)).rollbacks)

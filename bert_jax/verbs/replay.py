@@ -1,0 +1,81 @@
+"""`bert-jax replay`: a bad step's dump → the same step again, anywhere."""
+
+from __future__ import annotations
+
+import jax
+from etils import epath
+from rich.console import Console
+from rich.table import Table
+
+from bert_jax.model.config import Dtype
+from bert_jax.objectives.registry import objective_of
+from bert_jax.parallel.mesh import initialise
+from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.directory import Run, open_run
+from bert_jax.task import Task
+from bert_jax.tasks.training.setup import task_of
+from bert_jax.train.dump import DumpRecord, read_record
+from bert_jax.train.replay import Replay, by_layer, by_module, replay_step
+
+
+def replay(
+    dump: str,
+    *,
+    dtype: Dtype | None = None,
+    mesh: MeshSection | None = None,
+    console: Console | None = None,
+) -> Replay:
+    """Runs the step of a dump again, from the same parameters, batch and random key.
+
+    Args:
+        dump: a ``bad_step_<n>`` of a run directory, or a copy of one; it needs nothing else.
+        dtype: of activations, in place of the run's: float32 tells an overflow of bfloat16's or
+            a wrong gradient from a number that is bad in itself.
+        mesh: its platform alone counts; all local devices that divide the batch are used.
+        console: where the result is shown; standard output where none is given.
+
+    Returns:
+        Loss, gradient norms, what was not finite, and whether the recorded figures came again.
+
+    Raises:
+        UserError: no dump, or a damaged one.
+    """
+    folder = epath.Path(dump)
+    record = read_record(folder)
+    run = open_run(folder)
+    if dtype is not None:
+        execution = run.model.execution.model_copy(update={"dtype": dtype})
+        run = run._replace(model=run.model.model_copy(update={"execution": execution}))
+    initialise(mesh or MeshSection())
+    found = replay_step(folder, record, _task(run, record))
+    _show(run, record, found, console or Console())
+    return found
+
+
+def _task(run: Run, record: DumpRecord) -> Task:
+    if run.is_fine_tuned:
+        return task_of(run, class_weights=record.task.get("class_weights"))
+    return objective_of(run)
+
+
+def _show(run: Run, record: DumpRecord, found: Replay, console: Console) -> None:
+    def say(line: str, style: str = "") -> None:
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    here, then = jax.default_backend(), record.figures
+    say(f"step {record.step}: {record.reason}")
+    say(f"then, {record.platform}: loss {then['loss']:.6g}, norm {then['gradient_norm']:.6g}")
+    execution = run.model.execution
+    say(f"here, {here}, {execution.dtype}: loss {found.loss:.6g}, norm {found.gradient_norm:.6g}")
+    for line in found.bad_inputs:
+        say(f"not finite before the step: {line}", "bold")
+    recorded = by_module(by_layer(record.gradient_norms))
+    table = Table("gradient norm, in the order of the backward pass", "then", "here")
+    for module, norm in by_module(found.gradient_norms).items():
+        table.add_row(module, f"{recorded.get(module, float('nan')):.4g}", f"{norm:.4g}")
+    console.print(table)
+    if found.first_bad:
+        say(f"first gradient that is not finite: {found.first_bad}", "bold")
+    say(f"reproduces: {'yes' if found.reproduces else 'no'}", "bold")
+    if not found.reproduces and record.rng != "threefry2x32" and here != record.platform:
+        say(f"(dropout bits of {record.rng} on {here} are not those of {record.platform})")

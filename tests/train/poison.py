@@ -1,0 +1,94 @@
+"""Batches and gradients that go bad at chosen places, in a real run in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.data.loader.loader import Loader
+from bert_jax.objectives.bert import BertObjective
+from bert_jax.task import Batch, Metrics
+from bert_jax.tasks.batches import TrainBatches
+
+Poison = Callable[[np.ndarray], None]
+MARK = 7.0  # a weight that tells a loss to make its gradient NaN
+
+
+def nan(weights: np.ndarray) -> None:
+    weights.flat[0] = np.nan
+
+
+def spike(weights: np.ndarray) -> None:
+    """A sum of weights of about nothing: loss and gradient are a hundred times too large."""
+    weights[:] = 0
+    weights[:, :2] = 100, -99.9
+
+
+def mark(weights: np.ndarray) -> None:
+    weights.flat[0] = MARK
+
+
+def poison_pretraining(patch: pytest.MonkeyPatch, at: Mapping[int, Poison]) -> list[int]:
+    """Spoils batches of every phase, counted from 0; returns the list of those that were read."""
+    read: list[int] = []
+
+    class Poisoned(Loader):
+        def batches(self, *, first_step: int, with_examples: bool = False) -> Any:
+            whole = super().batches(first_step=first_step, with_examples=with_examples)
+            return _spoilt(whole, first_step, at, "masked_lm_weights", read)
+
+    patch.setattr("bert_jax.objectives.phases.Loader", Poisoned)
+    return read
+
+
+def poison_finetuning(patch: pytest.MonkeyPatch, at: Mapping[int, Poison]) -> list[int]:
+    """As `poison_pretraining`, of the batches of a fine-tuning run."""
+    read: list[int] = []
+
+    class Poisoned(TrainBatches):
+        def batches(self, *, first_step: int, with_examples: bool = False) -> Any:
+            whole = super().batches(first_step=first_step, with_examples=with_examples)
+            return _spoilt(whole, first_step, at, "row_weights", read)
+
+    patch.setattr("bert_jax.tasks.training.setup.TrainBatches", Poisoned)
+    return read
+
+
+def poison_gradient(patch: pytest.MonkeyPatch) -> None:
+    """Makes the gradient of a batch with a `mark` NaN where its loss is finite."""
+    whole = BertObjective.loss
+
+    def loss(
+        self: BertObjective, model: Any, batch: Batch, **others: Any
+    ) -> tuple[jax.Array, Metrics]:
+        marked = (batch["masked_lm_weights"] == MARK).any()
+        weights = jnp.where(batch["masked_lm_weights"] == MARK, 1.0, batch["masked_lm_weights"])
+        value, metrics = whole(self, model, {**batch, "masked_lm_weights": weights}, **others)
+        # √x is 0 at 0, and its slope infinite: 0 · ∞ flows back.
+        return value + 0.0 * jnp.sqrt(value * 0.0 + jnp.where(marked, 0.0, 1.0)), metrics
+
+    patch.setattr(BertObjective, "loss", loss)
+
+
+@contextlib.contextmanager
+def _spoilt(
+    whole: Any, first: int, at: Mapping[int, Poison], name: str, read: list[int]
+) -> Iterator[Iterator[Any]]:
+    def batches() -> Iterator[Any]:
+        for step, batch in enumerate(rows, first):
+            read.append(step)
+            if step in at:
+                parts = batch if isinstance(batch, tuple) else (batch,)
+                spoilt = tuple({**part, name: np.array(part[name])} for part in parts)
+                at[step](spoilt[0][name])
+                batch = spoilt if isinstance(batch, tuple) else spoilt[0]
+            yield batch
+
+    with whole as rows:
+        yield batches()

@@ -1,0 +1,132 @@
+"""What is a bad step, and what is asked for about it: the judging alone, without a device."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_jax.train.bad_steps import BadStep, BadStepGuard, StepHistory
+from bert_jax.train.sections import BadStepsSection
+from bert_jax.train.step import StepLimits
+
+WINDOW = 8
+
+
+def guard(**settings: Any) -> BadStepGuard:
+    return BadStepGuard(BadStepsSection(window=WINDOW, **settings))
+
+
+def steady(steps: int = 20, *, first: int = 1) -> StepHistory:
+    """Losses about 2 and norms about 1, a few per cent to either side."""
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 0.03, (steps, 2))
+    values = [(2 + 2 * a, 1 + b) for a, b in noise.tolist()]
+    return StepHistory([(first + at, *pair) for at, pair in enumerate(values)])
+
+
+def judge(
+    judged: BadStepGuard, history: StepHistory, step: int, loss: float, norm: float = 1.0
+) -> BadStep | None:
+    """Judges a step as the loop does: withheld by the compiled step, or applied."""
+    limits = judged.limits(history, step)
+    withheld = judged.withheld(limits)
+    fine = math.isfinite(loss) and math.isfinite(norm)
+    applied = fine and loss <= withheld.loss and norm <= withheld.gradient_norm
+    metrics = {"loss": (loss, 1.0), "gradient_norm": (norm, 1.0), "healthy": (float(applied), 1.0)}
+    return judged.judge(history, step, metrics, limits)
+
+
+def test_a_normal_step_is_not_bad_and_a_spike_of_loss_or_gradient_is() -> None:
+    history = steady()
+    assert judge(guard(), history, 21, 2.1) is None
+    loss = judge(guard(), history, 22, 5.0)
+    assert loss
+    assert loss.reason.startswith("loss 5 above 2.")
+    assert loss.response == "warn"
+    norm = judge(guard(), history, 23, 2.0, 4.0)
+    assert norm
+    assert norm.reason.startswith("gradient_norm 4 above 1.")
+
+
+def test_nothing_is_a_spike_before_the_window_is_full_but_nan_always_is_bad() -> None:
+    history = steady(WINDOW)
+    assert guard().limits(history, WINDOW + 1) == StepLimits()  # it has not seen step 8 yet
+    assert guard().limits(history, WINDOW + 2).loss < 4
+    bad = judge(guard(), StepHistory(), 1, math.nan, math.inf)
+    assert bad
+    assert bad.reason == "loss nan, gradient_norm inf"
+    assert bad.response == "skip"
+
+
+def test_limits_do_not_depend_on_whether_the_step_before_has_been_read() -> None:
+    """A run that was stopped in between has read it, one that goes on has not."""
+    history = steady()
+    before = guard().limits(history, 22)
+    history.applied.append((21, 100.0, 100.0))
+    assert guard().limits(history, 22) == before
+    assert guard().limits(history, 23) != before
+
+
+def test_a_level_that_stays_becomes_the_new_normal_under_warn() -> None:
+    history, judged = steady(), guard()
+    found = [judge(judged, history, step, 8.0) for step in range(21, 41)]
+    assert all(found[:4])
+    assert not any(found[WINDOW:])
+
+
+@pytest.mark.parametrize("response", ["skip", "rollback", "stop"])
+def test_a_spike_that_is_withheld_does_not_enter_the_window(response: str) -> None:
+    history, judged = steady(), guard(on_spike=response, limit=100)
+    for step in range(21, 41):
+        bad = judge(judged, history, step, 8.0)
+        assert bad
+        assert bad.response == response
+    assert max(loss for _, loss, _ in history.applied) < 3
+
+
+def test_ignored_spikes_are_not_looked_for() -> None:
+    assert judge(guard(on_spike="ignore"), steady(), 21, 1e9, 1e9) is None
+
+
+def test_skips_beyond_the_limit_within_a_window_stop_the_run() -> None:
+    judged, history = guard(limit=2), StepHistory()
+    found = [judge(judged, history, step, math.nan) for step in (1, 2, 12, 13, 14)]
+    assert [bad and bad.response for bad in found] == ["skip", "skip", "skip", "skip", "stop"]
+    assert str(found[-1]) == "step 14: loss nan, after 2 skips in 8 steps"
+
+
+def test_rollbacks_to_one_checkpoint_beyond_the_limit_stop_the_run() -> None:
+    judged = guard(on_non_finite="rollback", limit=2)
+    bad = judge(judged, StepHistory(), 9, math.nan)
+    assert bad
+    assert judged.rollback_or_stop(bad, rollbacks=1).response == "rollback"
+    stop = judged.rollback_or_stop(bad, rollbacks=2)
+    assert stop.response == "stop"
+    assert str(stop) == "step 9: loss nan, after 2 rollbacks to one checkpoint"
+
+
+@given(
+    st.lists(st.floats(0.1, 100), min_size=WINDOW, max_size=40),
+    st.floats(1, 50),
+)
+def test_a_limit_is_never_below_half_as_much_again_as_the_median(
+    losses: list[float], score: float
+) -> None:
+    history = StepHistory([(at, loss, loss) for at, loss in enumerate(losses)])
+    limit = guard(spike_score=score).limits(history, len(losses) + 1).loss
+    seen = losses[-WINDOW:]
+    assert limit >= np.float32(np.median(seen) * (1 + 0.05 * score)) * (1 - 1e-6)
+
+
+def test_history_survives_json_bit_for_bit() -> None:
+    history = dataclasses.replace(steady(), skipped=[3, 9])
+    saved = json.loads(json.dumps(dataclasses.asdict(history)))
+    assert StepHistory.from_json(saved) == history
+    assert StepHistory.from_json({}) == StepHistory()  # of a checkpoint without one

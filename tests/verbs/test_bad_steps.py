@@ -1,0 +1,286 @@
+"""NaN and spikes in a real run: skipped, rolled back, stopped, resumed and replayed, by command."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import bert_jax
+from bert_jax.cli import cli
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.parameters import load_params
+from bert_jax.train.writer import read_metrics
+from tests.project import project_config, write_config
+from tests.tasks.runs import tiny_config
+from tests.train.poison import (
+    mark,
+    nan,
+    poison_finetuning,
+    poison_gradient,
+    poison_pretraining,
+    spike,
+)
+
+STEPS = 16
+
+
+@pytest.fixture(scope="module")
+def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """16 steps, a checkpoint every 6; a window of 8 steps."""
+    values = project_config(project)
+    values["mesh"] = {"platform": "cpu", "data": 4, "fsdp": 2}
+    values["train"] |= {
+        "phases": [values["train"]["phases"][0] | {"steps": STEPS}],
+        "evaluation": None,
+        "checkpoint": {"every": 6, "keep_last": 9},
+        "bad_steps": {"window": 8},
+        "log_every": 1,
+    }
+    return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def ok(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def bad_lines(run_dir: Path) -> list[dict[str, Any]]:
+    return read_metrics(run_dir, kind="bad_step")
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in read_metrics(run_dir, kind="train")}
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """The same figures and the same parameters, bit for bit."""
+    assert losses(found) == losses(expected)
+    assert bad_lines(found) == bad_lines(expected)
+    ours, theirs = (
+        jax.device_get(load_params(open_run(run), checkpoint="last").params)
+        for run in (found, expected)
+    )
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def resumed_at(step: int, run_dir: Path, copy: Path) -> Path:
+    """A copy of a run as it was when it was killed after a checkpoint."""
+    shutil.copytree(run_dir, copy)
+    for checkpoint in (copy / "checkpoints").iterdir():
+        if int(checkpoint.name) > step:
+            shutil.rmtree(checkpoint)
+    return copy
+
+
+def test_a_nan_is_skipped_and_the_run_goes_on_bit_for_bit_after_a_kill(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One right before a checkpoint, so that the next step begins with it in the history.
+    poison_pretraining(monkeypatch, {4: nan, 5: nan})
+    run_dir = tmp_path / "run"
+    said = ok("pretrain", config, f"run_dir={run_dir}")
+    assert "step 5: loss nan, gradient_norm nan: skipped, its update is not applied" in said
+    lines = bad_lines(run_dir)
+    assert [(line["step"], line["at"], line["skip"]) for line in lines] == [(5, 5, 1), (6, 6, 1)]
+    assert sorted(losses(run_dir)) == [step for step in range(1, STEPS + 1) if step not in (5, 6)]
+    assert all(np.isfinite(loss) for loss in losses(run_dir).values())
+    assert not list(run_dir.glob("bad_step_*"))
+
+    killed = resumed_at(6, run_dir, tmp_path / "killed")
+    assert "resuming at step 6 of 16" in ok("pretrain", config, f"run_dir={killed}")
+    assert_same_run(killed, run_dir)
+
+
+def test_too_many_skips_stop_the_run_and_the_dump_replays(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = poison_pretraining(monkeypatch, {at: nan for at in (1, 2, 3, 4, 7)})
+    run_dir = tmp_path / "run"
+    result = invoke("pretrain", config, f"run_dir={run_dir}")
+    assert result.exit_code == 1, result.output
+    assert max(read) < 7
+    (folder,) = run_dir.glob("bad_step_*")
+    assert (
+        f"bert-jax: step 5: loss nan, gradient_norm nan, after 3 skips in 8 steps; there is no "
+        f"checkpoint yet; look at the step with `bert-jax replay {folder}`" in result.stderr
+    )
+    elsewhere = tmp_path / "copied"
+    shutil.copytree(folder, elsewhere)
+    shutil.rmtree(run_dir)
+    said = ok("replay", elsewhere, "--platform", "cpu")
+    assert "then, cpu: loss nan, norm nan" in said
+    assert "here, cpu, float32: loss nan, norm nan" in said
+    assert "not finite before the step: batch masked_lm_weights[0, 0] = nan" in said
+    assert "first gradient that is not finite: mlm/" in said
+    assert "reproduces: yes" in said
+    found = bert_jax.replay(str(elsewhere), dtype="bfloat16")
+    assert found.reproduces
+    assert list(found.gradient_norms)[-1].startswith("encoder/embeddings/")
+
+
+def test_a_nan_in_a_gradient_alone_is_found_and_the_finite_loss_replays(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison_gradient(monkeypatch)
+    poison_pretraining(monkeypatch, {8: mark})
+    run_dir = tmp_path / "run"
+    stop = "train.bad_steps.on_non_finite=stop"
+    result = invoke("pretrain", config, f"run_dir={run_dir}", stop)
+    assert result.exit_code == 1, result.output
+    assert "step 9: gradient_norm nan; checkpoint 6 is untouched" in result.stderr
+    found = bert_jax.replay(str(run_dir / "bad_step_9"))
+    assert found.reproduces
+    assert found.first_bad
+    assert found.bad_inputs == []
+    # The loss of the same step in the dump was finite, and is the same again.
+    record = json.loads((run_dir / "bad_step_9" / "dump.json").read_text())
+    assert found.loss == pytest.approx(float(record["figures"]["loss"]), rel=1e-5)
+    # The same command with another setting goes on from the checkpoint.
+    skip = "train.bad_steps.on_non_finite=skip"
+    said = ok("pretrain", config, f"run_dir={run_dir}", skip)
+    assert "train.bad_steps.on_non_finite: stop up to step 6, skip from here on" in said
+    assert max(losses(run_dir)) == STEPS
+
+
+ROLLBACK = "train.bad_steps.on_non_finite=rollback"
+
+
+def test_a_rollback_leaves_the_data_out_also_after_a_kill(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = poison_pretraining(monkeypatch, {8: nan})
+    run_dir = tmp_path / "run"
+    said = ok("pretrain", config, f"run_dir={run_dir}", ROLLBACK)
+    assert f"step 9: loss nan, gradient_norm nan; written to {run_dir / 'bad_step_9'}" in said
+    assert "step 9: back to step 6; rows 48 to 71 of phase 0 are left out" in said
+    assert [(line["step"], line["at"]) for line in bad_lines(run_dir)] == [(6, 9)]
+    # Batches 6 to 8 were read once, and the 16 steps took batches 0 to 5 and 9 to 18.
+    assert read.count(8) == 1
+    assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
+    last = json.loads(next((run_dir / "checkpoints" / "16").glob("progress/*")).read_text())
+    assert last["position"]["example_index"] == 19 * 8
+
+    killed = resumed_at(6, run_dir, tmp_path / "right_after_it")
+    del read[:]
+    ok("pretrain", config, f"run_dir={killed}", ROLLBACK)
+    assert min(read) == 9
+    assert_same_run(killed, run_dir)
+    killed = resumed_at(12, run_dir, tmp_path / "later")
+    del read[:]
+    ok("pretrain", config, f"run_dir={killed}", ROLLBACK)
+    assert min(read) == 15
+    assert_same_run(killed, run_dir)
+
+
+def test_a_rollback_without_a_checkpoint_begins_again_past_the_data(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = poison_pretraining(monkeypatch, {2: nan})
+    run_dir = tmp_path / "run"
+    said = ok("pretrain", config, f"run_dir={run_dir}", ROLLBACK)
+    assert "step 3: back to step 0; rows 0 to 23 of phase 0 are left out" in said
+    assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
+    assert read.count(2) == 1
+
+
+def test_rollbacks_that_do_not_help_stop_the_run(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison_pretraining(monkeypatch, {at: nan for at in range(8, 99)})
+    run_dir = tmp_path / "run"
+    few = "train.bad_steps.limit=2"
+    result = invoke("pretrain", config, f"run_dir={run_dir}", ROLLBACK, few)
+    assert result.exit_code == 1, result.output
+    assert "step 7: loss nan, gradient_norm nan, after 2 rollbacks to one checkpoint" in (
+        result.stderr
+    )
+    entries = json.loads((run_dir / "rollbacks.json").read_text())["rollbacks"]
+    assert [(e["checkpoint"], e["bad_step"], e["first"]) for e in entries] == [
+        (6, 9, 48),
+        (6, 7, 72),
+    ]
+
+
+@pytest.mark.parametrize("response", ["warn", "skip"])
+def test_a_spike_is_answered_as_set_and_a_resumed_run_judges_alike(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, response: str
+) -> None:
+    poison_pretraining(monkeypatch, {13: spike})
+    run_dir, setting = tmp_path / "run", f"train.bad_steps.on_spike={response}"
+    said = ok("pretrain", config, f"run_dir={run_dir}", setting)
+    (line,) = bad_lines(run_dir)
+    assert (line["at"], line[response]) == (14, 1)
+    assert line["gradient_norm"] > 5 * line["gradient_norm_limit"]
+    assert "step 14: loss" in said
+    assert (14 in losses(run_dir)) == (response != "skip")
+    killed = resumed_at(12, run_dir, tmp_path / "killed")
+    ok("pretrain", config, f"run_dir={killed}", setting)
+    assert_same_run(killed, run_dir)
+
+
+def test_fine_tuning_has_the_same_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison_finetuning(monkeypatch, {3: nan, 5: nan})
+    config = write_config(tmp_path / "config.yaml", tiny_config(tmp_path, epochs=1))
+    result = invoke("finetune", config, "finetune.bad_steps.limit=1")
+    assert result.exit_code == 1, result.output
+    assert "step 4: loss nan, gradient_norm nan: skipped" in result.output
+    assert "step 6: loss nan, gradient_norm nan, after 1 skips in 128 steps" in result.stderr
+    (folder,) = (tmp_path / "tuned").glob("bad_step_*")
+    said = ok("replay", folder)
+    assert "row_weights[0] = nan" in said
+    assert "reproduces: yes" in said
+    assert "skipped" in ok("finetune", config, "finetune.bad_steps.limit=2")
+
+
+def test_a_damaged_dump_is_refused_in_one_line(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison_pretraining(monkeypatch, {0: nan})
+    run_dir = tmp_path / "run"
+    invoke("pretrain", config, f"run_dir={run_dir}", "train.bad_steps.on_non_finite=stop")
+    folder = run_dir / "bad_step_1"
+
+    def refused(*changes: tuple[str, bytes | None]) -> str:
+        copy = tmp_path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy)
+        for name, content in changes:
+            (copy / name).unlink()
+            if content is not None:
+                (copy / name).write_bytes(content)
+        result = invoke("replay", copy)
+        assert result.exit_code == 2, (result.output, result.exception)
+        return " ".join(result.stderr.split())
+
+    record = json.loads((folder / "dump.json").read_text())
+
+    def changed(**fields: Any) -> Sequence[tuple[str, bytes]]:
+        return [("dump.json", json.dumps(record | fields).encode())]
+
+    state = (folder / "state_0.npz").read_bytes()
+    assert "no dump.json in it" in refused(("dump.json", None))
+    assert "state_0.npz: no such file" in refused(("state_0.npz", None))
+    assert "damaged, or no .npz" in refused(("state_0.npz", state[:1000]))
+    assert "batch_1.npz: no such file" in refused(*changed(processes=2))
+    huge = {"shape": [1 << 40], "dtype": "float32"}
+    assert "needs" in refused(*changed(batch={**record["batch"], "input_ids": huge}))
+    assert "found rng x" in refused(*changed(rng="x"))
+    assert "step: found -1" in refused(*changed(step=-1))
+    nothing = invoke("replay", tmp_path / "nothing")
+    assert nothing.exit_code == 2
+    assert "no dump.json in it; expected a bad_step_<n>" in nothing.stderr
