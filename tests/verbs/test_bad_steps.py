@@ -231,9 +231,7 @@ def test_a_spike_is_answered_as_set_and_a_resumed_run_judges_alike(
     assert_same_run(killed, run_dir)
 
 
-def test_fine_tuning_has_the_same_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fine_tuning_has_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison_finetuning(monkeypatch, {3: nan, 5: nan})
     config = write_config(tmp_path / "config.yaml", tiny_config(tmp_path, epochs=1))
     result = invoke("finetune", config, "finetune.bad_steps.limit=1")
