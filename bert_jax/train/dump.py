@@ -38,6 +38,7 @@ STATE: Final = "state"
 # JSON has no NaN: figures are texts.
 Figure = Annotated[
     float,
+    pydantic.AllowInfNan(True),
     pydantic.BeforeValidator(lambda value: float(value) if isinstance(value, str) else value),
     pydantic.PlainSerializer(repr),
 ]

@@ -17,6 +17,7 @@ import bert_jax
 from bert_jax.cli import cli
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
+from bert_jax.train.example_log import read_example_log, times_seen
 from bert_jax.train.writer import read_metrics
 from tests.project import project_config, write_config
 from tests.tasks.runs import tiny_config
@@ -163,13 +164,15 @@ def test_a_rollback_leaves_the_data_out_also_after_a_kill(
 ) -> None:
     read = poison_pretraining(monkeypatch, {8: nan})
     run_dir = tmp_path / "run"
-    said = ok("pretrain", config, f"run_dir={run_dir}", ROLLBACK)
+    said = ok("pretrain", config, f"run_dir={run_dir}", ROLLBACK, "train.example_log=true")
     assert f"step 9: loss nan, gradient_norm nan; written to {run_dir / 'bad_step_9'}" in said
     assert "step 9: back to step 6; rows 48 to 71 of phase 0 are left out" in said
     assert [(line["step"], line["at"]) for line in bad_lines(run_dir)] == [(6, 9)]
     # Batches 6 to 8 were read once, and the 16 steps took batches 0 to 5 and 9 to 18.
     assert read.count(8) == 1
     assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
+    assert sorted(read_example_log(run_dir)) == list(range(1, STEPS + 1))
+    assert [sum(seen.values()) for seen in times_seen(run_dir).values()] == [STEPS * 8]
     last = json.loads(next((run_dir / "checkpoints" / "16").glob("progress/*")).read_text())
     assert last["position"]["example_index"] == 19 * 8
 
