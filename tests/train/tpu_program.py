@@ -1,4 +1,4 @@
-"""``python -m tests.train.tpu_program v5e:4x4 2``: compiles `base`'s train step for a topology.
+"""``python -m tests.train.tpu_program v5e:4x4 2 base``: compiles a train step for a topology.
 
 Prints one JSON line about the program; a process of its own for test_tpu_compile.py.
 """
@@ -10,7 +10,7 @@ import json
 import math
 import re
 import sys
-from typing import Any
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,19 +29,23 @@ from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import abstract_state, define_model
 from bert_jax.train.step import StepSpec
 
-ROWS, LENGTH, PREDICTIONS = 256, 512, 77
+# Pieces, and the rows, positions and predictions of the global batch, for each size of model.
+SHAPES: Final = {"base": (30_522, 256, 512, 77), "mini": (4_096, 64, 128, 20)}
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 COLLECTIVE = re.compile(rf" ({'|'.join(KINDS)})(?:-start)?\(")
 SUM = re.compile(r" (?:all-reduce|reduce-scatter)(?:-start)?\(.*?replica_groups=(.*)")
 
 
-def lower(topology: str, *, tensor: int) -> tuple[jax.stages.Lowered, int]:
+def lower(
+    topology: str, *, tensor: int, size: Literal["base", "mini"]
+) -> tuple[jax.stages.Lowered, int]:
     """The train step that pretraining runs, for shapes alone."""
+    vocab_size, rows, length, predictions = SHAPES[size]
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     mesh = make_mesh(MeshSection(tensor=tensor), devices)
-    section = ModelSection(size="base")
+    section = ModelSection(size=size)
     task = BertObjective(
-        architecture=resolve_architecture(section, vocab_size=30_522),
+        architecture=resolve_architecture(section, vocab_size=vocab_size),
         execution=section.execution,
         masking=MaskingSection(),
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
@@ -52,13 +56,13 @@ def lower(topology: str, *, tensor: int) -> tuple[jax.stages.Lowered, int]:
     layout = batch_sharding(mesh)
 
     def of(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((ROWS, *shape), dtype, sharding=layout)
+        return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=layout)
 
     batch = {
-        **{name: of(jnp.int32, LENGTH) for name in ("input_ids", "token_type_ids", "segment_ids")},
-        "masked_lm_positions": of(jnp.int32, PREDICTIONS),
-        "masked_lm_ids": of(jnp.int32, PREDICTIONS),
-        "masked_lm_weights": of(jnp.float32, PREDICTIONS),
+        **{name: of(jnp.int32, length) for name in ("input_ids", "token_type_ids", "segment_ids")},
+        "masked_lm_positions": of(jnp.int32, predictions),
+        "masked_lm_ids": of(jnp.int32, predictions),
+        "masked_lm_weights": of(jnp.float32, predictions),
         "cls_positions": of(jnp.int32, 1),
         "next_sentence_labels": of(jnp.int32, 1),
         "next_sentence_weights": of(jnp.float32, 1),
@@ -88,9 +92,9 @@ def group_size(groups: str, *, devices: int) -> int:
     return groups.lstrip("{").partition("}")[0].count(",") + 1
 
 
-def describe(topology: str, *, tensor: int) -> dict[str, Any]:
+def describe(topology: str, *, tensor: int, size: Literal["base", "mini"]) -> dict[str, Any]:
     """What the compiled program needs and how its devices talk."""
-    lowered, devices = lower(topology, tensor=tensor)
+    lowered, devices = lower(topology, tensor=tensor, size=size)
     compiled = lowered.compile()
     memory, text = compiled.memory_analysis(), compiled.as_text()
     counts = collections.Counter(COLLECTIVE.findall(text))
@@ -104,4 +108,5 @@ def describe(topology: str, *, tensor: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(describe(sys.argv[1], tensor=int(sys.argv[2]))))
+    wanted: Any = sys.argv[3]
+    print(json.dumps(describe(sys.argv[1], tensor=int(sys.argv[2]), size=wanted)))
