@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bert_jax.verbs.fill_mask import fill_mask
     from bert_jax.verbs.finetune import finetune
     from bert_jax.verbs.import_checkpoint import import_checkpoint
+    from bert_jax.verbs.plan import plan
     from bert_jax.verbs.predict import predict
     from bert_jax.verbs.pretrain import pretrain
     from bert_jax.verbs.replay import replay
@@ -44,6 +45,7 @@ __all__ = [
     "fill_mask",
     "finetune",
     "import_checkpoint",
+    "plan",
     "predict",
     "pretrain",
     "replay",

@@ -7,7 +7,7 @@ answer at once.
 from __future__ import annotations
 
 # Importing a file of verbs is what makes them known.
-from bert_jax.cli import checkpoints, finetuning, pretraining
+from bert_jax.cli import checkpoints, finetuning, planning, pretraining
 from bert_jax.cli.base import INTERRUPTED, cli, main
 
-__all__ = ["INTERRUPTED", "checkpoints", "cli", "finetuning", "main", "pretraining"]
+__all__ = ["INTERRUPTED", "checkpoints", "cli", "finetuning", "main", "planning", "pretraining"]

@@ -5,7 +5,7 @@ devices follows from `devices_per_chip`. Bandwidths are bytes per second in one 
 
 Sources, named per row by the keys of `SOURCES`. A clock that no page states is the published peak
 divided by the products per cycle of the chip's matrix units; compiling a large product for each
-generation with libtpu 0.0.51 gives 84 to 97% of those products per cycle (docs/planning.md).
+generation with libtpu 0.0.51 gives 70 to 98% of those products per cycle (docs/planning.md).
 """
 
 from __future__ import annotations

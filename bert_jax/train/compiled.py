@@ -92,14 +92,21 @@ class StepPrograms:
         return len(self._programs)
 
 
+def lower_evaluation_step(
+    task: Task, model: ModelDefinition, mesh: Mesh, params: Params, batch: Batch
+) -> jax.stages.Lowered:
+    """Returns the evaluation step lowered for arrays, or for shapes with layouts."""
+    jitted = jax.jit(make_evaluation_step(task, model), out_shardings=replicated(mesh))
+    return jitted.lower(params, batch)
+
+
 def compile_evaluation(task: Task, model: ModelDefinition, mesh: Mesh) -> EvaluationStep:
     """Returns the evaluation step, compiled at its first call for that call's shapes."""
-    jitted = jax.jit(make_evaluation_step(task, model), out_shardings=replicated(mesh))
     compiled: list[jax.stages.Compiled] = []
 
     def evaluate(params: Params, batch: Batch) -> Metrics:
         if not compiled:
-            compiled.append(jitted.lower(params, batch).compile())
+            compiled.append(lower_evaluation_step(task, model, mesh, params, batch).compile())
         return compiled[0](params, batch)
 
     return evaluate

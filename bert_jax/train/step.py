@@ -73,14 +73,19 @@ class StepSpec:
     rng: RngName
 
 
-def choose_rng(name: str) -> RngName:
+def choose_rng(name: str, *, platform: str | None = None) -> RngName:
     """Returns the generator of dropout bits.
 
     On a TPU the hardware's, since threefry costs more there than the matrix products around it;
     elsewhere threefry, which gives the same bits on every mesh.
+
+    Args:
+        name: of a generator, or "auto".
+        platform: that the step will run on; None for the one that is here.
     """
     if name == "auto":
-        return "unsafe_rbg" if jax.default_backend() == "tpu" else "threefry2x32"
+        on_tpu = (platform or jax.default_backend()) == "tpu"
+        return "unsafe_rbg" if on_tpu else "threefry2x32"
     return name  # pyright: ignore[reportReturnType]
 
 

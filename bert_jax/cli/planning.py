@@ -1,0 +1,73 @@
+"""What a run needs, before it costs anything."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from bert_jax.cli.base import cli, config_argument, overrides_argument, verb
+
+
+@cli.command()
+@config_argument
+@overrides_argument
+@click.option(
+    "--topology",
+    "topologies",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    help="v3:4x4, v5litepod-16, v4-32 …; several for several plans.",
+)
+@click.option("--slices", type=click.IntRange(1), help="Of each. [default: mesh.slices]")
+@click.option("--vocab-size", type=click.IntRange(1), help="Of a tokenizer that is not here yet.")
+@click.option("--prices", metavar="FILE", help="Your own price list.")
+@click.option(
+    "--quick", is_flag=True, help="Scan layers that the run unrolls: minutes become seconds."
+)
+@click.option("--fresh", is_flag=True, help="Compile again what was compiled before.")
+@click.option("--breakdown", is_flag=True, help="Cycles by kind and source line; all collectives.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@verb
+def plan(
+    config: str,
+    overrides: tuple[str, ...],
+    topologies: tuple[str, ...],
+    slices: int | None,
+    vocab_size: int | None,
+    prices: str | None,
+    quick: bool,
+    fresh: bool,
+    breakdown: bool,
+    as_json: bool,
+) -> None:
+    """Compile a run for a TPU that is not here: does it fit, how fast is it, what does it cost.
+
+    Exit codes: 0 it fits every topology, 1 it does not or the compiler failed, 2 a mistake in the
+    configuration.
+    """
+    from rich.console import Console
+
+    from bert_jax.config import load_config
+    from bert_jax.planning.as_json import plans_as_json
+    from bert_jax.planning.prices import load_prices
+    from bert_jax.planning.tables import show_plans
+    from bert_jax.verbs.plan import plan as run
+
+    price_list = load_prices(prices)
+    plans = run(
+        load_config(config, overrides),
+        topologies,
+        slices=slices,
+        vocab_size=vocab_size,
+        quick=quick,
+        fresh=fresh,
+    )
+    if as_json:
+        click.echo(plans_as_json(plans, price_list))
+    else:
+        # A file or a pipe has no width; the tables' own is then right.
+        console = Console() if sys.stdout.isatty() else Console(width=140)
+        show_plans(plans, price_list, console=console, breakdown=breakdown)
+    sys.exit(0 if all(found.fits for found in plans) else 1)

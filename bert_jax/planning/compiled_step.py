@@ -1,0 +1,127 @@
+"""What the compiler says of one step: memory, cycles, collectives; kept as JSON."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Final
+
+import jax
+import pydantic
+
+from bert_jax.parallel.accelerators import GIB, Accelerator
+from bert_jax.planning.collectives import Collective, find_collectives
+from bert_jax.planning.cycles import Cycles, count_cycles
+from bert_jax.planning.execution import Program
+from bert_jax.planning.hlo import parse_hlo
+from bert_jax.planning.optimized_text import optimized_text
+from bert_jax.planning.program import LoweredStep, lower_step
+from bert_jax.planning.request import CompileRequest
+
+_TOO_LARGE = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", re.IGNORECASE)
+_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
+
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one JAX device.
+
+    Attributes:
+        parameters: as laid out on the mesh.
+        optimizer: the same of moments and counters.
+        batch: the rest of what the step is given.
+        temporaries: the compiler's figure: activations, gradients, and what it copies.
+        program: code.
+        peak: the compiler's own figure, of everything.
+    """
+
+    parameters: int
+    optimizer: int
+    batch: int
+    temporaries: int
+    program: int
+    peak: int
+
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
+class CompiledStep:
+    """One step, compiled; or why it cannot be.
+
+    Attributes:
+        rows: of a batch.
+        useful_flops: of one step, all chips: the products of the mathematics.
+        memory: None where the program does not fit and the compiler gave up.
+        cycles: None then too.
+        collectives: empty then.
+        needed_bytes: then what the compiler says it needs of a device's HBM, and
+        available_bytes: what it says there is.
+        compile_seconds: it took.
+    """
+
+    rows: int
+    useful_flops: float
+    memory: Memory | None = None
+    cycles: Cycles | None = None
+    collectives: tuple[Collective, ...] = ()
+    needed_bytes: int | None = None
+    available_bytes: int | None = None
+    compile_seconds: float
+
+
+STEP: Final = pydantic.TypeAdapter(CompiledStep)
+
+
+def compile_step(request: CompileRequest) -> CompiledStep:
+    """Compiles a step for its topology and reads the result. Give it a process of its own.
+
+    Raises:
+        UserError: topology, mesh, batch and model do not fit together.
+    """
+    step = lower_step(request)
+    started = time.perf_counter()
+    try:
+        compiled = step.lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if not (found := _TOO_LARGE.search(str(error))):
+            raise
+        return CompiledStep(
+            rows=step.rows,
+            useful_flops=step.flops,
+            needed_bytes=_bytes(found[1], found[2]),
+            available_bytes=_bytes(found[3], found[4]),
+            compile_seconds=time.perf_counter() - started,
+        )
+    seconds = time.perf_counter() - started
+    program = Program.of(parse_hlo(optimized_text(compiled, name=step.name)))
+    accelerator = step.placement.topology.accelerator
+    return CompiledStep(
+        rows=step.rows,
+        useful_flops=step.flops,
+        memory=_memory(step, compiled),
+        cycles=count_cycles(program, bytes_per_cycle=_bytes_per_cycle(accelerator)),
+        collectives=tuple(find_collectives(program, step.placement)),
+        compile_seconds=seconds,
+    )
+
+
+def _memory(step: LoweredStep, compiled: jax.stages.Compiled) -> Memory:
+    found = compiled.memory_analysis()
+    assert found is not None  # only some backends have none
+    held = step.parameter_bytes + step.optimizer_bytes
+    return Memory(
+        parameters=step.parameter_bytes,
+        optimizer=step.optimizer_bytes,
+        batch=max(found.argument_size_in_bytes - held, 0),
+        temporaries=found.temp_size_in_bytes,
+        program=found.generated_code_size_in_bytes,
+        peak=found.peak_memory_in_bytes,
+    )
+
+
+def _bytes_per_cycle(accelerator: Accelerator) -> float:
+    """Through the HBM of one device."""
+    return accelerator.hbm_bandwidth / accelerator.devices_per_chip / accelerator.clock_hz
+
+
+def _bytes(number: str, unit: str) -> int:
+    return round(float(number) * _UNITS[unit.upper()])

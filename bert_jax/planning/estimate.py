@@ -1,0 +1,158 @@
+"""From what the compiler says to time and money. Everything here is an estimate.
+
+A step takes its cycles at the chip's clock, and then the collectives that no work of the core
+hides, bytes over bandwidth. Waiting for input, checkpoints and preemptions are not in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from bert_jax.parallel.topology import TpuTopology
+from bert_jax.planning.compiled_step import CompiledStep, Memory
+from bert_jax.planning.cycles import Cycles
+from bert_jax.planning.prices import Prices
+
+MATRIX_UNITS = "matrix units"
+VECTOR_UNITS = "vector units and memory"
+NETWORK = "network"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepEstimate:
+    """One compiled step in time.
+
+    Attributes:
+        parts: seconds by what they are spent on.
+        flops_per_second: useful ones, of all chips.
+        mfu: useful FLOPs over the chips' bf16 peak.
+        rows_per_second: of the whole slice.
+    """
+
+    parts: dict[str, float]
+    flops_per_second: float
+    mfu: float
+    rows_per_second: float
+
+    @property
+    def seconds(self) -> float:
+        """Of one step."""
+        return sum(self.parts.values())
+
+    @property
+    def bound(self) -> str:
+        """What most of the time is spent on."""
+        return max(self.parts, key=self.parts.__getitem__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhasePlan:
+    """One phase: its steps, compiled and estimated."""
+
+    steps: int
+    seq_length: int
+    batch_size: int
+    train: CompiledStep
+    evaluation: CompiledStep | None
+    evaluations: int  # in the phase
+    evaluation_batches: int  # of each
+
+    @property
+    def fits(self) -> bool:
+        """Whether both programs could be compiled into the memory there is."""
+        return all(step.memory is not None for step in (self.train, self.evaluation) if step)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run on one topology.
+
+    Attributes:
+        topology: of a slice.
+        slices: of it.
+        phases: compiled.
+        notes: what a reader must know of how the figures came about.
+    """
+
+    topology: TpuTopology
+    slices: int
+    phases: Sequence[PhasePlan]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def chips(self) -> int:
+        """Of all slices."""
+        return self.topology.chips * self.slices
+
+    @property
+    def fits(self) -> bool:
+        """Whether every program does."""
+        return all(phase.fits for phase in self.phases)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a chip's HBM must hold, by the compiler's own figure."""
+        return max(map(self._peak, self._steps())) * self.topology.accelerator.devices_per_chip
+
+    def _steps(self) -> list[CompiledStep]:
+        pairs = [(phase.train, phase.evaluation) for phase in self.phases]
+        return [step for pair in pairs for step in pair if step is not None]
+
+    @staticmethod
+    def _peak(step: CompiledStep) -> int:
+        return step.memory.peak if step.memory else step.needed_bytes or 0
+
+    def estimate(self, step: CompiledStep) -> StepEstimate:
+        """Returns the time of one of its steps.
+
+        Raises:
+            ValueError: the step could not be compiled.
+        """
+        if step.cycles is None:
+            raise ValueError("a program that does not fit has no time")
+        accelerator = self.topology.accelerator
+        clock = accelerator.clock_hz
+        products = step.cycles.by_kind.get("matrix products", 0)
+        parts = {
+            MATRIX_UNITS: products / clock,
+            VECTOR_UNITS: (step.cycles.total - products) / clock,
+            NETWORK: math.fsum(one.exposed_seconds(clock) for one in step.collectives),
+        }
+        rate = step.useful_flops / sum(parts.values())
+        return StepEstimate(
+            parts=parts,
+            flops_per_second=rate,
+            mfu=rate / (self.chips * accelerator.peak_flops["bfloat16"]),
+            rows_per_second=step.rows / sum(parts.values()),
+        )
+
+    @property
+    def hours(self) -> float | None:
+        """Of the whole run with its evaluations; None where it does not fit."""
+        if not self.fits:
+            return None
+        seconds = 0.0
+        for phase in self.phases:
+            seconds += phase.steps * self.estimate(phase.train).seconds
+            if phase.evaluation:
+                batches = phase.evaluations * phase.evaluation_batches
+                seconds += batches * self.estimate(phase.evaluation).seconds
+        return seconds / 3600
+
+    def dollars(self, prices: Prices, *, spot: bool) -> float | None:
+        """Returns what the run costs; None where it does not fit or has no price."""
+        price = prices.chip_hour.get(self.topology.accelerator.name)
+        rate = None if price is None else price.spot if spot else price.on_demand
+        return None if self.hours is None or rate is None else self.hours * self.chips * rate
+
+
+def gradient_bytes(memory: Memory) -> int:
+    """Returns the most that gradients take of the temporaries: as much as the parameters."""
+    return min(memory.parameters, memory.temporaries)
+
+
+def uncounted_kernels(cycles: Cycles) -> int:
+    """Returns how many times kernels run of whose cycles nothing is known."""
+    return sum(cycles.uncounted.values())

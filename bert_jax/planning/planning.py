@@ -1,0 +1,112 @@
+"""From a configuration's sections to plans, one for each topology."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from rich.console import Console
+
+from bert_jax.model.config import ModelSection, resolve_architecture
+from bert_jax.model.encoder import SHALLOW
+from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.optim.sections import OptimizerSection
+from bert_jax.parallel.section import MeshSection
+from bert_jax.parallel.topology import parse_topology
+from bert_jax.planning.compiler import compiled_step
+from bert_jax.planning.estimate import PhasePlan, Plan
+from bert_jax.planning.request import CompileRequest, StepKind
+from bert_jax.train.sections import TrainSection
+
+# Of a scanned encoder's, base at 512 tokens on v5e:4x4, see docs/planning.md.
+UNROLLED_CYCLES, UNROLLED_TEMPORARIES = 0.7, 0.55
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """What decides the programs of a run, and how exactly to look at them.
+
+    Attributes:
+        vocab_size: of the tokenizer.
+        quick: scan the layers where the run would unroll them: compiles in a tenth of the time.
+        fresh: compile even what is kept.
+    """
+
+    vocab_size: int
+    model: ModelSection
+    objective: ObjectiveSection
+    mesh: MeshSection
+    optimizer: OptimizerSection
+    train: TrainSection
+    quick: bool = False
+    fresh: bool = False
+
+
+def make_plan(settings: PlanSettings, topology: str, *, console: Console) -> Plan:
+    """Compiles every step of a run for a topology.
+
+    Args:
+        settings: of the run.
+        topology: in any spelling.
+        console: where progress is shown.
+
+    Raises:
+        UserError: no such topology, no libtpu, or mesh, batch and model do not fit it.
+        RunStopped: the compiler failed.
+    """
+    found = parse_topology(topology)
+    model, note = _model(settings)
+    request = CompileRequest(
+        topology=found.name,
+        kind="train",
+        phase=0,
+        vocab_size=settings.vocab_size,
+        model=model,
+        objective=settings.objective,
+        mesh=settings.mesh,
+        optimizer=settings.optimizer,
+        train=settings.train,
+    )
+    phases = []
+    for index, phase in enumerate(settings.train.phases):
+
+        def step(kind: StepKind, index: int = index, length: int = phase.seq_length):
+            return compiled_step(
+                request.model_copy(update={"kind": kind, "phase": index}),
+                title=f"phase {index} {kind} step, {length} tokens, for {found.name}",
+                console=console,
+                fresh=settings.fresh,
+            )
+
+        evaluation = settings.train.evaluation
+        rows = (evaluation and evaluation.batch_size) or phase.batch_size
+        examples = (evaluation and evaluation.examples) or 0
+        phases.append(
+            PhasePlan(
+                steps=phase.steps,
+                seq_length=phase.seq_length,
+                batch_size=phase.batch_size,
+                train=step("train"),
+                evaluation=step("evaluation") if evaluation else None,
+                evaluations=phase.steps // evaluation.every if evaluation else 0,
+                evaluation_batches=math.ceil(examples / rows),
+            )
+        )
+    notes = [note] if note else []
+    if settings.train.evaluation and not settings.train.evaluation.examples:
+        notes.append("evaluation is not in the hours: train.evaluation.examples is not set")
+    return Plan(topology=found, slices=settings.mesh.slices, phases=phases, notes=tuple(notes))
+
+
+def _model(settings: PlanSettings) -> tuple[ModelSection, str]:
+    """Returns the model as it is to be compiled, and a note where the run's own differs."""
+    section = settings.model
+    depth = resolve_architecture(section, vocab_size=settings.vocab_size).num_hidden_layers
+    unroll = section.execution.unroll or (depth if depth <= SHALLOW else 1)
+    if not settings.quick or min(unroll, depth) == 1:
+        return section, ""
+    scanned = section.execution.model_copy(update={"unroll": 1})
+    return section.model_copy(update={"execution": scanned}), (
+        f"quick: layers scanned, where the run unrolls {min(unroll, depth)}; unrolled takes about "
+        f"{UNROLLED_CYCLES:.0%} of the cycles and {UNROLLED_TEMPORARIES:.0%} of the temporaries"
+    )

@@ -1,0 +1,207 @@
+"""The run's own steps, lowered for a topology and shapes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from bert_jax.errors import UserError
+from bert_jax.model.config import Architecture, resolve_architecture
+from bert_jax.objectives.registry import make_objective
+from bert_jax.optim.optimizer import make_optimizer
+from bert_jax.optim.schedule import join
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.rules import batch_sharding, check_divides
+from bert_jax.parallel.topology import TpuTopology, parse_topology
+from bert_jax.planning.collectives import Placement
+from bert_jax.planning.request import CompileRequest
+from bert_jax.task import Objective, RowTransform
+from bert_jax.text.tokenizer import SpecialIds
+from bert_jax.train.compiled import lower_evaluation_step, lower_train_step
+from bert_jax.train.sections import PhaseSection, schedule_segments
+from bert_jax.train.spec import check_batches
+from bert_jax.train.state import TrainState, abstract_params, abstract_state, define_model
+from bert_jax.train.step import StepSpec, choose_rng
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedTokenizer:
+    """A tokenizer of which only the size is known; shapes depend on nothing else."""
+
+    vocab_size: int
+    hash: str = ""
+
+    @property
+    def special(self) -> SpecialIds:
+        """Where they usually are; no shape depends on it."""
+        return SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+
+    @property
+    def is_continuation(self) -> np.ndarray:
+        """No piece is known to continue a word."""
+        return np.zeros(self.vocab_size, bool)
+
+    def encode(self, text: str) -> list[int]:
+        """Never called: there is no vocabulary."""
+        raise NotImplementedError
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Never called: there is no vocabulary."""
+        raise NotImplementedError
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Never called: there is no vocabulary."""
+        raise NotImplementedError
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Never called: there is no vocabulary."""
+        raise NotImplementedError
+
+    def save(self, directory: Any) -> None:
+        """Never called: there is no vocabulary."""
+        raise NotImplementedError
+
+
+class LoweredStep(NamedTuple):
+    """A step lowered for a topology.
+
+    `flops` are useful, of one step on all chips; the bytes are of one device.
+    """
+
+    lowered: jax.stages.Lowered
+    name: str  # of the module
+    placement: Placement
+    rows: int
+    flops: float
+    parameter_bytes: int
+    optimizer_bytes: int
+
+
+def lower_step(request: CompileRequest) -> LoweredStep:
+    """Returns the step that the run would compile, for devices that need not be there.
+
+    Raises:
+        UserError: topology, mesh, batch and model do not fit together.
+    """
+    topology = parse_topology(request.topology)
+    mesh = make_mesh(request.mesh, open_devices(topology, slices=request.mesh.slices))
+    architecture = resolve_architecture(request.model, vocab_size=request.vocab_size)
+    check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
+    check_batches(request.train, mesh)
+    objective = _objective(request, architecture)
+    model = define_model(objective.build)
+    schedule = join(schedule_segments(request.train, request.optimizer))
+    optimizer = make_optimizer(request.optimizer, schedule, model.axes)
+    state = abstract_state(model, optimizer, mesh)
+    phase = request.train.phases[request.phase]
+    evaluation = request.train.evaluation
+    with jax.set_mesh(mesh):
+        if request.kind == "train":
+            rows = phase.batch_size
+            spec = StepSpec(
+                task=objective,
+                model=model,
+                optimizer=optimizer,
+                schedule=schedule,
+                rng=choose_rng(request.train.rng, platform="tpu"),
+            )
+            transform = _rows(objective, phase, evaluation=False)
+            batch = _batch(transform, rows, mesh)
+            lowered = lower_train_step(spec, state, batch, accumulation=phase.accumulation)
+        else:
+            rows = (evaluation and evaluation.batch_size) or phase.batch_size
+            transform = _rows(objective, phase, evaluation=True)
+            batch = _batch(transform, rows, mesh)
+            params = abstract_params(model, mesh)
+            lowered = lower_evaluation_step(objective, model, mesh, params, batch)
+    passes = 1.0 if request.kind == "train" else 1 / 3  # evaluation goes forward only
+    row_flops = objective.flops_per_row(
+        seq_length=phase.seq_length, predictions=transform.max_predictions
+    )
+    return LoweredStep(
+        lowered=lowered,
+        name="jit_step",
+        placement=_placement(topology, mesh),
+        rows=rows,
+        flops=rows * row_flops * passes,
+        parameter_bytes=device_bytes(state.params),
+        optimizer_bytes=device_bytes(_but_params(state)) if request.kind == "train" else 0,
+    )
+
+
+def open_devices(topology: TpuTopology, *, slices: int) -> Sequence[Any]:
+    """Returns the devices of a topology, for compiling alone.
+
+    Raises:
+        UserError: libtpu does not know it.
+    """
+    options: dict[str, Any] = {"chip_config_name": "megacore"}
+    options = options if topology.accelerator.megacore else {}
+    if slices > 1:
+        options["num_slices"] = slices
+    try:
+        described = topologies.get_topology_desc(
+            platform="tpu", topology_name=topology.libtpu_name, **options
+        )
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        raise UserError(
+            f"topology: {topology.name} × {slices} slice(s) is unknown to this libtpu ({error})"
+        ) from error
+    return described.devices
+
+
+def device_bytes(tree: Any) -> int:
+    """Returns what one device holds of a tree of shapes with layouts."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _but_params(state: TrainState) -> TrainState:
+    return state._replace(params={})
+
+
+def _objective(request: CompileRequest, architecture: Architecture) -> Objective:
+    # How words are found changes no shape, and the segmenter need not be installed here.
+    masking = request.objective.masking.model_copy(update={"segmenter": None})
+    return make_objective(
+        request.objective.model_copy(update={"masking": masking}),
+        architecture=architecture,
+        execution=request.model.execution,
+        tokenizer=PlannedTokenizer(request.vocab_size),
+    )
+
+
+def _rows(objective: Objective, phase: PhaseSection, *, evaluation: bool) -> RowTransform:
+    transform = objective.features(
+        seq_length=phase.seq_length, max_predictions=phase.max_predictions, evaluation=evaluation
+    )
+    packs = phase.packing is not None and not evaluation
+    return transform.packed(phase.packing.max_examples) if packs and phase.packing else transform
+
+
+def _batch(transform: RowTransform, rows: int, mesh: Mesh) -> Mapping[str, Any]:
+    """Returns the shapes of a batch: those of no rows, made by the transform itself."""
+    layout = batch_sharding(mesh)
+    return {
+        name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype, sharding=layout)
+        for name, array in transform.batch([], []).items()
+    }
+
+
+def _placement(topology: TpuTopology, mesh: Mesh) -> Placement:
+    devices = mesh.devices.reshape(-1).tolist()
+    return Placement(
+        topology=topology,
+        mesh=dict(mesh.shape),
+        coordinates=[device.coords for device in devices],
+        slices=[getattr(device, "slice_index", None) or 0 for device in devices],
+    )

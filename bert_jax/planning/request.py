@@ -1,0 +1,92 @@
+"""What is to be compiled: everything that decides a program, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+
+from bert_jax.model.config import ModelSection
+from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.optim.sections import OptimizerSection
+from bert_jax.parallel.section import MeshSection
+from bert_jax.section import Section
+from bert_jax.train.sections import TrainSection
+
+StepKind = Literal["train", "evaluation"]
+VERSIONED = ("jax", "jaxlib", "libtpu", "flax", "optax")
+
+
+class CompileRequest(Section):
+    """One program for one topology.
+
+    Attributes:
+        topology: of one slice, as `bert_jax.parallel.topology` spells it.
+        kind: which step.
+        phase: index of the phase.
+        vocab_size: of the tokenizer, which need not be here.
+        model: as configured; `unroll` as it is to be compiled.
+        objective: as configured.
+        mesh: with the number of slices.
+        optimizer: as configured.
+        train: as configured; where the data is does not matter.
+    """
+
+    topology: str
+    kind: StepKind
+    phase: int = pydantic.Field(ge=0)
+    vocab_size: int = pydantic.Field(ge=1)
+    model: ModelSection
+    objective: ObjectiveSection
+    mesh: MeshSection
+    optimizer: OptimizerSection
+    train: TrainSection
+
+    def key(self) -> str:
+        """Returns a digest of the request, the libraries' versions and our own code.
+
+        Two requests with one key give one program: what is compiled once need not be again.
+        """
+        digest = hashlib.sha256(self._deciding().model_dump_json().encode())
+        digest.update(" ".join(map(_version, VERSIONED)).encode())
+        digest.update(_code().encode())
+        return digest.hexdigest()[:32]
+
+    def _deciding(self) -> CompileRequest:
+        """Returns the request without what leaves the program as it is."""
+        phases = tuple(phase.model_copy(update={"dataset": ""}) for phase in self.train.phases)
+        return self.model_copy(
+            update={
+                "mesh": MeshSection(
+                    data=self.mesh.data,
+                    fsdp=self.mesh.fsdp,
+                    tensor=self.mesh.tensor,
+                    slices=self.mesh.slices,
+                ),
+                "train": TrainSection(
+                    phases=phases, evaluation=self.train.evaluation, rng=self.train.rng
+                ),
+            }
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"{package} none"
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    """Returns a digest of the packages that a step is made of, and of those that read it."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for package in ("model", "objectives", "optim", "parallel", "planning", "train", "data/rows"):
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,78 @@
+"""`bert-jax plan`: a run compiled for TPU topologies, without a TPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from etils import epath
+from rich.console import Console
+
+from bert_jax.config import RunConfig
+from bert_jax.errors import UserError
+from bert_jax.planning.estimate import Plan
+from bert_jax.planning.planning import PlanSettings, make_plan
+from bert_jax.section import need
+from bert_jax.text import load_tokenizer
+
+
+def plan(
+    config: RunConfig,
+    topologies: Sequence[str],
+    *,
+    slices: int | None = None,
+    vocab_size: int | None = None,
+    quick: bool = False,
+    fresh: bool = False,
+    console: Console | None = None,
+) -> list[Plan]:
+    """Compiles the train and evaluation steps of a run for topologies: memory, time, collectives.
+
+    ``plan(load_config("configs/pretrain/base.yaml"), ["v3:4x4"])[0].hours``
+
+    Neither the data nor a TPU need be here, only libtpu, which holds the compiler.
+
+    Args:
+        config: needs `model` and `train`, as `pretrain` does.
+        topologies: one or several, in any spelling: ``v3:4x4``, ``v5litepod-16``, ``v4-32``.
+        slices: of each; None for `mesh.slices`.
+        vocab_size: of a tokenizer that is not here yet.
+        quick: scan the layers where the run would unroll them.
+        fresh: compile even what is kept from before.
+        console: where progress is shown; standard error where none is given.
+
+    Raises:
+        UserError: no such topology, no libtpu, or mesh, batch and model do not fit it.
+        RunStopped: the compiler failed.
+    """
+    if not topologies:
+        raise UserError("--topology: missing; such as v3:4x4, v5litepod-16 or v4-32")
+    mesh = config.mesh
+    if slices is not None:
+        mesh = mesh.model_copy(update={"slices": slices})
+    settings = PlanSettings(
+        vocab_size=vocab_size or _vocab_size(config),
+        model=need(config.model, "model", "plan"),
+        objective=config.objective,
+        mesh=mesh,
+        optimizer=config.optimizer,
+        train=need(config.train, "train", "plan"),
+        quick=quick,
+        fresh=fresh,
+    )
+    shown = console or Console(stderr=True)
+    return [make_plan(settings, topology, console=shown) for topology in topologies]
+
+
+def _vocab_size(config: RunConfig) -> int:
+    """Returns the size of the tokenizer, or that of the one that `vocab` will make.
+
+    Raises:
+        UserError: neither is known.
+    """
+    if config.tokenizer is not None and epath.Path(config.tokenizer).exists():
+        return load_tokenizer(config.tokenizer).vocab_size
+    if config.vocab is not None:
+        return config.vocab.size
+    raise UserError(
+        f"tokenizer: {config.tokenizer} is not here; say how many pieces it has: --vocab-size 30522"
+    )

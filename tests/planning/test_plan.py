@@ -1,0 +1,203 @@
+"""`bert-jax plan` end to end: the real steps of a tiny run, compiled for real topologies."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bert_jax.planning.compiler import _ENVIRONMENT
+from bert_jax.planning.cycles import count_cycles
+from bert_jax.planning.execution import Program
+from bert_jax.planning.hlo import parse_hlo
+from tests.planning.nested_loops import INNER, OUTER
+from tests.project import ROOT, bert_jax, environment, said
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
+    ),
+]
+
+HIDDEN, INTERMEDIATE, LAYERS, LENGTH, ROWS, VOCABULARY = 64, 128, 2, 64, 16, 1000
+PREDICTIONS = 10  # 15% of 64, and one
+CONFIG = {
+    "run_dir": "nowhere",
+    "tokenizer": "nowhere",
+    "model": {
+        "architecture": {
+            "hidden_size": HIDDEN,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 2,
+            "intermediate_size": INTERMEDIATE,
+            "max_position_embeddings": LENGTH,
+        }
+    },
+    "train": {
+        "phases": [
+            {
+                "dataset": "nowhere",
+                "steps": 1000,
+                "seq_length": LENGTH,
+                "batch_size": ROWS,
+                "max_predictions": PREDICTIONS,
+            }
+        ],
+        "evaluation": {"every": 100, "examples": 64},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A configuration, and a cache of its own."""
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "run.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    yield folder
+    os.environ.pop("XDG_CACHE_HOME")
+    if before is not None:
+        os.environ["XDG_CACHE_HOME"] = before
+
+
+def run_plan(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As a user does."""
+    config = folder / "run.yaml"
+    return bert_jax("plan", config, "--vocab-size", VOCABULARY, *arguments, timeout=900)
+
+
+@pytest.fixture(scope="module")
+def planned(workplace: Path) -> dict[str, Any]:
+    """The plan of the tiny run for four v5e chips."""
+    result = run_plan(workplace, "--topology", "v5litepod-4", "--json")
+    assert result.returncode == 0, result.stderr
+    assert "compiled phase 0 train step" in result.stderr
+    (found,) = json.loads(result.stdout)
+    return found
+
+
+def test_the_slice_is_named_in_every_spelling(planned: dict[str, Any]) -> None:
+    assert (planned["topology"], planned["accelerator_type"]) == ("v5e:2x2", "v5litepod-4")
+    assert (planned["chips"], planned["devices"], planned["hosts"]) == (4, 4, 1)
+    assert planned["fits"]
+
+
+def test_memory_is_the_compilers_own_and_its_parts_are_the_states(planned: dict[str, Any]) -> None:
+    memory = planned["phases"][0]["train"]["compiled"]["memory"]
+    width, inner = HIDDEN, INTERMEDIATE
+    layer = 4 * (width * width + width) + 2 * width * inner + inner + width + 4 * width
+    embeddings = (1024 + LENGTH + 2) * width + 2 * width  # the vocabulary in multiples of 128
+    heads = (width * width + width) + (width * width + 3 * width + 1024) + (2 * width + 2)
+    parameters = 4 * (LAYERS * layer + embeddings + heads)
+    assert memory["parameters"] == parameters
+    # Two moments, of which each chip holds a quarter but for those that four does not divide.
+    assert 2 * parameters / 4 < memory["optimizer"] < 2 * parameters / 3
+    held = memory["parameters"] + memory["optimizer"] + memory["batch"]
+    assert held < memory["peak"] <= held + memory["temporaries"] + memory["program"] + 2**20
+    assert planned["compiled"]["peak_hbm_bytes_per_chip"] >= memory["peak"]
+
+
+def test_useful_flops_are_those_counted_by_hand(planned: dict[str, Any]) -> None:
+    width, inner = HIDDEN, INTERMEDIATE
+    layer = LENGTH * (8 * width * width + 4 * width * inner) + 4 * LENGTH * LENGTH * width
+    mlm = PREDICTIONS * (2 * width * width + 2 * width * VOCABULARY)
+    forward = LAYERS * layer + mlm + 2 * width * width + 4 * width
+    phase = planned["phases"][0]
+    assert phase["train"]["useful_flops"] == 3 * forward * ROWS
+    assert phase["evaluation"]["useful_flops"] == pytest.approx(forward * ROWS)
+
+
+def test_time_is_cycles_at_the_clock_and_exposed_collectives(planned: dict[str, Any]) -> None:
+    step = planned["phases"][0]["train"]
+    cycles, estimated = step["compiled"]["cycles"], step["estimated"]
+    exposed = sum(one["exposed_seconds"] for one in step["collectives"])
+    assert cycles["unknown_loops"] == []
+    assert cycles["total"] == sum(cycles["by_kind"].values()) > 100_000
+    assert estimated["seconds"] == pytest.approx(cycles["total"] / 1.5e9 + exposed)
+    assert estimated["mfu"] == pytest.approx(
+        step["useful_flops"] / estimated["seconds"] / (4 * 197e12)
+    )
+    evaluation = planned["phases"][0]["evaluation"]["estimated"]["seconds"]
+    hours = (1000 * estimated["seconds"] + 10 * 4 * evaluation) / 3600
+    assert planned["estimated"]["hours"] == pytest.approx(hours)
+    assert planned["estimated"]["dollars_on_demand"] == pytest.approx(hours * 4 * 1.2)
+
+
+def test_gradients_are_summed_over_the_chips_and_parameters_gathered(
+    planned: dict[str, Any],
+) -> None:
+    collectives = planned["phases"][0]["train"]["collectives"]
+    assert {one["link"] for one in collectives} == {"ICI"}
+    assert {tuple(one["axes"]) for one in collectives} == {("data",)}
+    gathered = sum(one["bytes"] for one in collectives if one["kind"] == "all-gather")
+    parameters = planned["phases"][0]["train"]["compiled"]["memory"]["parameters"]
+    assert 0.8 * parameters < gathered <= parameters  # small ones stay whole on every chip
+    assert "all-reduce" in {one["kind"] for one in collectives}
+
+
+def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
+    workplace: Path, planned: dict[str, Any]
+) -> None:
+    prices = workplace / "prices.yaml"
+    prices.write_text(
+        'date: "2026-01-31"\nsource: our contract\nchip_hour:\n  v5e: {on_demand: 0.5}\n',
+        encoding="utf-8",
+    )
+    arguments = ("--topology", "v5e:2x2", "--prices", str(prices))
+    again = run_plan(workplace, *arguments, "--json")
+    assert again.returncode == 0, again.stderr
+    assert "compiled" not in again.stderr
+    (found,) = json.loads(again.stdout)
+    assert found["phases"] == planned["phases"]
+    assert found["estimated"]["dollars_spot"] is None
+    dollars = found["estimated"]["dollars_on_demand"]
+    assert dollars == pytest.approx(found["estimated"]["chip_hours"] * 0.5)
+    shown = run_plan(workplace, *arguments, "--breakdown")
+    assert shown.returncode == 0, shown.stderr
+    for expected in ("v5e:2x2", "matrix products", "model/layers.py:", "all-gather", "2026-01-31"):
+        assert expected in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--topology", "v5e:4x5"), 'did you mean "v5e:4x4"?'),
+        (("--topology", "v5e:2x2", "mesh.tensor=3"), "does not make 4, the number of devices"),
+        (("--topology", "v5e:4x4", "mesh.fsdp=32", "--slices", "2"), "mesh.slices: found 2"),
+        (("--topology", "v5e:4x4", "--slices", "2"), "train.phases.0.batch_size: found 16"),
+        (("--topology", "v5e:2x2", "--prices", "none.yaml"), "none.yaml"),
+    ],
+    ids=["topology", "mesh", "slices", "batch", "prices"],
+)
+def test_a_mistake_is_one_line(workplace: Path, arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in said(run_plan(workplace, *arguments))
+
+
+def test_nested_loops_of_a_real_program_have_their_trips(tmp_path: Path) -> None:
+    output = tmp_path / "program.txt"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.planning.nested_loops", "v5e:2x2", str(output)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment() | dict(_ENVIRONMENT),
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    program = Program.of(parse_hlo(output.read_text(encoding="utf-8")))
+    found = count_cycles(program, bytes_per_cycle=500.0)
+    assert len(found.unknown_loops) == 1  # that of the data
+    products = [one for one in program.executed if "tanh" in one.instruction.name]
+    assert [one.trips for one in products] == [OUTER * INNER]
+    sums = [one.trips for one in program.executed if one.instruction.opcode == "all-reduce"]
+    assert OUTER in sums
