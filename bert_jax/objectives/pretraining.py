@@ -129,6 +129,7 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
                 log_every=section.log_every,
                 evaluate_every=section.evaluation.every if section.evaluation else None,
                 checkpoint_every=section.checkpoint.every,
+                checksum_every=section.checksum_every,
             ),
             selection=CheckpointSelection(
                 metric=plan.objective.best_metric, larger_is_better=False

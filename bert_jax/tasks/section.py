@@ -33,6 +33,7 @@ class FinetuneSection(Section):
     report_sentence: str | None = pydantic.Field(default=None, min_length=1)
     sweep: SweepSection | None = None
     bad_steps: BadStepsSection = BadStepsSection()
+    checksum_every: int | None = pydantic.Field(default=1000, ge=1)  # steps; None: never
     log_every: int = pydantic.Field(default=20, ge=1)
     # Which training rows each step consumes, in <run>/examples/: about 7 bytes a row.
     example_log: bool = False

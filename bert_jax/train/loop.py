@@ -20,6 +20,7 @@ from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.output import Output, open_output
 from bert_jax.train.prefetch import DeviceBatch, prefetch_to_device
 from bert_jax.train.recovery import Recovery, RollbackDue, RunningStep
+from bert_jax.train.replicas import ReplicaCheck
 from bert_jax.train.restore import restore_or_initialise
 from bert_jax.train.spec import Evaluate, Phase, TrainSpec
 from bert_jax.train.state import TrainState, abstract_state
@@ -93,7 +94,7 @@ class _Loop:
         self.spec, self.state, self.tracker = spec, state, tracker
         self.output, self.writer, self.display = output, output.writer, output.display
         self.watch = output.watch
-        self.recovery = Recovery(spec, tracker, output)
+        self.recovery, self.replicas = Recovery(spec, tracker, output), ReplicaCheck(spec)
         self.interrupted = False
         self.scores: Mapping[str, float] = {}
 
@@ -125,11 +126,12 @@ class _Loop:
                     # Step N−1 was bad and froze the state: step N has changed nothing.
                     running = self._dispatch(step_fn, step, batch)
                 due = tracker.due_after_next(stop_requested=self._stop_requested(stop))
-                if not (due.evaluate or due.save):
+                if not (due.evaluate or due.save or self.replicas.due(step)):
                     continue
 
                 self._finish_step(phase, running, meter)
                 running, score = None, None
+                self.replicas.check(self.state, step=step)
                 if due.evaluate and phase.evaluate:
                     score = self._evaluate(phase, phase.evaluate)
                 if due.save or tracker.out_of_patience:

@@ -83,6 +83,8 @@ class TrainSection(Section):
     evaluation: EvaluationSection | None = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     bad_steps: BadStepsSection = BadStepsSection()
+    # Steps from one comparison of the state's replicas to the next. None: they never are.
+    checksum_every: int | None = pydantic.Field(default=1000, ge=1)
     log_every: int = pydantic.Field(default=10, ge=1)
     # Which examples each step consumes, in <run>/examples/: about 7 bytes an example.
     example_log: bool = False

@@ -68,11 +68,12 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """How many steps lie between two reports, evaluations and checkpoints."""
+    """How many steps lie between two reports, evaluations, checkpoints, comparisons."""
 
     log_every: int
     evaluate_every: int | None
     checkpoint_every: int
+    checksum_every: int | None = None  # the replicas of the state; None: never
     patience: int | None = None  # evaluations without a better one before the run ends
 
 

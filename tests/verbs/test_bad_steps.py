@@ -17,8 +17,10 @@ import bert_jax
 from bert_jax.cli import cli
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
+from bert_jax.train import loop
 from bert_jax.train.example_log import read_example_log, times_seen
 from bert_jax.train.writer import read_metrics
+from tests.parallel.test_replica_checksum import corrupt
 from tests.project import project_config, write_config
 from tests.tasks.runs import tiny_config
 from tests.train.poison import (
@@ -285,3 +287,25 @@ def test_a_damaged_dump_is_refused_in_one_line(
     nothing = invoke("replay", tmp_path / "nothing")
     assert nothing.exit_code == 2
     assert "no dump.json in it; expected a bad_step_<n>" in nothing.stderr
+
+
+def test_a_replica_with_a_flipped_bit_stops_the_run_before_it_is_saved(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device whose arithmetic fails once, at step 9: found at step 10, named, nothing saved."""
+    dispatch = loop._Loop._dispatch
+
+    def failing(self: Any, step_fn: Any, step: int, batch: Any) -> Any:
+        running = dispatch(self, step_fn, step, batch)
+        if step == 9:
+            bias = self.state.params["pooler"]["dense"]["bias"]
+            self.state.params["pooler"]["dense"]["bias"] = corrupt(bias, 5)
+        return running
+
+    monkeypatch.setattr(loop._Loop, "_dispatch", failing)
+    run_dir = tmp_path / "run"
+    result = invoke("pretrain", config, f"run_dir={run_dir}", "train.checksum_every=5")
+    assert result.exit_code == 1, (result.output, result.exception)
+    assert "step 10: replicas differ: device 5 (process 0, cpu) in " in result.stderr
+    assert "nothing was saved, checkpoint 6 is untouched" in result.stderr
+    assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {"6"}

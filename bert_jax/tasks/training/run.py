@@ -101,6 +101,7 @@ def _train_spec(
             log_every=section.log_every,
             evaluate_every=every,
             checkpoint_every=every,
+            checksum_every=section.checksum_every,
             patience=section.patience,
         ),
         selection=CheckpointSelection(metric=prepared.family.best_metric, larger_is_better=True),

@@ -38,6 +38,7 @@ FREE: Final = (
     "finetune.log_every",
     "finetune.report_sentence",
     "finetune.example_log",
+    "finetune.checksum_every",
     *(f"finetune.bad_steps.{name}" for name in BadStepsSection.model_fields),
 )
 

@@ -1,0 +1,58 @@
+"""Stopping a run whose replicas of the state differ, before anything of it is saved."""
+
+from __future__ import annotations
+
+from bert_jax.errors import RunStopped
+from bert_jax.parallel.replica_checksum import Deviation, find_deviations
+from bert_jax.train.spec import TrainSpec
+from bert_jax.train.state import TrainState
+
+
+class ReplicaCheck:
+    """Compares the replicas of the state every so many steps, and whenever the devices wait anyway.
+
+    So nothing is saved or evaluated that has not been compared.
+    """
+
+    def __init__(self, spec: TrainSpec) -> None:
+        """Compares nothing yet.
+
+        Args:
+            spec: of the run.
+        """
+        self._spec, self._every = spec, spec.intervals.checksum_every
+
+    def due(self, step: int) -> bool:
+        """Says whether the devices have to wait for a comparison after a step."""
+        return self._every is not None and step % self._every == 0
+
+    def check(self, state: TrainState, *, step: int) -> None:
+        """Compares the replicas of the state after a step.
+
+        Raises:
+            RunStopped: some differ; the message names the devices and their processes.
+        """
+        if self._every is None:
+            return
+        if found := find_deviations(state, self._spec.mesh):
+            self._spec.checkpoints.wait()
+            last = self._spec.checkpoints.latest_step()
+            held = "there is no checkpoint" if last is None else f"checkpoint {last} is untouched"
+            raise RunStopped(f"step {step}: {describe(found)}; nothing was saved, {held}")
+
+
+def describe(found: list[Deviation]) -> str:
+    """Returns which devices deviate, and where.
+
+    ``replicas differ: device 5 (process 1, TPU v4) in params/mlm/bias and 3 more``
+    """
+    outvoted = [each for each in found if each.outvoted]
+    named = outvoted or found
+    devices = ", ".join(
+        f"device {each.device.id} (process {each.device.process_index}, {each.device.device_kind})"
+        for each in named
+    )
+    arrays = list(dict.fromkeys(name for each in named for name in each.arrays))
+    more = f" and {len(arrays) - 1} more" if len(arrays) > 1 else ""
+    doubt = "" if outvoted else "; no majority tells which of them is wrong"
+    return f"replicas differ: {devices} in {arrays[0]}{more}{doubt}"
