@@ -29,7 +29,7 @@ from bert_jax.cli.base import (
 def finetune(config: str, overrides: tuple[str, ...], seeds: int | None) -> None:
     """Fine-tune: GLUE, SQuAD, NER, multiple choice, your own table. The same command again resumes.
 
-    Exit codes: 0 done, 1 the loss was not finite, 2 a mistake in the configuration or the data,
+    Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration or the data,
     3 stopped by a signal and saved.
     """
     from rich.console import Console

@@ -87,7 +87,7 @@ def examples(
 def pretrain(config: str, overrides: tuple[str, ...], init_from: str | None) -> None:
     """Pretrain: dataset → checkpoints. The same command again resumes.
 
-    Exit codes: 0 done, 1 the loss was not finite, 2 a mistake in the configuration, 3 stopped by a
+    Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration, 3 stopped by a
     signal and saved.
     """
     from bert_jax.config import load_config

@@ -103,7 +103,7 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
 
     Raises:
         UserError: the run directory holds another run.
-        RunStopped: the loss was not finite.
+        RunStopped: numbers went bad, see `bert_jax.train.recovery`.
     """
     settings, section = plan.settings, plan.settings.train
     if jax.process_index() != 0:

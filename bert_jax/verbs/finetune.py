@@ -42,7 +42,7 @@ def finetune(
 
     Raises:
         UserError: the configuration does not fit the data, the origin or the run directory.
-        RunStopped: the loss was not finite.
+        RunStopped: numbers went bad, see `bert_jax.train.recovery`.
     """
     console = console or Console()
     settings, points = plan(finetune_settings(config), seeds=seeds)

@@ -39,7 +39,7 @@ def pretrain(
 
     Raises:
         UserError: the configuration does not fit the data, the devices or the run directory.
-        RunStopped: the loss was not finite.
+        RunStopped: numbers went bad, see `bert_jax.train.recovery`.
     """
     settings = pretrain_settings(config, init_from=init_from)
     if started is not None:

@@ -36,7 +36,7 @@ def run_finetuning(
         console: where progress is shown.
 
     Raises:
-        RunStopped: the loss was not finite.
+        RunStopped: numbers went bad, see `bert_jax.train.recovery`.
     """
     with write_checkpoints(root, CheckpointSection(keep_last=1)) as checkpoints:
         outcome = train(_train_spec(prepared, root, checkpoints, programs), console=console)

@@ -1,0 +1,136 @@
+"""What watching over a run's numbers costs: withheld updates, limits, checksums of replicas.
+
+``python -m benchmarks.health [--size L4H256] [--rounds N]``: the train step as pretraining runs it,
+beside the same step that applies every update whatever it is; the host's part of judging a step;
+and a comparison of all replicas, spread over the 1000 steps between two of them by default. The
+checksums run on `--devices` simulated devices, which share this machine's cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from benchmarks.report import interleaved, median_ratio, report
+from benchmarks.train_step import PREDICTIONS, RATE, architecture, make_batch
+from bert_jax.data.rows.masking import MaskingSection
+from bert_jax.model.config import Architecture, Execution
+from bert_jax.objectives.bert import BertObjective
+from bert_jax.optim.optimizer import make_optimizer
+from bert_jax.optim.schedule import linear_schedule
+from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.replica_checksum import find_deviations
+from bert_jax.parallel.rules import batch_sharding
+from bert_jax.parallel.section import MeshSection
+from bert_jax.train.bad_steps import BadStepGuard, StepHistory
+from bert_jax.train.compiled import lower_step, lower_train_step
+from bert_jax.train.sections import BadStepsSection, TrainSection
+from bert_jax.train.state import TrainState, abstract_state, define_model, initialise
+from bert_jax.train.step import StepFigures, StepLimits, StepSpec, make_gradients
+
+ROWS = 16
+
+
+def main() -> None:
+    """Measures and prints a line of JSON per figure."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--size", type=architecture, default=architecture("L4H256"))
+    parser.add_argument("--steps", type=int, default=4, help="steps in a timed round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--devices", type=int, default=2)
+    arguments = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", arguments.devices)
+    measure(arguments.size, arguments.steps, arguments.rounds)
+
+
+def measure(size: Architecture, steps: int, rounds: int) -> None:
+    """Times the step with and without what watches over it, and the comparison of replicas."""
+    task = BertObjective(
+        architecture=size,
+        execution=Execution(dtype="float32"),
+        masking=MaskingSection(),
+        tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
+    )
+    model = define_model(task.build)
+    schedule = linear_schedule(ScheduleSegment(1_000_000, RATE, 10_000))
+    optimizer = make_optimizer(OptimizerSection(learning_rate=RATE), schedule, model.axes)
+    mesh = make_mesh(MeshSection())
+    spec = StepSpec(
+        task=task, model=model, optimizer=optimizer, schedule=schedule, rng="threefry2x32"
+    )
+    with jax.set_mesh(mesh):
+        batch = jax.device_put(make_batch(ROWS), batch_sharding(mesh))
+        abstract = abstract_state(model, optimizer, mesh)
+        watched = lower_train_step(spec, abstract, batch, accumulation=1).compile()
+        bare = lower_step(unwatched(spec), abstract, batch).compile()
+        fresh = functools.partial(initialise, task, optimizer, abstract, seed=0)
+        runs = {
+            "watched": steps_of(watched, fresh(), batch, steps),
+            "bare": steps_of(bare, fresh(), batch, steps),
+        }
+        seconds = interleaved(runs, rounds=rounds)
+        state = fresh()
+        compared = interleaved({"checksum": lambda: find_deviations(state, mesh)}, rounds=rounds)
+    facts: dict[str, Any] = {
+        "size": f"L{size.num_hidden_layers}H{size.hidden_size}",
+        "rows": ROWS,
+        "predictions": PREDICTIONS,
+        "devices": mesh.size,
+        "packages": ["jax"],
+    }
+    step = statistics.median(seconds["bare"]) / steps
+    ratio = median_ratio(seconds["watched"], seconds["bare"])
+    report("health.step_ratio", ratio, "x", peer="the step without limits", **facts)
+    report("health.judging", judging() / step, "of a step", **facts)
+    checksum = statistics.median(compared["checksum"])
+    every = TrainSection.model_fields["checksum_every"].default
+    share = checksum / every / step
+    report("health.checksum", share, "of a step", seconds=checksum, every=every, **facts)
+
+
+def unwatched(spec: StepSpec) -> Any:
+    """Returns the same step without limits, norms by layer and a state that can be kept."""
+    gradients = make_gradients(spec.task, spec.model, rng=spec.rng, accumulation=1)
+
+    def step(state: TrainState, batch: Any, limits: StepLimits) -> tuple[TrainState, StepFigures]:
+        loss, metrics, grads = gradients(state, batch)
+        updates, opt_state = spec.optimizer.update(grads, state.opt_state, state.params)
+        params: Any = optax.apply_updates(state.params, updates)
+        changed = TrainState(state.step + 1, state.rng, params, opt_state, state.healthy)
+        return changed, StepFigures(metrics | {"loss": (loss, optax.tree.norm(grads))}, {})
+
+    return step
+
+
+def steps_of(step: Any, state: TrainState, batch: Any, steps: int) -> Callable[[], None]:
+    """Returns a function that runs so many steps."""
+    held = [state]
+
+    def run() -> None:
+        for _ in range(steps):
+            held[0], _ = step(held[0], batch, StepLimits())
+        jax.block_until_ready(held[0])
+
+    return run
+
+
+def judging(steps: int = 2000) -> float:
+    """Returns the seconds that the host takes over a step: its limits, and adding it."""
+    guard, history = BadStepGuard(BadStepsSection()), StepHistory()
+    metrics = {"loss": (2.0, 1.0), "gradient_norm": (1.0, 1.0), "healthy": (1.0, 1.0)}
+    started = time.perf_counter()
+    for step in range(1, steps + 1):
+        guard.judge(history, step, metrics, guard.limits(history, step))
+    return (time.perf_counter() - started) / steps
+
+
+if __name__ == "__main__":
+    main()

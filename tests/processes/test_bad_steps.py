@@ -1,0 +1,32 @@
+"""Several processes answer bad steps alike, and their dump is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import bert_jax
+from tests.processes.hosts import ForkServer
+
+
+def test_two_processes_skip_together_then_stop_and_their_dump_is_put_together(
+    server: ForkServer, config: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    diverges = ("optimizer.learning_rate=1e30", "optimizer.warmup_steps=0")
+    with server.start(
+        "pretrain", config, f"run_dir={run_dir}", *diverges, count=2, directory=tmp_path
+    ) as job:
+        assert job.wait() == [1, 1], job.said()
+        assert ": skipped, its update is not applied" in job[0].out
+        assert all("after 3 skips in 128 steps" in job[process].err for process in (0, 1))
+    (folder,) = run_dir.glob("bad_step_*")
+    for process in (0, 1):
+        with np.load(folder / f"batch_{process}.npz") as pieces:
+            (key,) = [name for name in pieces.files if name.startswith("input_ids@")]
+            assert key.startswith(f"input_ids@{process * 4}:{process * 4 + 4},")
+    found = bert_jax.replay(str(folder))
+    assert found.reproduces
+    assert found.first_bad
+    assert found.bad_inputs == []  # the parameters are huge, and finite
