@@ -18,21 +18,26 @@ from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_moments, load_params
 from bert_jax.train.progress import TrainProgress
 from tests.interop.tf1_writer import read_tf1
-from tests.project import bert_jax, project_config, said, write_config
+from tests.project import project_config, write_config
 
 STEPS = 6
 
 
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, list(map(str, arguments)))
+
+
 def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(cli, list(map(str, arguments)))
+    result = invoke(*arguments)
     assert result.exit_code == 0, (result.output, result.exception)
     return result
 
 
 @pytest.fixture(scope="module")
 def settings(project: Path) -> dict[str, Any]:
-    """Two short phases, the whole in `STEPS` steps."""
+    """Two short phases, the whole in `STEPS` steps, on this process's eight devices."""
     values = project_config(project)
+    values["mesh"] = {"platform": "cpu", "data": 8}
     for phase, steps in zip(values["train"]["phases"], (4, 2), strict=True):
         phase["steps"] = steps
     return values
@@ -43,8 +48,7 @@ def trained(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
     """A run of a few steps, with moments that are not zero."""
     root = tmp_path_factory.mktemp("trained")
     config = write_config(root / "config.yaml", settings)
-    result = bert_jax("pretrain", config, f"run_dir={root / 'run'}")
-    assert result.returncode == 0, result.stderr
+    run("pretrain", config, f"run_dir={root / 'run'}")
     return root / "run"
 
 
@@ -80,10 +84,11 @@ def test_pretraining_goes_on_from_an_imported_step(
     back = tmp_path / "back"
     run("import", tmp_path / "tf" / "bert_model.ckpt", back)
     config = write_config(tmp_path / "config.yaml", settings)
-    line = said(bert_jax("pretrain", config, f"run_dir={back}"))
+    refused = invoke("pretrain", config, f"run_dir={back}")
+    assert refused.exit_code == 2
+    (line,) = refused.stderr.splitlines()
     assert f"found {STEPS} steps in all, but the imported checkpoint is at step {STEPS}" in line
-    result = bert_jax("pretrain", config, f"run_dir={back}", "train.phases.1.steps=4")
-    assert result.returncode == 0, result.stderr
+    result = run("pretrain", config, f"run_dir={back}", "train.phases.1.steps=4")
     assert f"resuming at step {STEPS} of {STEPS + 2}" in result.stdout
     lines = [json.loads(text) for text in (back / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [STEPS + 2]
