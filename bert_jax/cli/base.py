@@ -25,6 +25,11 @@ checkpoint_option = click.option(
 batch_size_option = click.option(
     "--batch-size", type=int, help="Rows at a time; changes no figure."
 )
+data_change_option = click.option(
+    "--allow-data-change",
+    is_flag=True,
+    help="Resume although the data differ from those that the run has read.",
+)
 force_option = click.option("--force", is_flag=True, help="Replace what is there.")
 platform_option = click.option(
     "--platform",

@@ -13,6 +13,7 @@ from bert_jax.cli.base import (
     checkpoint_option,
     cli,
     config_argument,
+    data_change_option,
     force_option,
     overrides_argument,
     platform_option,
@@ -25,8 +26,11 @@ from bert_jax.cli.base import (
 @config_argument
 @overrides_argument
 @click.option("--seeds", type=click.IntRange(1), help="Run this many seeds, and compare them.")
+@data_change_option
 @verb
-def finetune(config: str, overrides: tuple[str, ...], seeds: int | None) -> None:
+def finetune(
+    config: str, overrides: tuple[str, ...], seeds: int | None, allow_data_change: bool
+) -> None:
     """Fine-tune: GLUE, SQuAD, NER, multiple choice, your own table. The same command again resumes.
 
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration or the data,
@@ -38,7 +42,13 @@ def finetune(config: str, overrides: tuple[str, ...], seeds: int | None) -> None
     from bert_jax.verbs.finetune import finetune as run
 
     loaded = load_config(config, overrides)
-    outcome = run(loaded, seeds=seeds, started=process_started(), console=Console())
+    outcome = run(
+        loaded,
+        seeds=seeds,
+        allow_data_change=allow_data_change,
+        started=process_started(),
+        console=Console(),
+    )
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
 

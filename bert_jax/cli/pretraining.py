@@ -12,6 +12,7 @@ from bert_jax.cli.base import (
     checkpoint_option,
     cli,
     config_argument,
+    data_change_option,
     force_option,
     overrides_argument,
     platform_option,
@@ -83,8 +84,11 @@ def examples(
 @click.option(
     "--init-from", metavar="RUN_DIR", help="Start from this run's parameters, all else fresh."
 )
+@data_change_option
 @verb
-def pretrain(config: str, overrides: tuple[str, ...], init_from: str | None) -> None:
+def pretrain(
+    config: str, overrides: tuple[str, ...], init_from: str | None, allow_data_change: bool
+) -> None:
     """Pretrain: dataset → checkpoints. The same command again resumes.
 
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration, 3 stopped by a
@@ -93,7 +97,12 @@ def pretrain(config: str, overrides: tuple[str, ...], init_from: str | None) -> 
     from bert_jax.config import load_config
     from bert_jax.verbs.pretrain import pretrain as run
 
-    outcome = run(load_config(config, overrides), init_from=init_from, started=process_started())
+    outcome = run(
+        load_config(config, overrides),
+        init_from=init_from,
+        allow_data_change=allow_data_change,
+        started=process_started(),
+    )
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
 

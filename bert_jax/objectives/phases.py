@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 from jax.sharding import Mesh
 
@@ -22,6 +23,14 @@ from bert_jax.train.spec import Evaluate, Phase
 from bert_jax.train.state import ModelDefinition
 
 
+class OpenedPhase(NamedTuple):
+    """A phase, and what its data are."""
+
+    phase: Phase
+    training: str  # fingerprint of the split
+    validation: str | None  # None: there is no such split
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhaseOpener:
     """Opens the phases of one run."""
@@ -33,11 +42,8 @@ class PhaseOpener:
     tokenizer: Tokenizer
     mesh: Mesh
 
-    def open(self, index: int) -> tuple[Phase, str]:
+    def open(self, index: int) -> OpenedPhase:
         """Opens a phase's data and checks that model, tokenizer and objective fit it.
-
-        Returns:
-            The phase, and the fingerprint of its dataset.
 
         Raises:
             UserError: they do not; the message names the key.
@@ -52,9 +58,24 @@ class PhaseOpener:
                 f"{positions} positions (model.architecture.max_position_embeddings)"
             )
         with under(key, PhaseSection):
-            return self._phase(section, source, index=index), source.dataset.fingerprint
+            held_out = None
+            if VALIDATION in source.splits:
+                held_out = self._source(section.dataset, VALIDATION, key="dataset")
+            phase = self._phase(section, source, held_out, index=index)
+        return OpenedPhase(
+            phase,
+            source.dataset.fingerprint,
+            None if held_out is None else held_out.dataset.fingerprint,
+        )
 
-    def _phase(self, section: PhaseSection, source: ExampleSource, *, index: int) -> Phase:
+    def _phase(
+        self,
+        section: PhaseSection,
+        source: ExampleSource,
+        held_out: ExampleSource | None,
+        *,
+        index: int,
+    ) -> Phase:
         settings, share = self.settings, process_share(self.mesh)
         features = source.features(
             self.objective,
@@ -82,19 +103,18 @@ class PhaseOpener:
             flops_per_row=self.objective.flops_per_row(
                 seq_length=section.seq_length, predictions=features.max_predictions
             ),
-            evaluate=self._evaluation(section, source),
-            validation=self._validation_data(source),
+            evaluate=self._evaluation(section, held_out),
+            validation=self._validation_data(held_out),
             watch=self.objective.watch(
                 unigram_entropy=source.unigram_entropy, total_steps=settings.train.total_steps
             ),
         )
 
-    def _evaluation(self, section: PhaseSection, source: ExampleSource) -> Evaluate | None:
+    def _evaluation(self, section: PhaseSection, held_out: ExampleSource | None) -> Evaluate | None:
         evaluation = self.settings.train.evaluation
-        if evaluation is None or VALIDATION not in source.splits:
+        if evaluation is None or held_out is None:
             return None
         share = process_share(self.mesh)
-        held_out = self._source(section.dataset, VALIDATION, key="dataset")
         open_batches = functools.partial(
             evaluation_batches,
             held_out.dataset,
@@ -113,10 +133,11 @@ class PhaseOpener:
             self.objective, self.model, open_batches, self.mesh, shares=share.count
         )
 
-    def _validation_data(self, source: ExampleSource) -> str:
+    def _validation_data(self, held_out: ExampleSource | None) -> str:
         evaluation = self.settings.train.evaluation
         limit = None if evaluation is None else evaluation.examples
-        return f"{limit or 'all'} examples of {source.dataset.fingerprint}"
+        found = "nothing" if held_out is None else held_out.dataset.fingerprint
+        return f"{limit or 'all'} examples of {found}"
 
     def _source(self, dataset: str, split: str, *, key: str) -> ExampleSource:
         return open_source(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ from bert_jax.model.config import Architecture, resolve_architecture
 from bert_jax.objectives.initial_parameters import ParameterOrigin
 from bert_jax.objectives.phases import PhaseOpener
 from bert_jax.objectives.registry import make_objective
-from bert_jax.objectives.resume import check_resume
+from bert_jax.objectives.resume import DataFingerprints, check_resume
 from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import join
@@ -45,7 +45,7 @@ class PretrainPlan(NamedTuple):
     mesh: Mesh
     step: StepSpec
     phases: list[Phase]
-    datasets: Mapping[str, str]  # path → fingerprint
+    data: DataFingerprints
 
 
 def prepare(settings: PretrainSettings) -> PretrainPlan:
@@ -90,11 +90,17 @@ def prepare(settings: PretrainSettings) -> PretrainPlan:
             schedule=schedule,
             rng=choose_rng(section.rng),
         ),
-        phases=[phase for phase, _ in opened],
-        datasets={
-            phase.dataset: fingerprint
-            for phase, (_, fingerprint) in zip(section.phases, opened, strict=True)
-        },
+        phases=[each.phase for each in opened],
+        data=DataFingerprints(
+            datasets={
+                phase.dataset: each.training
+                for phase, each in zip(section.phases, opened, strict=True)
+            },
+            validation={
+                phase.dataset: each.validation
+                for phase, each in zip(section.phases, opened, strict=True)
+            },
+        ),
     )
 
 
@@ -141,6 +147,7 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
             checkpoints=checkpoints,
             initial_params=_initial_params(plan, console=console),
             write_config=write_config if jax.process_index() == 0 else lambda folder: None,
+            allow_data_change=settings.allow_data_change,
             example_log=section.example_log,
             started=settings.started,
             bad_steps=section.bad_steps,
@@ -152,13 +159,12 @@ def _origin(
     plan: PretrainPlan, root: epath.Path, checkpoints: CheckpointReader, *, console: Console
 ) -> dict[str, Any]:
     """Returns what provenance.json says of the run; a run that goes on keeps what it has."""
-    origin = {"datasets": plan.datasets, "init_from": plan.settings.init_from}
+    origin = {**plan.data._asdict(), "init_from": plan.settings.init_from}
     if not (root / CONFIG).exists():
         return origin
-    held = check_resume(
-        open_run(root), plan.settings, checkpoints, datasets=plan.datasets, console=console
-    )
-    return {**origin, **held, "datasets": {**held.get("datasets", {}), **plan.datasets}}
+    held = check_resume(open_run(root), plan.settings, checkpoints, data=plan.data, console=console)
+    data = {name: {**held.get(name, {}), **paths} for name, paths in plan.data._asdict().items()}
+    return {**origin, **held, **data}
 
 
 def _initial_params(plan: PretrainPlan, *, console: Console) -> Callable[[Params], Params]:

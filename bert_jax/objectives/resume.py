@@ -5,6 +5,8 @@ the objective, and the settings of a phase that has ended. What decides steps to
 long as there are any, for a run that diverged or that is to be longer: `optimizer`, how the model
 is executed, `train.rng`, and the settings of the current phase (within what its data position
 allows) and of later ones; `provenance.json` lists each change with the step it was made at.
+With --allow-data-change so may the seed, the masking and the content of datasets, for steps to
+come.
 Reports, evaluations, checkpoints, mesh, loader and paths decide no number and are always free.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -28,12 +30,19 @@ from bert_jax.train.progress import IMPORTED, TrainProgress
 from bert_jax.train.sections import TrainSection
 
 
+class DataFingerprints(NamedTuple):
+    """What the data of a run's phases are, by their paths."""
+
+    datasets: Mapping[str, str]  # the training splits
+    validation: Mapping[str, str | None]
+
+
 def check_resume(
     run: Run,
     settings: PretrainSettings,
     checkpoints: CheckpointReader,
     *,
-    datasets: Mapping[str, str],
+    data: DataFingerprints,
     console: Console,
 ) -> dict[str, Any]:
     """Refuses to resume with settings that contradict what the run has done.
@@ -42,7 +51,7 @@ def check_resume(
         run: the run directory as it is.
         settings: of now.
         checkpoints: of the run.
-        datasets: path → fingerprint, of those of now.
+        data: of now.
         console: where changes are shown.
 
     Returns:
@@ -69,12 +78,27 @@ def check_resume(
         optimizer=run.section("optimizer", OptimizerSection, verb="pretrain"),
         train=run.section("train", TrainSection, verb="pretrain"),
     )
-    held = _decisive(then, provenance.get("datasets", {}))
-    asked = _decisive(settings, datasets)
+    made_with = DataFingerprints(
+        provenance.get("datasets", {}),
+        # Older versions did not write it down.
+        {**data.validation, **provenance.get("validation", {})},
+    )
+    held = _decisive(then, made_with)
+    asked = _decisive(settings, data)
     changes = find_changes(held, asked)
-    free = _free_keys([change.key for change in changes], progress, settings.train)
-    what = "run" if free is not None else "finished run"
-    refuse_other_settings(run.directory, held=held, asked=asked, free=free or (), what=what)
+    keys = [change.key for change in changes]
+    with_flag = _free_keys(keys, progress, settings.train, data_may_change=True)
+    free = with_flag
+    if not settings.allow_data_change:
+        free = _free_keys(keys, progress, settings.train, data_may_change=False)
+    refuse_other_settings(
+        run.directory,
+        held=held,
+        asked=asked,
+        free=free or (),
+        with_flag=with_flag or (),
+        what="run" if free is not None else "finished run",
+    )
     for change in changes:
         if change.was is not None:
             console.print(
@@ -86,8 +110,13 @@ def check_resume(
     return {**provenance, "changes": [*provenance.get("changes", []), *made]}
 
 
-def _free_keys(keys: list[str], progress: TrainProgress, train: TrainSection) -> list[str] | None:
-    """Returns those keys that only decide steps to come; None if there are no such steps."""
+def _free_keys(
+    keys: list[str], progress: TrainProgress, train: TrainSection, *, data_may_change: bool
+) -> list[str] | None:
+    """Returns those keys that only decide steps to come; None if there are no such steps.
+
+    With ``data_may_change`` also those that decide which data the steps to come have.
+    """
     current = progress.phase
     ended = progress.phase_step >= train.phases[current].steps
     ahead = current + 1 if ended else current
@@ -95,20 +124,28 @@ def _free_keys(keys: list[str], progress: TrainProgress, train: TrainSection) ->
         return None
 
     def is_free(key: str) -> bool:
-        if phase := re.match(r"train\.phases\.(\d+)\.", key):
+        if phase := re.fullmatch(r"train\.phases\.(\d+)\.(.*)", key):
+            index, name = int(phase[1]), phase[2]
+            if name == "validation":
+                return data_may_change or index > current or not progress.phase_step
             cut_short = progress.phase_step == train.phases[current].steps
-            return int(phase[1]) >= ahead or (cut_short and key == f"train.phases.{current}.steps")
-        return key != "seed" and not key.startswith("objective.")
+            if index >= ahead or (cut_short and index == current and name == "steps"):
+                return True
+            return data_may_change and name == "dataset"
+        if key == "seed" or key.startswith("objective.masking."):
+            return data_may_change
+        return not key.startswith("objective.")
 
     return [key for key in keys if is_free(key)]
 
 
-def _decisive(settings: PretrainSettings, datasets: Mapping[str, str]) -> dict[str, Any]:
+def _decisive(settings: PretrainSettings, data: DataFingerprints) -> dict[str, Any]:
     """Returns the settings that decide a run's numbers; data by its content, not its path."""
     phases = {
         str(index): {
             **phase.model_dump(mode="json"),
-            "dataset": datasets.get(phase.dataset, phase.dataset),
+            "dataset": data.datasets.get(phase.dataset, phase.dataset),
+            "validation": data.validation.get(phase.dataset),
         }
         for index, phase in enumerate(settings.train.phases)
     }

@@ -30,4 +30,5 @@ class PretrainSettings:
     train: TrainSection
     init_from: str | None  # a run directory; None for random parameters
     config: Mapping[str, Any]  # the whole configuration as plain values, for config.yaml
+    allow_data_change: bool = False  # of what an interrupted run has read
     started: float = dataclasses.field(default_factory=time.time)  # seconds since 1970

@@ -40,6 +40,7 @@ def refuse_other_settings(
     held: Mapping[str, Any],
     asked: Mapping[str, Any],
     free: Collection[str],
+    with_flag: Collection[str] = (),
     what: str,
 ) -> None:
     """Refuses to resume what a directory holds with a different configuration.
@@ -49,6 +50,7 @@ def refuse_other_settings(
         held: the nested settings it was made with.
         asked: those of now.
         free: dotted keys that may differ.
+        with_flag: those that may with --allow-data-change.
         what: it holds, for the message.
 
     Raises:
@@ -56,7 +58,8 @@ def refuse_other_settings(
     """
     for change in find_changes(held, asked):
         if change.key not in free:
+            flag = ", a new run_dir, or --allow-data-change" if change.key in with_flag else ""
             raise UserError(
                 f"{change.key}: found {change.now}, but {root} holds a {what} with {change.was}; "
-                f"allowed: the same, or a new run_dir"
+                f"allowed: the same{flag or ', or a new run_dir'}"
             )

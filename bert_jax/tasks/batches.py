@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -55,8 +56,8 @@ class TrainBatches:
         self._share = share
         self._fingerprint: dict[str, str | int | float] = {
             "seed": seed,
-            "rows": len(split.lengths),
-            "pieces": int(split.lengths.sum()),
+            "train": split.fingerprint,
+            "lengths": hashlib.blake2b(split.lengths.tobytes(), digest_size=8).hexdigest(),
             "max_length": max_length,
         }
 
@@ -72,6 +73,14 @@ class TrainBatches:
             UserError: it was made with other data or settings.
         """
         return position.step(batch_size=self.plan.batch_size, fingerprint=self._fingerprint)
+
+    def go_on(self, position: DataPosition) -> DataPosition:
+        """Returns where to go on in this data from a position in other data."""
+        return position.moved_to(
+            self._fingerprint,
+            batch_size=self.plan.batch_size,
+            order=("seed", "lengths", "max_length"),
+        )
 
     def make(self, step: int, *, with_examples: bool = False) -> tuple[Row, ...]:
         """Returns this host's rows of each length group of a step's batch."""

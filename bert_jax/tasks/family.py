@@ -57,6 +57,11 @@ class Split(Protocol):
         """The number of examples that the rows come from."""
         ...
 
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the content: texts, labels and their order."""
+        ...
+
     def row(self, index: int) -> Encoded:
         """Returns one row."""
         ...

@@ -16,6 +16,7 @@ import numpy as np
 from bert_jax.data.rows.assemble import assemble
 from bert_jax.tasks.collector import Collector
 from bert_jax.tasks.columns import TextRow
+from bert_jax.tasks.content import content_hash
 from bert_jax.tasks.family import DataRequest, Encoded, Family, Record, shown_lines
 from bert_jax.tasks.labels import Labelling, Target, Weighting, target_of, weights_of
 from bert_jax.tasks.ragged import encode_ragged
@@ -54,6 +55,7 @@ class SequenceSplit:
                 cut.
         """
         self.texts, self._labelling = texts, labelling
+        self.fingerprint = content_hash(texts)
         self._special, self._max_length = tokenizer.special, max_length
         self._firsts = encode_ragged(tokenizer, (example.text for example in texts))
         self._seconds = encode_ragged(tokenizer, (example.pair or "" for example in texts))

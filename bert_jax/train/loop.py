@@ -19,6 +19,7 @@ from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.output import Output, open_output
 from bert_jax.train.prefetch import DeviceBatch, prefetch_to_device
+from bert_jax.train.progress_display import loudly
 from bert_jax.train.recovery import Recovery, RollbackDue, RunningStep
 from bert_jax.train.replicas import ReplicaCheck
 from bert_jax.train.restore import restore_or_initialise
@@ -53,7 +54,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
     watch = Stopwatch(spec.run_dir, started=spec.started)
     abstract = abstract_state(spec.step.model, spec.step.optimizer, spec.mesh)
     with watch.on("restore"):
-        state, progress = restore_or_initialise(spec, abstract)
+        state, progress = restore_or_initialise(spec, abstract, say=loudly(console))
     spec.write_config(spec.run_dir)
     tracker = StepTracker(progress, phases=spec.phases, intervals=spec.intervals)
     first, last = progress.step, tracker.last_step
@@ -197,7 +198,7 @@ class _Loop:
         remark = phase.watch.remark(scores) if phase.watch else ""
         self.display.evaluated(progress.step, scores, remark)
         score = self.spec.selection.score(scores, phase=progress.phase, data=phase.validation)
-        progress.record_evaluation(score.value)
+        progress.record_evaluation(score.value, comparison=score.comparison)
         return score
 
     def _save(self, selection_score: SelectionScore | None) -> None:

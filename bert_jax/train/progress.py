@@ -27,6 +27,7 @@ class TrainProgress:
     best_rank: float | None = None  # best selection score so far, smaller is better
     without_better: int = 0  # evaluations since
     history: StepHistory = dataclasses.field(default_factory=StepHistory)  # of the phase
+    comparison: str | None = None  # what the best one was best of
 
     @classmethod
     def at(cls, step: int, phases: Sequence[int]) -> TrainProgress:
@@ -42,9 +43,16 @@ class TrainProgress:
         phase = bisect.bisect_right(ends, step)
         return cls(step=step, phase=phase, phase_step=step - (ends[phase] - phases[phase]))
 
-    def record_evaluation(self, selection_score: float) -> None:
-        """Counts evaluations in a row that were no better than the best."""
-        if self.best_rank is None or selection_score < self.best_rank:
+    def record_evaluation(self, selection_score: float, *, comparison: str) -> None:
+        """Counts evaluations in a row that were no better than the best.
+
+        Args:
+            selection_score: smaller is better.
+            comparison: what it may be compared with; with another one the best starts anew.
+        """
+        best = self.best_rank if self.comparison in (comparison, None) else None
+        self.comparison = comparison
+        if best is None or selection_score < best:
             self.best_rank, self.without_better = selection_score, 0
         else:
             self.without_better += 1
@@ -72,4 +80,5 @@ class TrainProgress:
             best_rank=saved["best_rank"],
             without_better=saved["without_better"],
             history=StepHistory.from_json(saved.get("history", {})),
+            comparison=saved.get("comparison"),
         )

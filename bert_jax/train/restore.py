@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from bert_jax.data.loader.data_position import describe_differences
 from bert_jax.errors import UserError
 from bert_jax.train.checkpoint_store import CheckpointReader
 from bert_jax.train.progress import IMPORTED, TrainProgress
@@ -15,9 +16,14 @@ from bert_jax.train.state import TrainState, initialise
 
 
 def restore_or_initialise(
-    spec: TrainSpec, abstract: TrainState
+    spec: TrainSpec, abstract: TrainState, *, say: Callable[[str], None]
 ) -> tuple[TrainState, TrainProgress]:
     """Returns the last checkpoint's state and progress, or fresh ones where there is none.
+
+    Args:
+        spec: of the run.
+        abstract: the state's layout.
+        say: called with a line of text if the data have changed, and may.
 
     Raises:
         UserError: the checkpoint is of another model, or of other phases or data.
@@ -29,7 +35,7 @@ def restore_or_initialise(
         return state._replace(params=spec.initial_params(state.params)), TrainProgress()
     state = restore_state(spec.checkpoints, abstract, step=step)
     progress = _progress(spec.checkpoints.progress(step), step=step, phases=spec.phases)
-    _check(progress, spec.phases)
+    _check(progress, spec, say)
     return state, progress
 
 
@@ -55,13 +61,25 @@ def _progress(saved: Mapping[str, Any], *, step: int, phases: Sequence[Phase]) -
     return TrainProgress.at(step, steps)
 
 
-def _check(progress: TrainProgress, phases: Sequence[Phase]) -> None:
-    """Refuses a checkpoint of other phases or other data."""
+def _check(progress: TrainProgress, spec: TrainSpec, say: Callable[[str], None]) -> None:
+    """Refuses a checkpoint of other phases, or of other data unless these may change."""
+    phases = spec.phases
     if progress.phase >= len(phases):
         raise UserError(
             f"train.phases: found {len(phases)}, but the checkpoint is in phase {progress.phase} "
             f"(counted from 0); allowed: the phases it was made with, or more"
         )
     phase = phases[progress.phase]
-    if progress.position and progress.phase_step < phase.steps:
+    if progress.position is None or progress.phase_step >= phase.steps:
+        return
+    if not spec.allow_data_change:
         phase.loader.check(progress.position)
+        return
+    before = progress.position
+    progress.position = after = phase.loader.go_on(before)
+    if differences := before.differences(after.fingerprint):
+        say(
+            f"--allow-data-change: {describe_differences(differences)}; phase {progress.phase} had "
+            f"read {before.example_index:,} rows and goes on from row {after.example_index:,} "
+            f"{'of the same order' if after.example_index else 'in a new order'}"
+        )

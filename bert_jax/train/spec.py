@@ -49,6 +49,10 @@ class BatchSource(Protocol):
         """
         ...
 
+    def go_on(self, position: DataPosition) -> DataPosition:
+        """Returns where to go on in this data from a position in other data."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phase:
@@ -93,6 +97,7 @@ class TrainSpec:
     initial_params: Callable[[Params], Params]  # fresh parameters → those to start from
     # Makes a folder self-contained: the run's, once it is certain that it can go on, and dumps.
     write_config: Callable[[epath.Path], None]
+    allow_data_change: bool  # since the last checkpoint; otherwise it is refused
     example_log: bool  # whether to write down which examples each step consumes
     started: float  # when the process, or this run in it, began: seconds since 1970
     bad_steps: BadStepsSection

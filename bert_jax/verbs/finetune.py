@@ -21,6 +21,7 @@ def finetune(
     config: RunConfig,
     *,
     seeds: int | None = None,
+    allow_data_change: bool = False,
     started: float | None = None,
     console: Console | None = None,
 ) -> Outcome:
@@ -33,6 +34,8 @@ def finetune(
         config: needs `run_dir` and `finetune`.
         seeds: how many to run and compare; None for what `finetune.sweep` says. A sweep's run
             directory is that of its best run; see `bert_jax.tasks.sweep.run`.
+        allow_data_change: whether a run that resumes may have other data than it has read; a
+            line says what changed and where it goes on.
         started: when this began, in seconds since 1970, for the account of where the time went;
             None for now.
         console: where progress is shown; standard output where none is given.
@@ -46,8 +49,9 @@ def finetune(
     """
     console = console or Console()
     settings, points = plan(finetune_settings(config), seeds=seeds)
-    if started is not None:
-        settings = dataclasses.replace(settings, started=started)
+    settings = dataclasses.replace(
+        settings, allow_data_change=allow_data_change, started=started or settings.started
+    )
     if len(points) > 1:
         return sweep(settings, points, console=console)
     prepared = prepare(settings)

@@ -17,6 +17,7 @@ def pretrain(
     config: RunConfig,
     *,
     init_from: str | None = None,
+    allow_data_change: bool = False,
     started: float | None = None,
     console: Console | None = None,
 ) -> Outcome:
@@ -30,6 +31,8 @@ def pretrain(
         init_from: a run directory whose parameters a fresh run starts from, with a fresh
             optimizer, schedule and data position; heads that it lacks start fresh. A run that
             already has checkpoints resumes from those.
+        allow_data_change: whether a run that resumes may have other data than it has read; a
+            line says what changed and where it goes on.
         started: when this began, in seconds since 1970, for the account of where the time went;
             None for now.
         console: where progress is shown; standard output where none is given.
@@ -42,8 +45,9 @@ def pretrain(
         RunStopped: numbers went bad, see `bert_jax.train.recovery`.
     """
     settings = pretrain_settings(config, init_from=init_from)
-    if started is not None:
-        settings = dataclasses.replace(settings, started=started)
+    settings = dataclasses.replace(
+        settings, allow_data_change=allow_data_change, started=started or settings.started
+    )
     return run_plan(prepare(settings), console=console or Console())
 
 

@@ -30,6 +30,7 @@ class Rows:
     ) -> None:
         self.lengths = np.asarray(lengths, np.int32)
         self.examples = len(lengths)
+        self.fingerprint = "f" * 32
         self._choices, self._per_piece = choices, per_piece
 
     def row(self, index: int) -> Encoded:

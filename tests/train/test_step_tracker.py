@@ -27,6 +27,9 @@ class Rows:
     def position(self, step: int) -> DataPosition:
         return DataPosition(example_index=step * self.batch_size, fingerprint={})
 
+    def go_on(self, position: DataPosition) -> DataPosition:
+        return position
+
     def check(self, position: DataPosition) -> int:
         return position.step(batch_size=self.batch_size, fingerprint={})
 
@@ -111,6 +114,6 @@ def test_a_run_out_of_patience_has_no_phases_left() -> None:
     intervals = Intervals(log_every=1, evaluate_every=1, checkpoint_every=1, patience=2)
     tracker = StepTracker(TrainProgress(), phases=[phase(9)], intervals=intervals)
     for score, out in ((1.0, False), (0.5, False), (0.5, False), (0.7, True)):
-        tracker.progress.record_evaluation(score)
+        tracker.progress.record_evaluation(score, comparison="dev")
         assert tracker.out_of_patience == out
     assert list(tracker.remaining_phases()) == []

@@ -131,3 +131,63 @@ def test_the_log_is_off_unless_asked_for_and_the_account_of_time_is_not(
     assert f"{metrics}: 2 lines were damaged or not ours, moved to {run_dir}" in output
     assert read_metrics(run_dir)[: len(before)] == before
     assert (run_dir / "metrics.damaged").read_bytes() == b'\xff\xfe\n{"loss": 1}\n'
+
+
+def test_data_that_changed_are_refused_by_name_or_gone_on_with_aloud(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    values = json.loads(json.dumps(small))
+    values["train"]["phases"][0] |= {"dataset": str(tmp_path / "dataset"), "steps": 4}
+    values["examples"]["output"] = str(tmp_path / "dataset")
+    config, run_dir = write_config(tmp_path / "run.yaml", values), tmp_path / "run"
+    ok("examples", config)
+    ok("pretrain", config, f"run_dir={run_dir}")
+    more = (f"run_dir={run_dir}", "train.phases.0.steps=20")
+    before = (run_dir / "config.yaml").read_bytes()
+
+    refused = invoke("pretrain", config, *more, "seed=4")
+    assert refused.exit_code == 2
+    assert "seed: found 4, but" in refused.stderr
+    assert "or --allow-data-change" in refused.stderr
+
+    shutil.rmtree(tmp_path / "dataset")  # another dataset under the same name
+    ok("examples", config, "examples.dupe_factor=2")
+    refused = invoke("pretrain", config, *more)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("bert-jax: dataset: found ")
+    assert (run_dir / "config.yaml").read_bytes() == before
+
+    output = ok("pretrain", config, *more, "seed=4", "--allow-data-change")
+    assert "--allow-data-change: dataset was " in output
+    assert (
+        "seed was 3, is 4; phase 0 had read 32 rows and goes on from row 0 in a new order" in output
+    )
+    changes = json.loads((run_dir / "provenance.json").read_text())["changes"]
+    assert {change["key"] for change in changes} == {
+        "seed",
+        "train.phases.0.dataset",
+        "train.phases.0.steps",
+    }
+    count = len(open_dataset(tmp_path / "dataset", "train"))
+    seen = times_seen(run_dir)
+    assert len({epoch.data for epoch in seen}) == 2
+    assert dict.fromkeys(range(count), 1) in seen.values()  # the new data's first epoch
+    # From here on these are the run's data.
+    assert "--allow-data-change" not in ok("pretrain", config, *more, "seed=4")
+
+
+def test_other_masks_go_on_with_the_next_row(small: dict[str, Any], tmp_path: Path) -> None:
+    config, run_dir = write_config(tmp_path / "run.yaml", small), tmp_path / "run"
+    ok("pretrain", config, f"run_dir={run_dir}", "train.phases.0.steps=4")
+    other = (f"run_dir={run_dir}", "train.phases.0.steps=8", "objective.masking.rate=0.3")
+    refused = invoke("pretrain", config, *other)
+    assert refused.exit_code == 2
+    assert "objective.masking.rate: found 0.3" in refused.stderr
+    output = ok("pretrain", config, *other, "--allow-data-change")
+    assert "masking.rate was 0.15, is 0.3; phase 0 had read 32 rows and goes on from row 32" in (
+        output.replace("masking.max_predictions was 5, is 10; ", "")
+    )
+    steps = [list(step.values()) for step in read_example_log(run_dir).values()]
+    rows = [example for step in steps for examples in step for example in examples]
+    count = len(open_dataset(small["train"]["phases"][0]["dataset"], "train"))
+    assert len(set(rows[:count])) == min(count, len(rows))  # one epoch in one order

@@ -236,3 +236,21 @@ def test_the_dev_set_split_off_is_the_same_for_every_seed(tuned: Path) -> None:
         return [str(split.row(at).sequences) for at in range(split.examples)]
 
     assert texts(1) == texts(2)
+
+
+def test_labels_that_were_flipped_are_refused(tmp_path: Path) -> None:
+    config = config_file(tmp_path, epochs=1)
+    ok("finetune", config)
+    train = Path(yaml.safe_load(config.read_text())["finetune"]["task"]["train"])
+    rows = train.read_text()
+    flip = {"good": "bad", "bad": "good"}
+    lines = [line.rsplit(",", 1) for line in rows.splitlines()]
+    train.write_text("".join(f"{text},{flip.get(label, label)}\n" for text, label in lines))
+    refused = run("finetune", config)
+    assert refused.exit_code == 2, refused.output
+    assert "content.train: found " in refused.output
+    assert "or --allow-data-change" in refused.output
+    ok("finetune", config, "--allow-data-change")
+    (change,) = json.loads((tmp_path / "tuned" / "provenance.json").read_text())["changes"]
+    assert change["content"] == "train"
+    ok("finetune", config)  # these are its data now

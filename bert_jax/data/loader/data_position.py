@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import TypeAlias
 
 from bert_jax.errors import UserError
 from bert_jax.section import Section
+
+Value: TypeAlias = str | int | float
 
 
 class DataPosition(Section):
@@ -18,23 +21,21 @@ class DataPosition(Section):
     """
 
     example_index: int
-    fingerprint: dict[str, str | int | float]
+    fingerprint: dict[str, Value]
 
-    def step(self, *, batch_size: int, fingerprint: Mapping[str, str | int | float]) -> int:
+    def step(self, *, batch_size: int, fingerprint: Mapping[str, Value]) -> int:
         """Returns the number of batches of ``batch_size`` rows before this position.
 
         Raises:
             UserError: ``fingerprint`` differs (names the first field that does), or the position is
                 not a whole number of batches.
         """
-        for name in sorted({*self.fingerprint, *fingerprint}):
-            then, now = self.fingerprint.get(name), fingerprint.get(name)
-            if then != now:
-                raise UserError(
-                    f"{name}: found {_say(now)}, but the checkpoint's data position was made with "
-                    f"{_say(then)}; allowed: the same value, or a new run that starts from the "
-                    "checkpoint's parameters"
-                )
+        for name, (then, now) in self.differences(fingerprint).items():
+            raise UserError(
+                f"{name}: found {_say(now)}, but the checkpoint's data position was made with "
+                f"{_say(then)}; allowed: the same value, a new run that starts from the "
+                "checkpoint's parameters, or --allow-data-change"
+            )
         step, rest = divmod(self.example_index, batch_size)
         if rest:
             raise UserError(
@@ -42,6 +43,38 @@ class DataPosition(Section):
                 f"{self.example_index} rows; allowed: a batch size that divides them"
             )
         return step
+
+    def differences(self, fingerprint: Mapping[str, Value]) -> dict[str, tuple[object, object]]:
+        """Returns in what a fingerprint differs from this position's: name → (then, now)."""
+        return {
+            name: (self.fingerprint.get(name), fingerprint.get(name))
+            for name in sorted({*self.fingerprint, *fingerprint})
+            if self.fingerprint.get(name) != fingerprint.get(name)
+        }
+
+    def moved_to(
+        self, fingerprint: Mapping[str, Value], *, batch_size: int, order: Collection[str]
+    ) -> DataPosition:
+        """Returns the position from which to go on in changed data.
+
+        The next row of the same order; the first row of all if it is another order.
+
+        Args:
+            fingerprint: of the data as it is now.
+            batch_size: of now; rows up to a whole number of batches are passed over.
+            order: names of that on which the order of the rows depends.
+        """
+        rows = -(-self.example_index // batch_size) * batch_size
+        if any(name in order for name in self.differences(fingerprint)):
+            rows = 0
+        return DataPosition(example_index=rows, fingerprint=dict(fingerprint))
+
+
+def describe_differences(differences: Mapping[str, tuple[object, object]]) -> str:
+    """Returns what differs in words: ``seed was 3, is 4``."""
+    return "; ".join(
+        f"{name} was {_say(then)}, is {_say(now)}" for name, (then, now) in differences.items()
+    )
 
 
 def _say(value: object) -> str:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Of the fingerprint: what decides which examples make up which row.
+_ORDER = ("dataset", "seed", "phase", "packing", "packing.max_examples")
+
 _STEPS = 2**40  # steps of an endless stream: out of reach, and Grain can still slice it
 
 
@@ -176,6 +179,12 @@ class Loader:
             UserError: naming the field in which this loader differs from the one of the checkpoint.
         """
         return position.step(batch_size=self._batch_size, fingerprint=self._fingerprint())
+
+    def go_on(self, position: DataPosition) -> DataPosition:
+        """Returns where to go on in this data from a position in other data."""
+        packed = self._transform.max_examples > 1
+        order = [*_ORDER, "seq_length"] if packed else _ORDER
+        return position.moved_to(self._fingerprint(), batch_size=self._batch_size, order=order)
 
     def _fingerprint(self) -> dict[str, str | int | float]:
         return {

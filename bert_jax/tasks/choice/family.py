@@ -19,6 +19,7 @@ from bert_jax.model.config import HeadsSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.choice.file import ChoiceColumns, ChoiceQuestion, read_choices
 from bert_jax.tasks.collector import Collector
+from bert_jax.tasks.content import content_hash
 from bert_jax.tasks.family import DataRequest, Encoded, Family, Record, count_notes, needs_labels
 from bert_jax.tasks.ragged import encode_ragged
 from bert_jax.text.tokenizer import Tokenizer
@@ -136,6 +137,7 @@ class ChoiceSplit:
             max_length: pieces of a row, special ones included.
         """
         self._questions, self._special, self._max_length = questions, tokenizer.special, max_length
+        self.fingerprint = content_hash(questions)
         self._choices = len(questions[0].choices)
         self._texts = encode_ragged(tokenizer, (question.text for question in questions))
         self._endings = encode_ragged(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.tasks.collector import Collector
+from bert_jax.tasks.content import content_hash
 from bert_jax.tasks.family import Encoded, Record
 from bert_jax.tasks.squad.answers import (
     Answers,
@@ -84,6 +85,7 @@ class SquadSplit:
             sizes.append((pieces, query, target[0], target[1]))
         self.skipped = len(questions) - len(kept)
         self._questions = tuple(kept)
+        self.fingerprint = content_hash(kept)
         table = np.array(sizes, np.int32).reshape(-1, 4)
         self._context_pieces, query_pieces, self._target_first, self._target_last = table.T
         self._rooms = (options.max_length - SPECIAL_PIECES - query_pieces).astype(np.int32)

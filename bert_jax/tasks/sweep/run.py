@@ -103,7 +103,7 @@ def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: 
     root = claim_run(
         settings.run_dir, architecture=prepared.architecture, tokenizer=prepared.origin.tokenizer
     )
-    record = SweepRecord(root, settings=settings.decisive(), metric=prepared.family.best_metric)
+    record = SweepRecord(root, settings=prepared.decisive(), metric=prepared.family.best_metric)
     if not record.done:
         tell_data(prepared, console)
         record.write()
@@ -200,7 +200,7 @@ def _promote(
             model=prepared.model_section,
             architecture=prepared.architecture,
             tokenizer=prepared.origin.tokenizer,
-            origin={"init_from": str(prepared.origin.directory), "best_of": SWEEP},
+            origin={**prepared.origin_record(root), "best_of": SWEEP},
         )
     conclude(
         open_run(root),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.tasks.collector import Collector
+from bert_jax.tasks.content import content_hash
 from bert_jax.tasks.family import NO_LABEL, Encoded, Record
 from bert_jax.tasks.ragged import Ragged, encode_ragged
 from bert_jax.tasks.tokens.conll import Sentence
@@ -72,6 +73,7 @@ class TokenSplit:
             stride: see `cut_windows`.
         """
         self._sentences = sentences
+        self.fingerprint = content_hash(sentences)
         self._pieces = pieces
         self._names = labels
         self._ids: Mapping[str, int] = {name: index for index, name in enumerate(labels)}

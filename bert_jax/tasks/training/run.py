@@ -83,6 +83,7 @@ def _train_spec(
         flops_per_row=prepared.flops_per_row(batches.plan),
         evaluate=dev_evaluation(prepared, programs.predictor),
         watch=None,
+        validation=" ".join(prepared.content[name] for name in prepared.dev) or "nothing",
         step=shared.at(section.optimizer.learning_rate),
     )
     write_config = functools.partial(
@@ -92,7 +93,7 @@ def _train_spec(
         model=prepared.model_section,
         architecture=prepared.architecture,
         tokenizer=prepared.origin.tokenizer,
-        origin={"init_from": str(prepared.origin.directory)},
+        origin=prepared.origin_record(root),
     )
     return TrainSpec(
         step=shared.spec,
@@ -112,6 +113,7 @@ def _train_spec(
         checkpoints=checkpoints,
         initial_params=functools.partial(origin_params, prepared),
         write_config=write_config if jax.process_index() == 0 else lambda folder: None,
+        allow_data_change=settings.allow_data_change,
         example_log=section.example_log,
         started=settings.started,
         bad_steps=section.bad_steps,

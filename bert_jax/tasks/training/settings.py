@@ -20,6 +20,7 @@ class FinetuneSettings:
     mesh: MeshSection
     finetune: FinetuneSection
     config: Mapping[str, Any]  # the whole configuration as plain values, for config.yaml
+    allow_data_change: bool = False  # of what an interrupted run has read
     started: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
 
     def with_finetune(self, **changed: Any) -> FinetuneSettings:

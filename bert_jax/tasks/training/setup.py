@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -14,14 +15,15 @@ from rich.console import Console
 
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.errors import UserError
+from bert_jax.files.read import read_json_object
 from bert_jax.model.config import Architecture, ModelSection
 from bert_jax.model.flops import train_flops
 from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finetune_optimizer
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.rules import batch_parts, check_divides
-from bert_jax.runs.directory import Run, claim_run, open_run
+from bert_jax.runs.directory import PROVENANCE, Run, claim_run, open_run
 from bert_jax.runs.parameters import load_params
-from bert_jax.runs.resume_check import refuse_other_settings
+from bert_jax.runs.resume_check import find_changes, refuse_other_settings
 from bert_jax.section import under
 from bert_jax.tasks.batches import EpochPlan, TrainBatches
 from bert_jax.tasks.family import DataRequest, Family
@@ -41,6 +43,9 @@ FREE: Final = (
     "finetune.checksum_every",
     *(f"finetune.bad_steps.{name}" for name in BadStepsSection.model_fields),
 )
+
+# Settings that decide which rows a run reads, and in which order.
+DATA: Final = r"seed|content\..*|finetune\.(split_seed|max_length|task\..*)"
 
 
 class TrainingSetup(NamedTuple):
@@ -64,6 +69,33 @@ class TrainingSetup(NamedTuple):
     def dev(self) -> list[str]:
         """The names of the dev splits; the first decides which checkpoint is the best."""
         return self.family.dev
+
+    @property
+    def content(self) -> dict[str, str]:
+        """The fingerprint of each split."""
+        return {name: split.fingerprint for name, split in self.family.splits.items()}
+
+    def decisive(self) -> dict[str, Any]:
+        """Returns settings and data that decide the run's numbers, as plain values."""
+        return {**self.settings.decisive(), "content": self.content}
+
+    def origin_record(self, root: epath.Path) -> dict[str, Any]:
+        """Returns what provenance.json says of the run, which is about to start or go on.
+
+        Args:
+            root: the run directory; data that change are listed with what they were.
+        """
+        found = {"init_from": str(self.origin.directory), "content": self.content}
+        path = root / PROVENANCE
+        held = read_json_object(path) if path.exists() else {}
+        before = held.get("content", self.content)
+        changes = [
+            {"content": change.key, "was": change.was, "now": change.now}
+            for change in find_changes(before, self.content)
+        ]
+        if changes := [*held.get("changes", []), *changes]:
+            found["changes"] = changes
+        return found
 
     def batches(self, *, seed: int, share: HostShare = ONE_HOST) -> TrainBatches:
         """Returns the batches that a run of a seed trains on.
@@ -160,14 +192,33 @@ def claim(prepared: TrainingSetup) -> epath.Path:
         settings.run_dir, architecture=prepared.architecture, tokenizer=prepared.origin.tokenizer
     )
     if (root / "config.yaml").exists():
+        held = decisive_settings(run := open_run(root), prepared)
+        asked = prepared.decisive()
+        changed = [change.key for change in find_changes(held, asked)]
+        data = [key for key in changed if re.fullmatch(DATA, key)]
         refuse_other_settings(
             root,
-            held=decisive_settings(open_run(root)),
-            asked=settings.decisive(),
-            free=FREE,
+            held=held,
+            asked=asked,
+            free=[*FREE, *(data if settings.allow_data_change else ())],
+            with_flag=data,
             what="run",
         )
+        _same_labels(run, prepared.family)
     return root
+
+
+def _same_labels(run: Run, family: Family) -> None:
+    """Refuses other names for the labels that a run's head has learnt."""
+    if run.heads.labels != family.heads.labels:
+        raise UserError(
+            f"finetune.task: found the labels {_named(family.heads.labels)}, but {run.directory} "
+            f"holds a run with {_named(run.heads.labels)}; allowed: the same, or a new run_dir"
+        )
+
+
+def _named(labels: Sequence[str] | None) -> str:
+    return ", ".join(labels) if labels else "none"
 
 
 def tell_data(prepared: TrainingSetup, console: Console) -> None:
@@ -262,7 +313,14 @@ def _frozen(task: FinetuneTask, section: FinetuneSection, model: ModelDefinition
     return dataclasses.replace(task, frozen=frozen)
 
 
-def decisive_settings(run: Run) -> dict[str, Any]:
-    """Returns what decided the numbers of a fine-tuned run, as `FinetuneSettings.decisive` does."""
+def decisive_settings(run: Run, prepared: TrainingSetup) -> dict[str, Any]:
+    """Returns what decided the numbers of a fine-tuned run, as `TrainingSetup.decisive` does."""
     section = run.section("finetune", FinetuneSection, verb="finetune")
-    return {"seed": run.seed, "finetune": section.model_dump(mode="json")}
+    path = run.directory / PROVENANCE
+    provenance = read_json_object(path) if path.exists() else {}
+    return {
+        "seed": run.seed,
+        "finetune": section.model_dump(mode="json"),
+        # Older versions did not write it down.
+        "content": provenance.get("content", prepared.content),
+    }
