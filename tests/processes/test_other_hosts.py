@@ -1,0 +1,57 @@
+"""One run over changing numbers of hosts: every example once, the same losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_jax.train.example_log import read_example_log
+from bert_jax.train.writer import read_metrics
+from tests.processes.hosts import ForkServer
+from tests.project import write_config
+
+HOSTS_LATER = [
+    pytest.param((2, 1), id="2-1"),
+    pytest.param((2, 4, 1), id="2-4-1", marks=pytest.mark.chaos),
+]
+
+
+@pytest.mark.parametrize("later", HOSTS_LATER)
+def test_a_run_goes_on_where_it_was_on_any_number_of_hosts(
+    server: ForkServer, values: dict[str, Any], tmp_path: Path, later: Sequence[int]
+) -> None:
+    """The first is one process, killed in its steps; so are all but the last."""
+    values = values | {"train": values["train"] | {"example_log": True, "evaluation": None}}
+    values["train"]["checkpoint"] = {"every": 2, "keep_last": 100}
+    phase, steps = values["train"]["phases"][0], 4 * (1 + len(later))
+    values["train"]["phases"] = [phase | {"steps": steps, "batch_size": 8}]
+    config = write_config(tmp_path / "run.yaml", values)
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    with server.start(
+        "pretrain", config, f"run_dir={whole}", count=1, directory=tmp_path / "out"
+    ) as job:
+        assert job.wait() == [0], job.said()
+    for number, count in enumerate((1, *later)):
+        with server.start(
+            "pretrain", config, f"run_dir={moved}", count=count, directory=tmp_path / "out"
+        ) as job:
+            if number == len(later):
+                assert job.wait() == [0] * count, job.said()
+            else:
+                reached = 4 * number + 3
+                job.wait_until(lambda reached=reached: last_step(moved) >= reached)
+                job.kill()
+    assert read_example_log(moved) == read_example_log(whole)
+    pairs = zip(read_metrics(moved, kind="train"), read_metrics(whole, kind="train"), strict=True)
+    for found, expected in pairs:
+        assert found.pop("kind") == expected.pop("kind")
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def last_step(run_dir: Path) -> int:
+    if not (run_dir / "metrics.jsonl").exists():
+        return 0
+    return max((line["step"] for line in read_metrics(run_dir, kind="train")), default=0)
