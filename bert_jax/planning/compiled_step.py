@@ -18,7 +18,12 @@ from bert_jax.planning.optimized_text import optimized_text
 from bert_jax.planning.program import LoweredStep, lower_step
 from bert_jax.planning.request import CompileRequest
 
-_TOO_LARGE = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", re.IGNORECASE)
+# As libtpu 0.0.51 says it of temporaries alone, and of a whole program.
+_SIZE = r"([\d.]+)([KMGT]?)"
+_TOO_LARGE = (
+    re.compile(rf"temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
+    re.compile(rf"Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE),
+)
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 
@@ -82,13 +87,14 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     try:
         compiled = step.lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        if not (found := _TOO_LARGE.search(str(error))):
+        sizes = memory_refused(str(error))
+        if sizes is None:
             raise
         return CompiledStep(
             rows=step.rows,
             useful_flops=step.flops,
-            needed_bytes=_bytes(found[1], found[2]),
-            available_bytes=_bytes(found[3], found[4]),
+            needed_bytes=sizes[0],
+            available_bytes=sizes[1],
             compile_seconds=time.perf_counter() - started,
         )
     seconds = time.perf_counter() - started
@@ -102,6 +108,16 @@ def compile_step(request: CompileRequest) -> CompiledStep:
         collectives=tuple(find_collectives(program, step.placement)),
         compile_seconds=seconds,
     )
+
+
+def memory_refused(message: str) -> tuple[int, int] | None:
+    """Returns the bytes of HBM that a program needs at least and those that there are.
+
+    Args:
+        message: of the compiler; None is returned for one that says something else.
+    """
+    found = next((match for one in _TOO_LARGE if (match := one.search(message))), None)
+    return found and (_bytes(found[1], found[2]), _bytes(found[3], found[4]))
 
 
 def _memory(step: LoweredStep, compiled: jax.stages.Compiled) -> Memory:

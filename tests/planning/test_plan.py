@@ -183,6 +183,17 @@ def test_a_mistake_is_one_line(workplace: Path, arguments: tuple[str, ...], expe
     assert expected in said(run_plan(workplace, *arguments))
 
 
+def test_a_run_that_does_not_fit_says_what_it_needs(workplace: Path) -> None:
+    arguments = ("train.evaluation=null", "train.phases.0.batch_size=4000000")
+    result = run_plan(workplace, "--topology", "v5e:2x2", "--json", *arguments)
+    assert result.returncode == 1, result.stderr
+    (found,) = json.loads(result.stdout)
+    step = found["phases"][0]["train"]
+    assert not found["fits"]
+    assert step["needed_bytes"] > step["available_bytes"] > 15 * 2**30
+    assert found["estimated"]["hours"] is None
+
+
 def test_nested_loops_of_a_real_program_have_their_trips(tmp_path: Path) -> None:
     output = tmp_path / "program.txt"
     done = subprocess.run(
