@@ -21,12 +21,19 @@ class RunStopped(Exception):
     """
 
 
+class PeerLost(Exception):
+    """Another process of the job is gone, or never came; exit code 4.
+
+    The message names it: ``process 1 (hostB, pid 231) is gone: its connection closed; …``.
+    """
+
+
 def did_you_mean(found: str, allowed: Iterable[str]) -> str:
     """Returns ``'; did you mean "mesh"?'`` for the nearest allowed name, ``''`` if none is near."""
     near = difflib.get_close_matches(found, list(allowed), n=1, cutoff=0.6)
     return f'; did you mean "{near[0]}"?' if near else ""
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Returns the beginning of what a library says of an error, for a line of our own."""
     return (str(error).splitlines() or [type(error).__name__])[0]

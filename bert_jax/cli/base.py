@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import PeerLost, RunStopped, UserError
+from bert_jax.parallel.channel import PEER_LOST, current_channel, end_now
+from bert_jax.parallel.stop_signal import STOP
 
-# Stopped by a signal and saved: whoever started it should start it again.
-INTERRUPTED = 3
+# 43 is the watchdog's, see `bert_jax.train.watchdog`.
+EXIT_CODES: Final = {RunStopped: 1, UserError: 2, PeerLost: PEER_LOST}
+_TRAINING_VERBS: Final = ("pretrain", "finetune")
 
 config_argument = click.argument("config", type=str)
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -54,11 +57,16 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, debug: bool, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
-        except (UserError, RunStopped) as error:
+        except (UserError, RunStopped, PeerLost) as error:
             if debug:
                 raise
-            click.echo(f"bert-jax: {' '.join(str(error).split())}", err=True)
-            sys.exit(2 if isinstance(error, UserError) else 1)
+            code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+            line = " ".join(str(error).split())
+            if (channel := current_channel()) is not None:
+                channel.fail(code, line)
+                end_now(code, line)  # exit handlers would wait for the others
+            click.echo(f"bert-jax: {line}", err=True)
+            sys.exit(code)
 
     return run
 
@@ -72,4 +80,6 @@ def process_started() -> float:
 
 def main() -> None:
     """The console script."""
+    if sys.argv[1:2] and sys.argv[1] in _TRAINING_VERBS:
+        STOP.listen(owns_process=True)  # before anything that takes time
     cli()

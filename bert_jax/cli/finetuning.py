@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from bert_jax.cli.base import (
-    INTERRUPTED,
     batch_size_option,
     checkpoint_option,
     cli,
@@ -20,6 +19,7 @@ from bert_jax.cli.base import (
     process_started,
     verb,
 )
+from bert_jax.parallel.stop_signal import INTERRUPTED
 
 
 @cli.command()

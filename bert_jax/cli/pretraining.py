@@ -7,7 +7,6 @@ import sys
 import click
 
 from bert_jax.cli.base import (
-    INTERRUPTED,
     batch_size_option,
     checkpoint_option,
     cli,
@@ -19,6 +18,7 @@ from bert_jax.cli.base import (
     process_started,
     verb,
 )
+from bert_jax.parallel.stop_signal import INTERRUPTED
 
 
 @cli.command()

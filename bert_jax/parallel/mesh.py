@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +13,9 @@ from jax.sharding import AxisType, Mesh
 
 from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UserError, first_line
+from bert_jax.parallel.processes import join
 from bert_jax.parallel.rules import DATA, FSDP, MESH_AXES, TENSOR
-from bert_jax.parallel.section import DistributedSection, MeshSection
+from bert_jax.parallel.section import MeshSection
 
 
 def initialise(section: MeshSection) -> None:
@@ -39,7 +39,7 @@ def initialise(section: MeshSection) -> None:
     elif section.platform == "cpu":
         _set_before_backend("jax_platforms", "cpu")
     if section.distributed.enabled:
-        _join(section.distributed)
+        join(section.distributed)
     try:
         found = jax.default_backend()
     except RuntimeError as error:
@@ -173,26 +173,4 @@ def _set_before_backend(option: str, value: object) -> None:
         raise UserError(
             f"mesh: {option} = {value} comes too late, JAX has already opened its devices in this "
             f"process; start a new one"
-        ) from error
-
-
-def _join(section: DistributedSection) -> None:
-    # Where JAX finds the coordinator by itself (Cloud TPU), it reads the port from here alone.
-    os.environ.setdefault("JAX_COORDINATOR_PORT", str(section.coordinator_port))
-    address = section.coordinator_address
-    if address is not None and ":" not in address:
-        address = f"{address}:{section.coordinator_port}"
-    try:
-        jax.distributed.initialize(
-            coordinator_address=address,
-            num_processes=section.process_count,
-            process_id=section.process_index,
-            initialization_timeout=section.timeout_seconds,
-        )
-    except (RuntimeError, ValueError) as error:
-        expected = section.process_count if section.process_count is not None else "all"
-        raise UserError(
-            f"mesh.distributed: {expected} processes expected at {address or 'the coordinator'}, "
-            f"not all seen within {section.timeout_seconds} s "
-            f"({first_line(error)}); is the same command running on every host?"
         ) from error

@@ -12,7 +12,10 @@ Platform = Literal["auto", "cpu", "gpu", "tpu"]
 
 
 class DistributedSection(Section):
-    """How several processes find each other. On a Cloud TPU everything is found by itself."""
+    """How several processes find each other. On a Cloud TPU everything is found by itself.
+
+    `timeout_seconds` is for all to come; one that is silent for `silence_seconds` is gone.
+    """
 
     enabled: bool = False
     coordinator_address: str | None = None
@@ -20,6 +23,7 @@ class DistributedSection(Section):
     process_count: int | None = pydantic.Field(default=None, ge=1)
     process_index: int | None = pydantic.Field(default=None, ge=0)
     timeout_seconds: int = pydantic.Field(default=300, ge=1)
+    silence_seconds: float = pydantic.Field(default=15.0, ge=3.0)
 
 
 class MeshSection(Section):

@@ -176,10 +176,6 @@ class Checkpointer:
         """
         return self._restore(abstract_params, step=step, item=PARAMS)
 
-    def reached_preemption(self, step: int) -> bool:
-        """Says whether a process of this job got notice to stop; all get the same answer."""
-        return ocp.multihost.reached_preemption(step)
-
     def wait(self) -> None:
         """Waits until everything saved is whole on disk.
 

@@ -104,10 +104,6 @@ class CheckpointWriter(CheckpointReader, Protocol):
         """Saves parameters alone: all there is of an imported model, or of a sweep's best."""
         ...
 
-    def reached_preemption(self, step: int) -> bool:
-        """Says whether a process of this job got notice to stop; all get the same answer."""
-        ...
-
     def wait(self) -> None:
         """Waits until everything saved is whole on disk.
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import jax
 from rich.console import Console
 
+from bert_jax.parallel.stop_signal import STOP, StopSignal
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import StepPrograms, lower_train_step
 from bert_jax.train.goodput import Stopwatch
@@ -27,7 +28,6 @@ from bert_jax.train.spec import Evaluate, Phase, TrainSpec
 from bert_jax.train.state import TrainState, abstract_state
 from bert_jax.train.step import HEALTHY, STEP_METRICS, TrainStep
 from bert_jax.train.step_tracker import StepTracker
-from bert_jax.train.stop_signal import StopSignal
 from bert_jax.train.throughput import Meter
 
 
@@ -66,9 +66,10 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
         with (
             jax.set_mesh(spec.mesh),
             jax.transfer_guard_device_to_host("disallow"),
-            StopSignal() as stop,
+            STOP.listening() as stop,
             watch.on("train"),
         ):
+            stop.saved(first, spec.checkpoints.wait)
             for phase in tracker.remaining_phases():
                 loop.run_phase(phase, stop)
                 if loop.interrupted:
@@ -126,7 +127,7 @@ class _Loop:
                 if previous is not None and not self._finish_step(phase, previous, meter):
                     # Step N−1 was bad and froze the state: step N has changed nothing.
                     running = self._dispatch(step_fn, step, batch)
-                due = tracker.due_after_next(stop_requested=self._stop_requested(stop))
+                due = tracker.due_after_next(stop_requested=stop.due(tracker.progress.step + 1))
                 if not (due.evaluate or due.save or self.replicas.due(step)):
                     continue
 
@@ -137,16 +138,11 @@ class _Loop:
                     score = self._evaluate(phase, phase.evaluate)
                 if due.save or tracker.out_of_patience:
                     self._save(score)
+                    stop.saved(tracker.progress.step, spec.checkpoints.wait)
                 if due.end_phase or due.stop or tracker.out_of_patience:
                     self._say_why(stopped=due.stop, end_phase=due.end_phase)
                     return
                 meter.restart()
-
-    def _stop_requested(self, stop: StopSignal) -> bool:
-        """Says whether to save and stop. Processes must agree, so several ask their coordinator."""
-        if jax.process_count() == 1:
-            return stop.requested
-        return self.spec.checkpoints.reached_preemption(self.tracker.progress.step)
 
     def _dispatch(self, step_fn: TrainStep, step: int, batch: DeviceBatch) -> RunningStep:
         """Starts a step on the devices."""

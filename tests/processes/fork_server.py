@@ -13,7 +13,6 @@ import os
 import selectors
 import signal
 import sys
-import traceback
 import warnings
 from typing import Any
 
@@ -100,7 +99,7 @@ def run(request: dict[str, Any]) -> None:
     except SystemExit as ended:
         code = 0 if ended.code is None else ended.code if isinstance(ended.code, int) else 1
     except BaseException:  # as the interpreter does
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
     finally:
         _leave(code)
 

@@ -1,0 +1,240 @@
+"""Stopping by a signal: every process of a job saves at the same step and ends with code 3.
+
+SIGTERM (a machine that is taken back or maintained gets it half a minute before) or Ctrl-C on any
+one process is a request. Signals are read by a thread: a main thread that compiles, or waits for a
+device, in C++ would hear nothing until it is done. The thread asks for the count of steps of all
+processes, through `Channel`; they agree to stop one step after the furthest. The answer sets a
+limit that a process does not pass before it knows the agreement, so none can be beyond it, and a
+step costs one comparison. Where no process has an unsaved step, all end at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from bert_jax.parallel.channel import Channel, end_now
+from bert_jax.parallel.wire import Message
+
+INTERRUPTED: Final = 3  # the exit code of a run that a signal stopped: start it again
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+# The launcher and the process group both pass a signal on: that is one request.
+_SAME_REQUEST_SECONDS: Final = 1.0
+
+
+class StopSignal:
+    """This process's ear for signals. There is one, `STOP`; the train loop asks it at every step.
+
+    Its count of steps goes on over all loops of the process, such as those of a sweep.
+    """
+
+    def __init__(self) -> None:
+        """Hears nothing yet."""
+        self._lock = threading.Condition()
+        self._steps = 0  # dispatched
+        self._unsaved = False  # a step was dispatched that no checkpoint holds
+        self._wait_for_save: Callable[[], None] = lambda: None
+        self._where = "before the first step: nothing had to be saved"
+        self._limit: int | None = None  # not to be passed before the agreement
+        self._stop_at: int | None = None  # the agreement
+        self._requested: tuple[str, float] | None = None  # signal, time
+        self._owns_process = False
+        self._wakeup: tuple[int, int] | None = None
+        self._before: dict[int, Any] = {}
+        self._channel: Channel | None = None
+        self._also: Callable[[int], bool] = lambda _: False
+        self._answers: dict[int, tuple[int, bool]] = {}
+
+    def listen(self, *, owns_process: bool) -> None:
+        """Hears signals from now on. Call it in the main thread; elsewhere it does nothing.
+
+        Args:
+            owns_process: end the process where nothing has to be saved, as the command line does;
+                otherwise the train loop alone ends, after its next step.
+        """
+        if threading.current_thread() is not threading.main_thread() or self._wakeup is not None:
+            return
+        self._owns_process = owns_process
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        self._wakeup = read, write
+        self.listen_again()
+        threading.Thread(target=self._hear, args=(read,), daemon=True, name="signals").start()
+
+    def listen_again(self) -> None:
+        """Puts the handlers back in place, after a library has put its own there."""
+        if self._wakeup is None or threading.current_thread() is not threading.main_thread():
+            return
+        signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            before = signal.signal(number, self._handler)
+            if before != self._handler:
+                self._before.setdefault(number, before)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[StopSignal]:
+        """Hears signals at least until the end of the block."""
+        if self._wakeup is not None:
+            yield self
+            return
+        self.listen(owns_process=False)
+        try:
+            yield self
+        finally:
+            self._stop_listening()
+
+    def agree_over(self, channel: Channel, also: Callable[[int], bool]) -> None:
+        """Agrees with the other processes from now on.
+
+        Args:
+            channel: to them.
+            also: another service's agreement, step → whether to stop, which is asked too.
+        """
+        with self._lock:
+            self._channel, self._also = channel, also
+            for kind, handler in (
+                ("stop", self._on_request),
+                ("count", self._on_count),
+                ("counted", self._on_counted),
+                ("agreed", self._on_agreed),
+            ):
+                channel.handle(kind, handler)
+
+    def saved(self, step: int, wait_for_save: Callable[[], None]) -> None:
+        """Says that nothing is unsaved: a loop begins, or has started to save.
+
+        Args:
+            step: that the checkpoint holds, or is about to; 0 for none.
+            wait_for_save: returns when the checkpoint is whole.
+        """
+        with self._lock:
+            self._unsaved, self._wait_for_save = False, wait_for_save
+            if step:
+                self._where = f"at step {step}: its checkpoint stands"
+            if self._channel is not None:
+                self._channel.step = step
+
+    def due(self, step: int) -> bool:
+        """Says whether to save and stop after a step that was just dispatched; all say the same."""
+        with self._lock:
+            self._steps += 1
+            self._unsaved = True
+            if self._channel is not None:
+                self._channel.step = step
+            while self._limit is not None and self._stop_at is None and self._steps >= self._limit:
+                self._lock.wait()  # a round trip; a death on the way ends the process
+            agreed = self._stop_at is not None and self._steps >= self._stop_at
+        return self._also(step) or agreed
+
+    def _hear(self, descriptor: int) -> None:
+        while heard := os.read(descriptor, 1):
+            now, name = time.monotonic(), signal.Signals(heard[0]).name
+            if heard[0] not in _SIGNALS:
+                continue
+            with self._lock:
+                first = self._requested
+                if first is None:
+                    self._requested = name, now
+            if first is None:
+                self._request(name)
+            elif self._owns_process and self._is_second(now):
+                self._end_at_once(heard[0])
+        os.close(descriptor)
+
+    def _request(self, name: str) -> None:
+        if self._channel is None:
+            with self._lock:
+                unsaved = self._unsaved or not self._owns_process
+                if unsaved:
+                    self._stop_at = self._steps + 1
+            if not unsaved:
+                self._end(name)
+        elif self._channel.index == 0:
+            self._on_request(0, {"signal": name})
+        else:
+            self._channel.send("stop", signal=name)
+
+    def _on_request(self, _: int, message: Message) -> None:
+        """Process 0: asks all for their counts, at the first request."""
+        assert self._channel is not None
+        with self._lock:
+            if self._limit is not None:
+                return
+            self._requested = self._requested or (str(message["signal"]), time.monotonic())
+            self._answers[0] = self._answer()
+        self._channel.send("count", signal=message["signal"])
+
+    def _on_count(self, _: int, message: Message) -> None:
+        assert self._channel is not None
+        with self._lock:
+            self._requested = self._requested or (str(message["signal"]), time.monotonic())
+            steps, unsaved = self._answer()
+        self._channel.send("counted", steps=steps, unsaved=unsaved)
+
+    def _on_counted(self, sender: int, message: Message) -> None:
+        """Process 0: decides when all have answered."""
+        assert self._channel is not None
+        self._answers[sender] = int(message["steps"]), bool(message["unsaved"])
+        if len(self._answers) < self._channel.count:
+            return
+        unsaved = any(unsaved for _, unsaved in self._answers.values())
+        stop_at = max(steps for steps, _ in self._answers.values()) + 1 if unsaved else None
+        self._channel.send("agreed", stop_at=stop_at)
+        self._on_agreed(0, {"stop_at": stop_at})
+
+    def _on_agreed(self, _: int, message: Message) -> None:
+        if message["stop_at"] is None:
+            # Not in the channel's thread, which is to hear what the others still have to say.
+            assert self._requested is not None
+            name = self._requested[0]
+            threading.Thread(target=self._end, args=(name,), daemon=True).start()
+            return
+        with self._lock:
+            self._stop_at = int(message["stop_at"])
+            self._lock.notify_all()
+
+    def _answer(self) -> tuple[int, bool]:
+        self._limit = self._steps + 1
+        return self._steps, self._unsaved or not self._owns_process
+
+    def _end(self, name: str) -> None:
+        """Ends the process, which has nothing to save, once its last checkpoint is whole."""
+        self._wait_for_save()
+        if self._channel is not None:
+            self._channel.hang_up()
+        end_now(INTERRUPTED, f"stopped by {name} {self._where}")
+
+    def _is_second(self, now: float) -> bool:
+        return self._requested is not None and now - self._requested[1] > _SAME_REQUEST_SECONDS
+
+    def _end_at_once(self, number: int) -> None:
+        if self._channel is not None:
+            self._channel.fail(128 + number, f"a second {signal.Signals(number).name}")
+        stands = self._where.partition(": ")[2]
+        end_now(128 + number, f"a second {signal.Signals(number).name}: ended at once; {stands}")
+
+    def _handler(self, number: int, _: object) -> None:
+        """Runs in the main thread. The interpreter has told the other thread already."""
+        if not self._owns_process and self._is_second(time.monotonic()):
+            signal.signal(number, self._before[number])
+            os.kill(os.getpid(), number)
+
+    def _stop_listening(self) -> None:
+        """Gives signals back to whoever had them; what was asked for is forgotten."""
+        if self._wakeup is None:
+            return
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._wakeup[1])  # ends the thread
+        self._wakeup, self._before = None, {}
+        self._requested = self._stop_at = self._limit = None
+        self._unsaved = False
+
+
+STOP: Final = StopSignal()

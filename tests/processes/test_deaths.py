@@ -1,0 +1,140 @@
+"""A process that is killed, stopped, or never comes: the others say which, and end in time."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.processes.hosts import ForkServer, Host, free_port, joining
+from tests.processes.test_stop import ENDLESS, until_it_trains
+
+IN_TIME = 30.0  # seconds
+
+
+def line_of(host: Host) -> str:
+    """The one line with which a process ends; no trace of C++ or Python."""
+    for trace in ("Traceback", "Check failure", "terminate called", "@     0x"):
+        assert trace not in host.err, host.err
+    lines = [line for line in host.err.splitlines() if line.startswith("bert-jax: ")]
+    assert len(lines) == 1, host.err
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("lost", "number", "why"),
+    [
+        (0, signal.SIGKILL, "its connection"),
+        (1, signal.SIGKILL, "its connection"),
+        (1, signal.SIGSTOP, "nothing was heard of it for 4 s"),
+    ],
+)
+def test_a_process_that_is_gone_is_named_by_the_other(
+    server: ForkServer,
+    config: Path,
+    tmp_path: Path,
+    lost: int,
+    number: signal.Signals,
+    why: str,
+) -> None:
+    run = tmp_path / "run"
+    silence = ["mesh.distributed.silence_seconds=4"] if number is signal.SIGSTOP else []
+    with server.start(
+        "pretrain", config, f"run_dir={run}", *ENDLESS, *silence, count=2, directory=tmp_path
+    ) as job:
+        until_it_trains(job, run)
+        job[lost].send(number)
+        sent = time.monotonic()
+        other = job[1 - lost]
+        assert other.wait() == 4, job.said()
+        assert other.ended_at is not None
+        assert other.ended_at - sent < IN_TIME
+        line = line_of(other)
+        assert f"process {lost} (" in line
+        assert f"pid {job[lost].pid}) is gone: {why}" in line
+        assert re.search(r"last seen (at step \d+|before its first step)", line), line
+
+
+def test_a_process_that_never_comes_is_named_by_the_others(
+    server: ForkServer, config: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    hosts = [
+        server.start_one(
+            "pretrain",
+            config,
+            f"run_dir={tmp_path / 'run'}",
+            *joining(index, count=4, port=port),
+            "mesh.distributed.timeout_seconds=5",
+            index=index,
+            directory=tmp_path,
+        )
+        for index in (0, 2)
+    ]
+    assert [host.wait() for host in hosts] == [4, 4]
+    for host in hosts:
+        line = line_of(host)
+        assert f"4 processes expected at 127.0.0.1:{port}, 2 came within 5 s" in line
+        assert "missing: process 1, process 3; here: process 0 (" in line
+        assert f"pid {hosts[1].pid})" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_process_0_the_others_say_so(
+    server: ForkServer, config: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    host = server.start_one(
+        "pretrain",
+        config,
+        f"run_dir={tmp_path / 'run'}",
+        *joining(1, count=2, port=port),
+        "mesh.distributed.timeout_seconds=2",
+        directory=tmp_path,
+    )
+    assert host.wait() == 4
+    assert f"process 0 of 2 was not at 127.0.0.1:{port} within 2 s (Connection refused)" in (
+        line_of(host)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ("process_count=3", "mesh.distributed.process_count: found 3 in process 1 ("),
+        ("process_index=0", "mesh.distributed.process_index: found 0 twice, in process 0 ("),
+    ],
+)
+def test_processes_that_do_not_agree_are_refused(
+    server: ForkServer, config: Path, tmp_path: Path, changes: str, said: str
+) -> None:
+    with server.start(
+        "pretrain",
+        config,
+        f"run_dir={tmp_path / 'run'}",
+        count=2,
+        each=[[], [f"mesh.distributed.{changes}"]],
+        directory=tmp_path,
+    ) as job:
+        assert job.wait() == [2, 2], job.said()
+    assert all(said in line_of(host) for host in job)
+
+
+def test_a_mistake_in_one_process_is_named_by_the_other(
+    server: ForkServer, config: Path, tmp_path: Path
+) -> None:
+    with server.start(
+        "pretrain",
+        config,
+        f"run_dir={tmp_path / 'run'}",
+        count=2,
+        each=[[], ["tokenizer=/nowhere"]],
+        directory=tmp_path,
+    ) as job:
+        assert job.wait() == [4, 2], job.said()
+    line = line_of(job[0])
+    assert f"pid {job[1].pid}) ended with exit code 2: " in line
+    assert "/nowhere" in line
