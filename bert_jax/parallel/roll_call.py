@@ -165,7 +165,7 @@ class _Caller:
 def _answer(meeting: Meeting, me: Member) -> Present:
     """Reports to process 0, again and again until it is there."""
     deadline = time.monotonic() + meeting.timeout
-    members: dict[int, Member] = {me.index: me}
+    members: dict[int, Member] = {me.process: me}
     why = "nothing answers"
     while time.monotonic() < deadline:
         try:

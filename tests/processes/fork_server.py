@@ -98,8 +98,8 @@ def run(request: dict[str, Any]) -> None:
         code = 0
     except SystemExit as ended:
         code = 0 if ended.code is None else ended.code if isinstance(ended.code, int) else 1
-    except BaseException:  # as the interpreter does
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:  # as the interpreter does
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         _leave(code)
 
