@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import click
 
 from bert_jax.errors import PeerLost, RunStopped, UserError
 from bert_jax.parallel.channel import PEER_LOST, current_channel, end_now
+from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.stop_signal import STOP
 
 # 43 is the watchdog's, see `bert_jax.train.watchdog`.
@@ -41,12 +42,46 @@ platform_option = click.option(
     show_default=True,
     help="Devices to use.",
 )
+mesh_option = click.option(
+    "--mesh",
+    "mesh_settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="As in a configuration: --mesh distributed.enabled=true on every host of a pod.",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="bert-jax")
 def cli() -> None:
     """Pretrain BERT on Cloud TPU pods in JAX/Flax, from raw text to a trained model."""
+
+
+def mesh_section(platform: str, settings: Sequence[str]) -> MeshSection:
+    """Returns the section that --platform and --mesh describe."""
+    from bert_jax.config import parse_config
+
+    overrides = [f"mesh.{setting}" for setting in settings]
+    return parse_config({"mesh": {"platform": platform}}, overrides, source="--mesh").mesh
+
+
+def works_here(settings: Sequence[str]) -> bool:
+    """Says whether this process does what one of them does alone; the others wait for its end.
+
+    They meet, but JAX is not told: it would wait for all of them to compute. So it computes on the
+    CPU, since a TPU of several hosts opens for all of them only.
+    """
+    section = mesh_section("auto", settings).distributed
+    if not section.enabled:
+        return True
+    from bert_jax.parallel.processes import is_first, join
+
+    join(section, compute=False)
+    if is_first():
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")
+    return is_first()
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:

@@ -11,9 +11,11 @@ from bert_jax.cli.base import (
     checkpoint_option,
     cli,
     force_option,
+    mesh_option,
     overrides_argument,
     platform_option,
     verb,
+    works_here,
 )
 
 
@@ -30,11 +32,19 @@ from bert_jax.cli.base import (
     help="Casing of a vocab.txt without tokenizer_config.json.",
 )
 @force_option
+@mesh_option
 @verb
 def import_checkpoint(
-    source: str, run_dir: str, tokenizer: str | None, lower_case: bool | None, force: bool
+    source: str,
+    run_dir: str,
+    tokenizer: str | None,
+    lower_case: bool | None,
+    force: bool,
+    mesh_settings: tuple[str, ...],
 ) -> None:
     """Read a Hugging Face or google-research/bert checkpoint: SOURCE → RUN_DIR."""
+    if not works_here(mesh_settings):
+        return
     from rich.console import Console
 
     from bert_jax.verbs.import_checkpoint import import_checkpoint as run
@@ -68,6 +78,7 @@ def import_checkpoint(
 @click.option("--outputs", metavar="NAMES", help="Outputs of a StableHLO program, comma-separated.")
 @checkpoint_option
 @force_option
+@mesh_option
 @verb
 def export(
     run_dir: str,
@@ -77,8 +88,11 @@ def export(
     outputs: str | None,
     checkpoint: str,
     force: bool,
+    mesh_settings: tuple[str, ...],
 ) -> None:
     """Write a checkpoint in another program's format: RUN_DIR → OUTPUT."""
+    if not works_here(mesh_settings):
+        return
     from rich.console import Console
 
     from bert_jax.verbs.export import export as run

@@ -14,10 +14,13 @@ from bert_jax.cli.base import (
     config_argument,
     data_change_option,
     force_option,
+    mesh_option,
+    mesh_section,
     overrides_argument,
     platform_option,
     process_started,
     verb,
+    works_here,
 )
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
@@ -63,6 +66,7 @@ def finetune(
 @batch_size_option
 @platform_option
 @force_option
+@mesh_option
 @verb
 def predict(
     run_dir: str,
@@ -74,11 +78,11 @@ def predict(
     batch_size: int | None,
     platform: str,
     force: bool,
+    mesh_settings: tuple[str, ...],
 ) -> None:
     """Predict with a fine-tuned run: OUTPUT is a .jsonl, a .csv, or a directory (--submission)."""
     from rich.console import Console
 
-    from bert_jax.parallel.section import MeshSection
     from bert_jax.verbs.predict import predict as run
 
     run(
@@ -89,7 +93,7 @@ def predict(
         probabilities=probabilities,
         checkpoint=checkpoint,
         batch_size=batch_size,
-        mesh=MeshSection.model_validate({"platform": platform}),
+        mesh=mesh_section(platform, mesh_settings),
         force=force,
         console=Console(),
     )
@@ -122,6 +126,7 @@ def predict(
 @checkpoint_option
 @platform_option
 @force_option
+@mesh_option
 @verb
 def features(
     run_dir: str,
@@ -138,8 +143,11 @@ def features(
     checkpoint: str,
     platform: str,
     force: bool,
+    mesh_settings: tuple[str, ...],
 ) -> None:
     """Write contextual embeddings of every text: INPUT → OUTPUT."""
+    if not works_here(mesh_settings):
+        return
     from rich.console import Console
 
     from bert_jax.parallel.section import MeshSection

@@ -13,10 +13,13 @@ from bert_jax.cli.base import (
     config_argument,
     data_change_option,
     force_option,
+    mesh_option,
+    mesh_section,
     overrides_argument,
     platform_option,
     process_started,
     verb,
+    works_here,
 )
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
@@ -116,6 +119,7 @@ def pretrain(
 @checkpoint_option
 @batch_size_option
 @platform_option
+@mesh_option
 @verb
 def evaluate(
     run_dir: str,
@@ -124,9 +128,9 @@ def evaluate(
     checkpoint: str,
     batch_size: int | None,
     platform: str,
+    mesh_settings: tuple[str, ...],
 ) -> None:
     """Evaluate a run's checkpoint on held-out examples: of pretraining, or of its task."""
-    from bert_jax.parallel.section import MeshSection
     from bert_jax.verbs.evaluate import evaluate as run
 
     run(
@@ -135,7 +139,7 @@ def evaluate(
         split=split,
         checkpoint=checkpoint,
         batch_size=batch_size,
-        mesh=MeshSection.model_validate({"platform": platform}),
+        mesh=mesh_section(platform, mesh_settings),
     )
 
 
@@ -144,9 +148,18 @@ def evaluate(
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
 @click.option("--top-k", default=5, show_default=True, help="Candidates per [MASK].")
 @checkpoint_option
+@mesh_option
 @verb
-def fill_mask(run_dir: str, texts: tuple[str, ...], top_k: int, checkpoint: str) -> None:
+def fill_mask(
+    run_dir: str,
+    texts: tuple[str, ...],
+    top_k: int,
+    checkpoint: str,
+    mesh_settings: tuple[str, ...],
+) -> None:
     """Show the most probable words for each [MASK]."""
+    if not works_here(mesh_settings):
+        return
     from rich.console import Console
 
     from bert_jax.verbs.fill_mask import fill_mask as run

@@ -149,6 +149,7 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
             write_config=write_config if jax.process_index() == 0 else lambda folder: None,
             allow_data_change=settings.allow_data_change,
             example_log=section.example_log,
+            watchdog=section.watchdog,
             started=settings.started,
             bad_steps=section.bad_steps,
         )

@@ -22,8 +22,12 @@ from bert_jax.parallel.stop_signal import STOP
 _NEVER_SECONDS = 86_400
 
 
-def join(section: DistributedSection) -> None:
+def join(section: DistributedSection, *, compute: bool = True) -> None:
     """Waits for the other processes and joins them; once in a process's life.
+
+    Args:
+        section: where they meet.
+        compute: whether all of them compute together; else one works and the others wait for it.
 
     Raises:
         PeerLost: one did not come in time.
@@ -42,19 +46,28 @@ def join(section: DistributedSection) -> None:
     if meeting.count == 1:
         return
     present = meet(meeting)
+    channel = Channel(meeting.index, present, silence_seconds=section.silence_seconds)
+    set_channel(channel)
+    channel.start()
+    atexit.register(channel.leave)  # before JAX's exit handler, which takes the coordinator away
+    _report_errors(channel)
+    STOP.agree_over(channel, multihost_utils.reached_preemption_sync_point)
+    if compute:
+        _join_jax(meeting, channel)
+        STOP.listen_again()  # JAX has put a handler of its own in the place of ours
+
+
+def _join_jax(meeting: Meeting, channel: Channel) -> None:
     # JAX's errors end the process in C++. Ours are said first, by the channel.
     address = meeting.address
     if meeting.index:
         address = Relay(meeting.host, meeting.port, timeout=meeting.timeout).address
-    channel = Channel(meeting.index, present, silence_seconds=section.silence_seconds)
-    set_channel(channel)
-    channel.start()
     try:
         jax.distributed.initialize(
             coordinator_address=address,
             num_processes=meeting.count,
             process_id=meeting.index,
-            initialization_timeout=section.timeout_seconds,
+            initialization_timeout=max(1, round(meeting.timeout)),
             heartbeat_timeout_seconds=_NEVER_SECONDS,
         )
     except (RuntimeError, ValueError) as error:
@@ -63,11 +76,6 @@ def join(section: DistributedSection) -> None:
             f"mesh.distributed: all {meeting.count} processes were there, but did not join at "
             f"{meeting.address} ({first_line(error)})"
         ) from error
-    # JAX has put a handler of its own in the place of ours.
-    STOP.listen_again()
-    STOP.agree_over(channel, multihost_utils.reached_preemption_sync_point)
-    atexit.register(channel.leave)  # before JAX's exit handler, which takes the coordinator away
-    _report_errors(channel)
 
 
 def is_first() -> bool:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from bert_jax.errors import first_line
 from bert_jax.parallel.channel import Channel, end_now
 from bert_jax.parallel.wire import Message
 
@@ -204,10 +205,14 @@ class StopSignal:
 
     def _end(self, name: str) -> None:
         """Ends the process, which has nothing to save, once its last checkpoint is whole."""
-        self._wait_for_save()
+        code, line = INTERRUPTED, f"stopped by {name} {self._where}"
+        try:
+            self._wait_for_save()
+        except Exception as error:
+            code, line = 1, f"stopped by {name}, and the last save failed: {first_line(error)}"
         if self._channel is not None:
             self._channel.hang_up()
-        end_now(INTERRUPTED, f"stopped by {name} {self._where}")
+        end_now(code, line)
 
     def _is_second(self, now: float) -> bool:
         return self._requested is not None and now - self._requested[1] > _SAME_REQUEST_SECONDS

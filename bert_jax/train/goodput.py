@@ -88,6 +88,11 @@ class Stopwatch:
             self._seconds["down"] += max(self._started - died.at, 0.0)
         self._starts = died.starts + 1
 
+    @property
+    def kind(self) -> str:
+        """What the process is at."""
+        return self._kind
+
     @contextlib.contextmanager
     def on(self, kind: str) -> Iterator[None]:
         """Counts the time of the block as of a kind, save for what is compiled in it."""

@@ -29,6 +29,7 @@ from bert_jax.train.state import TrainState, abstract_state
 from bert_jax.train.step import HEALTHY, STEP_METRICS, TrainStep
 from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.throughput import Meter
+from bert_jax.train.watchdog import Watchdog
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
             jax.transfer_guard_device_to_host("disallow"),
             STOP.listening() as stop,
             watch.on("train"),
+            loop.watchdog,
         ):
             stop.saved(first, spec.checkpoints.wait)
             for phase in tracker.remaining_phases():
@@ -97,6 +99,7 @@ class _Loop:
         self.output, self.writer, self.display = output, output.writer, output.display
         self.watch = output.watch
         self.recovery, self.replicas = Recovery(spec, tracker, output), ReplicaCheck(spec)
+        self.watchdog = Watchdog(spec.watchdog, output.watch, spec.run_dir)
         self.interrupted = False
         self.scores: Mapping[str, float] = {}
 
@@ -160,6 +163,7 @@ class _Loop:
         bad = self.recovery.judge(running, metrics)
         applied = metrics.pop(HEALTHY)[0] > 0
         self.tracker.finish_step(metrics if applied else {})
+        self.watchdog.step_done()
         batch = running.batch
         self.output.examples.write(batch.examples, self.tracker.progress)
         meter.add(tokens=batch.tokens, rows=phase.batch_size, waited=batch.waited)

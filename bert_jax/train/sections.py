@@ -76,6 +76,13 @@ class BadStepsSection(Section):
     limit: int = pydantic.Field(default=3, ge=1)
 
 
+class WatchdogSection(Section):
+    """When a step hangs: after `factor` times the median of the last ones, and not sooner."""
+
+    factor: float = pydantic.Field(default=10.0, gt=1)
+    floor_seconds: float = pydantic.Field(default=120.0, gt=0)
+
+
 class TrainSection(Section):
     """The run: phases, evaluation, checkpoints, reports."""
 
@@ -88,6 +95,7 @@ class TrainSection(Section):
     log_every: int = pydantic.Field(default=10, ge=1)
     # Which examples each step consumes, in <run>/examples/: about 7 bytes an example.
     example_log: bool = False
+    watchdog: WatchdogSection | None = WatchdogSection()
     rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"
 
     @property

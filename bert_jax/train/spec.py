@@ -17,7 +17,7 @@ from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.checkpoint_store import CheckpointWriter
-from bert_jax.train.sections import BadStepsSection, TrainSection
+from bert_jax.train.sections import BadStepsSection, TrainSection, WatchdogSection
 from bert_jax.train.step import StepSpec, TrainStep
 
 HostBatches: TypeAlias = AbstractContextManager[Iterator[HostBatch]]
@@ -100,6 +100,7 @@ class TrainSpec:
     allow_data_change: bool  # since the last checkpoint; otherwise it is refused
     example_log: bool  # whether to write down which examples each step consumes
     started: float  # when the process, or this run in it, began: seconds since 1970
+    watchdog: WatchdogSection | None  # None: no step is taken to hang
     bad_steps: BadStepsSection
     # What of the task the configuration does not say, as plain JSON: a dump needs it.
     task_facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -138,3 +138,23 @@ def test_a_mistake_in_one_process_is_named_by_the_other(
     line = line_of(job[0])
     assert f"pid {job[1].pid}) ended with exit code 2: " in line
     assert "/nowhere" in line
+
+
+def test_a_step_that_hangs_ends_with_the_stacks_of_all_threads(
+    server: ForkServer, config: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    quick = [
+        "mesh.distributed.silence_seconds=600",  # nobody but the watchdog notices
+        "train.watchdog.floor_seconds=2",
+    ]
+    with server.start(
+        "pretrain", config, f"run_dir={run}", *ENDLESS, *quick, count=2, directory=tmp_path
+    ) as job:
+        until_it_trains(job, run)
+        job[1].send(signal.SIGSTOP)
+        assert job[0].wait() == 43, job.said()
+    assert re.search(r"bert-jax: a step hangs: \d+ s since the last one was done", job[0].err)
+    stacks = (run / "stacks_0.txt").read_text()
+    assert "_finish_step" in stacks
+    assert "_finish_step" in job[0].err

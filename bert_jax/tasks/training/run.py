@@ -20,7 +20,7 @@ from bert_jax.tasks.training.setup import TrainingSetup, origin_params
 from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.checkpoint_store import CheckpointWriter
 from bert_jax.train.loop import Outcome, train
-from bert_jax.train.sections import CheckpointSection
+from bert_jax.train.sections import CheckpointSection, WatchdogSection
 from bert_jax.train.spec import Intervals, Phase, TrainSpec
 
 
@@ -115,6 +115,7 @@ def _train_spec(
         write_config=write_config if jax.process_index() == 0 else lambda folder: None,
         allow_data_change=settings.allow_data_change,
         example_log=section.example_log,
+        watchdog=WatchdogSection(),
         started=settings.started,
         bad_steps=section.bad_steps,
         task_facts={"class_weights": prepared.task.class_weights},

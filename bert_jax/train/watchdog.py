@@ -1,0 +1,116 @@
+"""A step that takes far longer than the others: say where every thread stands, and end.
+
+A hang tells nothing by itself: a device, a collective operation or a file system does not answer,
+and a job costs money until someone looks. Exit code 43 tells whoever started it to start it again.
+"""
+
+from __future__ import annotations
+
+import collections
+import faulthandler
+import os
+import statistics
+import tempfile
+import threading
+import time
+from types import TracebackType
+from typing import Final
+
+import jax
+from etils import epath
+
+from bert_jax.parallel.channel import current_channel, end_now
+from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.sections import WatchdogSection
+
+HANGS: Final = 43  # the exit code
+_LAST_STEPS: Final = 64  # whose median is taken
+_FEWEST_STEPS: Final = 5
+_LOWERED: Final = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+_COMPILED: Final = "/jax/core/compile/backend_compile_duration"
+
+
+class Watchdog:
+    """Watches the time since the last step was done; a context manager.
+
+    Only what the stopwatch counts as training is watched, and of that not what is compiled: JAX
+    reports the end of lowering, after which the compiler runs, and the end of that.
+    """
+
+    def __init__(
+        self, section: WatchdogSection | None, watch: Stopwatch, run_dir: epath.Path
+    ) -> None:
+        """Begins to watch with the block.
+
+        Args:
+            section: when a step hangs; None for never.
+            watch: says what the process is at.
+            run_dir: where the stacks are written.
+        """
+        self._section, self._watch, self._run_dir = section, watch, run_dir
+        self._steps: collections.deque[float] = collections.deque(maxlen=_LAST_STEPS)
+        self._beat, self._compiling = time.monotonic(), False
+        self._ended = threading.Event()
+
+    def step_done(self) -> None:
+        """Says that a step is done."""
+        now = time.monotonic()
+        self._steps.append(now - self._beat)
+        self._beat = now
+
+    def __enter__(self) -> Watchdog:
+        if self._section is not None:
+            jax.monitoring.register_event_duration_secs_listener(self._heard)
+            threading.Thread(
+                target=self._look, args=(self._section,), daemon=True, name="watchdog"
+            ).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        if self._section is not None:
+            jax.monitoring.unregister_event_duration_listener(self._heard)
+
+    def _heard(self, event: str, duration_secs: float, **_: object) -> None:
+        if event in (_LOWERED, _COMPILED):
+            self._compiling, self._beat = event == _LOWERED, time.monotonic()
+
+    def _look(self, section: WatchdogSection) -> None:
+        pause = min(section.floor_seconds / 10, 5.0)
+        while not self._ended.wait(pause):
+            if self._compiling or self._watch.kind != "train":
+                self._beat = time.monotonic()
+                continue
+            steps = list(self._steps)
+            if len(steps) < _FEWEST_STEPS:
+                continue
+            median, waited = statistics.median(steps), time.monotonic() - self._beat
+            if waited > max(section.floor_seconds, section.factor * median):
+                self._end(waited, median)
+
+    def _end(self, waited: float, median: float) -> None:
+        process = jax.process_index()
+        path = self._run_dir / f"stacks_{process}.txt"
+        with tempfile.TemporaryFile("w+") as stacks:
+            faulthandler.dump_traceback(stacks, all_threads=True)
+            stacks.seek(0)
+            text = stacks.read()
+        os.write(2, text.encode())
+        where = str(path)
+        try:
+            path.write_text(text)
+        except OSError as error:
+            where = f"nowhere ({error})"
+        line = (
+            f"a step hangs: {waited:.0f} s since the last one was done, of which the median is "
+            f"{median:.3g} s; the stacks of all threads are in {where}; the same command goes on "
+            f"from the last checkpoint"
+        )
+        if (channel := current_channel()) is not None:
+            channel.fail(HANGS, line)
+        end_now(HANGS, line)
