@@ -8,7 +8,6 @@ from __future__ import annotations
 
 # Importing a file of verbs is what makes them known.
 from bert_jax.cli import checkpoints, finetuning, planning, pretraining
-from bert_jax.cli import checkpoints, finetuning, pretraining
 from bert_jax.cli.base import cli, main
 from bert_jax.parallel.stop_signal import INTERRUPTED
 

@@ -151,7 +151,7 @@ def test_a_step_that_hangs_ends_with_the_stacks_of_all_threads(
     with server.start(
         "pretrain", config, f"run_dir={run}", *ENDLESS, *quick, count=2, directory=tmp_path
     ) as job:
-        until_it_trains(job, run)
+        job.wait_until(lambda: "step 12/" in job[0].out)  # the median is known
         job[1].send(signal.SIGSTOP)
         assert job[0].wait() == 43, job.said()
     assert re.search(r"bert-jax: a step hangs: \d+ s since the last one was done", job[0].err)
