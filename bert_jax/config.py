@@ -91,7 +91,7 @@ def _override(values: dict[str, Any], override: str) -> None:
     node: Any = values
     for part in parents:
         node = _child(node, part, override)
-    value = parse_yaml(text, override)
+    value = parse_yaml(text, f"{override:.200}")
     node[_place(node, last, override)] = value
 
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 2000  # characters of a message
+_MOST_COMPARED = 200  # characters: comparing costs their product
+
 
 class UserError(Exception):
     """A mistake of the user's: the command line prints it as one line and exits with 2.
 
     The message names the file or key, what was found, what is allowed and, where there is one,
     the nearest right name: ``UserError('data.seq_length: found "5l2", allowed: an integer')``.
+    What was found may be anything, so a very long message is cut.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…")
 
 
 class RunStopped(Exception):
@@ -30,6 +37,8 @@ class PeerLost(Exception):
 
 def did_you_mean(found: str, allowed: Iterable[str]) -> str:
     """Returns ``'; did you mean "mesh"?'`` for the nearest allowed name, ``''`` if none is near."""
+    if len(found) > _MOST_COMPARED:
+        return ""
     near = difflib.get_close_matches(found, list(allowed), n=1, cutoff=0.6)
     return f'; did you mean "{near[0]}"?' if near else ""
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import pydantic
 
 from bert_jax.errors import UserError
 
 T = TypeVar("T")
+
+# Of Linux's file systems.
+_MAX_NAME: Final = 255
+_MAX_PATH: Final = 4000
 
 
 def as_tuple(value: Any) -> Any:
@@ -24,14 +28,21 @@ Strings: TypeAlias = Annotated[tuple[str, ...], pydantic.BeforeValidator(as_tupl
 """A list of texts; YAML may give one as it is."""
 
 
-def _not_blank(path: str) -> str:
+def check_path(path: str) -> str:
+    """Returns the name of a file or directory as it is.
+
+    Raises:
+        ValueError: it is empty, which would be the working directory, or longer than systems take.
+    """
     if not path.strip():
         raise ValueError("allowed: a path; . is the working directory")
+    longest = max(len(part.encode()) for part in path.split("/"))
+    if longest > _MAX_NAME or len(path.encode()) > _MAX_PATH:
+        raise ValueError(f"allowed: a path of {_MAX_PATH} bytes, {_MAX_NAME} between its slashes")
     return path
 
 
-PathText: TypeAlias = Annotated[str, pydantic.AfterValidator(_not_blank)]
-"""The name of a file or directory; an empty one would be the working directory."""
+PathText: TypeAlias = Annotated[str, pydantic.AfterValidator(check_path)]
 
 
 class Section(pydantic.BaseModel):

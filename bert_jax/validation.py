@@ -39,7 +39,9 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
         )
     if (problem := _not_plain(values)) is not None:
         place, found = problem
-        raise UserError(f"{_at(source, '.'.join(filter(None, [key, *place])))}: {found}")
+        raise UserError(
+            f"{_at(source, '.'.join(filter(None, [key, *(name[:60] for name in place)])))}: {found}"
+        )
     try:
         # Through JSON: strict about types, and YAML has no sequence but lists.
         return section.model_validate_json(json.dumps(values))
@@ -90,7 +92,7 @@ def _first_error(
     """Says the first error in one line: key, found, allowed, nearest name."""
     first = error.errors()[0]
     location, sections = _walk(root, first["loc"])
-    key = ".".join([*([above] if above else []), *map(str, location)])
+    key = ".".join([*([above] if above else []), *(f"{part!s:.60}" for part in location)])
     context = first.get("ctx", {})
     if first["type"] == "extra_forbidden":
         names = list(dict.fromkeys(name for each in sections for name in each.model_fields))

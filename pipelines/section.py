@@ -11,7 +11,7 @@ from bert_jax.pipelines.cleaning.settings import CleaningSection
 from bert_jax.pipelines.engines.beam import BeamSection
 from bert_jax.pipelines.engines.engine import EngineName
 from bert_jax.pipelines.sources.files import MAX_LINE_LENGTH
-from bert_jax.section import PathText, Section, as_tuple
+from bert_jax.section import PathText, Section, as_tuple, check_path
 
 MAX_DOCUMENT_LENGTH: Final = 16_000_000
 """A record of this many characters is refused: larger than any book, so not one document."""
@@ -36,6 +36,9 @@ def as_inputs(value: Any) -> Any:
         isinstance(names, tuple) and all(isinstance(name, str) for name in names) for names in lists
     ):
         raise ValueError("allowed: a list of files and globs, or such a list for each language")
+    for names in lists:
+        for name in names:
+            check_path(name)
     return lists[0] if inputs is None else inputs
 
 

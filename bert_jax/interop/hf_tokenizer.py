@@ -13,7 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.read import read_json_object
+from bert_jax.files.read import read_json_object, shown
 from bert_jax.section import Section
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.sentence_piece import MODEL_FILE
@@ -112,12 +112,12 @@ def write_hf_tokenizer(directory: Path, tokenizer: Tokenizer, *, max_length: int
 def _read_fast(path: Path) -> WordPieceTokenizer:
     found = validate(_FastTokenizer, read_json_object(epath.Path(path)), source=str(path))
     vocabulary, normalizer = found.model.vocab, found.normalizer
-    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+    if not vocabulary or sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise UserError(f"{path}: model.vocab: allowed: pieces with the ids 0, 1, 2, …")
     for added in found.added_tokens:
         if vocabulary.get(added.content) != added.id:
             raise UserError(
-                f"{path}: added_tokens: found {added.content!r} with id {added.id}, allowed: "
+                f"{path}: added_tokens: found {shown(added.content)} with id {added.id}, allowed: "
                 f"pieces of the vocabulary with their own ids"
             )
     return WordPieceTokenizer(

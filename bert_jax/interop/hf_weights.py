@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.read import read_json_object
+from bert_jax.files.read import read_json_object, shown
 from bert_jax.interop import safetensors_file, torch_file
 from bert_jax.interop.hf_names import TIED, WORDS, current_name
 from bert_jax.interop.mapping import TensorSource, TensorSpec
@@ -90,9 +90,10 @@ def _shards(index: Path) -> list[Path]:
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise UserError(f"{index}: found no weight_map of tensor names to files")
+    beside = {path.name for path in index.parent.iterdir() if path.is_file()}
     for name in names:
-        if Path(name).name != name or not (index.parent / name).is_file():
-            raise UserError(f"{index}: names {name}, which is not beside it")
+        if name not in beside:
+            raise UserError(f"{index}: names {shown(name)}, which is not beside it")
     return [index.parent / name for name in sorted(set(names))]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import safetensors
 
 from bert_jax.errors import UserError
+from bert_jax.files.read import parse_json_object, require_file
 from bert_jax.interop.mapping import TensorSpec
 
 WEIGHTS: Final = "model.safetensors"
@@ -46,6 +47,7 @@ class SafetensorsFile:
         Raises:
             UserError: damaged, incomplete, or a type that is not known.
         """
+        require_file(path)
         self.path = str(path)
         self.files = [path]
         try:
@@ -57,7 +59,7 @@ class SafetensorsFile:
             ) from error
         with path.open("rb") as raw:
             (length,) = struct.unpack("<Q", raw.read(8))
-            header = json.loads(raw.read(length))
+            header = parse_json_object(raw.read(length).decode())
         self.specs: dict[str, TensorSpec] = {}
         self._offsets: dict[str, int] = {}
         for name in names:

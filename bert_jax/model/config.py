@@ -222,7 +222,7 @@ def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
     for key in values:
         if key not in Architecture.model_fields:
             near = did_you_mean(key, Architecture.model_fields)
-            raise UserError(f'model.bert_config: {path} has an unknown key "{key}"{near}')
+            raise UserError(f"model.bert_config: {path} has an unknown key {shown(key)}{near}")
     activation = str(values.get("hidden_act", "gelu"))
     if activation not in GOOGLE_BERT_ACTIVATIONS:
         allowed = ", ".join(GOOGLE_BERT_ACTIVATIONS)

@@ -10,8 +10,7 @@ from bert_jax.data.loader.loader import evaluation_batches
 from bert_jax.data.rows.length_buckets import bucket_of, buckets_up_to
 from bert_jax.errors import UserError
 from bert_jax.objectives.example_source import open_source
-from bert_jax.objectives.registry import objective_of
-from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.objectives.registry import objective_of, objective_section
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.rules import batch_parts
 from bert_jax.parallel.section import MeshSection
@@ -61,7 +60,7 @@ def evaluate_objective(
     source = open_source(
         path,
         split,
-        objective=run.section("objective", ObjectiveSection, verb="evaluate"),
+        objective=objective_section(run),
         tokenizer=run.tokenizer,
         key="dataset",
     )

@@ -15,6 +15,7 @@ from bert_jax.objectives.section import ObjectiveName, ObjectiveSection
 from bert_jax.runs.directory import Run, describe
 from bert_jax.task import Objective
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.user_function import only_trusted
 
 
 class _Entry(NamedTuple):
@@ -57,11 +58,23 @@ def objective_of(run: Run) -> Objective:
             f"pooler, an MLM head and a next-sentence head"
         )
     return make_objective(
-        run.section("objective", ObjectiveSection, verb="evaluate"),
+        objective_section(run),
         architecture=run.architecture,
         execution=run.model.execution,
         tokenizer=run.tokenizer,
     )
+
+
+def objective_section(run: Run) -> ObjectiveSection:
+    """Returns the section of a run directory, which may come from anybody.
+
+    Raises:
+        UserError: it names a function to run that is not trusted.
+    """
+    section = run.section("objective", ObjectiveSection, verb="evaluate")
+    segmenter = section.masking.segmenter
+    only_trusted(segmenter, key="objective.masking.segmenter", source=run.directory)
+    return section
 
 
 def check_pairing(section: ObjectiveSection, dataset: Dataset, *, key: str) -> None:

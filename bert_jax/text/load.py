@@ -7,7 +7,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.files.read import read_json_object
+from bert_jax.files.read import read_json_object, shown
 from bert_jax.text.sentence_piece import MODEL_FILE, load_sentencepiece
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.wordpiece import VOCAB_FILE, load_wordpiece
@@ -75,11 +75,11 @@ def _no_settings(root: epath.Path) -> str:
 def _kind(config: dict[str, Any], root: epath.Path) -> str:
     """Returns our ``type``, or for settings of others what the files say."""
     if "type" in config:
-        kind = config["type"]
+        kind = str(config["type"])
         if kind not in _FILE_OF_TYPE:
             raise UserError(
-                f'{root / CONFIG_FILE}: type: found "{kind}", allowed: '
-                f"{', '.join(_FILE_OF_TYPE)}{did_you_mean(str(kind), _FILE_OF_TYPE)}"
+                f'{root / CONFIG_FILE}: type: found "{kind:.60}", allowed: '
+                f"{', '.join(_FILE_OF_TYPE)}{did_you_mean(kind, _FILE_OF_TYPE)}"
             )
         return kind
     for kind, name in _FILE_OF_TYPE.items():
@@ -98,5 +98,5 @@ def _flag(
     if value is _REQUIRED:
         raise UserError(f"{path}: {key}: found nothing, allowed: true, false")
     if value is not None and not isinstance(value, bool):
-        raise UserError(f"{path}: {key}: found {value!r}, allowed: true, false, null")
+        raise UserError(f"{path}: {key}: found {shown(value)}, allowed: true, false, null")
     return value

@@ -28,7 +28,9 @@ class DocumentRules:
         self._section = section
         filter_name = section.language_filter
         self._filter = (
-            None if filter_name is None else load_function(filter_name, key=LANGUAGE_FILTER)
+            None
+            if filter_name is None
+            else load_function(filter_name, key=LANGUAGE_FILTER, checked=True)
         )
         self._index = None if overlap_index is None else load_index(overlap_index)
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
+import os
 import pickle
+import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
+import pydantic
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean, first_line
 from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.engines.local import available_cores, use_one_thread
 from bert_jax.section import Section, Strings
+from bert_jax.user_function import check_module
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -35,13 +40,36 @@ _FIRST_POLL_SECONDS: Final = 0.2
 _LONGEST_POLL_SECONDS: Final = 10.0
 
 
+_SECRET: Final = re.compile("passw|passphrase|secret|token|credential|(api|private)_?key", re.I)
+_IN_ADDRESS: Final = re.compile("://[^/@]*:[^/@]*@")
+_IN_ENVIRONMENT: Final = re.compile(r"\$[A-Za-z_]\w*").fullmatch
+
+
 class BeamSection(Section):
     """Which Apache Beam runner, and its options."""
 
     runner: str = _DIRECT
     """Beam's name of the runner, or ``module.Class``."""
     options: Strings = ()
-    """Beam's own command line options, passed on unchanged: ``["--region=europe-west4"]``."""
+    """Beam's own command line options, passed on unchanged: ``["--region=europe-west4"]``. A value
+    ``$NAME`` is taken from the environment; a password or the like must be given so, since the
+    settings are written down with the run."""
+
+    @pydantic.field_validator("options")
+    @classmethod
+    def _no_secrets(cls, options: tuple[str, ...]) -> tuple[str, ...]:
+        for option, after in itertools.zip_longest(options, options[1:], fillvalue=""):
+            name, equals, value = option.partition("=")
+            value = value if equals else "" if after.startswith("--") else after
+            secret = name.startswith("-") and _SECRET.search(name) and not _IN_ENVIRONMENT(value)
+            if (value and secret) or _IN_ADDRESS.search(option):
+                # Not a ValueError, whose message would show the value.
+                raise UserError(
+                    f"beam.options: found a secret in {name if equals else option.split('//')[0]}, "
+                    "which would be written down with the run; allowed: a name in the environment, "
+                    "such as --password=$PASSWORD"
+                )
+        return options
 
 
 class BeamEngine:
@@ -66,7 +94,10 @@ class BeamEngine:
                 ``workers`` where the runner would ignore it.
         """
         self._runner = section.runner
-        self._flags = (*section.options, *_default_flags(section, workers=workers))
+        self._flags = (
+            *(_from_environment(option) for option in section.options),
+            *_default_flags(section, workers=workers),
+        )
         self._directory = epath.Path(directory)
         _check_flags(self._flags, runner=_make_runner(section.runner))
 
@@ -238,6 +269,8 @@ def _make_runner(name: str) -> Any:
             f'beam.runner: found "{name}"{did_you_mean(name, allowed)}; allowed: '
             f"{', '.join(allowed)}, or module.Class"
         )
+    if "." in name:
+        check_module(name, key="beam.runner", found=name, allowed=("apache_beam",))
     try:
         return beam.runners.runner.create_runner(_FULL_NAMES.get(name, name))
     except (ImportError, AttributeError) as error:
@@ -255,7 +288,7 @@ def _check_flags(flags: Sequence[str], *, runner: Any) -> None:
             name = unknown[0].partition("=")[0]
             names = [f"--{option}" for option in vars(parser.parse_known_args([])[0])]
             raise UserError(
-                f'beam.options: found "{unknown[0]}"{did_you_mean(name, names)}; allowed: the '
+                f'beam.options: found "{name}"{did_you_mean(name, names)}; allowed: the '
                 f"options of Apache Beam {beam.__version__}"
             )
 
@@ -265,6 +298,15 @@ def _check_flags(flags: Sequence[str], *, runner: Any) -> None:
     beam.options.pipeline_options.PipelineOptions(list(flags)).get_all_options(
         add_extra_args_fn=check
     )
+
+
+def _from_environment(option: str) -> str:
+    name, equals, value = option.rpartition("=")
+    if not _IN_ENVIRONMENT(value):
+        return option
+    if (found := os.environ.get(value[1:])) is None:
+        raise UserError(f"beam.options: {name} is to be {value}, which is not in the environment")
+    return f"{name}{equals}{found}"
 
 
 def _refuse_option(message: str) -> None:

@@ -219,8 +219,18 @@ def test_results_that_do_not_arrive_are_an_error(
         ({"runner": "nowhere.Runner"}, None, r"beam\.runner: nowhere\.Runner cannot be imported"),
         ({"runner": "DaskRunner"}, 3, r"workers: found 3, but beam\.runner is DaskRunner"),
         ({"options": ["--direct_num_workers=2"]}, 3, r"workers: found 3, but beam\.options has"),
-        ({"options": ["--direct_num_worker=2"]}, None, r'found "--direct_num_worker=2"; did you'),
+        ({"options": ["--direct_num_worker=2"]}, None, r'found "--direct_num_worker"; did you'),
         ({"options": ["--direct_num_workers=two"]}, None, r"beam\.options: .*invalid int value"),
+        (
+            {"runner": "os.system"},
+            None,
+            "found .*os belongs to Python's standard library",
+        ),
+        (
+            {"options": ["--project=$NOT_THERE"]},
+            None,
+            "is to be .NOT_THERE, which is not in",
+        ),
         ({"options": ["--runner=FlinkRunner"]}, None, r"beam\.options: found --runner, allowed"),
     ],
 )

@@ -213,7 +213,7 @@ def test_a_damaged_vocabulary_is_named(content: bytes | None, message: str, tmp_
     ("changes", "message"),
     [
         ({"do_lower_case": False}, r"hash: found"),
-        ({"do_lower_case": "yes"}, r"do_lower_case: found 'yes', allowed: true, false"),
+        ({"do_lower_case": "yes"}, r'do_lower_case: found "yes", allowed: true, false'),
         ({"do_lower_case": None}, r"do_lower_case: found null, allowed: true, false"),
         ({"type": "wordpeice"}, r'found "wordpeice", allowed: .*; did you mean "wordpiece"\?'),
         ({"type": "sentencepiece"}, r"spiece\.model: no such file"),

@@ -14,7 +14,7 @@ from etils import epath
 
 from bert_jax.data.dataset.provenance import Provenance, ShardRecord, SplitRecord, read_provenance
 from bert_jax.data.dataset.schema import Example, decode, lengths_name
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, did_you_mean, first_line
 
 __all__ = ["Dataset", "Example", "open_dataset"]
 
@@ -26,7 +26,9 @@ _READER_BUFFER_BYTES = 32768
 def open_dataset(directory: epath.PathLike, split: str) -> Dataset:
     """Opens one split: ``open_dataset("data/wiki", "train")[0].input_ids``.
 
-    Checks that every shard has its original size; :meth:`Dataset.verify` checks every byte.
+    Checks that every shard has its original size and the lengths index its original bytes. A shard
+    has a checksum for each chunk of it, compared whenever a record is read; :meth:`Dataset.verify`
+    checks every byte.
 
     Args:
         directory: written by ``bert-jax examples``.
@@ -43,8 +45,14 @@ def open_dataset(directory: epath.PathLike, split: str) -> Dataset:
         raise UserError(
             f'{root}: no split "{split}", it has: {allowed}{did_you_mean(split, provenance.splits)}'
         )
-    for shard in provenance.splits[split].shards:
+    record = provenance.splits[split]
+    for shard in record.shards:
         _check_size(root / shard.name, shard)
+    # Two bytes an example, and all that the order of the examples depends on.
+    lengths = root / lengths_name(split)
+    if not lengths.exists():
+        raise UserError(f"{lengths}: missing lengths index; make the dataset again")
+    _check_hash(lengths, record.lengths_sha256)
     return Dataset(directory=str(root), split=split, provenance=provenance)
 
 
@@ -105,10 +113,17 @@ class Dataset:
             wanted, places = positions.setdefault(shard, ([], []))
             wanted.append(position)
             places.append(place)
+        expected = np.asarray(self.lengths)[np.asarray(indices, np.int64)].tolist()
         examples: list[Any] = [None] * len(indices)
         for shard, (wanted, places) in positions.items():
             for place, example in zip(places, self._read(shard, wanted), strict=True):
                 examples[place] = example
+                if len(example.input_ids) != expected[place]:
+                    raise UserError(
+                        f"{self._shard_path(shard)}: found an example of "
+                        f"{len(example.input_ids)} tokens, the lengths index says "
+                        f"{expected[place]}; make the dataset again"
+                    )
         return examples
 
     def verify(self) -> None:
@@ -137,10 +152,11 @@ class Dataset:
         try:
             reader = self._readers[shard] or self._open_reader(shard)
             return [decode(record, dtype) for record in reader.read(positions)]
-        except (RuntimeError, ValueError) as error:  # the reader raises RuntimeError for any damage
-            reason = str(error).splitlines()[0]
+        except (RuntimeError, ValueError, IndexError) as error:  # RuntimeError: of any damage
             path = self._shard_path(shard)
-            raise UserError(f"{path}: damaged shard ({reason}); make the dataset again") from error
+            raise UserError(
+                f"{path}: damaged shard ({first_line(error)}); copy or make it again"
+            ) from error
 
     def _open_reader(self, shard: int) -> Any:
         reader = array_record_module.ArrayRecordReader(
@@ -160,17 +176,16 @@ class Dataset:
 
 
 def _open_lengths(path: epath.Path, count: int) -> np.ndarray:
-    if not path.exists():
-        raise UserError(f"{path}: missing lengths index; make the dataset again")
     try:
         lengths = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # NumPy parses the header as Python, which fails in many ways
         raise UserError(
-            f"{path}: damaged lengths index ({error}); make the dataset again"
+            f"{path}: damaged lengths index ({first_line(error)}); make the dataset again"
         ) from error
-    if lengths.shape != (count,):
+    if lengths.shape != (count,) or lengths.dtype not in (np.uint16, np.uint32):
         raise UserError(
-            f"{path}: shape {lengths.shape}, expected ({count},); make the dataset again"
+            f"{path}: found {lengths.dtype}{list(lengths.shape)}, allowed: uint16 or uint32 "
+            f"[{count}]; make the dataset again"
         )
     return lengths
 

@@ -91,15 +91,21 @@ def decode(record: bytes, dtype: np.dtype) -> Example:
     """Decodes a message of :class:`ExampleEncoder`.
 
     Raises:
-        ValueError: the bytes are not such a message.
+        ValueError: the bytes are not such a message, or its spans and label are none of an example.
+            The row transform compares the ids with the vocabulary.
     """
     try:
         feature = tf_example.Example.FromString(record).features.feature
-        ids = feature["input_ids"].bytes_list.value[0]
-        return Example(
-            np.frombuffer(ids, dtype),
+        example = Example(
+            np.frombuffer(feature["input_ids"].bytes_list.value[0], dtype),
             feature["first_length"].int64_list.value[0],
             feature["next_sentence_label"].int64_list.value[0],
         )
     except (DecodeError, IndexError) as error:
         raise ValueError(f"not an example: {error}") from error
+    ids, first_length, label = example
+    if not 0 < first_length <= len(ids):
+        raise ValueError(f"a first span of {first_length} tokens in an example of {len(ids)}")
+    if label not in (0, 1):
+        raise ValueError(f"the next sentence label {label}")
+    return example

@@ -21,6 +21,7 @@ from bert_jax.files.atomic import new_directory
 from bert_jax.files.remote import is_remote
 from bert_jax.section import Section
 
+_CHECKSUM: Final = "sha256"
 _VERSION: Final = 1  # of the cache; other versions are rebuilt
 _CHUNK: Final = 256  # records
 _LONGEST: Final = 2**16 - 1  # tokens of an example
@@ -87,6 +88,7 @@ def load_index(paths: Sequence[epath.Path]) -> RecordIndex:
             np.save(aside / "offsets.npy", index.offsets)
             np.save(aside / "lengths.npy", index.lengths)
             (aside / "index.json").write_text(index.summary.model_dump_json(indent=1) + "\n")
+            (aside / _CHECKSUM).write_text(_checksum(aside))
         # Memory-mapped, so that worker processes share it.
         return _read(cache, paths) or index
     return index
@@ -103,6 +105,8 @@ def _cache_of(paths: Sequence[epath.Path]) -> Path | None:
 def _read(cache: Path, paths: Sequence[epath.Path]) -> RecordIndex | None:
     """Returns the cached index, None if there is none or it is of other files or versions."""
     try:
+        if (cache / _CHECKSUM).read_text() != _checksum(cache):
+            return None
         summary = IndexSummary.model_validate_json((cache / "index.json").read_text())
         offsets = np.load(cache / "offsets.npy", mmap_mode="r", allow_pickle=False)
         lengths = np.load(cache / "lengths.npy", mmap_mode="r", allow_pickle=False)
@@ -115,6 +119,15 @@ def _read(cache: Path, paths: Sequence[epath.Path]) -> RecordIndex | None:
     if not fits or offsets.shape != (count,) or lengths.shape != (count,):
         return None
     return RecordIndex(summary, offsets, lengths)
+
+
+def _checksum(cache: Path) -> str:
+    """Returns the SHA-256 of the files of a cache: a damaged one is made again."""
+    digest = hashlib.sha256()
+    for name in ("index.json", "offsets.npy", "lengths.npy"):
+        with (cache / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _file_record(path: epath.Path, records: int) -> FileRecord:

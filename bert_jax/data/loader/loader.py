@@ -21,7 +21,7 @@ from bert_jax.data.loader.row_order import PackedOrder, RowOrder, ShuffledOrder
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.packing_plan import PackingPlan
 from bert_jax.data.worker_process import prepare_worker
-from bert_jax.errors import UserError
+from bert_jax.errors import RunStopped, UserError
 from bert_jax.task import Row, RowTransform
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ T = TypeVar("T")
 # Of the fingerprint: what decides which examples make up which row.
 _ORDER = ("dataset", "seed", "phase", "packing", "packing.max_examples")
 
+_WORKER_DIED = "Worker process was terminated unexpectedly"  # what Grain says of it
 _STEPS = 2**40  # steps of an endless stream: out of reach, and Grain can still slice it
 
 
@@ -76,12 +77,18 @@ class Batches(Iterator[T]):
 
         Raises:
             StopIteration: after the last batch.
+            RunStopped: the system has killed a worker process.
             Exception: what making the batch raised in its thread or process.
         """
         try:
             return next(self._iterator)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, RuntimeError) and _WORKER_DIED in str(error):
+                raise RunStopped(
+                    "a worker of the loader was killed, as systems do when memory runs out; run "
+                    "again, with fewer loader.workers: the last checkpoint stays"
+                ) from error
             raise
 
     def close(self) -> None:

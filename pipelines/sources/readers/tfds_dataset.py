@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean, first_line
+from bert_jax.files.read import read_json_object
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.sources.files import Cutting, FilePart
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # importing TFDS takes a third of a second in every worker
     import tensorflow_datasets as tfds
 
 _INFO = "dataset_info.json"
+_FEATURES = "features.json"
+_TFDS = "tensorflow_datasets.core."
 
 
 def is_dataset(path: str) -> bool:
@@ -156,12 +159,33 @@ def _records(path: str, split: str, names: list[str]) -> Iterator[Any]:
 def _builder(path: str) -> tfds.core.DatasetBuilder:
     import tensorflow_datasets as tfds
 
+    _only_features_of_tfds(epath.Path(path) / _FEATURES)
     try:
         return tfds.builder_from_directory(path)
     except Exception as error:
         raise UserError(
             f"{path}: cannot be read as a TFDS dataset ({first_line(error)})"
         ) from error
+
+
+def _only_features_of_tfds(path: epath.Path) -> None:
+    """Refuses a dataset that names classes of others, which TFDS would import and make.
+
+    Raises:
+        UserError: it does, or features.json is damaged.
+    """
+    if not path.exists():
+        return
+    waiting: list[Any] = [read_json_object(path)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            name = str(node.get("pythonClassName", node.get("type", _TFDS)))
+            if not name.startswith((_TFDS, "tensorflow_datasets.public_api.")) and "." in name:
+                raise UserError(f"{path}: found the class {name:.80}, allowed: features of TFDS")
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
 
 
 def _plain(value: Any) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from typing import BinaryIO, Final
 
 from bert_jax.errors import UserError
+from bert_jax.files.read import shown
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.decompress import open_text
 from bert_jax.pipelines.sources.documents import Document
@@ -14,6 +17,9 @@ from bert_jax.pipelines.sources.problems import Problems
 from bert_jax.pipelines.sources.readers.records import read_records
 from bert_jax.pipelines.sources.readers.wikitext import wikitext_paragraphs
 
+_PAGE_ID: Final = re.compile("[0-9]{1,18}")
+_MAX_UTF8_BYTES: Final = 4
+_BESIDE_TEXT: Final = 1 << 20  # bytes of a page that are not its text
 _ARTICLES = "0"
 _FILES_AND_CATEGORIES = ("6", "14")
 
@@ -36,8 +42,8 @@ def read(part: FilePart, section: SourcesSection, problems: Problems) -> Iterato
     """
     dropped = {"file", "image", "category"}
     return read_records(
-        _pages(part.path, dropped),
-        lambda page: _article(page, dropped),
+        _pages(part.path, dropped, most=section.max_document_length),
+        lambda page: _article(page, dropped, most=section.max_document_length),
         place=lambda page: f'page "{_text(page, "title")}"',
         part=part,
         section=section,
@@ -45,9 +51,31 @@ def read(part: FilePart, section: SourcesSection, problems: Problems) -> Iterato
     )
 
 
-def _pages(path: str, dropped: set[str]) -> Iterator[ET.Element]:
+class _Bounded:
+    """A file of which only so much is read before a page ends: the parser holds what it has read.
+
+    A packed file of megabytes may be one page of terabytes.
+    """
+
+    def __init__(self, file: BinaryIO, path: str, limit: int) -> None:
+        self._file, self._path, self._limit = file, path, limit
+        self.unended = 0
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._file.read(size)
+        self.unended += len(content)
+        if self.unended > self._limit:
+            raise UserError(
+                f"{self._path}: found more than {self._limit:,} bytes without the end of a page, "
+                "allowed: pages of max_document_length"
+            )
+        return content
+
+
+def _pages(path: str, dropped: set[str], *, most: int) -> Iterator[ET.Element]:
     """Yields the pages; adds the wiki's names of file and category namespaces to ``dropped``."""
-    with open_text(path) as file:
+    with open_text(path) as opened:
+        file = _Bounded(opened, path, most * _MAX_UTF8_BYTES + _BESIDE_TEXT)
         try:
             events = ET.iterparse(file, events=("start", "end"))
             _, root = next(events)
@@ -63,17 +91,24 @@ def _pages(path: str, dropped: set[str]) -> Iterator[ET.Element]:
                 elif _name(element) == "page":
                     yield element
                     root.clear()  # or the whole dump would stay in memory
-        except (ET.ParseError, StopIteration) as error:
+                    file.unended = 0
+        # The last two: of an encoding that is not known, or not to the parser.
+        except (ET.ParseError, StopIteration, LookupError, ValueError) as error:
             raise UserError(f"{path}: damaged or cut short XML ({error})") from error
 
 
-def _article(page: ET.Element, dropped: set[str]) -> Document | None:
+def _article(page: ET.Element, dropped: set[str], *, most: int) -> Document | None:
     if _text(page, "ns") != _ARTICLES or page.find("{*}redirect") is not None:
         return None
     number = _text(page, "id")
     wikitext = _text(page, "revision/{*}text")
-    if not number:
-        raise UserError("found no <id>, allowed: a page id")
+    if not _PAGE_ID.fullmatch(number):
+        raise UserError(f"found the <id> {shown(number)}, allowed: a page id, a number")
+    if len(wikitext) >= most:
+        raise UserError(
+            f"a page has {len(wikitext):,} characters, allowed: fewer than {most:,} "
+            "(max_document_length)"
+        )
     lines = wikitext_paragraphs(wikitext, dropped_namespaces=dropped)
     return Document(int(number), lines, number, _text(page, "title")) if lines else None
 

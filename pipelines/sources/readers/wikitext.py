@@ -9,6 +9,8 @@ from typing import Any, Final
 import mwparserfromhell
 from mwparserfromhell import nodes
 
+from bert_jax.errors import UserError, first_line
+
 _LIST_MARKS: Final = frozenset("*#:;")
 _DROPPED_TAGS: Final = frozenset(
     (
@@ -18,6 +20,11 @@ _DROPPED_TAGS: Final = frozenset(
 )
 _EMPTY_BRACKETS: Final = re.compile(r"\s*[(（][\s,;:，；]*[)）]")
 _SPACES: Final = re.compile(r"[ \t\xa0]+")
+# Brackets by what ends them. Each that nothing ends costs a look at all that follows: of these
+# characters the parser reads some ten million in a second.
+_PAIRS: Final = {"}}": "{{", "]]": "[[", ">": "<"}
+_BRACKETS: Final = re.compile(r"\{\{|\}\}|\[\[|\]\]|<|>")
+_MOST_WORK: Final = 20_000_000
 _MAGIC_WORD: Final = re.compile(r"__[A-Z]+__")
 
 
@@ -31,12 +38,37 @@ def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -
         wikitext: the source of one page.
         dropped_namespaces: lower-case names of the namespaces of files and categories, in the
             wiki's language and in English; links to them go with all that they hold.
+
+    Raises:
+        UserError: it is nested too deep, or begins very much that it never ends.
     """
-    code = mwparserfromhell.parse(wikitext, skip_style_tags=False)
-    text = "".join(_visible(code, dropped_namespaces))
+    _refuse_unended(wikitext)
+    try:
+        code = mwparserfromhell.parse(wikitext, skip_style_tags=False)
+        text = "".join(_visible(code, dropped_namespaces))
+    except (RecursionError, mwparserfromhell.parser.ParserError) as error:
+        raise UserError(f"found wikitext that cannot be parsed ({first_line(error)})") from None
     text = _MAGIC_WORD.sub("", _EMPTY_BRACKETS.sub("", text))
     lines = (_SPACES.sub(" ", line).strip() for line in text.split("\n"))
     return [line for line in lines if any(map(str.isalnum, line))]
+
+
+def _refuse_unended(wikitext: str) -> None:
+    """Refuses what the parser would read again and again: once for each bracket without an end."""
+    begun = sum(map(wikitext.count, _PAIRS.values()))
+    if begun * len(wikitext) <= _MOST_WORK:
+        return
+    open_ones = dict.fromkeys(_PAIRS.values(), 0)
+    for token in _BRACKETS.findall(wikitext):
+        if token in open_ones:
+            open_ones[token] += 1
+        else:
+            open_ones[_PAIRS[token]] = max(0, open_ones[_PAIRS[token]] - 1)
+    if (unended := sum(open_ones.values())) * len(wikitext) > _MOST_WORK:
+        raise UserError(
+            f"found {unended:,} brackets without an end in {len(wikitext):,} characters of "
+            "wikitext, allowed: few"
+        )
 
 
 def _visible(code: Any, dropped: Collection[str]) -> Iterator[str]:

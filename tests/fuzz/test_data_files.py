@@ -1,0 +1,283 @@
+"""Files with data: tables, questions, columns, datasets, TFRecords and Wikipedia's dumps."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+import pytest
+from etils import epath
+from hypothesis import strategies as st
+
+from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.data.google_bert import tf_example
+from bert_jax.data.google_bert.reader import open_google_bert
+from bert_jax.data.google_bert.tfrecord import frame
+from bert_jax.data.tables import read_table
+from bert_jax.errors import UserError
+from bert_jax.pipelines.cleaning.evaluation import evaluation_texts
+from bert_jax.pipelines.section import SourcesSection
+from bert_jax.pipelines.sources.readers.wikitext import wikitext_paragraphs
+from bert_jax.pipelines.sources.sources import iter_text
+from bert_jax.tasks.choice.file import ChoiceColumns, read_choices
+from bert_jax.tasks.columns import TextColumns, text_row
+from bert_jax.tasks.glue.files import read_glue
+from bert_jax.tasks.labels import names_of, number_of
+from bert_jax.tasks.squad.file import read_squad
+from bert_jax.tasks.tokens.conll import ConllColumns, read_conll
+from tests.corpus import make_dataset
+from tests.fuzz.harness import both_forms, damaged, flipped, json_of, survives
+
+TSV = "sentence\tlabel\tid\na good one\t1\t0\nbäd\t0\t1\n"
+CSV = 'sentence,label,id\n"a ""good"", one",1,0\nbäd,0,1\n'
+JSONL = """{"sentence": "a good one", "label": 1, "id": 0}
+{"sentence": "bäd", "label": 0.5, "id": "x"}
+"""
+CHOICES = "startphrase,e0,e1,label\nhe sat,down,up,0\nshe ran,off,on,1\n"
+CONLL = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\nPeter NNP B-PER\n"
+SQUAD = {
+    "version": "2.0",
+    "data": [
+        {
+            "title": "A",
+            "paragraphs": [
+                {
+                    "context": "The cat sat.",
+                    "qas": [
+                        {
+                            "id": "1",
+                            "question": "Who sat?",
+                            "answers": [{"text": "The cat", "answer_start": 0}],
+                            "is_impossible": False,
+                        },
+                        {"id": "2", "question": "Why?", "answers": [], "is_impossible": True},
+                    ],
+                }
+            ],
+        }
+    ],
+}
+
+
+def row() -> bytes:
+    """[CLS] a [SEP] b [SEP] with one masked token, as `create_pretraining_data.py` writes it."""
+    found = tf_example.Example()
+    feature = found.features.feature
+    feature["input_ids"].int64_list.value.extend([2, 4, 3, 300, 3, 0, 0, 0])
+    feature["input_mask"].int64_list.value.extend([1] * 5 + [0] * 3)
+    feature["segment_ids"].int64_list.value.extend([0] * 3 + [1] * 2 + [0] * 3)
+    feature["masked_lm_positions"].int64_list.value.extend([1, 0])
+    feature["masked_lm_ids"].int64_list.value.extend([7, 0])
+    feature["masked_lm_weights"].float_list.value.extend([1.0, 0.0])
+    feature["next_sentence_labels"].int64_list.value.append(1)
+    return found.SerializeToString(deterministic=True)
+
+
+ROW = row()
+WIKITEXT = (
+    "'''A''' is [[b|B]] &amp; {{c|d=e}}<ref name=\"x\">f</ref>.\n== G ==\n* h\n{| class=i\n|-\n| j"
+    "\n|}\n"
+    "[[File:k.png|thumb|l [[m]]]] (, ) [http://n o] <b>p</b><!-- q --> {{{r|s}}} &#65;&#x42;\n"
+)
+XML = (
+    '<?xml version="1.0" encoding="utf-8"?>\n<mediawiki xmlns="http://x/"><siteinfo><namespaces>'
+    '<namespace key="6">Datei</namespace></namespaces></siteinfo><page><title>A</title><ns>0</ns>'
+    "<id>7</id><revision><id>9</id><text>A &lt;b&gt; [[c]].\nD.</text></revision></page>"
+    "<page><title>E</title><ns>0</ns><id>8</id><redirect/></page></mediawiki>"
+)
+
+
+@both_forms
+@pytest.mark.parametrize(("suffix", "whole"), [(".tsv", TSV), (".csv", CSV), (".jsonl", JSONL)])
+def test_tables(tmp_path: Path, suffix: str, whole: str, inputs: int) -> None:
+    path = tmp_path / f"table{suffix}"
+    columns = TextColumns("sentence", None, "label", "id")
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        for row in read_table(path):
+            found = text_row(row, columns, index=0, labelled=True)
+            number_of(found.label)
+            names_of(found, column="label", problem="multi_label", separator="|")
+        read_glue(path, "cola", labelled=True)
+
+    survives(read, damaged(whole.encode()), inputs)
+
+
+@both_forms
+def test_tables_of_choices(tmp_path: Path, inputs: int) -> None:
+    path = tmp_path / "choices.csv"
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        for header in (True, False):
+            names = ("startphrase", "e0", "e1", "label") if header else ("0", "1", "2", "3")
+            columns = ChoiceColumns(names[0], names[1:3], names[3], header=header)
+            read_choices(path, columns, labelled=False)
+
+    survives(read, damaged(CHOICES.encode()), inputs)
+
+
+@both_forms
+def test_columns_of_tokens(tmp_path: Path, inputs: int) -> None:
+    path = tmp_path / "train.txt"
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        _ = read_conll(path, ConllColumns(), labelled=True).names
+
+    survives(read, damaged(CONLL.encode()), inputs)
+
+
+@both_forms
+def test_questions_of_squad(tmp_path: Path, inputs: int) -> None:
+    path = tmp_path / "dev.json"
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        list(evaluation_texts(str(path)))
+        read_squad(path, version="auto", needs_answers=True)
+
+    survives(read, json_of(SQUAD), inputs)
+
+
+@both_forms
+def test_tfrecords(tmp_path: Path, inputs: int) -> None:
+    path = tmp_path / "train.tfrecord"
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        dataset = open_google_bert(path)
+        dataset.__getitems__(range(len(dataset)))
+
+    # Damaged as a disk does it; and as somebody does who knows the checksums.
+    framed = damaged(ROW).map(lambda row: frame(ROW) + frame(row))
+    survives(read, st.one_of(damaged(frame(ROW) * 3), framed), inputs)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("fuzz")
+    make_dataset(root, num_shards=1, dupe_factor=1)
+    return root / "dataset"
+
+
+def read_all(directory: Path) -> None:
+    found = open_dataset(directory, "train")
+    found.__getitems__(range(len(found)))
+
+
+@both_forms
+def test_shards(tmp_path: Path, dataset: Path, inputs: int) -> None:
+    copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
+    shard = copy / open_dataset(copy, "train").provenance.splits["train"].shards[0].name
+    whole = shard.read_bytes()
+    expected = [each.input_ids.tolist() for each in open_dataset(copy, "train")]
+
+    def read(content: bytes) -> None:
+        shard.write_bytes(content)
+        found = open_dataset(copy, "train")
+        examples = found.__getitems__(range(len(found)))
+        assert [each.input_ids.tolist() for each in examples] == expected  # harmless, or refused
+
+    survives(read, st.one_of(flipped(whole), flipped(whole), damaged(whole)), inputs)
+
+
+@both_forms
+def test_lengths_indices(tmp_path: Path, dataset: Path, inputs: int) -> None:
+    copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
+    index = copy / "train.lengths.npy"
+    whole = index.read_bytes()
+
+    def read(content: bytes) -> None:
+        index.write_bytes(content)
+        if content != whole:
+            with pytest.raises(UserError, match="damaged: SHA-256"):
+                read_all(copy)
+
+    survives(read, st.one_of(flipped(whole), damaged(whole)), inputs)
+
+
+@both_forms
+def test_provenance(tmp_path: Path, dataset: Path, inputs: int) -> None:
+    copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
+    path = copy / "provenance.json"
+    whole = json.loads(path.read_text())
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        read_all(copy)
+
+    survives(read, json_of(whole), inputs)
+
+
+@both_forms
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_dumps_of_wikipedia(tmp_path: Path, on_error: str, inputs: int) -> None:
+    path = tmp_path / "pages.xml"
+    section = SourcesSection.model_validate({"input": str(path), "on_error": on_error})
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        for line in iter_text(section):
+            line.encode()
+
+    survives(read, damaged(XML.encode()), inputs)
+
+
+@both_forms
+def test_wikitext(inputs: int) -> None:
+    def read(content: bytes) -> None:
+        text = content.decode("utf-8", errors="replace")
+        "".join(wikitext_paragraphs(text, dropped_namespaces={"file"})).encode()
+
+    pieces = ["{{", "}}", "[[", "]]", "'''", "<b ", ">", "</b>", "|", "=", "\n", "{|", "&#x", ";"]
+    made_up = st.lists(st.sampled_from([*pieces, "a", "[http://x "]), max_size=200)
+    texts = made_up.map(lambda found: "".join(found).encode())
+    survives(read, st.one_of(damaged(WIKITEXT.encode()), texts), inputs)
+
+
+@both_forms
+@pytest.mark.parametrize("suffix", [".txt.gz", ".txt.bz2", ".txt.xz", ".txt.zst", ".jsonl", ""])
+def test_texts(tmp_path: Path, suffix: str, inputs: int) -> None:
+    text = "One.\nTwo.\n\nThree.\n" * 20
+    packers = {".txt.gz": gzip.compress, ".txt.bz2": bz2.compress, ".txt.xz": lzma.compress}
+    whole = packers.get(suffix, bytes)(text.encode())
+    if suffix == ".txt.zst":
+        import pyarrow as pa
+
+        whole = pa.compress(text.encode(), codec="zstd", asbytes=True)
+    if suffix == ".jsonl":
+        whole = b'{"text": "One.\\nTwo.", "id": "a"}\n{"text": null, "id": "b"}\n'
+    if suffix == "":
+        whole = b'<doc id="7" url="u" title="A">\nA\n\nOne.\n</doc>\n'
+    path = tmp_path / f"text{suffix}"
+    settings = {"input": str(path), "id_field": "id" if suffix == ".jsonl" else None}
+    section = SourcesSection.model_validate(settings)
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        for line in iter_text(section):
+            line.encode()
+
+    survives(read, damaged(whole), inputs)
+
+
+def test_a_page_without_an_end_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "pages.xml.bz2"
+    start = XML.partition("A &lt;")[0].encode()
+    packed = bz2.compress(start) + bz2.compress(b"x" * (1 << 20)) * 80
+    epath.Path(path).write_bytes(packed)
+    section = SourcesSection(input=(str(path),), max_document_length=1000)
+    with pytest.raises(UserError, match="without the end of a page"):
+        list(iter_text(section))
+
+
+@pytest.mark.parametrize("text", ["{{a|b=" * 4000, "{{" * 4000 + "}}" * 4000, "<a b='" * 4000])
+def test_wikitext_that_ends_nothing_is_refused_at_once(text: str) -> None:
+    with pytest.raises(UserError, match="wikitext"):
+        wikitext_paragraphs(text, dropped_namespaces=())

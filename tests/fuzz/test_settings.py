@@ -1,0 +1,167 @@
+"""Configurations, overrides, and the JSON that comes with checkpoints and datasets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from etils import epath
+from hypothesis import strategies as st
+
+from bert_jax.config import load_config, parse_config
+from bert_jax.errors import UserError
+from bert_jax.files.yaml_file import parse_yaml
+from bert_jax.interop.hf_config import read_config
+from bert_jax.interop.hf_tokenizer import read_hf_tokenizer
+from bert_jax.interop.hf_weights import HfWeights
+from bert_jax.model.config import ModelSection, resolve_architecture
+from bert_jax.text import load_tokenizer
+from tests.fuzz.harness import TOKENS, VALUES, both_forms, confused, damaged, json_of, survives
+from tests.project import project_config
+
+CONFIG = project_config(Path("/data")) | {
+    "optimizer": {"learning_rate": 1e-3, "warmup_steps": 4, "freeze": ["embeddings"]},
+    "finetune": {"init_from": "run", "task": {"kind": "glue", "name": "cola", "data": "CoLA"}},
+}
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##s", "a", "é"]
+SETTINGS = {"do_lower_case": True, "strip_accents": None, "type": "wordpiece"}
+HF_CONFIG = {
+    "architectures": ["BertForSequenceClassification"],
+    "model_type": "bert",
+    "vocab_size": 30,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "layer_norm_eps": 1e-12,
+    "id2label": {"0": "no", "1": "yes"},
+    "problem_type": "single_label_classification",
+    "classifier_dropout": None,
+}
+FAST = {
+    "model": {"type": "WordPiece", "vocab": {piece: n for n, piece in enumerate(PIECES)}},
+    "normalizer": {"type": "BertNormalizer", "lowercase": True, "handle_chinese_chars": True},
+    "added_tokens": [{"id": 0, "content": "[PAD]"}],
+}
+
+
+@both_forms
+def test_configurations(tmp_path: Path, inputs: int) -> None:
+    path = tmp_path / "run.yaml"
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        load_config(path)
+
+    whole = yaml.safe_dump(CONFIG).encode()
+    values = confused(CONFIG).map(lambda value: json.dumps(value).encode())
+    survives(read, st.one_of(damaged(whole), values), inputs)
+
+
+@both_forms
+def test_overrides(inputs: int) -> None:
+    def read(override: str) -> None:
+        parse_config(json.loads(json.dumps(CONFIG)), [override], source="run.yaml")
+
+    keys: list[str] = []
+
+    def walk(node: Any, above: str) -> None:
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            keys.append(f"{above}{key}")
+            if isinstance(value, dict | list):
+                walk(value, f"{above}{key}.")
+
+    walk(CONFIG, "")
+    parts = st.sampled_from(["0", "x", "²", "-1", "", "9" * 30, "a.b", "tensor", "steps"])
+    key = st.builds("{}{}{}".format, st.sampled_from(keys), st.sampled_from(["", "."]), parts)
+    tokens = st.sampled_from([token.decode("latin-1") for token in TOKENS])
+    text = st.one_of(st.sampled_from(VALUES).map(json.dumps), tokens, st.text(max_size=20))
+    survives(read, st.builds("{}={}".format, key, text), inputs)
+
+
+@both_forms
+def test_yaml_that_is_made_up(inputs: int) -> None:
+    pieces = st.sampled_from([*(token.decode("latin-1") for token in TOKENS), "a", "\n  ", "b: "])
+    texts = st.lists(st.one_of(pieces, st.text(max_size=5)), max_size=30).map("".join)
+    survives(lambda text: parse_yaml(text, "x.yaml"), texts, inputs)
+
+
+@both_forms
+def test_a_config_json_of_hugging_face(tmp_path: Path, inputs: int) -> None:
+    path = tmp_path / "config.json"
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        _ = read_config(path).labels
+
+    survives(read, json_of(HF_CONFIG), inputs)
+
+
+@both_forms
+def test_a_bert_config_json_of_google(tmp_path: Path, inputs: int) -> None:
+    path = tmp_path / "bert_config.json"
+    whole = {key: HF_CONFIG[key] for key in list(HF_CONFIG)[2:9]}
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        resolve_architecture(ModelSection(bert_config=str(path)), vocab_size=30)
+
+    survives(read, json_of(whole), inputs)
+
+
+@both_forms
+def test_a_vocabulary(tmp_path: Path, inputs: int) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(SETTINGS))
+
+    def read(content: bytes) -> None:
+        (tmp_path / "vocab.txt").write_bytes(content)
+        tokenizer = load_tokenizer(tmp_path)
+        tokenizer.decode(tokenizer.encode("thes é [MASK] x"))
+
+    survives(read, damaged("".join(f"{piece}\n" for piece in PIECES).encode()), inputs)
+
+
+@both_forms
+def test_the_settings_of_a_tokenizer(tmp_path: Path, inputs: int) -> None:
+    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
+
+    def read(content: bytes) -> None:
+        (tmp_path / "tokenizer_config.json").write_bytes(content)
+        load_tokenizer(tmp_path).encode("thes é")
+
+    survives(read, json_of(SETTINGS), inputs)
+
+
+@both_forms
+def test_a_tokenizer_json(tmp_path: Path, inputs: int) -> None:
+    def read(content: bytes) -> None:
+        (tmp_path / "tokenizer.json").write_bytes(content)
+        tokenizer = read_hf_tokenizer(tmp_path)
+        tokenizer.save(tmp_path / "saved")
+
+    survives(read, json_of(FAST), inputs)
+
+
+@both_forms
+def test_an_index_of_shards(tmp_path: Path, inputs: int) -> None:
+    def read(content: bytes) -> None:
+        (tmp_path / "model.safetensors.index.json").write_bytes(content)
+        HfWeights(tmp_path)
+
+    survives(read, json_of({"weight_map": {"a": "model-1.safetensors", "b": "../x"}}), inputs)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", ".", "", "a/b", "\0"])
+def test_an_index_names_no_file_outside_its_directory(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").write_text("x")
+    model = tmp_path / "model"
+    model.mkdir()
+    index = {"weight_map": {"a": name}}
+    epath.Path(model / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="which is not beside it"):
+        HfWeights(model)
