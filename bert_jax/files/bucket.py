@@ -19,13 +19,11 @@ from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.patience import (
     FIRST_PAUSE_SECONDS,
     GIVE_UP_SECONDS,
+    LOGIN,
     LONGEST_PAUSE_SECONDS,
+    NOT_INSTALLED,
     Patience,
     reason_of,
-)
-
-NOT_INSTALLED: Final = (
-    'gs:// needs Google\'s clients, which are not installed: pip install "bert-jax[gcp]"'
 )
 
 # gcsfs looks for buckets of other kinds over gRPC, with warnings at each request where it may not.
@@ -127,12 +125,11 @@ class Bucket(GCSFileSystem):
     def _mistake(self, error: Exception, address: re.Match[str] | None) -> str | None:
         """Returns what a user can mend; ``None`` for what the caller handles, a missing object."""
         where = _where(address)
-        login = "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
         refused = isinstance(error, HttpError) and error.code == 401
         if refused or isinstance(error, google.auth.exceptions.GoogleAuthError):
             if self.credentials.credentials is None:
-                return f"{where}: found no credentials for Google Cloud; {login}"
-            return f"{where}: credentials refused ({reason_of(error)}); {login}"
+                return f"{where}: found no credentials for Google Cloud; {LOGIN}"
+            return f"{where}: credentials refused ({reason_of(error)}); {LOGIN}"
         if address is None or not address["objects"]:
             return None  # who may use a bucket's objects need not see the bucket itself
         bucket = f"gs://{address['bucket']}"

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
-from bert_jax.errors import UserError
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.files.patience import (
+    FIRST_PAUSE_SECONDS,
+    GIVE_UP_SECONDS,
+    LOGIN,
+    NOT_INSTALLED,
+    reason_of,
+)
+
+_LONGEST_PAUSE_SECONDS: Final = 4.0
 
 
 class ObjectVersion(NamedTuple):
@@ -17,55 +28,91 @@ class ObjectVersion(NamedTuple):
 
 
 class CloudObject:
-    """An object, by name."""
+    """An object, by name. What a bucket answers badly is asked again for up to ten minutes.
+
+    Raises:
+        UserError: from any method: no client, no credentials, no bucket, no permission.
+        RunStopped: from any method: no answer.
+    """
 
     def __init__(self, path: str) -> None:
         """Opens no connection; ``path`` is ``gs://bucket/name``."""
+        self._path = path
         self._bucket, _, self._name = path.partition("://")[2].partition("/")
 
     def write(self, raw: bytes, *, replaces: int) -> int | None:
         """Writes the object.
 
         Args:
-            raw: its content.
+            raw: its content, unlike that of any other writer.
             replaces: the generation that it must have now; 0: it must not exist.
 
         Returns:
             The new generation; ``None``: it has another one, and nothing was written.
         """
-        blob = self._blob()
-        try:
-            blob.upload_from_string(raw, if_generation_match=replaces)
-        except _exceptions().PreconditionFailed:
-            return None
-        return blob.generation
+        with self._opened() as blob:
+            try:
+                blob.upload_from_string(raw, if_generation_match=replaces, **_patience())
+            except _exceptions().PreconditionFailed:
+                # By us, if the answer to an earlier try was lost.
+                now = self.read()
+                return now.generation if now is not None and now.raw == raw else None
+            return blob.generation
 
     def read(self) -> ObjectVersion | None:
         """Returns the current version; ``None``: the object does not exist."""
-        blob = self._blob()
-        try:
-            raw = blob.download_as_bytes()
-        except _exceptions().NotFound:
-            return None
-        return ObjectVersion(blob.generation, raw)
+        with self._opened() as blob:
+            try:
+                raw = blob.download_as_bytes(**_patience())
+            except _exceptions().NotFound:
+                return None
+            return ObjectVersion(blob.generation, raw)
 
     def delete(self, *, generation: int) -> None:
         """Deletes the object unless it has another generation or does not exist."""
-        try:
-            self._blob().delete(if_generation_match=generation)
-        except (_exceptions().NotFound, _exceptions().PreconditionFailed):
-            pass
+        with self._opened() as blob:
+            try:
+                blob.delete(if_generation_match=generation, **_patience())
+            except (_exceptions().NotFound, _exceptions().PreconditionFailed):
+                return
 
-    def _blob(self) -> Any:
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """Gives the client's object, and turns what it raises into a line."""
         try:
             storage = importlib.import_module("google.cloud.storage")
         except ImportError as error:
-            raise UserError(
-                "output: gs:// needs Google's client, which is not installed; "
-                'pip install "bert-jax[gcp]"'
+            raise UserError(f"{self._path}: {NOT_INSTALLED}") from error
+        known = _exceptions()
+        try:
+            with storage.Client() as client:
+                yield client.bucket(self._bucket).blob(self._name)
+        except known.RetryError as error:
+            reason = reason_of(error.cause or error)
+            raise RunStopped(
+                f"{self._path}: no answer for {GIVE_UP_SECONDS:.0f} s ({reason})"
             ) from error
-        return storage.Client().bucket(self._bucket).blob(self._name)
+        except (
+            importlib.import_module("google.auth.exceptions").GoogleAuthError,
+            known.Unauthorized,
+        ) as error:
+            raise UserError(f"{self._path}: no access ({reason_of(error)}); {LOGIN}") from error
+        except known.NotFound as error:
+            raise UserError(f"{self._path}: no such bucket") from error
+        except known.Forbidden as error:
+            raise UserError(
+                f"{self._path}: no permission; needed on gs://{self._bucket}: "
+                "roles/storage.objectUser"
+            ) from error
 
 
 def _exceptions() -> Any:
     return importlib.import_module("google.api_core.exceptions")
+
+
+def _patience() -> dict[str, Any]:
+    """Returns when to ask again, for how long, and how long to wait for an answer."""
+    retry = importlib.import_module("google.cloud.storage.retry").DEFAULT_RETRY
+    # With pauses much shorter than a lock's missed heartbeats.
+    retry = retry.with_delay(FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+    return {"retry": retry.with_timeout(GIVE_UP_SECONDS), "timeout": (10, 10)}

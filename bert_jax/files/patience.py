@@ -16,6 +16,11 @@ length, so that hosts which were refused together do not come back together."""
 
 LONGEST_PAUSE_SECONDS: Final = 32.0
 
+NOT_INSTALLED: Final = (
+    'gs:// needs Google\'s clients, which are not installed: pip install "bert-jax[gcp]"'
+)
+LOGIN: Final = "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
+
 _QUIET_SECONDS: Final = 10.0
 _BETWEEN_LINES_SECONDS: Final = 60.0
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 
+from bert_jax.data.dataset.cache import CacheSection, DatasetCache
 from bert_jax.data.loader.loader import evaluation_batches
+from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.length_buckets import bucket_of, buckets_up_to
 from bert_jax.errors import UserError
 from bert_jax.objectives.example_source import open_source
@@ -32,6 +35,7 @@ def evaluate_objective(
     checkpoint: str,
     batch_size: int | None,
     mesh: MeshSection | None,
+    say: Callable[[str], None],
 ) -> Evaluation:
     """Evaluates a checkpoint of a pretrained or imported run.
 
@@ -42,6 +46,7 @@ def evaluate_objective(
         checkpoint: see `load_params`.
         batch_size: rows at a time; does not change the figures.
         mesh: devices to use; None for all there are.
+        say: called with a line while a dataset is copied from a bucket.
 
     Raises:
         UserError: no such checkpoint, dataset or split; no dataset for an imported run, or one
@@ -62,6 +67,7 @@ def evaluate_objective(
         split,
         objective=objective_section(run),
         tokenizer=run.tokenizer,
+        cache=DatasetCache(_cache_section(run), say=say),
         key="dataset",
     )
     parts = batch_parts(loaded.mesh)
@@ -87,6 +93,13 @@ def evaluate_objective(
         score = make_evaluation(task, model, batches, loaded.mesh, shares=share.count)
         scores = score(loaded.params)
     return Evaluation(loaded.step, path, split, len(source.dataset), scores)
+
+
+def _cache_section(run: Run) -> CacheSection:
+    """Returns where the run keeps datasets of a bucket; an imported run does not say."""
+    if not run.has("loader"):
+        return CacheSection()
+    return run.section("loader", LoaderSection, verb="evaluate").cache
 
 
 def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final, Protocol
 
+from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.data.dataset.reader import Dataset, open_dataset
 from bert_jax.data.google_bert.reader import (
     GoogleBertDataset,
@@ -49,7 +50,13 @@ class ExampleSource(Protocol):
 
 
 def open_source(
-    path: str, split: str, *, objective: ObjectiveSection, tokenizer: Tokenizer, key: str
+    path: str,
+    split: str,
+    *,
+    objective: ObjectiveSection,
+    tokenizer: Tokenizer,
+    cache: DatasetCache,
+    key: str,
 ) -> ExampleSource:
     """Opens one split and checks that it fits.
 
@@ -58,6 +65,7 @@ def open_source(
         split: "train" or "validation".
         objective: of the run.
         tokenizer: the run's.
+        cache: where a dataset of a bucket is read.
         key: what named the path, for messages.
 
     Raises:
@@ -68,7 +76,7 @@ def open_source(
             _check_google_bert(open_google_bert(path, split), objective, tokenizer, key=key),
             tokenizer,
         )
-    dataset = open_dataset(path, split)
+    dataset = open_dataset(cache.local(path), split)
     if dataset.provenance.tokenizer_hash != tokenizer.hash:
         raise UserError(
             f"{key}: {path} was made with another tokenizer "

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
+from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.data.loader.loader import Loader, evaluation_batches
 from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture
@@ -41,6 +42,7 @@ class PhaseOpener:
     model: ModelDefinition
     tokenizer: Tokenizer
     mesh: Mesh
+    cache: DatasetCache
 
     def open(self, index: int) -> OpenedPhase:
         """Opens a phase's data and checks that model, tokenizer and objective fit it.
@@ -141,5 +143,10 @@ class PhaseOpener:
 
     def _source(self, dataset: str, split: str, *, key: str) -> ExampleSource:
         return open_source(
-            dataset, split, objective=self.settings.objective, tokenizer=self.tokenizer, key=key
+            dataset,
+            split,
+            objective=self.settings.objective,
+            tokenizer=self.tokenizer,
+            cache=self.cache,
+            key=key,
         )

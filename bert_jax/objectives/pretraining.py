@@ -11,6 +11,7 @@ from etils import epath
 from jax.sharding import Mesh
 from rich.console import Console
 
+from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.model.config import Architecture, resolve_architecture
 from bert_jax.objectives.initial_parameters import ParameterOrigin
 from bert_jax.objectives.phases import PhaseOpener
@@ -48,8 +49,14 @@ class PretrainPlan(NamedTuple):
     data: DataFingerprints
 
 
-def prepare(settings: PretrainSettings) -> PretrainPlan:
+def prepare(
+    settings: PretrainSettings, *, say: Callable[[str], None] = lambda line: None
+) -> PretrainPlan:
     """Opens data and devices, and checks that everything fits together.
+
+    Args:
+        settings: of the run.
+        say: called with a line while a dataset is copied from a bucket.
 
     Raises:
         UserError: it does not.
@@ -75,6 +82,7 @@ def prepare(settings: PretrainSettings) -> PretrainPlan:
         model=model,
         tokenizer=tokenizer,
         mesh=mesh,
+        cache=DatasetCache(settings.loader.cache, say=say),
     )
     opened = [opener.open(index) for index in range(len(section.phases))]
     return PretrainPlan(

@@ -79,6 +79,7 @@ class RunWriter:
     def flush(self) -> None:
         """See `Writer`."""
         self._lines.flush()
+        self._board.flush()
 
     def rewind(self, step: int) -> None:
         """See `Writer`."""

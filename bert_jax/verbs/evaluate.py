@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 from rich.console import Console
 from rich.table import Table
@@ -46,7 +48,7 @@ def evaluate(
     Raises:
         UserError: no such run, checkpoint, dataset or split.
     """
-    run = open_run(run_dir)
+    run, console = open_run(run_dir), console or Console()
     split = split or own_split(run)
     if run.is_fine_tuned:
         if dataset is not None:
@@ -65,12 +67,13 @@ def evaluate(
             checkpoint=checkpoint,
             batch_size=batch_size,
             mesh=mesh,
+            say=functools.partial(console.print, markup=False, soft_wrap=True),
         )
     if jax.process_index() == 0:
         # An imported run has no dataset of its own: the one that is given takes its place.
         own_data = dataset is None or not run.has("train")
         write_evaluation(run, result, selected=checkpoint == "auto", own_data=own_data)
-        _show(result, console or Console())
+        _show(result, console)
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from rich.console import Console
 
@@ -48,7 +49,9 @@ def pretrain(
     settings = dataclasses.replace(
         settings, allow_data_change=allow_data_change, started=started or settings.started
     )
-    return run_plan(prepare(settings), console=console or Console())
+    console = console or Console()
+    say = functools.partial(console.print, markup=False, soft_wrap=True)
+    return run_plan(prepare(settings, say=say), console=console)
 
 
 def pretrain_settings(config: RunConfig, *, init_from: str | None) -> PretrainSettings:

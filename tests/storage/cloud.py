@@ -71,16 +71,22 @@ def _server() -> Iterator[Cloud]:
             server.wait()
 
 
-@pytest.fixture
-def cloud(_server: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    """The server; this process and those that it starts come here. It fails when told to."""
-    for name, value in _server.environment.items():
-        monkeypatch.setenv(name, value)
-    forget_clients()
+@pytest.fixture(scope="module")
+def cloud(_server: Cloud) -> Iterator[Cloud]:
+    """The server; this process and those that it starts come here."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _server.environment.items():
+            patch.setenv(name, value)
+        forget_clients()
+        yield _server
+        forget_clients()
+
+
+@pytest.fixture(autouse=True)
+def _calm(_server: Cloud) -> Iterator[None]:
+    """What a test makes fail is whole again after it."""
+    yield
     _server.proxy.reset()
-    yield _server
-    _server.proxy.reset()
-    forget_clients()
 
 
 def forget_clients() -> None:

@@ -1,3 +1,3 @@
 """Every test here may ask for the bucket."""
 
-from tests.storage.cloud import _server, cloud  # noqa: F401
+from tests.storage.cloud import _calm, _server, cloud  # noqa: F401

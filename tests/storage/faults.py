@@ -28,6 +28,7 @@ class Faults:
         cut: a download whose connection is closed in the middle of the answer.
         slow: answered after a fifth of a second.
         seed: of the order in which they come.
+        answered: requests after which all others are refused; None: any number.
     """
 
     refused: float = 0.0
@@ -35,6 +36,7 @@ class Faults:
     cut: float = 0.0
     slow: float = 0.0
     seed: int = 0
+    answered: int | None = None
 
     @classmethod
     def share(cls, share: float, *, seed: int = 0) -> Faults:
@@ -125,7 +127,8 @@ class Proxy:
         return answer
 
     def _choose(self, request: web.Request) -> str:
-        if self.down:
+        limit = self._faults.answered
+        if self.down or (limit is not None and self.requests.total() > limit):
             return "refused"
         drawn = self._random.random()
         for kind in ("refused", "reset", "cut", "slow"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pydantic
 
+from bert_jax.data.dataset.cache import CacheSection
 from bert_jax.section import Section
 
 
@@ -14,7 +15,9 @@ class LoaderSection(Section):
         workers: processes that make batches; 0: a thread of the training process. A process takes
             seconds to start and relieves the training process.
         prefetch: batches that each worker makes ahead.
+        cache: of datasets in a bucket.
     """
 
     workers: int = pydantic.Field(default=0, ge=0)
     prefetch: int = pydantic.Field(default=4, ge=1)
+    cache: CacheSection = CacheSection()

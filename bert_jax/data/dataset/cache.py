@@ -1,0 +1,210 @@
+"""Datasets of a bucket on this machine's disk: copied once, checked, found again.
+
+An example is read at a random place of a shard, some kilobytes long: in a bucket each would be a
+request of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import math
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import filelock
+import pydantic
+from etils import epath
+
+from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
+from bert_jax.data.dataset.schema import lengths_name
+from bert_jax.errors import UserError
+from bert_jax.files.download import RemoteFile, download, find_files
+from bert_jax.files.read import read_bytes
+from bert_jax.files.remote import is_remote
+from bert_jax.section import Section
+
+_PARTIAL: Final = ".partial"
+_USERS: Final = ".users"
+
+# Locks on datasets that this process reads, so that no other removes them: held until it ends.
+_held: Final[list[int]] = []
+
+
+class CacheSection(Section):
+    """Where datasets of ``gs://`` are kept on each machine.
+
+    Attributes:
+        directory: None: ``bert_jax/datasets`` in ``$XDG_CACHE_HOME``, or else in ``~/.cache``.
+        max_gb: of all that are kept, in 10⁹ bytes. Those that were not used for longest, and that
+            no process uses, make room for a new one. None: as much as the disk holds.
+    """
+
+    directory: str | None = None
+    max_gb: float | None = pydantic.Field(default=None, gt=0)
+
+    @property
+    def path(self) -> pathlib.Path:
+        """The directory."""
+        if self.directory is not None:
+            return pathlib.Path(self.directory).expanduser().absolute()
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return pathlib.Path(home).expanduser() / "bert_jax" / "datasets"
+
+
+class DatasetCache:
+    """Copies of datasets, each in a directory named after it and its content.
+
+    ``DatasetCache(CacheSection(), say=print).local("gs://bucket/wiki")`` →
+    ``/home/me/.cache/bert_jax/datasets/wiki-3f2a90c1d4e5b6f7``
+
+    Of several processes one copies and the others wait. A copy that was interrupted goes on where
+    it was. A dataset that is made anew under the same name is another one.
+    """
+
+    def __init__(self, section: CacheSection, *, say: Callable[[str], None]) -> None:
+        """Makes nothing yet; ``say`` is called with lines of progress."""
+        self._root = section.path
+        self._limit = math.inf if section.max_gb is None else section.max_gb * 1e9
+        self._say = say
+        self._opened: dict[str, str] = {}
+
+    def local(self, directory: str) -> str:
+        """Returns where a dataset can be read: a local directory as it is, a copy of a remote one.
+
+        Raises:
+            UserError: no dataset there, one that is damaged, or no room for it here.
+            RunStopped: the bucket does not answer.
+        """
+        if not is_remote(directory):
+            return directory
+        if directory not in self._opened:
+            self._opened[directory] = str(self._copy_of(epath.Path(directory)))
+        return self._opened[directory]
+
+    def _copy_of(self, source: epath.Path) -> pathlib.Path:
+        files = _files(source)
+        raw = read_bytes(source / PROVENANCE_NAME)
+        target = self._root / f"{source.name}-{hashlib.sha256(raw).hexdigest()[:16]}"
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(_beside(target, ".lock"))
+            with _waiting(lock, lambda: self._say(f"{source}: another process copies it; waiting")):
+                if not target.exists():
+                    self._copy(source, files, target, provenance=raw)
+                _hold(target)
+        except FileNotFoundError as error:  # of an object
+            raise UserError(f"{source}: changed while it was copied; run again") from error
+        except OSError as error:
+            raise UserError(
+                f"loader.cache.directory: cannot write {self._root} ({error.strerror or error}); "
+                "allowed: a directory on a local disk"
+            ) from error
+        return target
+
+    def _copy(
+        self,
+        source: epath.Path,
+        files: list[RemoteFile],
+        target: pathlib.Path,
+        *,
+        provenance: bytes,
+    ) -> None:
+        partial = _beside(target, _PARTIAL)
+        partial.mkdir(exist_ok=True)
+        self._make_room(source, sum(file.bytes for file in files) - _size(partial), spare=partial)
+        download(files, partial, say=lambda line: self._say(f"{source}: {line}"))
+        (partial / PROVENANCE_NAME).write_bytes(provenance)
+        partial.rename(target)
+        self._say(f"{source}: copied to {target}")
+
+    def _make_room(self, source: epath.Path, needed: int, *, spare: pathlib.Path) -> None:
+        """Removes what was not used for longest until there is room.
+
+        Raises:
+            UserError: there is none.
+        """
+        unused = self._unused(spare)
+        while (kept := _size(self._root)) + needed > self._limit or self._free() < needed:
+            if (oldest := next(unused, None)) is None:
+                break
+            self._say(f"{oldest}: removed to make room")
+            shutil.rmtree(oldest)
+        if (free := self._free()) < needed:
+            raise UserError(
+                f"loader.cache.directory: {self._root} has {free / 1e9:.3g} GB free, {source} "
+                f"needs {needed / 1e9:.3g} GB; allowed: a directory with more room"
+            )
+        if kept + needed > self._limit:
+            raise UserError(
+                f"loader.cache.max_gb: found {self._limit / 1e9:g}, but {source} needs "
+                f"{needed / 1e9:.3g} GB beside {kept / 1e9:.3g} GB in use; allowed: more"
+            )
+
+    def _free(self) -> int:
+        return shutil.disk_usage(self._root).free
+
+    def _unused(self, spare: pathlib.Path) -> Iterator[pathlib.Path]:
+        """Yields directories that no process uses, the one used longest ago first."""
+        found = [path for path in self._root.iterdir() if path.is_dir() and path != spare]
+        for path in sorted(found, key=lambda path: path.stat().st_mtime):
+            whole = path.with_name(path.name.removesuffix(_PARTIAL))
+            lock = filelock.FileLock(_beside(whole, ".lock"), blocking=False)
+            try:
+                with lock, _beside(whole, _USERS).open("a") as users:
+                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    yield path
+            except (filelock.Timeout, BlockingIOError):
+                continue
+
+
+def _files(source: epath.Path) -> list[RemoteFile]:
+    """Returns what a dataset consists of besides its provenance.
+
+    Raises:
+        UserError: there is none, or a file of it is missing or has another size.
+    """
+    splits = read_provenance(source).splits
+    hashes = {lengths_name(name): split.lengths_sha256 for name, split in splits.items()}
+    sizes: dict[str, int] = {}
+    for split in splits.values():
+        hashes |= {shard.name: shard.sha256 for shard in split.shards}
+        sizes |= {shard.name: shard.bytes for shard in split.shards}
+    found = {file.name: file for file in find_files(source) if file.name != PROVENANCE_NAME}
+    for name in hashes:
+        if name not in found:
+            raise UserError(f"{source}/{name}: missing; copy this file again, or make the dataset")
+        if found[name].bytes != sizes.get(name, found[name].bytes):
+            raise UserError(
+                f"{source}/{name}: damaged: {found[name].bytes} bytes, expected {sizes[name]}; "
+                "copy or make it again"
+            )
+    return [file._replace(sha256=hashes.get(name)) for name, file in found.items()]
+
+
+def _waiting(lock: filelock.BaseFileLock, say: Callable[[], None]) -> filelock.AcquireReturnProxy:
+    """Takes a lock, and says so if that will take a while."""
+    try:
+        return lock.acquire(blocking=False)
+    except filelock.Timeout:
+        say()
+        return lock.acquire()
+
+
+def _hold(dataset: pathlib.Path) -> None:
+    """Keeps others from removing a dataset as long as this process lives, and notes its use."""
+    users = os.open(_beside(dataset, _USERS), os.O_RDWR | os.O_CREAT, 0o666)
+    fcntl.flock(users, fcntl.LOCK_SH)
+    _held.append(users)
+    os.utime(dataset)
+
+
+def _beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
+    return path.with_name(path.name + suffix)
+
+
+def _size(directory: pathlib.Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

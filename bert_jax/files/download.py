@@ -1,0 +1,145 @@
+"""Files of a bucket to this machine's disk: in parallel, checked, resumed where it stopped."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import fsspec.core
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.files.atomic import disk_errors
+
+_PART: Final = ".part"
+
+# Files at a time, and of each a piece whose parts come over several connections.
+_FILES: Final = 8
+_PIECE_BYTES: Final = 32 << 20
+_CONNECTIONS: Final = 4
+
+_BETWEEN_LINES_SECONDS: Final = 10.0
+
+
+class RemoteFile(NamedTuple):
+    """A file to copy."""
+
+    path: str
+    bytes: int
+    sha256: str | None  # hexadecimal; None: unknown
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
+
+
+def find_files(directory: epath.Path) -> list[RemoteFile]:
+    """Returns the files in a remote directory, not those in directories below it."""
+    system, root = fsspec.core.url_to_fs(str(directory))
+    scheme = str(directory).partition("://")[0]
+    return [
+        RemoteFile(f"{scheme}://{entry['name']}", entry["size"], None)
+        for entry in system.ls(root, detail=True)
+        if entry["type"] == "file" and not entry["name"].endswith("/")
+    ]
+
+
+def download(
+    files: Sequence[RemoteFile], target: pathlib.Path, *, say: Callable[[str], None]
+) -> None:
+    """Copies files into a directory. What lies there whole is left, what is begun is gone on with.
+
+    Args:
+        files: of different names.
+        target: a local directory, which one process at a time writes to.
+        say: called with a line at the beginning and one every ten seconds.
+
+    Raises:
+        UserError: a file is damaged, or the disk is full.
+    """
+    missing = [file for file in files if not (target / file.name).exists()]
+    total = sum(file.bytes for file in missing)
+    progress = _Progress(total, say)
+    say(f"copying {total / 1e9:.3g} GB in {len(missing)} files to {target}")
+    threads = concurrent.futures.ThreadPoolExecutor(_FILES)
+    try:
+        futures = [threads.submit(_fetch, file, target, progress) for file in missing]
+        for future in concurrent.futures.as_completed(futures):
+            future.result()
+    finally:
+        progress.stopped = True
+        threads.shutdown(cancel_futures=True)
+
+
+class _Progress:
+    """Counts bytes of all files, and says how many every ten seconds."""
+
+    def __init__(self, total: int, say: Callable[[str], None]) -> None:
+        self.stopped = False  # another file failed
+        self._total, self._say = total, say
+        self._done = self._fetched = 0
+        self._began = self._said = time.monotonic()
+        self._lock = threading.Lock()
+
+    def add(self, count: int, *, fetched: bool = True) -> None:
+        """Counts bytes, fetched or found here from before."""
+        with self._lock:
+            self._done += count
+            self._fetched += count * fetched
+            now = time.monotonic()
+            if now - self._said < _BETWEEN_LINES_SECONDS:
+                return
+            self._said = now
+            rate = self._fetched / (now - self._began)
+            left = (self._total - self._done) / max(rate, 1.0)
+            self._say(
+                f"{self._done / 1e9:.3g} of {self._total / 1e9:.3g} GB, {rate / 1e6:.3g} MB/s, "
+                f"{left // 60:.0f} min {left % 60:.0f} s left"
+            )
+
+
+def _fetch(file: RemoteFile, target: pathlib.Path, progress: _Progress) -> None:
+    """Copies one file, from the beginning where what is there from before turns out damaged."""
+    part = target / (file.name + _PART)
+    resumed = part.exists()
+    with disk_errors(target):
+        found = _append(file, part, progress)
+        if resumed and file.sha256 not in (None, found):
+            part.unlink()
+            found = _append(file, part, progress)
+        if file.sha256 not in (None, found):
+            part.unlink()
+            raise UserError(
+                f"{file.path}: damaged: SHA-256 is {found}, expected {file.sha256}; copy or make "
+                "it again"
+            )
+        part.replace(target / file.name)
+
+
+def _append(file: RemoteFile, part: pathlib.Path, progress: _Progress) -> str:
+    """Completes a file and returns its SHA-256."""
+    system, path = fsspec.core.url_to_fs(file.path)
+    digest = hashlib.sha256()
+    with part.open("a+b") as out:
+        out.seek(0)
+        while kept := out.read(1 << 20):
+            digest.update(kept)
+        begin = out.tell()
+        progress.add(begin, fetched=False)
+        for start in range(begin, file.bytes, _PIECE_BYTES):
+            end = min(start + _PIECE_BYTES, file.bytes)
+            piece = system.cat_file(path, start=start, end=end, concurrency=_CONNECTIONS)
+            if progress.stopped:
+                raise concurrent.futures.CancelledError
+            if len(piece) != end - start:
+                raise UserError(f"{file.path}: changed while it was copied; run again")
+            out.write(piece)
+            digest.update(piece)
+            progress.add(len(piece))
+    return digest.hexdigest()

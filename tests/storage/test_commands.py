@@ -1,0 +1,136 @@
+"""The whole job on a bucket, through the command line, while one request in twenty fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from etils import epath
+
+from bert_jax.cli import cli
+from bert_jax.files import bucket as client
+from bert_jax.files.cloud_object import CloudObject
+from bert_jax.files.lock import ObjectLock
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.lock import LOCK
+from bert_jax.runs.parameters import load_params
+from bert_jax.train.writer import read_metrics
+from tests.project import project_config, write_config
+from tests.storage.cloud import Cloud
+from tests.storage.faults import Faults
+from tests.tasks.runs import write_table
+
+STEPS = 12
+
+
+def invoke(*arguments: object) -> Result:
+    """Runs a verb in this process, through the command line's entry point."""
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def params_of(run_dir: epath.PathLike) -> dict[str, Any]:
+    return jax.device_get(load_params(open_run(run_dir), checkpoint="last").params)
+
+
+def config_of(directory: Path, run_dir: epath.Path) -> Path:
+    values = {"run_dir": str(run_dir), "mesh": {"platform": "cpu"}}
+    return write_config(directory / "doctor.yaml", values)
+
+
+@pytest.fixture(scope="module")
+def config(
+    cloud: Cloud, project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[epath.Path, Path]:
+    """A bucket with a tokenizer and a configuration; the configuration's path."""
+    bucket = cloud.make_bucket()
+    for path in (project / "tokenizer").iterdir():
+        (bucket / "tokenizer" / path.name).write_bytes(path.read_bytes())
+    values = project_config(project)
+    values |= {"tokenizer": f"{bucket}/tokenizer", "run_dir": f"{bucket}/run"}
+    values["examples"] |= {"tokenizer": f"{bucket}/tokenizer", "output": f"{bucket}/dataset32"}
+    values["mesh"] = {"platform": "cpu", "data": -1}
+    values["loader"] = {"cache": {"directory": str(tmp_path_factory.mktemp("cache"))}}
+    phase = {"dataset": f"{bucket}/dataset32", "steps": STEPS, "seq_length": 32, "batch_size": 8}
+    values["train"] |= {
+        "phases": [phase],
+        "log_every": 1,
+        "evaluation": {"every": 6, "examples": 24},
+        "checkpoint": {"every": 6},
+    }
+    return bucket, write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
+
+
+@pytest.fixture(scope="module")
+def bucket(cloud: Cloud, config: tuple[epath.Path, Path]) -> epath.Path:
+    """What `examples` and `pretrain` wrote into a bucket that fails."""
+    bucket, path = config
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "FIRST_PAUSE_SECONDS", 0.05)
+        cloud.proxy.inject(Faults.share(0.05, seed=5))
+        invoke("examples", path)
+        invoke("pretrain", path)
+        assert min(cloud.proxy.failed[kind] for kind in ("refused", "reset", "slow")) > 1
+        # As if the process was killed while it saved its last step.
+        (bucket / "run" / "checkpoints" / str(STEPS)).rmtree()
+        result = invoke("pretrain", path)
+        assert f"resuming at step 6 of {STEPS}" in result.output
+    cloud.proxy.reset()
+    return bucket
+
+
+def test_a_run_on_a_bucket_that_fails_is_the_run_on_a_disk(
+    bucket: epath.Path, config: tuple[epath.Path, Path], project: Path, tmp_path: Path
+) -> None:
+    made = {path.name: path.read_bytes() for path in (bucket / "dataset32").iterdir()}
+    assert made == {path.name: path.read_bytes() for path in (project / "dataset32").iterdir()}
+
+    invoke(
+        *("pretrain", config[1], f"run_dir={tmp_path / 'run'}"),
+        f"train.phases.0.dataset={project / 'dataset32'}",
+    )
+    held, expected = params_of(bucket / "run"), params_of(tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, held, expected)
+    for kind, count in (("train", STEPS), ("validation", 2)):
+        found = read_metrics(bucket / "run", kind=kind)
+        assert len(found) == count
+        assert found == read_metrics(tmp_path / "run", kind=kind)
+
+
+def test_every_verb_reads_a_run_in_a_bucket(bucket: epath.Path, tmp_path: Path) -> None:
+    run = bucket / "run"
+    assert f"step {STEPS} {bucket}/dataset32 " in invoke("evaluate", run).output
+    assert (run / "evaluation.json").exists()
+    invoke("fill-mask", run, "the [MASK] of a day .")
+    invoke("export", run, tmp_path / "hf")
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+    assert f"{run} can be written" in invoke("doctor", config_of(tmp_path, run)).output
+
+
+def test_a_run_in_a_bucket_is_fine_tuned_into_another(bucket: epath.Path, tmp_path: Path) -> None:
+    task = {"kind": "table", "text": "text", "label": "label"}
+    task |= {"train": str(write_table(tmp_path, 32, 1)), "dev": str(write_table(tmp_path, 16, 2))}
+    finetune = {"init_from": f"{bucket}/run", "task": task, "max_length": 32, "epochs": 1}
+    values = {"run_dir": f"{bucket}/tuned", "finetune": finetune | {"batch_size": 16}}
+    invoke("finetune", write_config(tmp_path / "tune.yaml", values))
+    assert "accuracy" in invoke("evaluate", bucket / "tuned").output
+
+
+def test_a_second_run_on_the_same_directory_is_refused(
+    bucket: epath.Path, config: tuple[epath.Path, Path]
+) -> None:
+    lock = ObjectLock(
+        CloudObject(f"{bucket}/run/{LOCK}"), say=lambda line: None, heartbeat_seconds=0.2
+    )
+    assert lock.take()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ObjectLock.__init__, "__kwdefaults__", {"heartbeat_seconds": 0.5})
+        result = CliRunner().invoke(cli, ["pretrain", str(config[1])])
+    lock.give_back()
+    assert result.exit_code == 2, result.output
+    assert f"{bucket}/run: another process is writing there" in result.stderr

@@ -1,0 +1,188 @@
+"""A dataset of a bucket is copied to this machine once, whole, and checked."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from bert_jax.data.dataset import cache as module
+from bert_jax.data.dataset.cache import CacheSection, DatasetCache
+from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.files import bucket as client
+from bert_jax.files import download
+from tests.storage.cloud import Cloud
+from tests.storage.faults import Faults
+
+
+@pytest.fixture
+def source(cloud: Cloud, project: Path) -> epath.Path:
+    """A dataset in a bucket."""
+    target = cloud.make_bucket() / "wiki"
+    for path in (project / "dataset32").iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    cloud.proxy.reset()
+    return target
+
+
+def let_go() -> None:
+    """Frees the datasets that this process uses, as its end would."""
+    while module._held:
+        os.close(module._held.pop())
+
+
+@pytest.fixture(autouse=True)
+def _free() -> Iterator[None]:
+    yield
+    let_go()
+
+
+def cache(root: Path, lines: list[str] | None = None, **settings: float) -> DatasetCache:
+    section = CacheSection.model_validate({"directory": str(root), **settings})
+    return DatasetCache(section, say=[].append if lines is None else lines.append)
+
+
+def downloads(cloud: Cloud) -> int:
+    return sum(count for name, count in cloud.proxy.requests.items() if "array_record" in name)
+
+
+def shard(source: epath.Path) -> epath.Path:
+    (path,) = source.glob("*train.array_record*")
+    return path
+
+
+def test_a_dataset_is_copied_once_and_has_every_byte(
+    cloud: Cloud, source: epath.Path, project: Path, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    local = cache(tmp_path, lines).local(str(source))
+    assert Path(local).name.startswith("wiki-")
+    assert lines[0].endswith(f"in 6 files to {local}.partial")
+    assert lines[1] == f"{source}: copied to {local}"
+    held = {path.name: path.read_bytes() for path in Path(local).iterdir()}
+    assert held == {path.name: path.read_bytes() for path in (project / "dataset32").iterdir()}
+    for split in ("train", "validation"):
+        open_dataset(local, split).verify()
+    before = downloads(cloud)
+    assert cache(tmp_path).local(str(source)) == local
+    assert downloads(cloud) == before
+    assert cache(tmp_path).local(local) == local
+
+
+def test_a_copy_goes_on_where_it_was_stopped(
+    cloud: Cloud, source: epath.Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr(client, "GIVE_UP_SECONDS", 0.0)
+    cloud.proxy.inject(Faults(answered=16))
+    with pytest.raises(RunStopped, match="no answer"):
+        cache(tmp_path).local(str(source))
+    cloud.proxy.reset()
+    (partial,) = tmp_path.glob("*.partial")
+    have = sum(path.stat().st_size for path in partial.iterdir())
+    part = partial / f"{shard(source).name}.part"
+    if part.exists():  # half of the last piece, as a kill leaves it
+        part.write_bytes(part.read_bytes()[:-1000])
+    local = Path(cache(tmp_path).local(str(source)))
+    open_dataset(local, "train").verify()
+    assert have > 0
+    assert not partial.exists()
+
+
+def test_what_was_begun_with_other_bytes_is_begun_anew(source: epath.Path, tmp_path: Path) -> None:
+    local = Path(cache(tmp_path).local(str(source)))
+    partial = local.rename(local.with_name(f"{local.name}.partial"))
+    name = shard(source).name
+    half = bytearray((partial / name).read_bytes()[:100_000])
+    half[5000] ^= 1
+    (partial / f"{name}.part").write_bytes(half)
+    (partial / name).unlink()
+    open_dataset(cache(tmp_path).local(str(source)), "train").verify()
+
+
+def test_a_damaged_shard_in_the_bucket_is_named_and_not_kept(
+    source: epath.Path, tmp_path: Path
+) -> None:
+    path = shard(source)
+    raw = bytearray(path.read_bytes())
+    raw[1000] ^= 1
+    path.write_bytes(bytes(raw))
+    with pytest.raises(UserError, match=rf"^{path}: damaged: SHA-256 is .*, expected "):
+        cache(tmp_path).local(str(source))
+    assert not list(tmp_path.glob("*/provenance.json"))
+    path.write_bytes(bytes(raw[:-1]))
+    with pytest.raises(UserError, match=rf"^{path}: damaged: \d+ bytes, expected \d+; copy"):
+        cache(tmp_path).local(str(source))
+    path.unlink()
+    with pytest.raises(UserError, match=rf"^{path}: missing; copy this file again"):
+        cache(tmp_path).local(str(source))
+
+
+def test_where_there_is_no_dataset_the_path_is_named(source: epath.Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"^{source}/deep: no such directory; expected a dataset"):
+        cache(tmp_path).local(str(source / "deep"))
+
+
+def test_a_dataset_that_is_made_anew_is_another(source: epath.Path, tmp_path: Path) -> None:
+    first = cache(tmp_path).local(str(source))
+    provenance = source / "provenance.json"
+    provenance.write_text(json.dumps(json.loads(provenance.read_text()), indent=2))
+    assert cache(tmp_path).local(str(source)) != first
+
+
+def test_too_small_a_disk_is_one_line(
+    source: epath.Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 9 * 10**5, 10**5))
+    with pytest.raises(
+        UserError, match=r"^loader.cache.directory: .* has 0.0001 GB free, gs://.* "
+    ):
+        cache(tmp_path).local(str(source))
+
+
+def test_a_directory_that_cannot_be_made_is_named(source: epath.Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"^loader.cache.directory: cannot write .*/file/deep \("):
+        cache(tmp_path / "file" / "deep").local(str(source))
+
+
+def test_what_was_used_longest_ago_makes_room_unless_it_is_in_use(
+    cloud: Cloud, source: epath.Path, tmp_path: Path
+) -> None:
+    others = [cloud.make_bucket() / name for name in ("b", "c")]
+    for other in others:
+        for path in source.iterdir():
+            (other / path.name).write_bytes(path.read_bytes())
+    size = sum(path.stat().length for path in source.iterdir()) / 1e9
+    first = cache(tmp_path).local(str(source))
+    with pytest.raises(UserError, match=r"^loader.cache.max_gb: found .* in use; allowed: more"):
+        cache(tmp_path, max_gb=1.5 * size).local(str(others[0]))
+    second = cache(tmp_path, max_gb=2.5 * size).local(str(others[0]))
+    let_go()
+    assert cache(tmp_path).local(str(source)) == first  # used again, later than the second
+    lines: list[str] = []
+    third = cache(tmp_path, lines, max_gb=2.5 * size).local(str(others[1]))
+    assert f"{second}: removed to make room" in "\n".join(lines)
+    assert [Path(path).exists() for path in (first, second, third)] == [True, False, True]
+
+
+def _stage(arguments: tuple[str, str]) -> str:
+    root, source = arguments
+    return cache(Path(root)).local(source)
+
+
+def test_of_several_processes_one_copies(cloud: Cloud, source: epath.Path, tmp_path: Path) -> None:
+    cloud.proxy.inject(Faults(slow=0.5))
+    with multiprocessing.get_context("forkserver").Pool(2) as processes:
+        found = processes.map(_stage, [(str(tmp_path), str(source))] * 2, chunksize=1)
+    assert found[0] == found[1]
+    assert downloads(cloud) == 2  # of two shards, each in one piece
