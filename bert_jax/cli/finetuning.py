@@ -37,7 +37,7 @@ def finetune(
     """Fine-tune: GLUE, SQuAD, NER, multiple choice, your own table. The same command again resumes.
 
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration or the data,
-    3 stopped by a signal and saved.
+    3 stopped by a signal and saved, 4 another process is gone or never came, 43 a step hangs.
     """
     from rich.console import Console
 

@@ -95,7 +95,7 @@ def pretrain(
     """Pretrain: dataset → checkpoints. The same command again resumes.
 
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration, 3 stopped by a
-    signal and saved.
+    signal and saved, 4 another process is gone or never came, 43 a step hangs.
     """
     from bert_jax.config import load_config
     from bert_jax.verbs.pretrain import pretrain as run
