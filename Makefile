@@ -36,7 +36,7 @@ endef
 BYTECODE = $(BIN)/python -m compileall -qq -j 0 -x '/tests/|/transformers/models/' $(VENV)/lib || true
 SETTINGS := setup.cfg pyproject.toml $(wildcard constraints/py*.txt)
 # Those that need nothing but this machine.
-BENCHMARKS := tokenizer loader train_step finetune interop
+BENCHMARKS := tokenizer loader train_step finetune interop checkpoint
 SOURCES := bert_jax pipelines benchmarks tests
 # What libtpu, which the tests compile with, would otherwise do first: look for a TPU.
 NO_TPU := JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1

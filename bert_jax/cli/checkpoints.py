@@ -127,18 +127,26 @@ def replay(dump: str, dtype: Any, platform: str) -> None:
 
 
 @cli.command()
-@click.argument("config", required=False)
+@click.argument("config", metavar="[CONFIG | RUN_DIR]", required=False)
 @overrides_argument
 @verb
 def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
-    """Say what is installed, which devices there are, and what will go wrong."""
+    """Say what is installed, which devices there are, and what will go wrong.
+
+    Of a run directory in place of a configuration: verify all that it holds. Exit code 1 when
+    something is damaged or a run would fail.
+    """
+    from etils import epath
     from rich.console import Console
 
     from bert_jax.config import RunConfig, load_config
     from bert_jax.verbs.doctor import doctor as run
-    from bert_jax.verbs.doctor import render
+    from bert_jax.verbs.doctor import doctor_run, render
 
-    loaded = load_config(config, overrides) if config else RunConfig()
-    report = run(config=loaded.mesh, run_dir=loaded.run_dir)
+    if config and not overrides and epath.Path(config).is_dir():
+        report = doctor_run(config)
+    else:
+        loaded = load_config(config, overrides) if config else RunConfig()
+        report = run(config=loaded.mesh, run_dir=loaded.run_dir)
     render(report, Console())
     sys.exit(0 if report.ok else 1)

@@ -38,6 +38,7 @@ from bert_jax.files.remote import is_remote
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run, open_run
+from bert_jax.runs.lock import hold_output
 from bert_jax.runs.parameters import load_params
 
 PROBE: Final = "probe.json"
@@ -138,6 +139,11 @@ def extract_features(
         console: where progress and the result are shown.
     """
     request.check()
+    with hold_output(request.output):
+        return _extract(request, console)
+
+
+def _extract(request: ExtractionRequest, console: Console | None) -> ExtractionResult:
     run = open_run(request.run_dir)
     settings = request.settings(run)
     texts = read_texts(Path(request.input_path), request.columns)

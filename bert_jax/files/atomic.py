@@ -30,15 +30,19 @@ def disk_errors(path: epath.PathLike) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        if isinstance(error, OSError):
-            reason = os.strerror(error.errno) if error.errno in _FULL else None
-        else:
-            reason = next((t for t in map(os.strerror, _FULL) if t in str(error)), None)
+        reason = full_disk(error)
         if reason is None:
             raise
         raise UserError(
             f"{path}: {reason.lower()} while writing; make room and run again; finished parts stay"
         ) from error
+
+
+def full_disk(error: Exception) -> str | None:
+    """Returns what an error says of a full disk: ``No space left on device``; None of another."""
+    if isinstance(error, OSError):
+        return os.strerror(error.errno) if error.errno in _FULL else None
+    return next((text for text in map(os.strerror, _FULL) if text in str(error)), None)
 
 
 def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool = True) -> None:

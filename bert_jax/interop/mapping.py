@@ -157,7 +157,12 @@ def read_params(
         _check_tensor(source, name, placement.shape)
     arrays = {path: np.zeros(leaf.shape, np.float32) for path, leaf in flatten(ours).items()}
     for name, placement in wanted.items():
-        placement.put(arrays[placement.rule.ours], source.read(name))
+        found = source.read(name)
+        if not np.isfinite(found).all():
+            raise UserError(
+                f"{source.path}: tensor {name} holds NaN or infinity, allowed: finite numbers"
+            )
+        placement.put(arrays[placement.rule.ours], found)
     return unflatten(arrays)
 
 

@@ -144,6 +144,7 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
                 evaluate_every=section.evaluation.every if section.evaluation else None,
                 checkpoint_every=section.checkpoint.every,
                 checksum_every=section.checksum_every,
+                checkpoint_minutes=section.checkpoint.every_minutes,
             ),
             selection=CheckpointSelection(
                 metric=plan.objective.best_metric, larger_is_better=False

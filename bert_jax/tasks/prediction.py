@@ -111,7 +111,6 @@ def predict_to(
     mesh: MeshSection | None,
 ) -> Predictions:
     """Predicts a file or the test splits and writes the result, see `bert_jax.predict`."""
-    output.check()
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     family = open_data(
         run,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError, first_line
+from bert_jax.files.atomic import full_disk
 from bert_jax.files.remote import is_remote
 from bert_jax.task import Params
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
@@ -27,6 +29,10 @@ from bert_jax.train.state import TrainState
 MIN_SLICE_BYTES: Final = 64 * 2**10
 # TensorStore's errors are ValueErrors, those of a barrier between processes RuntimeErrors.
 SAVE_ERRORS: Final = (OSError, ValueError, RuntimeError)
+
+
+# Orbax logs the traceback of a failed save up to six times, and then raises what has been logged.
+logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
 
 
 class Checkpointer:
@@ -239,7 +245,8 @@ class Checkpointer:
         self._found.forget(step)
         steps = self._found.steps()
         last = f"the last one is {steps[-1]}" if steps else "there is none before it"
-        text = f"{self._path}: checkpoint {step} was NOT SAVED ({first_line(error)}); {last}"
+        reason = full_disk(error) or first_line(error)
+        text = f"{self._path}: checkpoint {step} was NOT SAVED ({reason}); {last}"
         self._failed = RunStopped(text)
         self._failed.__cause__ = error
         if self._section.on_error == "warn":

@@ -62,6 +62,14 @@ class CheckpointDirectory:
         """Returns the steps that have a sound manifest, oldest first; files are not compared."""
         return sorted(step for step, entry in self._entries.items() if entry.problem is None)
 
+    def listed(self) -> list[int]:
+        """Returns every step that has a directory or file, whole or not, oldest first."""
+        return sorted(self._entries)
+
+    def was_finished(self, step: int) -> bool:
+        """Says whether a checkpoint was ever whole, rather than cut off while it was saved."""
+        return self._entries[step].finished
+
     def has(self, step: int, part: str) -> bool:
         """Says whether a checkpoint has an item."""
         return step in self._entries and part in self._entries[step].parts

@@ -77,6 +77,7 @@ class Intervals:
     log_every: int
     evaluate_every: int | None
     checkpoint_every: int
+    checkpoint_minutes: float | None = None  # whichever comes first
     checksum_every: int | None = None  # the replicas of the state; None: never
     patience: int | None = None  # evaluations without a better one before the run ends
 

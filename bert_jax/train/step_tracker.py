@@ -8,6 +8,7 @@ from typing import NamedTuple
 from bert_jax.task import Sums
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.progress import TrainProgress
+from bert_jax.train.save_clock import SaveClock
 from bert_jax.train.spec import Intervals, Phase
 
 
@@ -36,6 +37,7 @@ class StepTracker:
         self.progress = progress
         self._phases, self._intervals = phases, intervals
         self._batch_offset = 0
+        self._clock = SaveClock(intervals.checkpoint_minutes, report_every=intervals.log_every)
 
     @property
     def last_step(self) -> int:
@@ -78,9 +80,14 @@ class StepTracker:
         end_phase = self.progress.phase_step + 1 >= phase.steps
         every = intervals.evaluate_every
         evaluate = end_phase or (every is not None and step % every == 0)
+        # The clock first: all processes must ask it at the same steps.
+        save = self._clock.due(step) or end_phase or stop_requested
+        save = save or step % intervals.checkpoint_every == 0
+        if save:
+            self._clock.restart()
         return DueActions(
             evaluate=evaluate and phase.evaluate is not None,
-            save=end_phase or stop_requested or step % intervals.checkpoint_every == 0,
+            save=save,
             stop=stop_requested and step < self.last_step,
             end_phase=end_phase,
         )

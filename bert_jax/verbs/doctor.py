@@ -1,4 +1,7 @@
-"""`bert-jax doctor`: what is installed, which devices there are, and what will go wrong."""
+"""`bert-jax doctor`: what is installed, which devices there are, and what will go wrong.
+
+Of a run directory: whether it holds what was written to it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ from bert_jax.diagnostics.devices import check_devices
 from bert_jax.diagnostics.findings import DoctorReport, Finding, render
 from bert_jax.diagnostics.memory import check_memory
 from bert_jax.diagnostics.network import check_coordinator
+from bert_jax.diagnostics.run_directory import check_run
 from bert_jax.diagnostics.storage import check_run_dir
 from bert_jax.diagnostics.versions import check_versions
 from bert_jax.parallel.section import MeshSection
 
-__all__ = ["DoctorReport", "Finding", "doctor", "render"]
+__all__ = ["DoctorReport", "Finding", "doctor", "doctor_run", "render"]
 
 
 def doctor(
@@ -44,3 +48,15 @@ def doctor(
     if run_dir is not None:
         findings += check_run_dir(run_dir, checkpoint_bytes=checkpoint_bytes)
     return DoctorReport(tuple(findings))
+
+
+def doctor_run(run_dir: str) -> DoctorReport:
+    """Verifies a run directory: every file of its checkpoints, its settings, metrics and datasets.
+
+    ``doctor_run("runs/base").of_level("problem") -> [Finding("problem", "checkpoint 4000",
+    "params/d/1f… is missing")]``
+
+    Args:
+        run_dir: of `pretrain`, `finetune` or `import`, local or gs://; nothing in it is changed.
+    """
+    return DoctorReport(tuple(check_run(run_dir)))

@@ -12,6 +12,7 @@ from bert_jax.files.atomic import new_directory
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.exporting import ExportOptions, Format, write_export
 from bert_jax.runs.directory import open_run
+from bert_jax.runs.lock import hold_output
 
 
 def export(
@@ -49,7 +50,7 @@ def export(
     if is_remote(output):
         raise UserError(f"export: found {output}, allowed: a local path")
     run, target = open_run(run_dir), Path(output)
-    with new_directory(target, force=force) as aside:
+    with hold_output(target), new_directory(target, force=force) as aside:
         written = write_export(
             aside,
             run,

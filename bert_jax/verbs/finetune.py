@@ -8,6 +8,7 @@ from rich.console import Console
 
 from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
+from bert_jax.runs.lock import hold_run
 from bert_jax.section import need
 from bert_jax.tasks.sweep.run import SWEEP, plan, sweep
 from bert_jax.tasks.training.programs import FinetunePrograms
@@ -56,10 +57,13 @@ def finetune(
         return sweep(settings, points, console=console)
     prepared = prepare(settings)
     root = claim(prepared)
-    if (root / SWEEP).exists():
-        raise UserError(f"run_dir: {root} holds a sweep; allowed: its settings, or a new run_dir")
-    tell_data(prepared, console)
-    return run_finetuning(prepared, root, FinetunePrograms(prepared), console=console)
+    with hold_run(root):
+        if (root / SWEEP).exists():
+            raise UserError(
+                f"run_dir: {root} holds a sweep; allowed: its settings, or a new run_dir"
+            )
+        tell_data(prepared, console)
+        return run_finetuning(prepared, root, FinetunePrograms(prepared), console=console)
 
 
 def finetune_settings(config: RunConfig) -> FinetuneSettings:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig
@@ -11,6 +13,8 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.importing import read_checkpoint, summarize, write_imported_run
+from bert_jax.runs.directory import CONFIG
+from bert_jax.runs.lock import hold_output, hold_run
 
 
 def import_checkpoint(
@@ -48,7 +52,11 @@ def import_checkpoint(
                 f"import: found {path}, allowed: a local path (copy it from the bucket)"
             )
     config = RunConfig()
-    with new_directory(Path(run_dir), force=force) as aside:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hold_output(run_dir))
+        if Path(run_dir, CONFIG).exists():  # may be training
+            stack.enter_context(hold_run(epath.Path(run_dir)))
+        aside = stack.enter_context(new_directory(Path(run_dir), force=force))
         model = read_checkpoint(Path(source), tokenizer=tokenizer, lower_case=lower_case)
         write_imported_run(
             aside,

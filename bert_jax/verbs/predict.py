@@ -9,6 +9,7 @@ from rich.console import Console
 
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import open_run
+from bert_jax.runs.lock import hold_output
 from bert_jax.tasks.prediction import PredictionOutput, Predictions, predict_to
 from bert_jax.train.progress_display import format_scores
 
@@ -49,14 +50,17 @@ def predict(
         UserError: not a fine-tuned run, no such file, `output` exists, or a checkpoint that was
             not evaluated on the dev file that its threshold comes from.
     """
-    result = predict_to(
-        PredictionOutput(Path(output), submission, force, probabilities),
-        open_run(run_dir),
-        input_path=input_path,
-        checkpoint=checkpoint,
-        batch_size=batch_size,
-        mesh=mesh,
-    )
+    target = PredictionOutput(Path(output), submission, force, probabilities)
+    target.check()
+    with hold_output(target.path):
+        result = predict_to(
+            target,
+            open_run(run_dir),
+            input_path=input_path,
+            checkpoint=checkpoint,
+            batch_size=batch_size,
+            mesh=mesh,
+        )
     if console is not None and jax.process_index() == 0:
         files = ", ".join(map(str, result.files))
         counts = ", ".join(f"{name} {len(found):,}" for name, found in result.records.items())

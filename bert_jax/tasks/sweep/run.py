@@ -27,6 +27,7 @@ from bert_jax.files.read import read_text
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import claim_run, open_run, write_run
 from bert_jax.runs.evaluation import read_evaluation
+from bert_jax.runs.lock import hold_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.degenerate import degenerate
 from bert_jax.tasks.predictor import Predictor
@@ -103,6 +104,14 @@ def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: 
     root = claim_run(
         settings.run_dir, architecture=prepared.architecture, tokenizer=prepared.origin.tokenizer
     )
+    with hold_run(root):
+        return _sweep(prepared, root, points, console=console)
+
+
+def _sweep(
+    prepared: TrainingSetup, root: epath.Path, points: Sequence[SweepPoint], *, console: Console
+) -> Outcome:
+    settings = prepared.settings
     record = SweepRecord(root, settings=prepared.decisive(), metric=prepared.family.best_metric)
     if not record.done:
         tell_data(prepared, console)

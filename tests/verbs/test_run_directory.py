@@ -1,0 +1,180 @@
+"""Damaged runs, numbers that are not finite, and two writers, met from the command line."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from etils import epath
+from safetensors.numpy import load_file, save_file
+
+from bert_jax.cli import cli
+from bert_jax.data.dataset.provenance import read_provenance
+from bert_jax.parallel.mesh import open_mesh
+from bert_jax.runs.checkpoints import write_checkpoints
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.lock import LOCK, hold_output, hold_run
+from bert_jax.runs.parameters import load_params
+from tests.project import project_config, write_config
+
+FIRST, LAST = 2, 4
+SENTENCE = "the function returns a [MASK] ."
+
+
+@pytest.fixture(scope="module")
+def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps on two of this process's devices, each second one saved; data of its own."""
+    values = project_config(project)
+    data = tmp_path_factory.mktemp("data") / "dataset32"
+    shutil.copytree(project / "dataset32", data)
+    values["mesh"] = {"platform": "cpu"}
+    phase = values["train"]["phases"][0] | {"steps": LAST, "dataset": str(data)}
+    values["train"] |= {
+        "phases": [phase],
+        "evaluation": None,
+        "checkpoint": {"every": FIRST, "keep_last": 2},
+    }
+    return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
+
+
+@pytest.fixture(scope="module")
+def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    result = invoke("pretrain", config, f"run_dir={run_dir}")
+    assert result.exit_code == 0, result.output
+    return run_dir
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def refused(*arguments: object) -> str:
+    """The one line of a mistake."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    return " ".join(result.output.split())
+
+
+def flip(file: Path) -> None:
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+
+
+def test_readers_pass_a_damaged_checkpoint_over_and_refuse_it_when_asked(run: Path) -> None:
+    flip(run / "checkpoints" / str(LAST) / "params" / "manifest.ocdbt")
+    older = invoke("fill-mask", run, SENTENCE, "--checkpoint", FIRST)
+    fallen_back = invoke("fill-mask", run, SENTENCE)
+    assert fallen_back.exit_code == 0
+    assert older.stdout == fallen_back.stdout
+    assert f"checkpoint {LAST}: params/manifest.ocdbt has SHA-256" in fallen_back.stderr
+    assert f"using {FIRST} instead" in fallen_back.stderr
+    assert "damaged" in refused("fill-mask", run, SENTENCE, "--checkpoint", LAST)
+
+
+def test_a_run_with_no_whole_checkpoint_is_neither_read_nor_trained(
+    run: Path, config: Path, tmp_path: Path
+) -> None:
+    for step in (FIRST, LAST):
+        (run / "checkpoints" / str(step) / "params" / "_METADATA").unlink()
+    before = (run / "metrics.jsonl").read_bytes()
+    for arguments in (
+        ("fill-mask", run, SENTENCE),
+        ("export", run, tmp_path / "exported"),
+        ("evaluate", run),
+        ("pretrain", config, f"run_dir={run}"),
+        ("pretrain", config, f"run_dir={tmp_path / 'new'}", "--init-from", run),
+    ):
+        assert "no whole checkpoint" in refused(*arguments)
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert not (tmp_path / "exported").exists()
+
+
+def test_numbers_that_are_not_finite_are_refused_by_every_reader(
+    run: Path, config: Path, tmp_path: Path
+) -> None:
+    params = load_params(open_run(run), checkpoint="last", mesh=open_mesh(one_device=True)).params
+    spoilt = jax.tree.map(np.array, params)
+    spoilt["pooler"]["dense"]["bias"][3] = np.nan
+    shutil.rmtree(run / "checkpoints")
+    with write_checkpoints(run) as checkpoints:
+        checkpoints.save_params(jax.tree.map(jax.device_put, spoilt), step=1)
+    (tmp_path / "texts.txt").write_text("one text\n")
+    for arguments in (
+        ("fill-mask", run, SENTENCE),
+        ("evaluate", run),
+        ("export", run, tmp_path / "exported"),
+        ("features", run, tmp_path / "texts.txt", tmp_path / "features.npz"),
+        ("pretrain", config, f"run_dir={tmp_path / 'new'}", "--init-from", run),
+    ):
+        assert "tensor pooler/dense/bias, float32[32], holds NaN" in refused(*arguments)
+    assert not (tmp_path / "exported").exists()
+    assert not (tmp_path / "features.npz").exists()
+
+
+def test_weights_that_are_not_finite_are_not_imported(run: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "exported"
+    assert invoke("export", run, exported).exit_code == 0
+    tensors = load_file(exported / "model.safetensors")
+    name = "bert.pooler.dense.weight"
+    tensors[name][0, 0] = np.inf
+    save_file(tensors, exported / "model.safetensors")
+    assert f"tensor {name} holds NaN or infinity" in refused("import", exported, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_second_writer_is_refused_and_a_dead_one_forgotten(
+    run: Path, config: Path, tmp_path: Path
+) -> None:
+    with hold_run(epath.Path(run)), hold_output(tmp_path / "exported"):
+        assert "another process is writing" in refused("pretrain", config, f"run_dir={run}")
+        assert "another process is writing" in refused("export", run, tmp_path / "exported")
+        assert "another process is writing" in refused("import", run, run, "--force")
+    (run / LOCK).write_text("elsewhere 1\n")  # its holder was killed
+    assert invoke("pretrain", config, f"run_dir={run}").exit_code == 0
+    assert not (run / LOCK).exists()
+    assert invoke("export", run, tmp_path / "exported").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exported", "run"]
+
+
+def test_doctor_says_of_a_run_what_is_whole_and_what_is_damaged(run: Path) -> None:
+    whole = invoke("doctor", run)
+    assert whole.exit_code == 0, whole.output
+    assert f"checkpoint {LAST}: whole: optimizer, params, progress" in whole.stdout
+    assert "is what the run was trained on" in whole.stdout
+
+    flip(run / "checkpoints" / str(FIRST) / "progress" / "metadata")
+    (run / "checkpoints" / "999").mkdir()
+    (run / "checkpoints" / str(LAST) / "notes.txt").write_text("mine")
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\n")
+    damaged = invoke("doctor", run)
+    assert damaged.exit_code == 1
+    assert f"problem checkpoint {FIRST}: progress/metadata has SHA-256" in damaged.stdout
+    assert "warn    checkpoint 999: not finished" in damaged.stdout
+    assert f"warn    checkpoint {LAST}: notes.txt belongs to no checkpoint" in damaged.stdout
+    assert "problem metrics: 1 of" in damaged.stdout
+
+
+def test_doctor_verifies_every_byte_of_the_datasets_of_a_run(run: Path, config: Path) -> None:
+    dataset = Path(open_run(run).settings["train"]["phases"][0]["dataset"])
+    shard = dataset / read_provenance(dataset).splits["validation"].shards[0].name
+    pristine = shard.read_bytes()
+    try:
+        flip(shard)
+        damaged = invoke("doctor", run)
+    finally:
+        shard.write_bytes(pristine)
+    assert damaged.exit_code == 1
+    assert shard.name in damaged.stdout
