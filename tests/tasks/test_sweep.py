@@ -211,6 +211,8 @@ def test_answers_no_better_than_none_are_degenerate() -> None:
 class Lengths:
     """A split of which only the lengths count."""
 
+    fingerprint = "lengths"
+
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = np.asarray(lengths, np.int32)
         self.examples = len(lengths)
