@@ -182,7 +182,8 @@ def _stage(arguments: tuple[str, str]) -> str:
 
 def test_of_several_processes_one_copies(cloud: Cloud, source: epath.Path, tmp_path: Path) -> None:
     cloud.proxy.inject(Faults(slow=0.5))
-    with multiprocessing.get_context("forkserver").Pool(2) as processes:
+    # Spawned: a fork server that an earlier test started does not know this emulator's address.
+    with multiprocessing.get_context("spawn").Pool(2) as processes:
         found = processes.map(_stage, [(str(tmp_path), str(source))] * 2, chunksize=1)
     assert found[0] == found[1]
     assert downloads(cloud) == 2  # of two shards, each in one piece
