@@ -12,6 +12,7 @@ from bert_jax.data.loader.section import LoaderSection
 from bert_jax.errors import UserError
 from bert_jax.files.read import MAX_DEPTH, shown
 from bert_jax.files.yaml_file import dump_yaml, parse_yaml, read_yaml
+from bert_jax.launch.section import SubmitSection
 from bert_jax.model.config import ModelSection
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.optim.sections import OptimizerSection
@@ -39,6 +40,7 @@ class RunConfig(Section):
     loader: LoaderSection = LoaderSection()
     train: TrainSection | None = None
     finetune: FinetuneSection | None = None
+    submit: SubmitSection | None = None
 
 
 def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfig:

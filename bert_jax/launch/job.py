@@ -1,0 +1,163 @@
+"""A job, its attempts and where their files lie in the bucket."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal
+
+import pydantic
+from etils import epath
+
+from bert_jax.launch.section import RESOURCE_NAME, SubmitSection
+from bert_jax.parallel.topology import TpuTopology, parse_topology
+from bert_jax.section import Section, as_tuple
+
+Verb = Literal["pretrain", "finetune"]
+
+
+class Placement(Section):
+    """Where one attempt runs.
+
+    Attributes:
+        on: a topology as the documentation spells it (``v5e:4x4``), or ``local``.
+        slices: of it.
+        zone: None for ``local``.
+        dollars_per_hour: of all its chips, by the price list; None if it has no price.
+        estimated_hours: that the whole run takes there, by `bert-jax plan`; None if not planned.
+    """
+
+    on: str
+    slices: int = 1
+    zone: str | None = None
+    dollars_per_hour: float | None = None
+    estimated_hours: float | None = None
+
+    @property
+    def topology(self) -> TpuTopology | None:
+        """One slice; None for ``local``."""
+        return None if self.on == "local" else parse_topology(self.on)
+
+
+class Job(Section):
+    """All that is decided when a job is submitted, kept as ``job.json`` in its directory.
+
+    Attributes:
+        name: of the job; its resources are named after it and the attempt.
+        verb: that hosts run.
+        run_dir: where the run is written, which hosts can reach.
+        submit: the settings, resolved: project, zone and bucket are known.
+        placements: in the order in which they are tried; never empty.
+        version: of bert-jax, whose wheel is staged.
+        submitted: seconds since 1970.
+    """
+
+    name: Annotated[str, pydantic.Field(pattern=RESOURCE_NAME)]
+    verb: Verb = "pretrain"
+    run_dir: str
+    submit: SubmitSection
+    placements: Annotated[
+        tuple[Placement, ...], pydantic.BeforeValidator(as_tuple), pydantic.Field(min_length=1)
+    ]
+    version: str
+    submitted: float
+
+    @property
+    def directory(self) -> epath.Path:
+        """Where everything of the job lies: ``gs://bucket/jobs/NAME``."""
+        return job_directory(self.submit.bucket or "", self.name)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of every resource: how `bert-jax jobs` finds what exists, whoever made it."""
+        return {**self.submit.labels, "bert-jax-job": self.name}
+
+
+def job_directory(bucket: str, name: str) -> epath.Path:
+    """Returns where a job's files lie."""
+    return epath.Path(bucket) / "jobs" / name
+
+
+@dataclasses.dataclass(frozen=True)
+class JobFiles:
+    """Names in a job's directory. One writer each: the submitter, the supervisor, or one host."""
+
+    directory: epath.Path
+
+    @property
+    def job(self) -> epath.Path:
+        """`Job` as JSON. The submitter's."""
+        return self.directory / "job.json"
+
+    @property
+    def config(self) -> epath.Path:
+        """The resolved `RunConfig`. The submitter's."""
+        return self.directory / "config.yaml"
+
+    @property
+    def software(self) -> epath.Path:
+        """A directory: the wheel, ``constraints.txt``, ``startup.sh``. The submitter's."""
+        return self.directory / "software"
+
+    @property
+    def supervisor(self) -> epath.Path:
+        """What the supervisor has done and is about to do. Its own."""
+        return self.directory / "supervisor.json"
+
+    @property
+    def lease(self) -> epath.Path:
+        """The lock of the one supervisor."""
+        return self.directory / ".supervisor.lock"
+
+    def host(self, attempt: int, worker: int) -> epath.Path:
+        """The heartbeat of one host: `HostStatus` as JSON, every minute. The host's."""
+        return self.directory / "attempts" / str(attempt) / f"worker-{worker}.json"
+
+    def log(self, attempt: int, worker: int) -> epath.Path:
+        """What one host has printed. The host's."""
+        return self.directory / "attempts" / str(attempt) / f"worker-{worker}.log"
+
+
+class HostStatus(Section):
+    """What one host last said of itself.
+
+    Attributes:
+        state: `failed`: the run ended in a way that the same command will not mend (a mistake in
+            the configuration, numbers that went bad, the same step twice).
+        exit_code: of the run's last process; None while the first runs.
+        restarts: of the run's process on this host in this attempt.
+        message: the last line that says why.
+        at: seconds since 1970.
+        goodput: shares of wall time by kind.
+    """
+
+    state: Literal["installing", "staging", "running", "restarting", "done", "failed"]
+    exit_code: int | None = None
+    restarts: int = 0
+    message: str = ""
+    at: float
+    step: int | None = None
+    loss: float | None = None
+    goodput: dict[str, float] = pydantic.Field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """One set of machines for a job.
+
+    Attributes:
+        job: whose.
+        number: from 1.
+        placement: where.
+    """
+
+    job: Job
+    number: int
+    placement: Placement
+
+    @property
+    def resource(self) -> str:
+        """The name of what is made, which the same attempt always has: `NAME-1`.
+
+        A supervisor that dies between making it and noting it finds it again by name.
+        """
+        return f"{self.job.name}-{self.number}"

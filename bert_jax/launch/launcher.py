@@ -1,0 +1,124 @@
+"""What every launcher can do: the protocol that the supervisor drives."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Protocol
+
+from bert_jax.errors import RunStopped
+from bert_jax.launch.job import Attempt
+
+
+class State(enum.Enum):
+    """Of the machines of one attempt."""
+
+    ABSENT = "absent"  # never made, or deleted
+    WAITING = "waiting"  # for capacity; costs nothing, may hold quota
+    STARTING = "starting"
+    ACTIVE = "active"
+    SUSPENDED = "suspended"  # taken back; never comes back by itself, holds quota
+    FAILED = "failed"
+    DELETING = "deleting"
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """What a launcher sees of an attempt.
+
+    Attributes:
+        state: of the machines, not of the run on them, which its hosts' heartbeats tell.
+        message: why, in the provider's words; one line, empty if nothing is wrong.
+    """
+
+    state: State
+    message: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Existing:
+    """Something that was made for a job and still exists.
+
+    Attributes:
+        job: its label.
+        resource: its name.
+        zone: or cluster.
+        state: of it.
+        bills: whether money is spent on it now.
+    """
+
+    job: str
+    resource: str
+    zone: str
+    state: State
+    bills: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One request that a launcher would send, for eyes.
+
+    Attributes:
+        what: it is for, in a few words.
+        body: as it is sent, JSON or YAML.
+        command: the same for a shell, quoted; empty where there is none.
+    """
+
+    what: str
+    body: str
+    command: str = ""
+
+
+class OutOfQuota(RunStopped):
+    """The project may not have so many chips there; another placement may do."""
+
+
+class Unavailable(RunStopped):
+    """The service does not answer, after its launcher has tried for a while; later it may."""
+
+
+class Launcher(Protocol):
+    """Makes, watches and deletes the machines of attempts.
+
+    Every operation may be repeated: to make what exists under that name and label, or to delete
+    what is gone, succeeds.
+    """
+
+    def render(self, attempt: Attempt) -> list[Request]:
+        """Returns what `create` would send. Needs neither credentials nor a network."""
+        ...
+
+    def create(self, attempt: Attempt) -> None:
+        """Asks for the machines, which run `tpu_setup/startup.sh` when they start.
+
+        Raises:
+            UserError: what only the user can mend: no permission, no such zone, a name that
+                another job has.
+            OutOfQuota: no quota there.
+            Unavailable: the service does not answer.
+        """
+        ...
+
+    def observe(self, attempt: Attempt) -> Observation:
+        """Returns how they are.
+
+        Raises:
+            Unavailable: the service does not answer.
+        """
+        ...
+
+    def delete(self, attempt: Attempt) -> None:
+        """Has them deleted; returns when nothing bills any more.
+
+        Raises:
+            Unavailable: the service does not answer, or deletes for too long.
+        """
+        ...
+
+    def existing(self) -> list[Existing]:
+        """Returns everything with our label, of any job.
+
+        Raises:
+            Unavailable: the service does not answer.
+        """
+        ...

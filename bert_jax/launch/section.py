@@ -1,0 +1,110 @@
+"""Settings of `bert-jax submit`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from bert_jax.parallel.topology import parse_topology
+from bert_jax.section import PathText, Section, Strings
+
+LauncherName = Literal["queued-resources", "gke", "local"]
+Provisioning = Literal["on-demand", "spot", "reservation"]
+
+
+def _as_counts(value: Any) -> Any:
+    if isinstance(value, int):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+Counts = Annotated[
+    tuple[Annotated[int, pydantic.Field(ge=1)], ...],
+    pydantic.BeforeValidator(_as_counts),
+    pydantic.Field(min_length=1),
+]
+"""A list of whole numbers; YAML may give one as it is."""
+
+# What Google Cloud takes as a label's key and value; no character of it means anything to a shell.
+LABEL_KEY = r"^[a-z][-_a-z0-9]{0,62}$"
+LABEL_VALUE = r"^[-_a-z0-9]{0,63}$"
+RESOURCE_NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
+CLOUD_NAME = r"^[A-Za-z0-9][-._:/@A-Za-z0-9]{0,254}$"
+
+CloudName = Annotated[str, pydantic.Field(pattern=CLOUD_NAME)]
+
+
+class LimitsSection(Section):
+    """When a job is given up; what it has made is deleted then.
+
+    Attributes:
+        retries: times that a slice is asked for anew after it was taken back or the run failed.
+        hours: of wall time from the first request on.
+        cost: US dollars, by the price list of `bert-jax plan`.
+        wait_hours: how long one request may wait for capacity (`valid-until`).
+    """
+
+    retries: int = pydantic.Field(default=100, ge=0)
+    hours: float | None = pydantic.Field(default=None, gt=0)
+    cost: float | None = pydantic.Field(default=None, gt=0)
+    wait_hours: float | None = pydantic.Field(default=None, gt=0)
+
+
+class SubmitSection(Section):
+    """Where a job runs and what it may cost.
+
+    `on`, `zone` and `slices` may be lists: each combination is tried in turn, the last key's
+    values first, until one has capacity.
+
+    Attributes:
+        name: of the job; None for the run directory's last part.
+        launcher: who makes the machines.
+        on: topologies in any spelling (`v5litepod-16`), or `local`.
+        hosts: processes of `on: local`.
+        slices: of each topology.
+        bucket: where wheel, config, logs and the job's state are staged: ``gs://…``; a directory
+            for `on: local`.
+        project: Google Cloud's; None for the environment's or gcloud's own.
+        zone: likewise.
+        provisioning: `spot` is cheaper and may be taken back, `reservation` needs `reservation`.
+        external_address: whether hosts have an address on the internet.
+        service_account: that hosts act as; None for the project's default.
+        labels: of everything that is made.
+        data_disk_gb: of a disk of its own for datasets; None for the boot disk.
+        cluster: of GKE, by name.
+        namespace: of GKE.
+        image: container of GKE; `tpu_setup/Dockerfile` makes it.
+    """
+
+    name: Annotated[str, pydantic.Field(pattern=RESOURCE_NAME)] | None = None
+    launcher: LauncherName = "queued-resources"
+    on: Annotated[Strings, pydantic.Field(min_length=1)] | None = None
+    hosts: int = pydantic.Field(default=1, ge=1, le=64)
+    slices: Counts = (1,)
+    bucket: PathText | None = None
+    project: CloudName | None = None
+    zone: Strings | None = None
+    provisioning: Provisioning = "on-demand"
+    reservation: CloudName | None = None
+    network: CloudName | None = None
+    subnetwork: CloudName | None = None
+    external_address: bool = True
+    service_account: CloudName | None = None
+    labels: dict[
+        Annotated[str, pydantic.Field(pattern=LABEL_KEY)],
+        Annotated[str, pydantic.Field(pattern=LABEL_VALUE)],
+    ] = pydantic.Field(default_factory=dict)
+    data_disk_gb: int | None = pydantic.Field(default=None, ge=10)
+    cluster: CloudName | None = None
+    namespace: CloudName = "default"
+    image: CloudName | None = None
+    limits: LimitsSection = LimitsSection()
+
+    @pydantic.field_validator("on")
+    @classmethod
+    def _known(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in names or ():
+            if name != "local":
+                parse_topology(name)
+        return names
