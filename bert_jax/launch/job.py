@@ -45,6 +45,7 @@ class Job(Section):
         name: of the job; its resources are named after it and the attempt.
         verb: that hosts run.
         run_dir: where the run is written, which hosts can reach.
+        working_directory: from which relative paths of the configuration count; `local` only.
         submit: the settings, resolved: project, zone and bucket are known.
         placements: in the order in which they are tried; never empty.
         version: of bert-jax, whose wheel is staged.
@@ -54,6 +55,7 @@ class Job(Section):
     name: Annotated[str, pydantic.Field(pattern=RESOURCE_NAME)]
     verb: Verb = "pretrain"
     run_dir: str
+    working_directory: str | None = None
     submit: SubmitSection
     placements: Annotated[
         tuple[Placement, ...], pydantic.BeforeValidator(as_tuple), pydantic.Field(min_length=1)
@@ -108,6 +110,20 @@ class JobFiles:
         """The lock of the one supervisor."""
         return self.directory / ".supervisor.lock"
 
+    @property
+    def stop(self) -> epath.Path:
+        """Is there once a user has asked for the job's end. `bert-jax stop` writes it."""
+        return self.directory / "stop.json"
+
+    @property
+    def startup(self) -> epath.Path:
+        """`tpu_setup/startup.sh` as it was when the job was submitted. The submitter's."""
+        return self.software / "startup.sh"
+
+    def attempt(self, number: int) -> epath.Path:
+        """The `Placement` of an attempt as JSON, there before its machines. The supervisor's."""
+        return self.directory / "attempts" / str(number) / "placement.json"
+
     def host(self, attempt: int, worker: int) -> epath.Path:
         """The heartbeat of one host: `HostStatus` as JSON, every minute. The host's."""
         return self.directory / "attempts" / str(attempt) / f"worker-{worker}.json"
@@ -161,3 +177,9 @@ class Attempt:
         A supervisor that dies between making it and noting it finds it again by name.
         """
         return f"{self.job.name}-{self.number}"
+
+    @property
+    def hosts(self) -> int:
+        """Of all its slices."""
+        topology = self.placement.topology
+        return self.job.submit.hosts if topology is None else topology.hosts * self.placement.slices

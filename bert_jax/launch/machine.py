@@ -1,0 +1,43 @@
+"""What a machine is told when it starts: where its job lies, and which attempt it is of.
+
+The same names everywhere. On Cloud TPU they are attributes of the instance's metadata, lower case
+with hyphens (``bert-jax-job``); in containers and on this machine they are environment variables.
+`tpu_setup/startup.sh` turns the former into the latter and starts `python -m bert_jax.launch.host`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bert_jax.launch.job import Attempt
+
+JOB: Final = "BERT_JAX_JOB"
+"""The job's directory: ``gs://bucket/jobs/NAME``."""
+
+ATTEMPT: Final = "BERT_JAX_ATTEMPT"
+"""The attempt's number; what was asked for is in the job's directory under it."""
+
+WORKER: Final = "BERT_JAX_WORKER"
+"""Which host of the attempt, over all its slices, from 0. On a Cloud TPU the script works it out:
+slice × hosts of a slice + worker of the slice."""
+
+COORDINATOR: Final = "BERT_JAX_COORDINATOR"
+"""``127.0.0.1:PORT``, where processes of `on: local` meet. A TPU finds it by itself."""
+
+PYTHON: Final = "BERT_JAX_PYTHON"
+"""A Python that has bert-jax installed: in containers and on this machine. Unset, the script makes
+an environment and installs the staged wheel into it."""
+
+HOME: Final = "BERT_JAX_HOME"
+"""A local directory for the environment, caches, datasets; unset: the script's own choice."""
+
+
+def metadata(attempt: Attempt) -> dict[str, str]:
+    """Returns the attributes of the metadata of an attempt's machines, but for the script."""
+    values = {JOB: str(attempt.job.directory), ATTEMPT: str(attempt.number)}
+    return {name.lower().replace("_", "-"): value for name, value in values.items()}
+
+
+def environment(attempt: Attempt) -> dict[str, str]:
+    """Returns the same as environment variables, for containers."""
+    return {JOB: str(attempt.job.directory), ATTEMPT: str(attempt.number)}
