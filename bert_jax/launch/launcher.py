@@ -45,6 +45,7 @@ class Existing:
         zone: or cluster.
         state: of it.
         bills: whether money is spent on it now.
+        directory: of the job, as the machines were told; empty where that cannot be seen.
     """
 
     job: str
@@ -52,6 +53,7 @@ class Existing:
     zone: str
     state: State
     bills: bool
+    directory: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

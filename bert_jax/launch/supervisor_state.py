@@ -1,0 +1,126 @@
+"""What a supervisor has done and is about to do, in the bucket: another one can go on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import pydantic
+
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object
+from bert_jax.launch.job import Job, JobFiles, Placement
+from bert_jax.launch.launcher import State
+from bert_jax.section import Section, as_tuple
+from bert_jax.validation import validate
+
+End = Literal["quota", "capacity", "taken", "broken", "over"]
+Outcome = Literal["done", "failed", "limit", "stopped"]
+
+
+class AttemptRecord(Section):
+    """One attempt. Times are seconds since 1970.
+
+    Attributes:
+        number: from 1.
+        placement: index into the job's placements.
+        intended: written before its machines are asked for, so that they are found whatever
+            happens then.
+        created: when the launcher had answered.
+        bills_from: when it was last seen not to bill.
+        state: as last seen.
+        message: of the provider.
+        end: why it ended: no `quota`, no `capacity` in time, `taken` back, `broken` (machines
+            failed, or a host was silent), or the job is `over`. Written before its deletion.
+        reason: the same in words.
+        deleted: when its machines were gone.
+        step: the last one that its hosts have told.
+    """
+
+    number: int = pydantic.Field(ge=1)
+    placement: int = pydantic.Field(ge=0)
+    intended: float
+    created: float | None = None
+    bills_from: float | None = None
+    state: State = State.ABSENT
+    message: str = ""
+    end: End | None = None
+    reason: str = ""
+    deleted: float | None = None
+    step: int | None = None
+
+    def hours(self, now: float) -> float:
+        """Returns for how long it has billed until a time."""
+        if self.bills_from is None:
+            return 0.0
+        until = now if self.deleted is None else self.deleted
+        return max(until - self.bills_from, 0.0) / 3600
+
+
+class SupervisorState(Section):
+    """``supervisor.json``.
+
+    Attributes:
+        attempts: all so far; only the last one may have machines.
+        outcome: how the job ended. `limit`: one of its limits. `stopped`: by a user.
+        message: why, in words.
+        seen: when this was written.
+    """
+
+    attempts: Annotated[tuple[AttemptRecord, ...], pydantic.BeforeValidator(as_tuple)] = ()
+    outcome: Outcome | None = None
+    message: str = ""
+    seen: float = 0.0
+
+    @property
+    def current(self) -> AttemptRecord | None:
+        """The attempt whose machines may exist."""
+        last = self.attempts[-1] if self.attempts else None
+        return last if last is not None and last.deleted is None else None
+
+    @property
+    def restarts(self) -> Sequence[AttemptRecord]:
+        """Attempts after which another one was needed."""
+        return [record for record in self.attempts if record.end in ("taken", "broken")]
+
+    def dollars(self, placements: Sequence[Placement], now: float) -> float:
+        """Returns what all attempts have cost; one without a price counts as nothing."""
+        return sum(
+            record.hours(now) * (placements[record.placement].dollars_per_hour or 0.0)
+            for record in self.attempts
+        )
+
+    def hours(self, now: float) -> float:
+        """Returns the wall time since the first request."""
+        return (now - self.attempts[0].intended) / 3600 if self.attempts else 0.0
+
+    def with_last(self, **changes: object) -> SupervisorState:
+        """Returns the state with the last attempt changed."""
+        last = self.attempts[-1].model_copy(update=changes)
+        return self.model_copy(update={"attempts": (*self.attempts[:-1], last)})
+
+
+def read_state(files: JobFiles) -> SupervisorState:
+    """Returns what is known of a job; a job that nothing was done for has no attempts.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    if not files.supervisor.exists():
+        return SupervisorState()
+    values = read_json_object(files.supervisor)
+    return validate(SupervisorState, values, source=str(files.supervisor))
+
+
+def write_state(files: JobFiles, state: SupervisorState) -> None:
+    """Writes ``supervisor.json`` whole."""
+    write_whole(files.supervisor, state.model_dump_json(indent=1))
+
+
+def read_job(files: JobFiles) -> Job:
+    """Returns a job.
+
+    Raises:
+        UserError: there is none in that directory.
+    """
+    return validate(Job, read_json_object(files.job), source=str(files.job))
