@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import pydantic
 from etils import epath
@@ -13,6 +13,9 @@ from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.section import Section, as_tuple
 
 Verb = Literal["pretrain", "finetune"]
+
+JOB_LABEL: Final = "bert-jax-job"
+"""The label that all of our resources have; its value is the job's name."""
 
 
 class Placement(Section):
@@ -71,7 +74,7 @@ class Job(Section):
     @property
     def labels(self) -> dict[str, str]:
         """Of every resource: how `bert-jax jobs` finds what exists, whoever made it."""
-        return {**self.submit.labels, "bert-jax-job": self.name}
+        return {**self.submit.labels, JOB_LABEL: self.name}
 
 
 def job_directory(bucket: str, name: str) -> epath.Path:

@@ -124,3 +124,11 @@ class Launcher(Protocol):
             Unavailable: the service does not answer.
         """
         ...
+
+    def remove(self, existing: Existing) -> None:
+        """Has something of `existing` deleted, as `delete` has: also what no job is known of.
+
+        Raises:
+            Unavailable: the service does not answer, or deletes for too long.
+        """
+        ...

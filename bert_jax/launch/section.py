@@ -69,9 +69,13 @@ class SubmitSection(Section):
         zone: likewise.
         provisioning: `spot` is cheaper and may be taken back, `reservation` needs `reservation`.
         external_address: whether hosts have an address on the internet.
-        service_account: that hosts act as; None for the project's default.
+        service_account: that hosts act as; None for the project's default. An address with
+            queued resources, an account of the cluster's with GKE.
         labels: of everything that is made.
-        data_disk_gb: of a disk of its own for datasets; None for the boot disk.
+        data_disk: queued resources: an existing disk of the zone, which every host finds read-only
+            under `/mnt/disks/data`.
+        data_disk_gb: GKE: size of a new disk of each host for software and datasets; None for
+            the node's own.
         cluster: of GKE, by name.
         namespace: of GKE.
         image: container of GKE; `tpu_setup/Dockerfile` makes it.
@@ -95,6 +99,7 @@ class SubmitSection(Section):
         Annotated[str, pydantic.Field(pattern=LABEL_KEY)],
         Annotated[str, pydantic.Field(pattern=LABEL_VALUE)],
     ] = pydantic.Field(default_factory=dict)
+    data_disk: CloudName | None = None
     data_disk_gb: int | None = pydantic.Field(default=None, ge=10)
     cluster: CloudName | None = None
     namespace: CloudName = "default"

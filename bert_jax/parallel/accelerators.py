@@ -31,7 +31,26 @@ SOURCES: Final[dict[str, str]] = {
     # Links of v5e to v6e, the data-centre network per host.
     "scaling-book": "https://jax-ml.github.io/scaling-book/tpus",
     "runtimes": "https://docs.cloud.google.com/tpu/docs/runtimes",
+    # Zones, GKE's selectors and the names of quotas change; read 2026-11.
+    "zones": "https://docs.cloud.google.com/tpu/docs/regions-zones",
+    "gke": "https://docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus",
+    "quotas": "https://docs.cloud.google.com/tpu/docs/quota",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Quota:
+    """What a project may have of one generation in a zone, as the Cloud Quotas API calls it.
+
+    Attributes:
+        on_demand: the quota's id.
+        spot: likewise.
+        per_chip: how much of it a chip takes: 2 where it counts TensorCores.
+    """
+
+    on_demand: str
+    spot: str
+    per_chip: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +79,10 @@ class Accelerator:
         wraps: axis length from which a slice's ends are joined (of a multiple of it, in 3D).
         dcn_bandwidth: bytes per second of a host's network cards, one direction.
         shapes: slices that can be had, in chips, smallest first.
+        zones: where Cloud offers it, its own list; `bert-jax submit` asks the API as well.
+        gke_slice: GKE's selector of slices with several hosts; None: not on GKE.
+        gke_device: the same of one host, where it is another.
+        quota: its names; None where none is published: then only a request tells.
         sources: keys of `SOURCES`.
     """
 
@@ -82,6 +105,10 @@ class Accelerator:
     wraps: int
     dcn_bandwidth: float
     shapes: tuple[tuple[int, ...], ...]
+    zones: tuple[str, ...]
+    gke_slice: str | None
+    gke_device: str | None = None
+    quota: Quota | None = None
     sources: tuple[str, ...]
 
     @property
@@ -118,7 +145,15 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             wraps=16,
             dcn_bandwidth=25e9,
             shapes=_SQUARES,
-            sources=("v2", "cacm", "runtimes"),
+            zones=(
+                "us-central1-a",
+                "us-central1-b",
+                "us-central1-c",
+                "europe-west4-a",
+                "asia-east1-c",
+            ),
+            gke_slice=None,
+            sources=("v2", "cacm", "runtimes", "zones"),
         ),
         Accelerator(
             name="v3",
@@ -137,7 +172,10 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             wraps=32,
             dcn_bandwidth=25e9,
             shapes=(*_SQUARES, (16, 32), (32, 32)),
-            sources=("v3", "cacm", "v4-paper", "scaling-book", "runtimes"),
+            zones=("us-central1-a", "us-central1-b", "europe-west4-a"),
+            gke_slice="tpu-v3-slice",
+            gke_device="tpu-v3-device",
+            sources=("v3", "cacm", "v4-paper", "scaling-book", "runtimes", "zones", "gke"),
         ),
         Accelerator(
             name="v4",
@@ -156,7 +194,9 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             wraps=4,
             dcn_bandwidth=25e9,
             shapes=_CUBES,
-            sources=("v4", "v4-paper", "scaling-book", "runtimes"),
+            zones=("us-central2-b",),
+            gke_slice="tpu-v4-podslice",
+            sources=("v4", "v4-paper", "scaling-book", "runtimes", "zones", "gke"),
         ),
         Accelerator(
             name="v5e",
@@ -174,7 +214,18 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             wraps=16,
             dcn_bandwidth=12.5e9,
             shapes=_SMALL_SQUARES,
-            sources=("v5e", "scaling-book", "runtimes"),
+            zones=(
+                *("us-central1-a", "us-east1-c", "us-east5-a", "us-east5-b", "us-east5-c"),
+                *("us-south1-a", "us-west1-c", "us-west4-a", "us-west4-b"),
+                *("europe-west4-a", "europe-west4-b", "asia-southeast1-b"),
+            ),
+            gke_slice="tpu-v5-lite-podslice",
+            quota=Quota(
+                "TPUV5sLitepodPerProjectPerZoneForTPUAPI",
+                "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI",
+                per_chip=1,
+            ),
+            sources=("v5e", "scaling-book", "runtimes", "zones", "gke", "quotas"),
         ),
         Accelerator(
             name="v5p",
@@ -194,7 +245,17 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             wraps=4,
             dcn_bandwidth=25e9,
             shapes=(*_CUBES, (16, 16, 24)),
-            sources=("v5p", "scaling-book", "runtimes"),
+            zones=(
+                *("us-central1-a", "us-east5-a", "us-east5-b", "us-east5-c", "us-south1-a"),
+                "europe-west4-b",
+            ),
+            gke_slice="tpu-v5p-slice",
+            quota=Quota(
+                "TPUV5PPerProjectPerZoneForTPUAPI",
+                "TPUV5PPreemptiblePerProjectPerZoneForTPUAPI",
+                per_chip=2,
+            ),
+            sources=("v5p", "scaling-book", "runtimes", "zones", "gke", "quotas"),
         ),
         Accelerator(
             name="v6e",
@@ -212,7 +273,18 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             wraps=16,
             dcn_bandwidth=50e9,
             shapes=_SMALL_SQUARES,
-            sources=("v6e", "scaling-book", "runtimes"),
+            zones=(
+                *("us-central1-b", "us-east1-d", "us-east4-a", "us-east4-b", "us-east5-a"),
+                *("us-east5-b", "us-east5-c", "us-west1-c", "southamerica-west1-a"),
+                *("europe-west4-a", "asia-northeast1-b"),
+            ),
+            gke_slice="tpu-v6e-slice",
+            quota=Quota(
+                "TPUV6EPerProjectPerZoneForTPUAPI",
+                "TPUV6EPreemptiblePerProjectPerZoneForTPUAPI",
+                per_chip=1,
+            ),
+            sources=("v6e", "scaling-book", "runtimes", "zones", "gke", "quotas"),
         ),
         Accelerator(
             name="v7x",
@@ -232,7 +304,9 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             wraps=4,
             dcn_bandwidth=50e9,
             shapes=_CUBES,
-            sources=("v7x",),
+            zones=("us-central1-c",),
+            gke_slice="tpu7x",
+            sources=("v7x", "zones", "gke"),
         ),
     )
 }

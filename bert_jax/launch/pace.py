@@ -1,0 +1,97 @@
+"""How long a request to a service may take, and when it is sent again: one rule for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from bert_jax.files.patience import (
+    FIRST_PAUSE_SECONDS,
+    GIVE_UP_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    Patience,
+    reason_of,
+)
+from bert_jax.launch.launcher import Unavailable
+
+Answer = TypeVar("Answer")
+
+NOT_INSTALLED: Final = (
+    "launching needs the clients of Google Cloud and Kubernetes, which are not installed: "
+    'pip install "bert-jax[launch,gcp]"'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """Times in seconds, and the clock that they are of: tests bring their own.
+
+    Attributes:
+        timeout: of one try.
+        give_up: from the first try to the end of the last pause.
+        poll: between two looks at something that is being deleted.
+        delete: how long a deletion may take.
+        sleep: waits.
+        clock: of pauses; never goes back.
+        now: seconds since 1970.
+        draw: from 0 to 1, evenly.
+    """
+
+    timeout: float = 30.0
+    give_up: float = GIVE_UP_SECONDS
+    poll: float = 10.0
+    delete: float = 1800.0
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
+    draw: Callable[[], float] = random.random
+
+
+@dataclasses.dataclass(frozen=True)
+class Again:
+    """What failed may succeed later: after so many seconds at the earliest, as the service says."""
+
+    after: float = 0.0
+
+
+def persistently(
+    send: Callable[[], Answer],
+    *,
+    what: str,
+    judge: Callable[[Exception], Again | Exception],
+    pace: Pace,
+) -> Answer:
+    """Returns what a request answers, sent again with growing pauses while it fails in passing.
+
+    Args:
+        send: the request.
+        what: it asks for, for messages: ``queued resource bert-1``.
+        judge: says of an error whether to go on, or what to raise instead.
+        pace: for how long, with what pauses.
+
+    Raises:
+        Unavailable: no answer within `Pace.give_up`.
+        Exception: what `judge` has returned.
+    """
+    patience, began, longest = Patience(what), pace.clock(), FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return send()
+        except Exception as error:
+            verdict = judge(error)
+            if verdict is error:
+                raise
+            if isinstance(verdict, Exception):
+                raise verdict from error
+            waited = pace.clock() - began
+            pause = max(verdict.after, longest * pace.draw())
+            if waited + pause > pace.give_up:
+                raise Unavailable(
+                    f"{what}: no answer for {waited:.0f} s ({reason_of(error)})"
+                ) from error
+            patience.failed(error)
+        longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
+        pace.sleep(pause)
