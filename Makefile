@@ -37,7 +37,7 @@ BYTECODE = $(BIN)/python -m compileall -qq -j 0 -x '/tests/|/transformers/models
 SETTINGS := setup.cfg pyproject.toml $(wildcard constraints/py*.txt)
 # Those that need nothing but this machine.
 BENCHMARKS := tokenizer loader train_step finetune interop checkpoint
-SOURCES := bert_jax pipelines benchmarks tests
+SOURCES := bert_jax pipelines benchmarks tests docs/hooks
 # What libtpu, which the tests compile with, would otherwise do first: look for a TPU.
 NO_TPU := JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
 
@@ -49,7 +49,7 @@ ifdef KILLS
 export CHAOS_KILLS := $(KILLS)
 endif
 
-.PHONY: help demo test chaos lint format bench constraints clean
+.PHONY: help demo test chaos docs lint format bench constraints clean
 .DELETE_ON_ERROR:
 
 help:  ## List the commands.
@@ -64,6 +64,9 @@ test: $(VENV)/.test  ## Run the tests; make test ARGS="-k masking" for some of t
 
 chaos: $(VENV)/.test  ## Break real runs for long; make chaos KILLS=50 for fewer kills.
 	$(NO_TPU) $(BIN)/python -m pytest -m chaos $(ARGS)
+
+docs: $(VENV)/.test  ## Build the documentation as a site, build/site/index.html.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 lint: $(VENV)/.lint  ## Check style, formatting and types.
 	$(BIN)/ruff check $(SOURCES)
@@ -109,7 +112,7 @@ $(VENV)/.torch: $(VENV)/.python
 
 $(VENV)/.test: $(VENV)/.torch $(SETTINGS)
 	@echo "Installing bert-jax and what its tests need ..."
-	$(call install,.[test])
+	$(call install,.[test,docs])
 	@touch $(VENV)/.core $@
 
 # pyright resolves what tests and benchmarks import.

@@ -29,18 +29,31 @@ class RunConfig(Section):
     """A whole job: text → tokenizer → dataset → run. Each verb needs only its own sections."""
 
     seed: int = pydantic.Field(default=0, ge=0)
+    """Of every random choice of a run: parameters, dropout, masks, order of the examples."""
     run_dir: PathText | None = None
+    """Where the run is written, local or ``gs://``. A run that is there is resumed."""
     tokenizer: PathText | None = None
+    """The tokenizer's directory: of `bert-jax vocab`, or a Hugging Face one with a `vocab.txt`."""
     vocab: VocabSection | None = None
+    """How `bert-jax vocab` trains a tokenizer."""
     examples: ExamplesSection | None = None
+    """How `bert-jax examples` makes a dataset."""
     model: ModelSection | None = None
+    """What is pretrained. `finetune` takes the model of `finetune.init_from`."""
     objective: ObjectiveSection = ObjectiveSection()
+    """What is predicted in pretraining."""
     mesh: MeshSection = MeshSection()
+    """Devices, and how the run is split over them."""
     optimizer: OptimizerSection = OptimizerSection()
+    """Of pretraining."""
     loader: LoaderSection = LoaderSection()
+    """How batches are made ready."""
     train: TrainSection | None = None
+    """The steps of pretraining."""
     finetune: FinetuneSection | None = None
+    """How `bert-jax finetune` trains a task."""
     submit: SubmitSection | None = None
+    """Where `bert-jax submit` runs the job, and what it may cost."""
 
 
 def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfig:

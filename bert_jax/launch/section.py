@@ -67,7 +67,11 @@ class SubmitSection(Section):
             for `on: local`.
         project: Google Cloud's; None for the environment's or gcloud's own.
         zone: likewise.
-        provisioning: `spot` is cheaper and may be taken back, `reservation` needs `reservation`.
+        provisioning: `spot` is cheaper and may be taken back, `reservation` needs the key of that
+            name.
+        reservation: to take the machines from.
+        network: of the hosts; None for the project's default.
+        subnetwork: likewise.
         external_address: whether hosts have an address on the internet.
         service_account: that hosts act as; None for the project's default. An address with
             queued resources, an account of the cluster's with GKE.
@@ -79,6 +83,7 @@ class SubmitSection(Section):
         cluster: of GKE, by name.
         namespace: of GKE.
         image: container of GKE; `tpu_setup/Dockerfile` makes it.
+        limits: when the job is given up.
     """
 
     name: Annotated[str, pydantic.Field(pattern=RESOURCE_NAME)] | None = None

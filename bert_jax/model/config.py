@@ -43,18 +43,29 @@ class Architecture(Section):
 
     # The upper bounds are far beyond any BERT: a mistyped or hostile size is refused at once.
     vocab_size: int = pydantic.Field(ge=1, le=1 << 24)
+    """Pieces of the tokenizer."""
     hidden_size: int = pydantic.Field(ge=1, le=1 << 16)
+    """Columns of every hidden state."""
     num_hidden_layers: int = pydantic.Field(ge=1, le=1000)
+    """Layers of the encoder."""
     num_attention_heads: int = pydantic.Field(ge=1, le=1 << 10)
+    """Heads of each layer; they divide `hidden_size`."""
     intermediate_size: int = pydantic.Field(ge=1, le=1 << 18)
+    """Columns inside the FFN."""
     max_position_embeddings: int = pydantic.Field(default=512, ge=1, le=1 << 20)
-    # 1: both spans have the one type.
+    """Positions with an embedding: the longest row."""
     type_vocab_size: int = pydantic.Field(default=2, ge=1, le=1 << 10)
+    """Token types; with 1 both spans have the same."""
     hidden_act: Activation = "gelu_tanh"
+    """Of FFN and MLM head. `gelu_tanh` is what google-research/bert computes for `gelu`."""
     hidden_dropout_prob: float = pydantic.Field(default=0.1, ge=0, lt=1)
+    """Of embeddings and of the output of attention and FFN."""
     attention_probs_dropout_prob: float = pydantic.Field(default=0.1, ge=0, lt=1)
+    """Of attention weights."""
     initializer_range: float = pydantic.Field(default=0.02, gt=0)
+    """Standard deviation of the truncated normal that parameters start from."""
     layer_norm_eps: float = pydantic.Field(default=1e-12, gt=0)
+    """Added to the variance in LayerNorm."""
 
     @property
     def head_dim(self) -> int:
@@ -79,9 +90,15 @@ class Execution(Section):
     """How the same function is computed. Changing it leaves a checkpoint valid."""
 
     dtype: Dtype = "bfloat16"
+    """Of activations. Parameters, softmax, LayerNorm and loss are float32 in any case."""
     attention: AttentionName = "xla"
+    """Which implementation of attention runs."""
     remat: Remat = "none"
-    unroll: int | None = pydantic.Field(default=None, ge=1)  # None: whole, if it is shallow
+    """What the backward pass computes a second time instead of keeping it: attention weights, all
+    but products, or whole layers."""
+    unroll: int | None = pydantic.Field(default=None, ge=1)
+    """Layers per trip of the loop over layers. None: all of them if the model is shallow, else
+    one."""
 
 
 class HeadsSection(Section):
@@ -91,12 +108,19 @@ class HeadsSection(Section):
     """
 
     pooler: bool = True
+    """tanh of a dense layer on [CLS]."""
     mlm: bool = True
+    """The masked language model's head."""
     next_sentence: bool = True
+    """The pair task's head."""
     task: TaskName | None = None
+    """A fine-tuned head."""
     labels: tuple[str, ...] = ()
-    problem: ProblemName | None = None  # of sequence classification; None: not said
-    task_dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)  # None: as hidden
+    """Names of its outputs."""
+    problem: ProblemName | None = None
+    """Of sequence classification. None: not known."""
+    task_dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
+    """Before the task's head. None: `hidden_dropout_prob`."""
 
     @property
     def pretraining(self) -> bool:
@@ -150,10 +174,16 @@ class ModelSection(Section):
     """
 
     size: Size | None = None
+    """Layers × hidden size × heads: tiny 2 × 128 × 2, mini 4 × 256 × 4, small 4 × 512 × 8, medium 8
+    × 512 × 8, base 12 × 768 × 12, large 24 × 1024 × 16."""
     bert_config: PathText | None = None
+    """A `bert_config.json` of google-research/bert, or a `config.json` of Hugging Face."""
     architecture: ArchitectureChanges = ArchitectureChanges()
+    """Single values that differ from the size or file, or the whole of it."""
     execution: Execution = Execution()
+    """How it is computed; a checkpoint stays valid whatever is set here."""
     heads: HeadsSection = HeadsSection()
+    """Which heads it has."""
 
     @classmethod
     def of(

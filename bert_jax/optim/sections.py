@@ -21,19 +21,28 @@ class AdamSection(Section):
     """Adam's constants, with the defaults of google-research/bert."""
 
     beta1: float = pydantic.Field(default=0.9, ge=0, lt=1)
+    """Decay of the mean of gradients."""
     beta2: float = pydantic.Field(default=0.999, ge=0, lt=1)
+    """Decay of the mean of their squares."""
     eps: float = pydantic.Field(default=1e-6, gt=0)
+    """Added to the root of the second moment."""
     weight_decay: float = pydantic.Field(default=0.01, ge=0)
+    """Decoupled; biases and LayerNorm have none."""
     bias_correction: bool = False
+    """Whether moments are corrected for their start at zero. google-research/bert does not."""
     clip_norm: float | None = pydantic.Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm. None: never."""
 
 
 class OptimizerSection(AdamSection):
     """The optimizer of pretraining."""
 
     name: Literal["adamw", "lamb"] = "adamw"
+    """LAMB is for batches of thousands of rows (arXiv 1904.00962)."""
     learning_rate: float = pydantic.Field(default=1e-4, gt=0)
+    """The peak, after warm-up; it falls linearly to 0."""
     warmup_steps: int = pydantic.Field(default=0, ge=0)
+    """Steps in which the rate rises linearly from 0."""
 
 
 class FinetuneOptimizerSection(AdamSection):
@@ -43,21 +52,27 @@ class FinetuneOptimizerSection(AdamSection):
     data (arXiv 2006.05987); `bias_correction: false` reproduces it.
     """
 
-    learning_rate: float = pydantic.Field(default=5e-5, gt=0)  # peak, of the heads
+    learning_rate: float = pydantic.Field(default=5e-5, gt=0)
+    """The peak, of the heads."""
     schedule: Literal["linear", "slanted_triangular", "constant"] = "linear"
-    # With "linear" and "constant": of all steps, rounded up to whole steps.
+    """`slanted_triangular` is ULMFiT's (arXiv 1801.06146)."""
     warmup_fraction: float = pydantic.Field(default=0.1, ge=0, le=1)
-    # With "slanted_triangular": the share of steps that rise, and peak over lowest rate.
+    """With `linear` and `constant`: share of the steps in which the rate rises, rounded up."""
     cut_fraction: float = pydantic.Field(default=0.1, ge=0, lt=1)
+    """With `slanted_triangular`: share of the steps in which the rate rises."""
     ratio: float = pydantic.Field(default=32.0, ge=1)
+    """With `slanted_triangular`: the highest rate over the lowest."""
     bias_correction: bool = True
-    # The rate of a layer over that of the layer above; heads and pooler have the full rate, the
-    # top layer the first factor (after arXiv 1905.05583).
+    """False is google-research/bert's Adam."""
     layer_decay: float = pydantic.Field(default=1.0, gt=0, le=1)
-    # "embeddings", "encoder", "pooler", "layers.N", "layers.N-M" (from 0, both included).
+    """The rate of a layer over that of the layer above. Heads and pooler have the full rate, the
+    top layer the first factor (after arXiv 1905.05583)."""
     freeze: tuple[str, ...] = ()
-    # Epochs between unfreezing one unit and the next, from the top (arXiv 1801.06146, section 3.3).
+    """Parts that are not trained: `embeddings`, `encoder`, `pooler`, `layers.N`, `layers.N-M` (from
+    0, both included)."""
     unfreeze_every: int | None = pydantic.Field(default=None, ge=1)
+    """Epochs between unfreezing one layer and the next, from the top (arXiv 1801.06146, section
+    3.3)."""
 
     @pydantic.model_validator(mode="after")
     def _something_to_unfreeze(self) -> FinetuneOptimizerSection:

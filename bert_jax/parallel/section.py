@@ -18,21 +18,36 @@ class DistributedSection(Section):
     """
 
     enabled: bool = False
+    """True on every host of a job of several processes."""
     coordinator_address: str | None = None
+    """HOST or HOST:PORT of the first process. None: found on Cloud TPU, Slurm, Kubernetes and Open
+    MPI."""
     coordinator_port: int = pydantic.Field(default=8482, ge=1, le=65535)
+    """Where the address names none."""
     process_count: int | None = pydantic.Field(default=None, ge=1)
+    """None: found likewise."""
     process_index: int | None = pydantic.Field(default=None, ge=0)
+    """Of this process, from 0. None: found likewise."""
     timeout_seconds: int = pydantic.Field(default=300, ge=1)
+    """For all processes to come; then the missing ones are named."""
     silence_seconds: float = pydantic.Field(default=15.0, ge=3.0)
+    """After so long without a sign of life a process is taken for dead."""
 
 
 class MeshSection(Section):
     """Devices and how a run is split over them. One axis may be -1: all devices left over."""
 
     platform: Platform = "auto"
+    """`auto` takes what JAX finds; with a name the run refuses to start on anything else."""
     data: int = pydantic.Field(default=-1, ge=-1)
+    """Parts of a batch. The optimizer's moments are split along this axis too (ZeRO)."""
     fsdp: int = pydantic.Field(default=1, ge=-1)
+    """Parts of a batch between which also the parameters are split."""
     tensor: int = pydantic.Field(default=1, ge=-1)
+    """Parts of heads, FFN columns and vocabulary."""
     slices: int = pydantic.Field(default=1, ge=1)
+    """Slices of TPUs, joined along `data` over the data-centre network."""
     simulated_devices: int | None = pydantic.Field(default=None, ge=1, le=512)
+    """CPU devices to make of one CPU, for trying a layout."""
     distributed: DistributedSection = DistributedSection()
+    """How several processes meet."""

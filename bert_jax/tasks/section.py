@@ -17,27 +17,47 @@ from bert_jax.train.sections import BadStepsSection
 class FinetuneSection(Section):
     """What to fine-tune, on what, and how long. The defaults are the paper's middle values."""
 
-    init_from: PathText  # a run directory of `pretrain`, `import` or `finetune`
+    init_from: PathText
+    """A run directory of `pretrain`, `import` or `finetune`."""
     task: TaskSection = pydantic.Field(discriminator="kind")
-    split_seed: int = pydantic.Field(default=0, ge=0)  # of a dev set that has to be split off
+    """Which task, and where its files are; `kind` says which keys there are."""
+    split_seed: int = pydantic.Field(default=0, ge=0)
+    """Of a dev set that has to be split off."""
     max_length: int = pydantic.Field(default=128, ge=8)
+    """Tokens in a row; longer texts are cut, those of SQuAD and of token labels into windows."""
     batch_size: int = pydantic.Field(default=32, ge=1)
+    """Rows of one step."""
     accumulation: int = pydantic.Field(default=1, ge=1)
+    """Parts of a batch whose gradients are summed before the update."""
     epochs: int = pydantic.Field(default=3, ge=1)
+    """Over the training data."""
     optimizer: FinetuneOptimizerSection = FinetuneOptimizerSection()
-    dtype: Dtype | None = None  # None: the checkpoint's
-    dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)  # None: the checkpoint's
+    """With rates by layer, and freezing."""
+    dtype: Dtype | None = None
+    """Of activations. None: the checkpoint's."""
+    dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
+    """Of hidden states and attention. None: the checkpoint's."""
     evaluations_per_epoch: int = pydantic.Field(default=1, ge=1)
-    patience: int | None = pydantic.Field(default=None, ge=1)  # evaluations without a better one
-    # Whose attention heads the report shows; None: of the first dev row that fits a page.
+    """On dev; each may be the best checkpoint."""
+    patience: int | None = pydantic.Field(default=None, ge=1)
+    """Evaluations without a better one before the run ends. None: never."""
     report_sentence: str | None = pydantic.Field(default=None, min_length=1)
+    """Whose attention heads the report shows. None: of the first dev row that fits a page."""
     sweep: SweepSection | None = None
+    """Several runs as one job."""
     bad_steps: BadStepsSection = BadStepsSection()
-    checksum_every: int | None = pydantic.Field(default=1000, ge=1)  # steps; None: never
+    """What is done about numbers that go bad."""
+    checksum_every: int | None = pydantic.Field(default=1000, ge=1)
+    """Steps from one comparison of the state's replicas to the next. null: they are not
+    compared."""
     log_every: int = pydantic.Field(default=20, ge=1)
-    # Which training rows each step consumes, in <run>/examples/: about 7 bytes a row.
+    """Steps from one line of metrics to the next."""
     example_log: bool = False
+    """Whether to write down which rows each step consumes, in `examples/` of the run: about 7 bytes
+    a row."""
     rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"
+    """JAX's generator of dropout's bits. `auto`: the hardware's on a TPU, else threefry, whose bits
+    do not depend on the mesh."""
 
     def evaluate_every(self, steps_per_epoch: int) -> int:
         """Returns the steps from one evaluation to the next."""

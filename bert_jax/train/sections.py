@@ -23,22 +23,36 @@ class PhaseSection(Section):
     """
 
     dataset: PathText
+    """Its directory, local or ``gs://``: made by `bert-jax examples`, or TFRecords of
+    google-research/bert."""
     steps: int = pydantic.Field(ge=1)
+    """Of the optimizer."""
     seq_length: int = pydantic.Field(default=512, ge=8)
+    """Tokens in a row; longer examples are refused."""
     batch_size: int = pydantic.Field(default=256, ge=1)
+    """Rows of one step, over all devices and hosts."""
     accumulation: int = pydantic.Field(default=1, ge=1)
+    """Parts of a batch whose gradients are summed before the update: less memory, the same
+    numbers."""
     max_predictions: int | None = pydantic.Field(default=None, ge=1)
+    """Most masked tokens in a row. None: what the masking rate gives for a full row."""
     packing: PackingSection | None = None
+    """Puts several examples into a row."""
     learning_rate: float | None = pydantic.Field(default=None, gt=0)
+    """The peak of a schedule of its own."""
     warmup_steps: int | None = pydantic.Field(default=None, ge=0)
+    """Of that schedule."""
 
 
 class EvaluationSection(Section):
     """Evaluation on the validation split while training."""
 
     every: int = pydantic.Field(default=1000, ge=1)
+    """Steps from one to the next."""
     batch_size: int | None = pydantic.Field(default=None, ge=1)
+    """Rows at a time. None: the phase's."""
     examples: int | None = pydantic.Field(default=None, ge=1)
+    """Of the validation split to take. None: all of them."""
 
 
 class CheckpointSection(Section):
@@ -53,11 +67,17 @@ class CheckpointSection(Section):
     """
 
     every: int = pydantic.Field(default=1000, ge=1)
+    """Steps from one save to the next."""
     every_minutes: float | None = pydantic.Field(default=None, gt=0, le=525_600)
+    """Minutes after which a save is due as well."""
     keep_last: int = pydantic.Field(default=3, ge=1)
+    """Newest ones to keep."""
     keep_every: int | None = pydantic.Field(default=None, ge=1)
+    """Keep those whose step this divides."""
     keep_best: int = pydantic.Field(default=1, ge=0)
+    """Best ones to keep, by the loss on the validation split."""
     on_error: Literal["stop", "warn"] = "stop"
+    """What a save that fails does to the run."""
 
 
 class BadStepsSection(Section):
@@ -70,33 +90,51 @@ class BadStepsSection(Section):
     """
 
     on_non_finite: Literal["skip", "rollback", "stop"] = "skip"
+    """`skip` leaves the step out; `rollback` returns to the last checkpoint and skips the data
+    since."""
     on_spike: Literal["ignore", "warn", "skip", "rollback", "stop"] = "warn"
+    """Likewise, of finite numbers far from the last steps'."""
     window: int = pydantic.Field(default=128, ge=8)
+    """Steps to compare with."""
     spike_score: float = pydantic.Field(default=10.0, gt=0)
+    """Robust standard deviations above the median."""
     limit: int = pydantic.Field(default=3, ge=1)
+    """Skips within the window, or rollbacks to one checkpoint, before the run stops."""
 
 
 class WatchdogSection(Section):
     """When a step hangs: after `factor` times the median of the last ones, and not sooner."""
 
     factor: float = pydantic.Field(default=10.0, gt=1)
+    """Times the median of the last steps."""
     floor_seconds: float = pydantic.Field(default=120.0, gt=0)
+    """But at least so long."""
 
 
 class TrainSection(Section):
     """The run: phases, evaluation, checkpoints, reports."""
 
     phases: tuple[PhaseSection, ...] = pydantic.Field(min_length=1)
+    """One after the other; each has its own dataset, length and batch."""
     evaluation: EvaluationSection | None = EvaluationSection()
+    """On the validation split. null: none."""
     checkpoint: CheckpointSection = CheckpointSection()
+    """When to save and what to keep."""
     bad_steps: BadStepsSection = BadStepsSection()
-    # Steps from one comparison of the state's replicas to the next. None: they never are.
+    """What is done about numbers that go bad."""
     checksum_every: int | None = pydantic.Field(default=1000, ge=1)
+    """Steps from one comparison of the state's replicas to the next. null: they are not
+    compared."""
     log_every: int = pydantic.Field(default=10, ge=1)
-    # Which examples each step consumes, in <run>/examples/: about 7 bytes an example.
+    """Steps from one line of metrics to the next."""
     example_log: bool = False
+    """Whether to write down which examples each step consumes, in `examples/` of the run: about 7
+    bytes an example."""
     watchdog: WatchdogSection | None = WatchdogSection()
+    """Ends a run that hangs, with exit code 43. null: waits for ever."""
     rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"
+    """JAX's generator of dropout's bits. `auto`: the hardware's on a TPU, else threefry, whose bits
+    do not depend on the mesh."""
 
     @property
     def total_steps(self) -> int:

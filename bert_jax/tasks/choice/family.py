@@ -41,17 +41,29 @@ class MultipleChoiceSection(Section):
     """Tables of questions. `format` "columns" names what the presets know."""
 
     kind: Literal["multiple_choice"] = "multiple_choice"
+    """This family."""
     train: PathText | None = None
+    """A table."""
     dev: PathText | None = None
+    """Likewise; picks the best checkpoint."""
     test: PathText | None = None
+    """Likewise, with labels or without."""
     format: Literal["swag", "codah", "columns"] = "columns"
+    """`swag` and `codah` know their columns; with `columns` they are named below."""
     text: str | None = None
-    stem: str | None = None  # the column with which every choice begins, as SWAG's sent2
+    """Column of the question or context."""
+    stem: str | None = None
+    """Column with which every choice begins, as SWAG's `sent2`."""
     choices: tuple[str, ...] | None = None
+    """Columns of the choices."""
     label: str | None = None
-    id: str | None = None  # None: questions are numbered from 0
-    header: bool = True  # false: columns are "0", "1", …
+    """Column of the right one."""
+    id: str | None = None
+    """Column. None: questions are numbered from 0."""
+    header: bool = True
+    """Whether the first line names the columns; else they are "0", "1", …"""
     label_is: Literal["index", "column", "text"] | tuple[str, ...] = "index"
+    """What `label` holds: the choice's index, its column, its text, or one of these names."""
 
     @property
     def columns(self) -> ChoiceColumns:

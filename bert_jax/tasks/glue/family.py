@@ -26,12 +26,18 @@ class GlueSection(Section):
     """
 
     kind: Literal["glue"] = "glue"
+    """This family."""
     name: TaskName
-    # A directory with the original files, or with a directory MRPC that has them; or "tfds".
+    """Which of GLUE's tasks."""
     data: PathText
-    data_dir: PathText | None = None  # of TFDS; None: its own default
-    train_limit: int | None = pydantic.Field(default=None, ge=1)  # the first training examples
+    """A directory with the original files, or with a directory such as MRPC that has them; or
+    `tfds`."""
+    data_dir: PathText | None = None
+    """Of TFDS. None: its own default."""
+    train_limit: int | None = pydantic.Field(default=None, ge=1)
+    """The first training examples, for a trial. None: all."""
     class_weights: Literal["none", "balanced"] | dict[str, pydantic.PositiveFloat] = "none"
+    """`balanced`, or a weight for each label."""
 
     def open(self, request: DataRequest) -> Family:
         """Opens the task.

@@ -27,16 +27,26 @@ class SquadSection(Section):
     """SQuAD 1.1 or 2.0, from JSON files in its form. The defaults are google-research/bert's."""
 
     kind: Literal["squad"] = "squad"
+    """This family."""
     train: PathText | None = None
+    """A JSON file."""
     dev: PathText | None = None
+    """A JSON file, which picks the best checkpoint."""
     test: PathText | None = None
-    version: Literal["auto", "1.1", "2.0"] = "auto"  # auto: 2.0 if one of the files is
-    stride: int = pydantic.Field(default=128, ge=1)  # pieces from window to window
-    max_query_length: int = pydantic.Field(default=64, ge=1)  # pieces
+    """A JSON file, with answers or without."""
+    version: Literal["auto", "1.1", "2.0"] = "auto"
+    """`auto`: 2.0 if one of the files is."""
+    stride: int = pydantic.Field(default=128, ge=1)
+    """Pieces from one window of a long context to the next."""
+    max_query_length: int = pydantic.Field(default=64, ge=1)
+    """Pieces of a question; more are cut."""
     n_best: int = pydantic.Field(default=20, ge=1)
-    max_answer_length: int = pydantic.Field(default=30, ge=1)  # pieces
-    # No answer is given where its score is above the best answer's by more; None: chosen on dev.
+    """Answers to keep for each question."""
+    max_answer_length: int = pydantic.Field(default=30, ge=1)
+    """Pieces."""
     null_threshold: float | None = pydantic.Field(default=None, allow_inf_nan=False)
+    """No answer is given where its score is above the best answer's by more. None: chosen on
+    dev."""
 
     @property
     def tunes_threshold(self) -> bool:

@@ -22,9 +22,12 @@ class SweepSection(Section):
     paper's grid (arXiv 1810.04805, A.3) with five restarts of each.
     """
 
-    seeds: int = pydantic.Field(default=1, ge=1)  # the run's seed and those that follow it
-    learning_rates: tuple[pydantic.PositiveFloat, ...] = ()  # (): the optimizer's alone
-    epochs: tuple[pydantic.PositiveInt, ...] = ()  # (): the run's alone
+    seeds: int = pydantic.Field(default=1, ge=1)
+    """The run's seed and those that follow it."""
+    learning_rates: tuple[pydantic.PositiveFloat, ...] = ()
+    """Empty: the optimizer's alone."""
+    epochs: tuple[pydantic.PositiveInt, ...] = ()
+    """Empty: the run's alone."""
 
     @pydantic.field_validator("learning_rates", "epochs")
     @classmethod

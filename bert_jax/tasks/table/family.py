@@ -35,19 +35,31 @@ class TableSection(Section):
     """
 
     kind: Literal["table"] = "table"
+    """This family."""
     train: PathText
-    dev: PathText | None = None  # None: a part of `train`
+    """A .csv, .tsv, .jsonl or .parquet file."""
+    dev: PathText | None = None
+    """Likewise; picks the best checkpoint. None: a part of `train`."""
     test: PathText | None = None
-    text: str  # column
-    pair: str | None = None  # column of a second text
-    label: str  # column
-    id: str | None = None  # column; None: the index of the row, from 0
+    """Likewise, with labels or without."""
+    text: str
+    """Column of the text."""
+    pair: str | None = None
+    """Column of a second text."""
+    label: str
+    """Column of the label."""
+    id: str | None = None
+    """Column. None: the index of the row, from 0."""
     problem: Literal["auto", "single_label", "multi_label", "regression"] = "auto"
-    # Between several labels in a text. JSON lines and Parquet may have lists.
+    """`auto`: told by the labels."""
     label_separator: str = pydantic.Field(default="|", min_length=1)
-    threshold: float = pydantic.Field(default=0.5, gt=0, lt=1)  # of each of several labels
+    """Between several labels in a text. JSON lines and Parquet may have lists."""
+    threshold: float = pydantic.Field(default=0.5, gt=0, lt=1)
+    """Probability from which each of several labels is given."""
     dev_fraction: float = pydantic.Field(default=0.1, gt=0, lt=1)
+    """Share of `train` to split off where there is no `dev`."""
     class_weights: Literal["none", "balanced"] | dict[str, pydantic.PositiveFloat] = "none"
+    """`balanced`, or a weight for each label."""
 
     def open(self, request: DataRequest) -> Family:
         """Opens the table.

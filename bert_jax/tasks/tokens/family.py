@@ -36,17 +36,25 @@ class TokenClassificationSection(Section):
     """
 
     kind: Literal["token_classification"] = "token_classification"
+    """This family."""
     train: PathText | None = None
+    """A file of columns, an empty line between sentences."""
     dev: PathText | None = None
+    """Likewise; picks the best checkpoint."""
     test: PathText | None = None
+    """Likewise, with labels or without."""
     token_column: int = 0
+    """From 0; negative ones count from the end."""
     label_column: int = -1
-    separator: str | None = pydantic.Field(default=None, min_length=1)  # None: spaces and tabs
-    comment: str | None = pydantic.Field(default=None, min_length=1)  # how such lines begin
-    # "none": labels that spell no spans, such as parts of speech. IOBES is BIOES.
+    """Likewise."""
+    separator: str | None = pydantic.Field(default=None, min_length=1)
+    """Between columns. None: spaces and tabs."""
+    comment: str | None = pydantic.Field(default=None, min_length=1)
+    """How lines begin that are no tokens."""
     scheme: Literal["auto", "IOB1", "IOB2", "BIOES", "IOBES", "none"] = "auto"
-    # Pieces from one window of a long sentence to the next; None: half a window.
+    """How labels spell spans. `none`: they spell none, such as parts of speech. IOBES is BIOES."""
     stride: int | None = pydantic.Field(default=None, ge=1)
+    """Pieces from one window of a long sentence to the next. None: half a window."""
 
     def open(self, request: DataRequest) -> Family:
         """Opens the files.

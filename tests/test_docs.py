@@ -1,0 +1,84 @@
+"""The documentation: it builds as a site without a warning, and what it says to type works."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bert_jax.cli import cli
+from tests.project import ROOT
+
+# Fences of a page: their language, the file that they are the content of, and the content.
+_FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert built.returncode == 0, built.stderr
+    settings = (tmp_path / "site" / "reference" / "settings.html").read_text(encoding="utf-8")
+    assert "train.phases.batch_size" in settings
+    assert "bert_jax.verbs.pretrain.pretrain" in (
+        tmp_path / "site" / "reference" / "python.html"
+    ).read_text(encoding="utf-8")
+
+
+def test_every_step_of_the_tutorial_works(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(project / "text", "text")
+    with Path("reviews.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["review", "stars"])
+        table.writerows([f"a {word} book {n}", stars] for n in range(20) for word, stars in REVIEWS)
+    done: list[str] = []
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    for language, name, content in _FENCE.findall(page):
+        if language == "yaml":
+            # Fewer steps; all else as it is printed.
+            for key, value in (("steps: 500", "8"), ("every: 250", "4"), ("warmup_steps: 50", "4")):
+                content = content.replace(key, f"{key.partition(':')[0]}: {value}")
+            Path(name).write_text(content, encoding="utf-8")
+        elif language == "python":
+            exec(compile(content, "docs/tutorial.md", "exec"), {})
+            done.append("python")
+        else:
+            for line in content.splitlines():
+                done.append(_run(line))
+    assert done == [
+        *("vocab", "examples", "doctor", "pretrain", "evaluate", "fill-mask", "finetune"),
+        *("predict", "python", "export"),
+    ]
+    assert Path("data/mine.report.html").is_file()
+    assert Path("runs/reviews/report.html").is_file()
+    assert Path("exported/model.safetensors").is_file()
+
+
+REVIEWS = (("good", 5), ("bad", 1), ("dull", 1), ("fine", 4))
+
+
+def _run(line: str) -> str:
+    """Runs a line of a shell, and returns its verb."""
+    program, *words = [
+        word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line.partition(" # ")[0])
+    ]
+    assert program == "bert-jax", line
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, (line, result.output, result.stderr)
+    return words[0]
