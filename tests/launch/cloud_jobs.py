@@ -1,0 +1,65 @@
+"""Jobs for launchers of a cloud, and a clock that only sleeping moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bert_jax.launch.job import Attempt, Job, JobFiles, Placement
+from bert_jax.launch.pace import Pace
+from bert_jax.launch.section import SubmitSection
+from tests.launch.tpu_service import PROJECT
+
+
+class Clock:
+    """Time that passes while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_000_000.0
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        """Moves the time."""
+        self.slept.append(seconds)
+        self.seconds += seconds
+
+    def now(self) -> float:
+        """Returns it."""
+        return self.seconds
+
+    @property
+    def pace(self) -> Pace:
+        """Of requests, with the longest pauses that may be drawn."""
+        return Pace(sleep=self.sleep, clock=self.now, now=self.now, draw=lambda: 1.0)
+
+
+def make_attempt(
+    bucket: str,
+    *,
+    on: str = "v5e:4x4",
+    slices: int = 1,
+    zone: str | None = "us-west4-a",
+    name: str = "base",
+    number: int = 1,
+    **submit: Any,
+) -> Attempt:
+    """Returns an attempt of a job that is not staged."""
+    placement = Placement(on=on, slices=slices, zone=zone)
+    settings = {"bucket": bucket, "project": PROJECT, "on": on, **submit}
+    job = Job(
+        name=name,
+        run_dir=f"{bucket}/runs/{name}",
+        submit=SubmitSection.model_validate(settings),
+        placements=(placement,),
+        version="0",
+        submitted=0.0,
+    )
+    return Attempt(job, number, placement)
+
+
+def stage(attempt: Attempt, script: str = "#!/bin/sh\n") -> Attempt:
+    """Writes what launchers read of a job's directory, which is local."""
+    files = JobFiles(attempt.job.directory)
+    Path(files.software).mkdir(parents=True, exist_ok=True)
+    files.startup.write_text(script)
+    return attempt

@@ -1,0 +1,320 @@
+"""Queued resources are asked for, watched and deleted, whatever the service answers."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google.cloud import tpu_v2
+from google.rpc import code_pb2
+
+from bert_jax.errors import UserError
+from bert_jax.launch.google_calls import EMULATOR
+from bert_jax.launch.job import Attempt
+from bert_jax.launch.launcher import OutOfQuota, State, Unavailable
+from bert_jax.launch.queued_resources import QueuedResources
+from tests.launch import tpu_service
+from tests.launch.cloud_jobs import Clock, make_attempt, stage
+from tests.launch.tpu_service import PROJECT, TpuService
+
+SCRIPT = "#!/bin/sh\necho started\n"
+
+
+@dataclasses.dataclass
+class World:
+    """A service, a launcher that asks it, a job and a clock."""
+
+    service: TpuService
+    launcher: QueuedResources
+    clock: Clock
+    bucket: str
+
+    def attempt(self, **changes: object) -> Attempt:
+        """Returns a staged attempt."""
+        return stage(make_attempt(self.bucket, **changes), SCRIPT)  # type: ignore[arg-type]
+
+    def wait_for(self, attempt: Attempt, state: State) -> None:
+        """Looks until the attempt is in a state."""
+        seen = [self.launcher.observe(attempt).state for _ in range(8)]
+        assert state in seen
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """With nothing in it."""
+    clock = Clock()
+    service = TpuService(clock=clock.now)
+    with service.serving() as address:
+        monkeypatch.setenv(EMULATOR, address)
+        yield World(service, QueuedResources(PROJECT, pace=clock.pace), clock, str(tmp_path))
+
+
+def test_a_request_waits_becomes_machines_and_is_deleted(world: World) -> None:
+    attempt = world.attempt()
+    assert world.launcher.observe(attempt).state == State.ABSENT
+    world.launcher.create(attempt)
+    seen = [world.launcher.observe(attempt).state for _ in range(5)]
+    assert seen == [State.WAITING, State.WAITING, State.STARTING, State.ACTIVE, State.ACTIVE]
+    assert len(world.service.billing()) == 1
+    world.launcher.delete(attempt)
+    assert world.launcher.observe(attempt).state == State.ABSENT
+    assert world.service.billing() == []
+
+
+def test_machines_get_the_staged_script_and_the_job_and_nothing_else(world: World) -> None:
+    attempt = world.attempt(number=3, labels={"team": "nlp"})
+    world.launcher.create(attempt)
+    node = world.service.made[0].queued_resource.tpu.node_spec[0].node
+    assert dict(node.metadata) == {
+        "startup-script": SCRIPT,
+        "bert-jax-job": f"{world.bucket}/jobs/base",
+        "bert-jax-attempt": "3",
+    }
+    assert dict(node.labels) == {"team": "nlp", "bert-jax-job": "base"}
+
+
+def test_every_setting_is_in_the_request(world: World) -> None:
+    attempt = world.attempt(
+        on="v4:2x2x4",
+        zone="us-central2-b",
+        slices=4,
+        provisioning="spot",
+        network="net",
+        subnetwork="sub",
+        external_address=False,
+        service_account="trainer@test-project.iam.gserviceaccount.com",
+        data_disk="corpus",
+        limits={"wait_hours": 2.5},
+    )
+    world.launcher.create(attempt)
+    request = world.service.made[0]
+    spec = request.queued_resource.tpu.node_spec[0]
+    assert "spot" in request.queued_resource
+    assert request.parent == spec.parent == f"projects/{PROJECT}/locations/us-central2-b"
+    assert (spec.multislice_params.node_count, spec.multislice_params.node_id_prefix) == (
+        4,
+        "base-1",
+    )
+    assert (spec.node.accelerator_type, spec.node.runtime_version) == (
+        "v4-32",
+        "tpu-ubuntu2204-base",
+    )
+    assert spec.node.network_config.network == "net"
+    assert spec.node.network_config.subnetwork == "sub"
+    assert not spec.node.network_config.enable_external_ips
+    assert spec.node.service_account.email == "trainer@test-project.iam.gserviceaccount.com"
+    (disk,) = spec.node.data_disks
+    assert disk.source_disk == f"projects/{PROJECT}/zones/us-central2-b/disks/corpus"
+    assert disk.mode == tpu_v2.AttachedDisk.DiskMode.READ_ONLY
+    wait = request.queued_resource.queueing_policy.valid_until_duration
+    assert wait.total_seconds() == 9000  # type: ignore[union-attr]
+
+
+def test_a_reservation_is_named_in_full(world: World) -> None:
+    world.launcher.create(world.attempt(provisioning="reservation", reservation="ours"))
+    request = world.service.made[0].queued_resource
+    assert request.reservation_name == f"projects/{PROJECT}/locations/us-west4-a/reservations/ours"
+    assert "guaranteed" in request
+    assert request.tpu.node_spec[0].node.scheduling_config.reserved
+
+
+def test_what_is_rendered_needs_no_service_and_is_what_is_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = world.attempt(slices=2, provisioning="spot", limits={"wait_hours": 1})
+    world.launcher.create(attempt)
+    monkeypatch.delenv(EMULATOR)
+    (request,) = QueuedResources(PROJECT).render(attempt)
+    sent = json.loads(tpu_v2.CreateQueuedResourceRequest.to_json(world.service.made[0]))
+    spec = sent["queuedResource"]["tpu"]["nodeSpec"][0]["node"]
+    spec["metadata"]["startup-script"] = "(tpu_setup/startup.sh)"
+    parsed = tpu_v2.CreateQueuedResourceRequest.from_json(request.body)
+    assert parsed == tpu_v2.CreateQueuedResourceRequest.from_json(json.dumps(sent))
+    assert shlex.split(request.command) == [
+        *("gcloud", "compute", "tpus", "queued-resources", "create", "base-1"),
+        *(f"--project={PROJECT}", "--zone=us-west4-a", "--node-count=2", "--node-prefix=base-1"),
+        *("--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite", "--spot"),
+        *("--valid-until-duration=3600s", "--labels=bert-jax-job=base"),
+        f"--metadata=bert-jax-attempt=1,bert-jax-job={world.bucket}/jobs/base",
+        "--metadata-from-file=startup-script=tpu_setup/startup.sh",
+    ]
+
+
+def test_what_exists_may_be_asked_for_again(world: World) -> None:
+    attempt = world.attempt()
+    world.launcher.create(attempt)
+    world.launcher.create(attempt)
+    assert len(world.service.made) == 1
+
+
+def test_a_name_that_another_job_has_is_refused(world: World) -> None:
+    attempt = world.attempt()
+    world.launcher.create(attempt)
+    world.service.give_to("base-1", job="other")
+    with pytest.raises(UserError, match=r"submit\.name: base-1 exists in us-west4-a and is not"):
+        world.launcher.create(attempt)
+
+
+def test_a_suspended_resource_says_by_whom_and_is_deleted(world: World) -> None:
+    attempt = world.attempt(provisioning="spot")
+    world.launcher.create(attempt)
+    world.wait_for(attempt, State.ACTIVE)
+    world.service.suspend("base-1")
+    found = world.launcher.observe(attempt)
+    assert (found.state, found.message) == (State.SUSPENDED, "taken back by the service")
+    world.launcher.delete(attempt)
+    assert world.service.phase("base-1") is None
+
+
+def test_no_quota_is_told_apart_from_too_many_requests(world: World) -> None:
+    world.service.faults.next_errors["CreateQueuedResource"] = [tpu_service.too_fast(40)]
+    world.service.faults.quota = 8
+    with pytest.raises(OutOfQuota, match=r"queued resource base-1: .*Limit: 8 in zone us-west4-a"):
+        world.launcher.create(world.attempt())
+    assert world.clock.slept == [40]
+    assert world.service.requests["CreateQueuedResource"] == 2
+
+
+def test_quota_that_is_found_missing_in_the_queue_is_a_failure_with_its_words(world: World) -> None:
+    attempt = world.attempt()
+    world.service.faults.late_quota.add("us-west4-a")
+    world.launcher.create(attempt)
+    world.wait_for(attempt, State.FAILED)
+    assert world.launcher.observe(attempt).message == "Quota limit exceeded"
+    assert world.service.machines_ever == 0
+
+
+def test_capacity_that_never_comes_ends_when_the_request_does(world: World) -> None:
+    attempt = world.attempt(limits={"wait_hours": 1})
+    world.service.faults.no_capacity.add("us-west4-a")
+    world.launcher.create(attempt)
+    for _ in range(5):
+        assert world.launcher.observe(attempt).state == State.WAITING
+    world.clock.sleep(3601)
+    found = world.launcher.observe(attempt)
+    assert (found.state, found.message) == (State.FAILED, "valid-until has passed")
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (
+            tpu_service.denied("tpu.queuedResources.create"),
+            r"project test-project: no permission \(.*tpu\.queuedResources\.create.*\); needed: "
+            r"roles/tpu\.admin$",
+        ),
+        (
+            tpu_service.denied("iam.serviceAccounts.actAs"),
+            r"needed: roles/iam\.serviceAccountUser on the service account of the hosts$",
+        ),
+        (
+            tpu_service.not_enabled(),
+            r"tpu\.googleapis\.com is not enabled; enable it: gcloud services enable "
+            r"tpu\.googleapis\.com --project test-project$",
+        ),
+        (
+            tpu_service.status(code_pb2.INVALID_ARGUMENT, "no such network"),
+            r"queued resource base-1: the service refuses the request: no such network$",
+        ),
+        (
+            tpu_service.status(code_pb2.UNAUTHENTICATED, "token expired"),
+            r"no credentials \(token expired\); run `gcloud auth application-default login`",
+        ),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line_at_once(
+    world: World, answer: tpu_service.status_pb2.Status, line: str
+) -> None:
+    world.service.faults.next_errors["CreateQueuedResource"] = [answer]
+    with pytest.raises(UserError, match=line) as raised:
+        world.launcher.create(world.attempt())
+    assert "\n" not in str(raised.value)
+    assert world.clock.slept == []
+    assert world.service.made == []
+
+
+def test_a_service_that_fails_now_and_then_is_asked_again(world: World) -> None:
+    world.service.faults.share_unavailable = 0.3
+    attempts = [world.attempt(number=number) for number in range(1, 6)]
+    for attempt in attempts:
+        world.launcher.create(attempt)
+    assert len(world.service.made) == 5
+    for attempt in attempts:
+        world.wait_for(attempt, State.ACTIVE)
+        world.launcher.delete(attempt)
+    assert world.service.billing() == []
+    assert world.clock.slept  # it did fail
+
+
+def test_a_creation_whose_answer_is_lost_makes_one_resource(world: World) -> None:
+    world.service.faults.lost_answers["CreateQueuedResource"] = 1
+    world.launcher.create(world.attempt())
+    assert world.service.requests["CreateQueuedResource"] == 2
+    assert len(world.service.made) == 1
+
+
+def test_a_service_that_never_answers_is_given_up_after_ten_minutes(world: World) -> None:
+    attempt = world.attempt()
+    world.service.faults.share_unavailable = 1.0
+    with pytest.raises(
+        Unavailable, match=r"queued resource base-1: no answer for \d+ s \(try again"
+    ):
+        world.launcher.observe(attempt)
+    assert 500 < sum(world.clock.slept) <= 600
+    assert world.service.requests["GetQueuedResource"] < 30
+
+
+def test_a_deletion_that_never_ends_is_told_as_one_that_may_bill(world: World) -> None:
+    attempt = world.attempt()
+    world.launcher.create(attempt)
+    busy = tpu_service.status(code_pb2.FAILED_PRECONDITION, "in use")
+    world.service.faults.next_errors["DeleteQueuedResource"] = [busy] * 1000
+    with pytest.raises(Unavailable, match="not deleted after 30 min; it may bill"):
+        world.launcher.delete(attempt)
+
+
+def test_all_that_exists_is_found_and_can_be_removed(world: World) -> None:
+    for number in range(1, 4):
+        world.launcher.create(world.attempt(name="base", number=number))
+    world.wait_for(world.attempt(number=2), State.ACTIVE)
+    lost = f"projects/{PROJECT}/locations/us-west4-a/nodes/old-1"
+    world.service.make_by_hand(tpu_v2.Node(name=lost, labels={"bert-jax-job": "old"}))
+    world.service.make_by_hand(tpu_v2.Node(name=f"{lost}0", labels={"theirs": "yes"}))
+    found = world.launcher.existing()
+    summary = collections.Counter((one.job, one.resource, one.bills) for one in found)
+    assert summary == {
+        ("base", "base-1", False): 1,
+        ("base", "base-2", True): 1,
+        ("base", "base-3", False): 1,
+        ("old", "old-1", True): 1,
+    }
+    assert {one.zone for one in found} == {"us-west4-a"}
+    for one in found:
+        world.launcher.remove(one)
+    assert world.launcher.existing() == []
+    assert world.service.billing() == [f"{lost}0"]  # what is not ours stays
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"on": "v7x:2x2x1"},
+            r'submit\.on: found "v7x:2x2x1", which .* offers on GKE alone',
+        ),
+        ({"zone": None}, r"submit\.zone: missing; set it, or give --zone"),
+        ({"project": None}, r"submit\.project: missing; set it, or give --project"),
+        ({"provisioning": "reservation"}, r"submit\.reservation: missing"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_said_before_anything_is(
+    world: World, changes: dict[str, object], line: str
+) -> None:
+    with pytest.raises(UserError, match=line):
+        world.launcher.create(world.attempt(**changes))
+    assert not world.service.requests
