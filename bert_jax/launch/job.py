@@ -131,9 +131,26 @@ class JobFiles:
         """The heartbeat of one host: `HostStatus` as JSON, every minute. The host's."""
         return self.directory / "attempts" / str(attempt) / f"worker-{worker}.json"
 
-    def log(self, attempt: int, worker: int) -> epath.Path:
-        """What one host has printed. The host's."""
-        return self.directory / "attempts" / str(attempt) / f"worker-{worker}.log"
+    def log(self, attempt: int, worker: int, part: int = 0) -> epath.Path:
+        """What one host has printed, in parts of a megabyte. The host's."""
+        number = f".{part}" if part else ""
+        return self.directory / "attempts" / str(attempt) / f"worker-{worker}{number}.log"
+
+
+class Ending(Section):
+    """How one process of the run ended on a host.
+
+    Attributes:
+        at: seconds since 1970.
+        exit_code: of the process; 128 and the signal's number of one that was killed.
+        step: the last one that it reported; None: it died before.
+        message: why, in its own words.
+    """
+
+    at: float
+    exit_code: int
+    step: int | None = None
+    message: str = ""
 
 
 class HostStatus(Section):
@@ -141,15 +158,17 @@ class HostStatus(Section):
 
     Attributes:
         state: `failed`: the run ended in a way that the same command will not mend (a mistake in
-            the configuration, numbers that went bad, the same step twice).
+            the configuration, numbers that went bad, the same step twice). `stopped`: by SIGTERM,
+            as the machine is taken back; the run has saved.
         exit_code: of the run's last process; None while the first runs.
         restarts: of the run's process on this host in this attempt.
         message: the last line that says why.
         at: seconds since 1970.
         goodput: shares of wall time by kind.
+        endings: of the run's processes on this host in this attempt, the last 20.
     """
 
-    state: Literal["installing", "staging", "running", "restarting", "done", "failed"]
+    state: Literal["installing", "staging", "running", "restarting", "stopped", "done", "failed"]
     exit_code: int | None = None
     restarts: int = 0
     message: str = ""
@@ -157,6 +176,7 @@ class HostStatus(Section):
     step: int | None = None
     loss: float | None = None
     goodput: dict[str, float] = pydantic.Field(default_factory=dict)
+    endings: Annotated[tuple[Ending, ...], pydantic.BeforeValidator(as_tuple)] = ()
 
 
 @dataclasses.dataclass(frozen=True)

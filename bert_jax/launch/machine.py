@@ -31,6 +31,12 @@ an environment and installs the staged wheel into it."""
 HOME: Final = "BERT_JAX_HOME"
 """A local directory for the environment, caches, datasets; unset: the script's own choice."""
 
+BEAT_SECONDS: Final = "BERT_JAX_BEAT_SECONDS"
+"""From one heartbeat of a host to the next; unset: 60."""
+
+PAUSE_SECONDS: Final = "BERT_JAX_PAUSE_SECONDS"
+"""Before a host starts its run again for the first time; unset: 5. It doubles."""
+
 
 def metadata(attempt: Attempt) -> dict[str, str]:
     """Returns the attributes of the metadata of an attempt's machines, but for the script."""

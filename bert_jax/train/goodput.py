@@ -1,51 +1,26 @@
-"""Where a run's wall time went, over all its restarts.
-
-Every second is of one kind: `start` (imports, devices, opening the data), `restore` (or making the
-first state), `compile`, `input` (waiting for a batch), `train`, `evaluate`, `save` (standing still
-for a checkpoint), `lost` (work done after the last checkpoint of a process that was killed, and so
-done again), `down` (from the last sign of life of one process to the start of the next).
-"""
+"""Tells what the time of a process goes on; `time_account` says what kinds there are."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
 import jax
 from etils import epath
 
-from bert_jax.errors import UserError
 from bert_jax.train.compile_time import compile_clock
-from bert_jax.train.writer import Writer, read_metrics
-
-GOODPUT: Final = "goodput"  # the kind of its lines in metrics.jsonl
-KINDS: Final = (
-    *("train", "input", "evaluate", "save"),  # is lost with a process that is killed
-    *("start", "restore", "compile", "lost", "down"),
+from bert_jax.train.time_account import (
+    GOODPUT,
+    KINDS,
+    Goodput,
+    goodput_lines,
+    goodput_of,
 )
+from bert_jax.train.writer import Writer
+
 _LOSABLE: Final = KINDS[:4]
-
-
-class Goodput(NamedTuple):
-    """Where the wall time of a run went."""
-
-    seconds: dict[str, float]  # by kind, all of `KINDS`
-    starts: int  # of processes
-    at: float  # seconds since 1970: when this was known
-    finished: bool  # whether the run had come to its end
-
-    @property
-    def total(self) -> float:
-        """Seconds from the first start on."""
-        return sum(self.seconds.values())
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Shares of the kinds in the wall time, which add up to 1."""
-        return {kind: self.seconds[kind] / max(self.total, 1e-9) for kind in KINDS}
 
 
 class Stopwatch:
@@ -58,7 +33,7 @@ class Stopwatch:
             run_dir: of the run; only the first process reads what it holds.
             started: when this process, or this run in it, began: seconds since 1970.
         """
-        self._before = _lines(run_dir) if jax.process_index() == 0 else []
+        self._before = goodput_lines(run_dir) if jax.process_index() == 0 else []
         self._compiling = compile_clock()
         self._seconds = dict.fromkeys(KINDS, 0.0)
         self._seconds["start"] = max(time.time() - started, 0.0)
@@ -76,8 +51,8 @@ class Stopwatch:
             return
         last = self._before[-1]
         kept = [line for line in self._before if line["step"] <= step][-1:]
-        counted = _of(kept[0]).seconds if kept else dict.fromkeys(KINDS, 0.0)
-        died = _of(last)
+        counted = goodput_of(kept[0]).seconds if kept else dict.fromkeys(KINDS, 0.0)
+        died = goodput_of(last)
         for kind in KINDS:
             if kind in _LOSABLE:
                 self._seconds[kind] += min(counted[kind], died.seconds[kind])
@@ -132,36 +107,3 @@ class Stopwatch:
         self._seconds[self._kind] += now - self._since - compiling
         self._seconds["compile"] += compiling
         self._kind, self._since, self._compiled = kind, now, compiled
-
-
-def read_goodput(run_dir: epath.PathLike) -> Goodput | None:
-    """Returns where a run's time went, as it last wrote; None if it has written nothing.
-
-    ``read_goodput("runs/base").shares["train"] -> 0.93``
-
-    Args:
-        run_dir: of the run, which may be under way or dead.
-    """
-    lines = _lines(epath.Path(run_dir))
-    return _of(lines[-1]) if lines else None
-
-
-def describe_goodput(found: Goodput) -> str:
-    """Returns a line: ``train 81.0%, compile 12.0%, start 7.0% of 0:03:10, 1 start``."""
-    shares = sorted(found.shares.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{kind} {share:.1%}" for kind, share in shares if share >= 0.0005)
-    starts = f"{found.starts} start{'s' if found.starts > 1 else ''}"
-    return f"{shown} of {timedelta(seconds=round(found.total))}, {starts}"
-
-
-def _lines(run_dir: epath.Path) -> Sequence[dict[str, Any]]:
-    try:
-        lines = read_metrics(run_dir, kind=GOODPUT)
-    except UserError:  # there are none yet, or the writer will say what is wrong
-        return []
-    return [line for line in lines if {*KINDS, "starts", "at", "finished"} <= line.keys()]
-
-
-def _of(line: dict[str, Any]) -> Goodput:
-    seconds = {kind: float(line[kind]) for kind in KINDS}
-    return Goodput(seconds, int(line["starts"]), float(line["at"]), bool(line["finished"]))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 from rich.console import Console
 
 from bert_jax.train.example_log import ExampleLog
-from bert_jax.train.goodput import Stopwatch, describe_goodput
+from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.heartbeat import with_heartbeat
 from bert_jax.train.progress_display import ProgressDisplay, make_display
 from bert_jax.train.spec import TrainSpec
-from bert_jax.train.writer import Writer, make_writer
+from bert_jax.train.time_account import describe_goodput
+from bert_jax.train.writer import NoWriter, RunWriter, Writer
 
 
 class Output(NamedTuple):
@@ -70,5 +73,8 @@ def open_output(
         enabled=spec.example_log,
         say=display.say,
     )
-    writer = make_writer(spec.run_dir, resume_step=first, say=display.say)
-    return Output(writer, display, examples, watch)
+    # Figures are written once, by the first process.
+    writer: Writer = NoWriter()
+    if jax.process_index() == 0:
+        writer = RunWriter(spec.run_dir, resume_step=first, say=display.say)
+    return Output(with_heartbeat(writer), display, examples, watch)

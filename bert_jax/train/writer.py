@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-import jax
 from etils import epath
 
 from bert_jax.files.atomic import write_whole
@@ -90,13 +89,6 @@ class RunWriter:
         """See `Writer`."""
         self._lines.close()
         self._board.close()
-
-
-def make_writer(run_dir: epath.Path, *, resume_step: int, say: Callable[[str], None]) -> Writer:
-    """Returns the writer of a run's figures, which only the first process writes."""
-    if jax.process_index() != 0:
-        return NoWriter()
-    return RunWriter(run_dir, resume_step=resume_step, say=say)
 
 
 class NoWriter:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bert_jax.train.goodput import read_goodput
+from bert_jax.train.time_account import read_goodput
 from tests.chaos.kills import kill_until, table, undisturbed
 from tests.processes.conftest import server  # noqa: F401
 from tests.processes.hosts import ForkServer

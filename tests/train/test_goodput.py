@@ -11,7 +11,8 @@ import pytest
 from etils import epath
 
 from bert_jax.train import goodput
-from bert_jax.train.goodput import KINDS, Stopwatch, describe_goodput, read_goodput
+from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.time_account import KINDS, describe_goodput, read_goodput
 from bert_jax.train.writer import RunWriter
 
 

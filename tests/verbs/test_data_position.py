@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from bert_jax.cli import cli
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.train.example_log import read_example_log, times_seen
-from bert_jax.train.goodput import read_goodput
+from bert_jax.train.time_account import read_goodput
 from bert_jax.train.writer import read_metrics
 from tests.project import project_config, write_config
 

@@ -1,0 +1,149 @@
+"""The agent of one host: stages data, runs the job's verb, starts it again, tells how it goes.
+
+`tpu_setup/startup.sh` ends as `python -m bert_jax.launch.host`, on Cloud TPU VMs, in containers and
+on this machine alike. Read `Agent.run` and `Agent._until_it_ends` from top to bottom.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from bert_jax.data.dataset.cache import DatasetCache
+from bert_jax.data.google_bert.reader import is_google_bert
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.launch.assignment import Assignment, Told, read_assignment, read_told
+from bert_jax.launch.host_status import read_hosts
+from bert_jax.launch.job import Ending
+from bert_jax.launch.reports import Reports
+from bert_jax.launch.restarts import INTERRUPTED, PEER_LOST, Restarts, Verdict
+from bert_jax.launch.run_process import RunProcess
+
+_MISTAKE = 2
+
+
+class _Stopped(Exception):
+    """SIGTERM came while no process of the run was there to save anything."""
+
+
+class Agent:
+    """Runs one host's part of a job to its end."""
+
+    def __init__(self, told: Told, reports: Reports, heartbeat: Path) -> None:
+        """Starts nothing.
+
+        Args:
+            told: by the startup script.
+            reports: of this host.
+            heartbeat: the file in which the run says how far it is.
+        """
+        self._told, self._reports, self._heartbeat = told, reports, heartbeat
+        self._restarts = Restarts(told.pause_seconds)
+        self._stop = threading.Event()
+        self._process: RunProcess | None = None
+
+    def run(self) -> int:
+        """Returns the exit code: 0 done, 1 and 2 as the run's own, 3 stopped by a signal.
+
+        A host that had come to an end before it was rebooted stays there.
+        """
+        before = self._reports.status
+        if before.state in ("done", "failed"):
+            self._reports.say(f"{before.state} before this machine was started again")
+            return 0 if before.state == "done" else before.exit_code or 1
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        try:
+            verdict = self._until_it_ends(read_assignment(self._told))
+        except UserError as error:
+            verdict = Verdict("failed", _MISTAKE, str(error))
+        except RunStopped as error:
+            verdict = Verdict("failed", 1, str(error))
+        except _Stopped:
+            verdict = Verdict("stopped", INTERRUPTED, "SIGTERM")
+        self._reports.say(f"{verdict.state}: {verdict.message}".rstrip(": "))
+        self._reports.update(
+            state=verdict.state, exit_code=verdict.exit_code, message=verdict.message
+        )
+        return verdict.exit_code
+
+    def _until_it_ends(self, assignment: Assignment) -> Verdict:
+        while True:
+            self._reports.update(state="staging")
+            self._stage(assignment)
+            self._reports.update(state="running")
+            ending = self._run_once(assignment)
+            if self._stop.is_set():
+                return Verdict("stopped", INTERRUPTED, ending.message)
+            verdict = self._restarts.judge(ending)
+            if verdict.pause is None:
+                self._reports.update(ending)
+                return verdict
+            self._reports.say(
+                f"exit code {ending.exit_code}: {ending.message}; again in {verdict.pause:g} s"
+            )
+            restarts = self._reports.status.restarts + 1
+            self._reports.update(
+                ending, state="restarting", message=verdict.message, restarts=restarts
+            )
+            if self._stop.wait(verdict.pause):
+                raise _Stopped
+            if ending.exit_code == PEER_LOST and (failed := self._failed_elsewhere(assignment)):
+                return failed
+
+    def _stage(self, assignment: Assignment) -> None:
+        """Copies datasets to this machine, once; the run finds them there."""
+        cache = DatasetCache(assignment.loader.cache, say=self._say_staging)
+        for dataset in assignment.datasets:
+            if not is_google_bert(dataset):
+                cache.local(dataset)
+
+    def _say_staging(self, line: str) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+        self._reports.say(line)
+
+    def _run_once(self, assignment: Assignment) -> Ending:
+        process = RunProcess(assignment.command, heartbeat=self._heartbeat, log=self._reports.log)
+        self._process = process
+        if self._stop.is_set():
+            process.terminate()
+        try:
+            return process.wait()
+        finally:
+            self._process = None
+
+    def _failed_elsewhere(self, assignment: Assignment) -> Verdict | None:
+        """Returns the end of a host without which there is no run."""
+        hosts = read_hosts(self._told.files, self._told.attempt, count=assignment.attempt.hosts)
+        for worker, status in enumerate(hosts):
+            if status is not None and status.state == "failed":
+                return Verdict("failed", status.exit_code or 1, f"host {worker}: {status.message}")
+        return None
+
+    def _on_signal(self, number: int, _: object) -> None:
+        """Hands the request on to the run, which saves and ends."""
+        self._stop.set()
+        if self._process is not None:
+            self._process.terminate()
+
+
+def main() -> int:
+    """What the startup script hands over to."""
+    try:
+        told = read_told(os.environ)
+    except UserError as error:
+        sys.stderr.write(f"bert-jax: {error}\n")
+        return _MISTAKE
+    with tempfile.TemporaryDirectory(prefix="bert_jax_host_") as directory:
+        heartbeat = Path(directory) / "heartbeat.json"
+        with Reports(told, heartbeat) as reports:
+            return Agent(told, reports, heartbeat).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

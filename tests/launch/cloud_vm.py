@@ -1,0 +1,163 @@
+"""A Cloud TPU VM as its startup script sees it: a metadata server, and commands that take notes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.server
+import io
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+from etils import epath
+
+from tests.launch.jobs import STARTUP, TIMEOUT
+
+TOKEN = "ya29.secret-token"
+
+# Stands in for the agent: tells what it was told.
+_AGENT = """
+import os
+names = ("BERT_JAX_JOB", "BERT_JAX_ATTEMPT", "BERT_JAX_WORKER", "BERT_JAX_HOME")
+print(*(os.environ[name] for name in names), sep="|")
+"""
+
+# Notes what a command was called with, and then is that command.
+_NOTE = """#!/bin/sh
+printf '%s\\n' "$0 $*" >>"$NOTES"
+exec {command} "$@"
+"""
+
+# Notes the unit's properties, and runs it at once.
+_SYSTEMD_RUN = """#!/bin/bash
+printf '%s\\n' "$0 $*" >>"$NOTES"
+while [[ $1 == --* ]]; do
+  [[ $1 == --setenv=* ]] && export "${1#--setenv=}"
+  shift
+done
+exec "$@"
+"""
+
+
+def wheel() -> bytes:
+    """Returns a wheel of the package's name that holds an agent and needs nothing."""
+    content, records = io.BytesIO(), []
+    info = "bert_jax-0.2.0.dist-info"
+    files = {
+        "bert_jax/__init__.py": "",
+        "bert_jax/launch/__init__.py": "",
+        "bert_jax/launch/host.py": _AGENT,
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: bert-jax\nVersion: 0.2.0\n"
+        "Provides-Extra: tpu\nProvides-Extra: gcp\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
+            records.append(f"{name},sha256={digest.decode()},{len(text)}")
+        archive.writestr(f"{info}/RECORD", "\n".join([*records, f"{info}/RECORD,,"]))
+    return content.getvalue()
+
+
+def stage_software(job: epath.Path) -> None:
+    """Writes what hosts install, as `bert_jax.launch.bundle` does."""
+    software = {
+        "bert_jax-0.2.0-py3-none-any.whl": wheel(),
+        "constraints.txt": b"",
+        "python-version": f"{sys.version_info[0]}.{sys.version_info[1]}\n".encode(),
+        "startup.sh": STARTUP.read_bytes(),
+    }
+    sums = "".join(f"{hashlib.sha256(raw).hexdigest()}  {name}\n" for name, raw in software.items())
+    (job / "software").mkdir(parents=True, exist_ok=True)
+    for name, raw in (software | {"SHA256SUMS": sums.encode()}).items():
+        (job / "software" / name).write_bytes(raw)
+
+
+class Metadata:
+    """A metadata server on loopback; a context manager."""
+
+    def __init__(self, attributes: dict[str, str]) -> None:
+        """Takes an instance's attributes."""
+        found = {f"attributes/{name}": value for name, value in attributes.items()}
+        found["service-accounts/default/token"] = (
+            f'{{"access_token":"{TOKEN}","expires_in":3599,"token_type":"Bearer"}}'
+        )
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                name = self.path.removeprefix("/computeMetadata/v1/instance/")
+                known = self.headers.get("Metadata-Flavor") == "Google" and name in found
+                self.send_response(200 if known else 404)
+                self.end_headers()
+                self.wfile.write(found.get(name, "").encode() if known else b"")
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Says nothing."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Metadata:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Vm:
+    """A machine of one attempt, which can be booted more than once."""
+
+    def __init__(self, directory: Path) -> None:
+        """Makes its disk and its commands."""
+        self.home, self._bin = directory / "home", directory / "bin"
+        self._notes = directory / "notes"
+        self._bin.mkdir(parents=True)
+        environment = Path(sys.executable).parent
+        for name, command in (("curl", "/usr/bin/curl"), ("uv", f"{environment}/uv")):
+            self._command(name, _NOTE.format(command=command))
+        self._command("systemd-run", _SYSTEMD_RUN)
+        self._command("systemctl", "#!/bin/sh\nexit 3\n")
+
+    def boot(
+        self, attributes: dict[str, str], storage: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs the startup script as the machine does, with nothing but its own environment."""
+        with Metadata(attributes) as metadata:
+            told = {
+                "PATH": f"{self._bin}:{os.environ['PATH']}",
+                "HOME": str(self.home),
+                "BERT_JAX_HOME": str(self.home),
+                "GCE_METADATA_HOST": metadata.host,
+                "NOTES": str(self._notes),
+                "BERT_JAX_PAUSE_SECONDS": "0",
+                "UV_OFFLINE": "1",
+                "UV_PYTHON_DOWNLOADS": "never",
+            }
+            if storage:
+                told["STORAGE_EMULATOR_HOST"] = storage
+            return subprocess.run(
+                ["bash", str(STARTUP)],
+                env=told,
+                cwd=self._bin,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+                check=False,
+            )
+
+    @property
+    def notes(self) -> str:
+        """Every command that was called, with its arguments."""
+        return self._notes.read_text() if self._notes.exists() else ""
+
+    def _command(self, name: str, text: str) -> None:
+        path = self._bin / name
+        path.write_text(text)
+        path.chmod(0o755)

@@ -1,0 +1,127 @@
+"""Jobs in a directory, as `submit` leaves them for their hosts, and hosts started there."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from etils import epath
+
+from bert_jax.config import dump_config, parse_config
+from bert_jax.launch.job import HostStatus, Job, JobFiles, Placement
+from bert_jax.launch.section import SubmitSection
+from bert_jax.version import __version__
+from tests.project import ROOT, environment
+
+STARTUP = ROOT / "tpu_setup" / "startup.sh"
+
+# Not a measurement: long enough for a machine that does five other things.
+TIMEOUT = 300.0
+
+
+def write_job(
+    bucket: epath.PathLike,
+    config: Mapping[str, Any],
+    *,
+    name: str = "tiny",
+    hosts: int = 1,
+    version: str = __version__,
+) -> JobFiles:
+    """Writes a job of `on: local` with its first attempt; the wheel is not needed."""
+    settings = SubmitSection(name=name, on=("local",), hosts=hosts, bucket=str(bucket))
+    run_dir = config["run_dir"]
+    placement = Placement(on="local")
+    job = Job(
+        name=name,
+        run_dir=run_dir,
+        submit=settings,
+        placements=(placement,),
+        version=version,
+        submitted=time.time(),
+    )
+    files = JobFiles(job.directory)
+    for path, content in (
+        (files.job, job.model_dump_json()),
+        (files.config, dump_config(parse_config(dict(config), source="test"))),
+        (files.attempt(1), placement.model_dump_json()),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return files
+
+
+class HostProcess:
+    """A host: the startup script and what it becomes."""
+
+    def __init__(self, process: subprocess.Popen[str], files: JobFiles, worker: int) -> None:
+        self.process, self._files, self._worker = process, files, worker
+
+    @property
+    def status(self) -> HostStatus | None:
+        """What it last said of itself."""
+        path = self._files.host(1, self._worker)
+        return HostStatus.model_validate_json(path.read_text()) if path.exists() else None
+
+    def until(self, told: Callable[[HostStatus], object]) -> HostStatus:
+        """Returns the first status of which something is true."""
+        end = time.monotonic() + TIMEOUT
+        while (status := self.status) is None or not told(status):
+            assert time.monotonic() < end, (status, self.log)
+            assert self.process.poll() is None or status == self.status, (status, self.log)
+            time.sleep(0.05)
+        return status
+
+    def wait(self) -> int:
+        """Returns its exit code."""
+        return self.process.wait(TIMEOUT)
+
+    @property
+    def log(self) -> str:
+        """What it has uploaded of its log."""
+        path = self._files.log(1, self._worker)
+        return path.read_text() if path.exists() else ""
+
+
+@contextlib.contextmanager
+def host(
+    files: JobFiles, *, worker: int = 0, cwd: str | None = None, **variables: str
+) -> Iterator[HostProcess]:
+    """Starts a host with this Python; leaving the context ends it.
+
+    Args:
+        files: of its job.
+        worker: which host it is.
+        cwd: its working directory.
+        variables: of the environment, besides.
+    """
+    told = {
+        "BERT_JAX_JOB": str(files.directory),
+        "BERT_JAX_ATTEMPT": "1",
+        "BERT_JAX_WORKER": str(worker),
+        "BERT_JAX_PYTHON": sys.executable,
+        "BERT_JAX_BEAT_SECONDS": "0.1",
+        "BERT_JAX_PAUSE_SECONDS": "0.1",
+    }
+    process = subprocess.Popen(
+        ["bash", str(STARTUP)],
+        env=environment() | told | variables,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        yield HostProcess(process, files, worker)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

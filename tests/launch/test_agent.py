@@ -1,0 +1,171 @@
+"""The agent with small programs in place of the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bert_jax.launch import machine, reports
+from bert_jax.launch.assignment import Assignment, read_told
+from bert_jax.launch.host import Agent
+from bert_jax.launch.job import HostStatus, JobFiles
+from bert_jax.launch.reports import Reports
+from tests.launch.jobs import TIMEOUT, write_job
+
+# Takes the next of a list of endings: [exit code, step that it reports first or null].
+PROGRAM = """
+import json, os, sys, time
+left = json.load(open(sys.argv[1]))
+code, step = left.pop(0)
+json.dump(left, open(sys.argv[1], "w"))
+if step is not None:
+    json.dump({"step": step, "loss": 1.5}, open(os.environ["BERT_JAX_HEARTBEAT"], "w"))
+print("bert-jax: because", flush=True)
+if code is None:
+    time.sleep(600)
+sys.exit(code)
+"""
+
+
+class Host:
+    """An agent in this process."""
+
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch, *, hosts: int = 1) -> None:
+        self._directory, self._patch = directory, patch
+        self.files: JobFiles = write_job(
+            directory, {"run_dir": str(directory / "run")}, hosts=hosts
+        )
+        self.pause_seconds = "0.02"
+
+    def run(self, *endings: tuple[int | None, int | None]) -> int:
+        """Runs the agent to its end, over processes that end so."""
+        plan = self._directory / "plan.json"
+        plan.write_text(json.dumps(endings))
+        command = [sys.executable, "-S", "-c", PROGRAM, str(plan)]
+        self._patch.setattr(Assignment, "command", property(lambda _: command))
+        told = read_told(
+            {
+                machine.JOB: str(self.files.directory),
+                machine.ATTEMPT: "1",
+                machine.WORKER: "0",
+                machine.BEAT_SECONDS: "0.02",
+                machine.PAUSE_SECONDS: self.pause_seconds,
+            }
+        )
+        heartbeat = self._directory / "heartbeat.json"
+        with Reports(told, heartbeat) as told_of:
+            code = Agent(told, told_of, heartbeat).run()
+        assert json.loads(plan.read_text()) == []
+        return code
+
+    @property
+    def status(self) -> HostStatus:
+        """What it last said."""
+        return HostStatus.model_validate_json(self.files.host(1, 0).read_text())
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    """Gives signals back after it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield Host(tmp_path, monkeypatch)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_it_starts_the_run_again_until_it_is_done_and_tells_why(host: Host) -> None:
+    endings = ((3, 2), (4, 2), (43, 5), (137, 9), (0, 12))
+    assert host.run(*endings) == 0
+    status = host.status
+    assert (status.state, status.step, status.loss, status.restarts) == ("done", 12, 1.5, 4)
+    told = [(ending.exit_code, ending.step, ending.message) for ending in status.endings]
+    assert told == [(code, step, "because") for code, step in endings]
+    log = host.files.log(1, 0).read_text()
+    assert log.count("bert-jax: because") == 5
+    assert "exit code 43: because; again in 0.02 s" in log
+
+
+def test_the_same_step_twice_is_the_end(host: Host) -> None:
+    assert host.run((134, 5), (134, 5)) == 1
+    assert host.status.state == "failed"
+    assert host.status.message == "the run died twice at step 5: because"
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_what_no_restart_mends_is_the_end(host: Host, code: int) -> None:
+    assert host.run((code, None)) == code
+    assert (host.status.state, host.status.message) == ("failed", "because")
+
+
+def test_a_host_gives_up_when_another_one_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
+) -> None:
+    pair = Host(tmp_path / "pair", monkeypatch, hosts=2)
+    failed = HostStatus(state="failed", exit_code=1, message="loss is not finite", at=0.0)
+    pair.files.host(1, 1).write_text(failed.model_dump_json())
+    assert pair.run((4, 3)) == 1
+    assert pair.status.message == "host 1: loss is not finite"
+
+
+def test_sigterm_ends_the_run_and_then_the_host(host: Host) -> None:
+    def send() -> None:
+        end = time.monotonic() + TIMEOUT
+        while not plan_is_taken() and time.monotonic() < end:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def plan_is_taken() -> bool:
+        status = host.files.host(1, 0)
+        return status.exists() and HostStatus.model_validate_json(status.read_text()).step == 7
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert host.run((None, 7)) == 3
+    sender.join()
+    assert (host.status.state, host.status.step) == ("stopped", 7)
+
+
+def test_sigterm_in_a_pause_ends_the_host_at_once(host: Host) -> None:
+    host.pause_seconds = str(TIMEOUT)
+
+    def send() -> None:
+        end = time.monotonic() + TIMEOUT
+        path = host.files.host(1, 0)
+        while time.monotonic() < end:
+            if path.exists() and '"restarting"' in path.read_text():
+                break
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert host.run((3, 7)) == 3
+    sender.join()
+    assert host.status.state == "stopped"
+
+
+def test_a_bucket_that_does_not_answer_delays_heartbeats_alone(
+    host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written, tries = reports.write_whole, []
+
+    def fails_twice(*args: object, **kwargs: object) -> None:
+        tries.append(args)
+        if len(tries) < 3:
+            raise OSError("no route to host")
+        written(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(reports, "write_whole", fails_twice)
+    monkeypatch.setattr("bert_jax.launch.host_log.write_whole", fails_twice)
+    assert host.run((3, 2), (0, 4)) == 0
+    assert host.status.state == "done"
+    assert host.files.log(1, 0).read_text().count("bert-jax: because") == 2
+    assert capsys.readouterr().err.count("no heartbeat could be written: no route to host") == 1

@@ -1,0 +1,98 @@
+"""Hosts through the startup script: real processes that train a tiny BERT, stopped and broken."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bert_jax.launch.job import HostStatus
+from bert_jax.train.writer import read_metrics
+from tests.launch.jobs import host, write_job
+from tests.project import project_config
+
+STEPS = 8
+
+
+@pytest.fixture
+def config(project: Path, tmp_path: Path) -> dict[str, Any]:
+    """Of a short run of one phase."""
+    values = project_config(project)
+    values["run_dir"] = str(tmp_path / "run")
+    values["mesh"] = {"platform": "cpu", "simulated_devices": 1}
+    train = values["train"]
+    train["phases"] = [train["phases"][0] | {"steps": STEPS}]
+    train |= {"evaluation": None, "log_every": 1, "checkpoint": {"every": 4}}
+    return values
+
+
+def of_training(status: HostStatus) -> bool:
+    return status.state == "running" and bool(status.step)
+
+
+def test_what_a_user_writes_is_never_a_command(config: dict[str, Any], tmp_path: Path) -> None:
+    """Names with all that a shell reads, through the script to a run that trains and is done."""
+    trap = tmp_path / "pwned"
+    hostile = f"a b;touch {trap.name}\n$(touch {trap.name})`touch {trap.name}`\"'&|>x"
+    root = tmp_path / hostile.replace("/", "")
+    root.mkdir()
+    config["run_dir"] = str(root / "run $(touch pwned)")
+    files = write_job(root, config)
+    with host(files, cwd=str(tmp_path), BERT_JAX_HOME=str(root / "home")) as started:
+        assert started.wait() == 0, started.log
+    status = started.status
+    assert status is not None
+    assert (status.state, status.exit_code, status.step) == ("done", 0, STEPS)
+    assert status.loss is not None
+    assert sum(status.goodput.values()) == pytest.approx(1, abs=0.01)
+    assert "where the time went" in started.log
+    assert read_metrics(config["run_dir"], kind="train")[-1]["step"] == STEPS
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_a_killed_run_goes_on_and_sigterm_saves_it(config: dict[str, Any], tmp_path: Path) -> None:
+    config["train"]["phases"][0]["steps"] = 100_000
+    config["train"]["checkpoint"]["every"] = 100_000
+    files = write_job(tmp_path, config)
+    with host(files) as started:
+        started.until(of_training)
+        (run,) = psutil.Process(started.process.pid).children()
+        run.kill()
+        status = started.until(lambda status: status.restarts == 1 and of_training(status))
+        (ending,) = status.endings
+        assert (ending.exit_code, ending.message) == (137, "killed by SIGKILL")
+        assert ending.step
+
+        started.process.send_signal(signal.SIGTERM)
+        assert started.wait() == 3, started.log
+    status = started.status
+    assert status is not None
+    assert (status.state, status.exit_code) == ("stopped", 3)
+    assert f"stopped at step {status.step}, saved" in started.log
+    assert (tmp_path / "run" / "checkpoints" / str(status.step)).exists()
+
+
+def test_a_mistake_is_told_once_and_the_host_ends(config: dict[str, Any], tmp_path: Path) -> None:
+    config["tokenizer"] = str(tmp_path / "nowhere")
+    files = write_job(tmp_path, config)
+    with host(files) as started:
+        assert started.wait() == 2, started.log
+    status = started.status
+    assert status is not None
+    assert (status.state, status.exit_code, status.restarts) == ("failed", 2, 0)
+    assert status.message.startswith(f"{tmp_path / 'nowhere'}: found no such directory")
+    with host(files) as again:  # after a reboot
+        assert again.wait() == 2
+    assert "failed before this machine was started again" in Path(files.log(1, 0, 1)).read_text()
+
+
+def test_a_container_of_another_version_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    files = write_job(tmp_path, config, version="0.0.1")
+    with host(files) as started:
+        assert started.wait() == 2
+    status = started.status
+    assert status is not None
+    assert "the job was submitted with 0.0.1" in status.message

@@ -1,0 +1,153 @@
+"""`tpu_setup/startup.sh` on a Cloud TPU VM: what it installs, what it tells, what it never runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from tests.launch.cloud_vm import TOKEN, Vm, stage_software
+from tests.launch.jobs import STARTUP, TIMEOUT
+from tests.project import ROOT
+from tests.storage.cloud import Cloud, _server, cloud  # noqa: F401
+
+ATTRIBUTES = {
+    "bert-jax-attempt": "2",
+    "agent-worker-number": "3",
+    "worker-network-endpoints": "a:0:10.0.0.1,a:1:10.0.0.2,a:2:10.0.0.3,a:3:10.0.0.4",
+    "tpu-env": "ACCELERATOR_TYPE: 'v5litepod-16'\nMEGASCALE_SLICE_ID: '2'\nZONE: 'x'\n",
+}
+WORKER = 2 * 4 + 3
+
+
+def test_it_is_free_of_what_shellcheck_knows() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "shellcheck"), str(STARTUP)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == ""
+    assert done.returncode == 0
+
+
+def test_it_installs_with_the_version_of_uv_that_the_tests_have() -> None:
+    (version,) = re.findall(r"^readonly UV=(.*)$", STARTUP.read_text(), re.MULTILINE)
+    makefile = re.findall(r"^UV := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert [version] == makefile
+    for path in (ROOT / "constraints").glob("py*.txt"):
+        assert f"\nuv=={version}\n" in path.read_text()
+
+
+def test_a_vm_installs_the_staged_wheel_once_and_hands_over(
+    cloud: Cloud,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    job = cloud.make_bucket() / "jobs" / "a b$(touch pwned)"
+    stage_software(job)
+    vm = Vm(tmp_path / "vm")
+    attributes = ATTRIBUTES | {"bert-jax-job": str(job)}
+    first = vm.boot(attributes, cloud.proxy.url)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.splitlines()[-1] == f"{job}|2|{WORKER}|{vm.home}"
+    told = json.loads((job / "attempts" / "2" / f"worker-{WORKER}.json").read_text())
+    assert told["state"] == "installing"
+
+    assert "/uv pip install" in vm.notes
+    assert "--property=KillMode=mixed" in vm.notes
+    assert TOKEN not in vm.notes  # arguments of a process can be seen by all
+    installed = vm.notes.count("/uv ")
+    again = vm.boot(attributes, cloud.proxy.url)
+    assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
+    assert vm.notes.count("/uv ") == installed
+
+
+def test_a_wheel_that_is_not_what_was_staged_is_not_run(
+    cloud: Cloud,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    job = cloud.make_bucket() / "jobs" / "tiny"
+    stage_software(job)
+    (job / "software" / "bert_jax-0.2.0-py3-none-any.whl").write_bytes(b"another")
+    vm = Vm(tmp_path / "vm")
+    done = vm.boot(ATTRIBUTES | {"bert-jax-job": str(job)}, cloud.proxy.url)
+    assert done.returncode != 0
+    assert "bert_jax-0.2.0-py3-none-any.whl: FAILED" in done.stderr
+    status = json.loads((job / "attempts" / "2" / f"worker-{WORKER}.json").read_text())
+    assert status["state"] == "failed"
+    assert "could not be installed" in status["message"]
+    assert "FAILED" in (job / "attempts" / "2" / f"worker-{WORKER}.log").read_text()
+    assert "/uv " not in vm.notes
+
+
+def test_a_directory_of_this_machine_is_installed_from_too(tmp_path: Path) -> None:
+    job = epath.Path(tmp_path / "jobs" / "tiny")
+    stage_software(job)
+    done = Vm(tmp_path / "vm").boot(ATTRIBUTES | {"bert-jax-job": str(job)})
+    assert done.stdout.splitlines()[-1].startswith(f"{job}|2|{WORKER}|"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BERT_JAX_WORKER", "a[$(touch pwned)]"),
+        ("BERT_JAX_ATTEMPT", "1;touch pwned"),
+        ("TPU_WORKER_ID", "x[$(touch pwned)]+1"),
+        ("MEGASCALE_SLICE_ID", "`touch pwned`"),
+        ("BERT_JAX_JOB", "$(touch pwned)"),
+        ("BERT_JAX_JOB", "gs://b"),
+    ],
+)
+def test_a_value_that_is_none_is_refused_and_never_run(
+    tmp_path: Path, name: str, value: str
+) -> None:
+    told = {"BERT_JAX_JOB": "/nowhere", "BERT_JAX_ATTEMPT": "1", "BERT_JAX_PYTHON": "/bin/false"}
+    done = subprocess.run(
+        ["bash", str(STARTUP)],
+        env={"PATH": os.environ["PATH"], **told, name: value},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f'found "{value}", allowed:' in done.stderr
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "worker"),
+    [
+        ({}, "0"),
+        ({"JOB_COMPLETION_INDEX": "1"}, "1"),
+        ({"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b"}, "1"),
+        (
+            {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b,c,d", "MEGASCALE_SLICE_ID": "08"},
+            "33",
+        ),
+        ({"TPU_WORKER_ID": "1", "BERT_JAX_WORKER": "7"}, "7"),
+    ],
+)
+def test_a_container_counts_hosts_over_all_slices(
+    tmp_path: Path, environment: dict[str, str], worker: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf %s "$BERT_JAX_WORKER $*"\n')
+    python.chmod(0o755)
+    told = {"BERT_JAX_JOB": "gs://b/jobs/tiny", "BERT_JAX_ATTEMPT": "1"}
+    done = subprocess.run(
+        ["bash", str(STARTUP)],
+        env={"PATH": os.environ["PATH"], "BERT_JAX_PYTHON": str(python), **told, **environment},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=True,
+    )
+    assert done.stdout == f"{worker} -m bert_jax.launch.host"
