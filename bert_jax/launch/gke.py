@@ -1,0 +1,268 @@
+"""JobSets on a GKE cluster, through the cluster's API."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from bert_jax.errors import UserError
+from bert_jax.files.yaml_file import dump_yaml
+from bert_jax.launch.job import JOB_LABEL, Attempt
+from bert_jax.launch.jobset import GROUP, PLURAL, VERSION, jobset
+from bert_jax.launch.launcher import (
+    Existing,
+    Observation,
+    OutOfQuota,
+    Request,
+    State,
+    Unavailable,
+)
+from bert_jax.launch.pace import NOT_INSTALLED, Again, Pace, persistently
+
+try:
+    import kubernetes
+    import urllib3.exceptions
+    from kubernetes.client.exceptions import ApiException
+except ImportError as error:
+    raise UserError(NOT_INSTALLED) from error
+
+_INSTALL: Final = (
+    "kubectl apply --server-side -f "
+    "https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
+)
+_PASSING: Final = (408, 429, 500, 502, 503, 504)
+
+
+class GkeJobSets:
+    """A `Launcher` through a cluster that has JobSet.
+
+    Raises:
+        UserError: from any method but `render`: no such cluster, no credentials, no permission.
+    """
+
+    def __init__(
+        self, *, cluster: str | None = None, namespace: str = "default", pace: Pace | None = None
+    ) -> None:
+        """Opens no connection.
+
+        Args:
+            cluster: by its name; None for the current context of kubectl's configuration.
+            namespace: of everything that is made.
+            pace: of requests.
+        """
+        self._cluster = cluster
+        self._namespace = namespace
+        self._pace = pace or Pace()
+
+    def render(self, attempt: Attempt) -> list[Request]:
+        """Returns the manifest."""
+        what = f"JobSet {attempt.resource}, as {attempt.resource}.yaml"
+        command = f"kubectl apply -f {attempt.resource}.yaml"
+        return [Request(what, dump_yaml(jobset(attempt)), command)]
+
+    def create(self, attempt: Attempt) -> None:
+        """Applies the manifest."""
+        body = jobset(attempt)
+        what = f"JobSet {attempt.resource}"
+        try:
+            self._send(self._jobsets.create_namespaced_custom_object, what, body=body)
+        except ApiException as error:
+            if error.status == 404:
+                raise UserError(
+                    f"cluster {self._cluster or 'of the current context'}: it has no JobSet, or no "
+                    f"namespace {self._namespace}; install JobSet: {_INSTALL}"
+                ) from error
+            if error.status != 409:
+                raise
+            found = self._get(attempt.resource)
+            if found is None or found["metadata"].get("labels", {}).get(JOB_LABEL) != (
+                attempt.job.name
+            ):
+                raise UserError(
+                    f"submit.name: {attempt.resource} exists in namespace {self._namespace} and "
+                    f"is not of job {attempt.job.name}; give the job another name"
+                ) from error
+
+    def observe(self, attempt: Attempt) -> Observation:
+        """Returns how the JobSet is; one that waits longer than `wait_hours` has failed."""
+        found = self._get(attempt.resource)
+        if found is None:
+            return Observation(State.ABSENT)
+        seen = self._state(found)
+        hours = attempt.job.submit.limits.wait_hours
+        if seen.state == State.WAITING and hours is not None and self._age(found) > hours * 3600:
+            return Observation(State.FAILED, f"no capacity within {hours:g} h: {seen.message}")
+        return seen
+
+    def delete(self, attempt: Attempt) -> None:
+        """Has the JobSet and its pods deleted, and waits until they are."""
+        self._delete(attempt.resource)
+
+    def remove(self, existing: Existing) -> None:
+        """Deletes what `existing` has found, whoever made it."""
+        self._delete(existing.resource)
+
+    def existing(self) -> list[Existing]:
+        """Returns JobSets with our label in the namespace."""
+        answer = self._send(
+            self._jobsets.list_namespaced_custom_object,
+            "list of JobSets",
+            label_selector=JOB_LABEL,
+        )
+        found = []
+        for item in answer["items"]:
+            state = self._state(item).state
+            found.append(
+                Existing(
+                    job=item["metadata"]["labels"][JOB_LABEL],
+                    resource=item["metadata"]["name"],
+                    zone=self._cluster or self._namespace,
+                    state=state,
+                    bills=state in (State.STARTING, State.ACTIVE, State.DELETING),
+                )
+            )
+        return found
+
+    @functools.cached_property
+    def _api(self) -> kubernetes.client.ApiClient:
+        settings = kubernetes.client.Configuration()
+        try:
+            context = self._context()
+            kubernetes.config.load_kube_config(context=context, client_configuration=settings)
+        except kubernetes.config.ConfigException as error:
+            raise UserError(
+                f"Kubernetes: no configuration of a cluster ({error}); make one: "
+                f"gcloud container clusters get-credentials {self._cluster or 'CLUSTER'}"
+            ) from error
+        settings.retries = False  # ours are the only ones
+        return kubernetes.client.ApiClient(settings)
+
+    @functools.cached_property
+    def _jobsets(self) -> kubernetes.client.CustomObjectsApi:
+        return kubernetes.client.CustomObjectsApi(self._api)
+
+    def _context(self) -> str | None:
+        """Returns the context of the cluster: its name, or ``gke_PROJECT_ZONE_NAME``."""
+        if self._cluster is None:
+            return None
+        contexts: Any = kubernetes.config.list_kube_config_contexts()[0]
+        names = [context["name"] for context in contexts]
+        fits = [name for name in names if name == self._cluster]
+        fits = fits or [name for name in names if name.endswith(f"_{self._cluster}")]
+        if len(fits) != 1:
+            raise UserError(
+                f'submit.cluster: found "{self._cluster}", allowed: one of kubectl\'s contexts: '
+                f"{', '.join(names) or 'none'}; get it: gcloud container clusters "
+                f"get-credentials {self._cluster}"
+            )
+        return fits[0]
+
+    def _send(self, method: Callable[..., Any], what: str, **values: Any) -> Any:
+        """Calls a method for our custom objects."""
+        place = {"group": GROUP, "version": VERSION, "namespace": self._namespace}
+        return self._call(functools.partial(method, **place, plural=PLURAL, **values), what)
+
+    def _call(self, method: Callable[..., Any], what: str) -> Any:
+        return persistently(
+            lambda: method(_request_timeout=self._pace.timeout),
+            what=what,
+            judge=lambda error: self._judge(error, what),
+            pace=self._pace,
+        )
+
+    def _judge(self, error: Exception, what: str) -> Again | Exception:
+        if isinstance(error, urllib3.exceptions.HTTPError):
+            return Again()
+        if not isinstance(error, ApiException):
+            return error
+        said = _message(error)
+        if error.status in _PASSING:
+            after = (error.headers or {}).get("Retry-After", "")
+            return Again(float(after) if str(after).isdecimal() else 0.0)
+        if error.status == 401:
+            return UserError(f"{what}: credentials refused ({said}); run `gcloud auth login`")
+        if error.status == 403 and "exceeded quota" in said:
+            return OutOfQuota(f"{what}: {said}")
+        if error.status == 403:
+            return UserError(f"{what}: no permission ({said}); needed: roles/container.developer")
+        if error.status in (400, 422):
+            return UserError(f"{what}: the cluster refuses it: {said}")
+        return error
+
+    def _get(self, name: str) -> dict[str, Any] | None:
+        method = self._jobsets.get_namespaced_custom_object
+        try:
+            return self._send(method, f"JobSet {name}", name=name)
+        except ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _state(self, found: dict[str, Any]) -> Observation:
+        status = found.get("status", {})
+        if found["metadata"].get("deletionTimestamp"):
+            return Observation(State.DELETING)
+        if status.get("terminalState") == "Failed":
+            return Observation(State.FAILED, _condition(status, "Failed"))
+        if status.get("terminalState") == "Completed":
+            return Observation(State.ACTIVE, "its hosts have ended")
+        wanted = found["spec"]["replicatedJobs"][0]["replicas"]
+        ready = sum(jobs.get("ready", 0) for jobs in status.get("replicatedJobsStatus", []))
+        if ready >= wanted:
+            return Observation(State.ACTIVE)
+        why = self._why_unscheduled(found["metadata"]["name"])
+        return Observation(State.STARTING) if why is None else Observation(State.WAITING, why)
+
+    def _why_unscheduled(self, name: str) -> str | None:
+        """Returns why a pod has no machine yet; None if all have one."""
+        pods = self._call(
+            functools.partial(
+                kubernetes.client.CoreV1Api(self._api).list_namespaced_pod,
+                namespace=self._namespace,
+                label_selector=f"jobset.sigs.k8s.io/jobset-name={name}",
+            ),
+            f"pods of {name}",
+        ).items
+        if not pods:
+            return "its pods are not made yet"
+        for pod in pods:
+            for condition in pod.status.conditions or []:
+                if condition.type == "PodScheduled" and condition.status == "False":
+                    return condition.message or "unschedulable"
+        return None
+
+    def _age(self, found: dict[str, Any]) -> float:
+        made = datetime.datetime.fromisoformat(found["metadata"]["creationTimestamp"])
+        return self._pace.now() - made.timestamp()
+
+    def _delete(self, name: str) -> None:
+        end = self._pace.clock() + self._pace.delete
+        method = self._jobsets.delete_namespaced_custom_object
+        while self._pace.clock() < end:
+            try:
+                # In the foreground: it is there until its pods are gone.
+                self._send(method, f"JobSet {name}", name=name, propagation_policy="Foreground")
+            except ApiException as error:
+                if error.status == 404:
+                    return
+                raise
+            self._pace.sleep(self._pace.poll)
+        raise Unavailable(
+            f"JobSet {name}: not deleted after {self._pace.delete / 60:.0f} min; its machines may "
+            "bill, look: bert-jax jobs"
+        )
+
+
+def _message(error: ApiException) -> str:
+    try:
+        return str(json.loads(error.body or "")["message"]).splitlines()[0]
+    except (ValueError, KeyError, TypeError, IndexError):
+        return str(error.reason)
+
+
+def _condition(status: dict[str, Any], kind: str) -> str:
+    said = [c.get("message", "") for c in status.get("conditions", []) if c.get("type") == kind]
+    return said[-1] if said else ""

@@ -1,0 +1,197 @@
+"""The JobSet of an attempt: for each slice a Job, for each host of it a pod."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from bert_jax.errors import UserError
+from bert_jax.launch.job import Attempt
+from bert_jax.launch.machine import HOME, environment
+from bert_jax.launch.section import SubmitSection
+from bert_jax.parallel.accelerators import ACCELERATORS
+from bert_jax.parallel.topology import TpuTopology
+
+GROUP: Final = "jobset.x-k8s.io"
+VERSION: Final = "v1alpha2"
+PLURAL: Final = "jobsets"
+
+REPLICATED: Final = "slice"
+"""The name of the replicated Job: pods are NAME-slice-SLICE-WORKER-…."""
+
+GRACE_SECONDS: Final = 600
+"""From SIGTERM to the end of a pod: a save to a bucket. A spot machine has 25 s all the same."""
+
+_WORK: Final = "/mnt/bert-jax"
+_CHIPS: Final = "google.com/tpu"
+# A slice of several hosts is a node pool of its own, which no other Job may share.
+_EXCLUSIVE: Final = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+_POOL: Final = "cloud.google.com/gke-nodepool"
+_JOB_INDEX: Final = "metadata.labels['jobset.sigs.k8s.io/job-index']"
+
+
+def topology_on_gke(attempt: Attempt) -> TpuTopology:
+    """Returns one slice of an attempt.
+
+    Raises:
+        UserError: GKE does not have it.
+    """
+    topology = attempt.placement.topology
+    if topology is None:
+        raise UserError('submit.on: found "local", allowed with submit.launcher: gke: topologies')
+    if topology.accelerator.gke_slice is None:
+        have = ", ".join(name for name, a in ACCELERATORS.items() if a.gke_slice)
+        raise UserError(
+            f'submit.on: found "{topology.name}", allowed with submit.launcher: gke: {have}'
+        )
+    return topology
+
+
+def jobset(attempt: Attempt) -> dict[str, Any]:
+    """Returns the manifest.
+
+    A run that fails in a way that the same command will not mend (exit 1 or 2) fails the JobSet at
+    once; whatever else ends a pod, such as a machine that is taken back, starts all of them anew.
+
+    Raises:
+        UserError: GKE does not have such machines, or a setting is missing.
+    """
+    topology, submit = topology_on_gke(attempt), attempt.job.submit
+    if submit.image is None:
+        raise UserError(
+            "submit.image: missing; submit.launcher: gke needs a container, which "
+            "tpu_setup/Dockerfile makes"
+        )
+    alone = {_EXCLUSIVE: _POOL}
+    permanent = {"onExitCodes": {"operator": "In", "values": [1, 2]}, "action": "FailJob"}
+    job = {
+        "parallelism": topology.hosts,
+        "completions": topology.hosts,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": [permanent]},
+        "template": {
+            "metadata": {"labels": attempt.job.labels},
+            "spec": _pod(attempt, topology, submit.image),
+        },
+    }
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "JobSet",
+        "metadata": {
+            "name": attempt.resource,
+            "namespace": submit.namespace,
+            "labels": attempt.job.labels,
+            **({"annotations": alone} if topology.hosts > 1 else {}),
+        },
+        "spec": {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "failurePolicy": {
+                "maxRestarts": submit.limits.retries,
+                "rules": [
+                    {
+                        "name": "mistake",
+                        "action": "FailJobSet",
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                    }
+                ],
+            },
+            "replicatedJobs": [
+                {
+                    "name": REPLICATED,
+                    "replicas": attempt.placement.slices,
+                    "template": {"spec": job},
+                }
+            ],
+        },
+    }
+
+
+def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
+    submit = attempt.job.submit
+    account = submit.service_account
+    return {
+        "restartPolicy": "Never",  # the JobSet restarts: all hosts together
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "hostNetwork": True,
+        "dnsPolicy": "ClusterFirstWithHostNet",
+        **({"serviceAccountName": account} if account else {}),
+        "nodeSelector": _node_selector(attempt, topology),
+        "tolerations": _tolerations(submit),
+        "containers": [
+            {
+                "name": "bert-jax",
+                "image": image,
+                "env": _environment(attempt),
+                "resources": {"limits": {_CHIPS: str(_chips_of_a_host(topology))}},
+                "volumeMounts": [
+                    # Loader processes hand batches over in it; a container has 64 MiB.
+                    {"name": "shared-memory", "mountPath": "/dev/shm"},
+                    {"name": "work", "mountPath": _WORK},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+            {"name": "work", **_disk(submit.data_disk_gb)},
+        ],
+    }
+
+
+def _node_selector(attempt: Attempt, topology: TpuTopology) -> dict[str, str]:
+    accelerator, submit = topology.accelerator, attempt.job.submit
+    single = accelerator.gke_device if topology.hosts == 1 else None
+    selector = {
+        "cloud.google.com/gke-tpu-accelerator": single or str(accelerator.gke_slice),
+        "cloud.google.com/gke-tpu-topology": topology.name.partition(":")[2],
+    }
+    if attempt.placement.zone is not None:
+        selector["topology.kubernetes.io/zone"] = attempt.placement.zone
+    if submit.provisioning == "spot":
+        selector["cloud.google.com/gke-spot"] = "true"
+    if submit.provisioning == "reservation":
+        if submit.reservation is None:
+            raise UserError("submit.reservation: missing; provisioning: reservation needs its name")
+        selector["cloud.google.com/reservation-name"] = submit.reservation
+        selector["cloud.google.com/reservation-affinity"] = "specific"
+    return selector
+
+
+def _tolerations(submit: SubmitSection) -> list[dict[str, str]]:
+    tolerations = [{"key": _CHIPS, "operator": "Exists", "effect": "NoSchedule"}]
+    if submit.provisioning == "spot":
+        spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true"}
+        tolerations.append({**spot, "effect": "NoSchedule"})
+    return tolerations
+
+
+def _environment(attempt: Attempt) -> list[dict[str, Any]]:
+    """Returns what a container is told. GKE adds which worker of its slice it is."""
+    values = {**environment(attempt), HOME: _WORK}
+    variables: list[dict[str, Any]] = []
+    slices, name = attempt.placement.slices, attempt.resource
+    if slices > 1:
+        values["MEGASCALE_NUM_SLICES"] = str(slices)
+        values["MEGASCALE_COORDINATOR_ADDRESS"] = f"{name}-{REPLICATED}-0-0.{name}"
+        index = {"fieldRef": {"fieldPath": _JOB_INDEX}}
+        variables.append({"name": "MEGASCALE_SLICE_ID", "valueFrom": index})
+    # Kubernetes puts a variable's value where $(NAME) stands, unless the dollar is doubled.
+    return [
+        *({"name": key, "value": value.replace("$", "$$")} for key, value in values.items()),
+        *variables,
+    ]
+
+
+def _chips_of_a_host(topology: TpuTopology) -> int:
+    return min(topology.accelerator.chips_per_host, math.prod(topology.shape))
+
+
+def _disk(size_gb: int | None) -> dict[str, Any]:
+    """Returns a volume for software, datasets and caches: gone with its pod."""
+    if size_gb is None:
+        return {"emptyDir": {}}
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": f"{size_gb}Gi"}},
+    }
+    return {"ephemeral": {"volumeClaimTemplate": {"spec": claim}}}

@@ -1,0 +1,151 @@
+"""A cluster's API on loopback: JobSets and their pods, refused where the schemas refuse them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.server
+import json
+import re
+import threading
+import urllib.parse
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import yaml
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+
+_PATH = re.compile(r"/apis/jobset\.x-k8s\.io/v1alpha2/namespaces/([^/]+)/jobsets(?:/([^/]+))?")
+_PODS = re.compile(r"/api/v1/namespaces/[^/]+/pods")
+KUBERNETES = "1.34"
+
+
+def check_manifest(manifest: dict[str, Any]) -> None:
+    """Raises where a JobSet, its Jobs or their pods are not as the published schemas have them."""
+    parsed = JobsetV1alpha2JobSet.from_dict(manifest)
+    assert parsed is not None
+    assert parsed.to_dict() == manifest  # nothing that the schema does not know
+    for replicated in manifest["spec"]["replicatedJobs"]:
+        job = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": replicated["name"]},
+            **replicated["template"],
+        }
+        kubernetes_validate.validate(job, KUBERNETES, strict=True)
+        pod = {**job["spec"]["template"], "apiVersion": "v1", "kind": "Pod"}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+@dataclasses.dataclass
+class Cluster:
+    """What it holds, and how it fails.
+
+    Attributes:
+        jobsets: by name.
+        unscheduled: why no pod gets a machine; None: all do.
+        errors: status, headers and message of the next answers.
+        lingering: how often a JobSet that is deleted is still there.
+        installed: whether it knows JobSets.
+    """
+
+    jobsets: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    unscheduled: str | None = None
+    errors: list[tuple[int, dict[str, str], str]] = dataclasses.field(default_factory=list)
+    lingering: int = 2
+    installed: bool = True
+    requests: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    def answer(self, method: str, path: str, query: str, body: Any) -> tuple[int, Any]:
+        """Returns status and body."""
+        if _PODS.fullmatch(path):
+            return 200, {"kind": "PodList", "apiVersion": "v1", "items": self._pods(query)}
+        found = _PATH.fullmatch(path)
+        if found is None or not self.installed:
+            return 404, {"message": "the server could not find the requested resource"}
+        name = found[2]
+        if method == "POST":
+            name = body["metadata"]["name"]
+            if name in self.jobsets:
+                return 409, {"message": f'jobsets "{name}" already exists'}
+            check_manifest(body)
+            body["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+            self.jobsets[name] = body
+            return 201, body
+        if name is None:
+            selector = urllib.parse.parse_qs(query)["labelSelector"][0]
+            items = [j for j in self.jobsets.values() if selector in j["metadata"]["labels"]]
+            return 200, {"items": items}
+        if name not in self.jobsets:
+            return 404, {"message": f'jobsets "{name}" not found'}
+        if method == "DELETE":
+            self.jobsets[name]["metadata"]["deletionTimestamp"] = "2026-01-01T01:00:00Z"
+            self.lingering -= 1
+            if self.lingering <= 0:
+                del self.jobsets[name]
+                return 200, {"status": "Success"}
+        return 200, self.jobsets[name]
+
+    def _pods(self, query: str) -> list[dict[str, Any]]:
+        name = urllib.parse.parse_qs(query)["labelSelector"][0].partition("=")[2]
+        if name not in self.jobsets:
+            return []
+        condition = {"type": "PodScheduled", "status": "True"}
+        if self.unscheduled is not None:
+            condition = {**condition, "status": "False", "message": self.unscheduled}
+        return [{"metadata": {"name": f"{name}-slice-0-0"}, "status": {"conditions": [condition]}}]
+
+    @contextlib.contextmanager
+    def serving(self, folder: Path) -> Iterator[Path]:
+        """Gives a file for kubectl, and our client, with which they come here."""
+        cluster = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def _do(self) -> None:
+                address = urllib.parse.urlsplit(self.path)
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                cluster.requests[self.command] += 1
+                headers: dict[str, str] = {}
+                if cluster.errors:
+                    status, headers, message = cluster.errors.pop(0)
+                    answer: Any = {"kind": "Status", "message": message}
+                else:
+                    status, answer = cluster.answer(self.command, address.path, address.query, body)
+                raw = json.dumps(answer).encode()
+                self.send_response(status)
+                headers |= {"Content-Type": "application/json", "Content-Length": str(len(raw))}
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(raw)
+
+            do_GET = do_POST = do_DELETE = _do
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Says nothing."""
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield _kubeconfig(folder / "kubeconfig", server.server_address[1])
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+def _kubeconfig(path: Path, port: int) -> Path:
+    context = "gke_test-project_us-west4-a_pool"
+    values = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": context,
+        "contexts": [{"name": context, "context": {"cluster": "pool", "user": "me"}}],
+        "clusters": [{"name": "pool", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "me", "user": {}}],
+    }
+    path.write_text(yaml.safe_dump(values))
+    return path

@@ -1,0 +1,228 @@
+"""JobSets are what the schemas allow, and are made, watched and deleted through a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bert_jax.errors import UserError
+from bert_jax.launch.gke import GkeJobSets
+from bert_jax.launch.job import Attempt
+from bert_jax.launch.launcher import OutOfQuota, State, Unavailable
+from tests.launch.cloud_jobs import Clock, make_attempt
+from tests.launch.cluster import Cluster, check_manifest
+from tests.launch.manifests import GOLDEN, IMAGE, texts
+
+BUCKET = "gs://bucket"
+
+
+def gke_attempt(**changes: Any) -> Attempt:
+    """Returns an attempt on GKE."""
+    return make_attempt(BUCKET, **{"image": IMAGE, **changes})
+
+
+def manifest(**changes: Any) -> dict[str, Any]:
+    """Returns what would be applied."""
+    (request,) = GkeJobSets().render(gke_attempt(**changes))
+    return yaml.safe_load(request.body)
+
+
+def pod_of(jobset: dict[str, Any]) -> dict[str, Any]:
+    """Returns the pods' specification."""
+    return jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+
+
+def test_requests_and_manifests_of_every_generation_are_as_the_golden_files_say() -> None:
+    """Where the change is meant: ``python -m tests.launch.manifests``."""
+    made = dict(texts())
+    assert sorted(made) == sorted(path.name for path in GOLDEN.iterdir())
+    for name, text in made.items():
+        assert text == (GOLDEN / name).read_text(), name
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.glob("*.yaml")))
+def test_manifests_are_what_the_published_schemas_allow(name: str) -> None:
+    check_manifest(yaml.safe_load((GOLDEN / name).read_text()))
+
+
+def test_a_manifest_that_the_schemas_do_not_allow_is_refused() -> None:
+    """The check itself: a misspelt key anywhere."""
+    wrong = manifest()
+    pod_of(wrong)["terminationGracePeriod"] = 600
+    with pytest.raises(AssertionError):
+        check_manifest(wrong)
+    wrong = manifest()
+    pod_of(wrong)["volumes"][0]["emptyDir"] = {"medium": 5}
+    with pytest.raises(ValueError, match="medium"):
+        check_manifest(wrong)
+    wrong = manifest()
+    wrong["spec"]["failPolicy"] = {}
+    with pytest.raises(AssertionError):
+        check_manifest(wrong)
+
+
+def test_values_of_a_job_are_never_expanded() -> None:
+    attempt = make_attempt("gs://bucket/$(HOME)$$", image=IMAGE)
+    (request,) = GkeJobSets().render(attempt)
+    values = {
+        v["name"]: v.get("value")
+        for v in pod_of(yaml.safe_load(request.body))["containers"][0]["env"]
+    }
+    # Kubernetes makes one dollar of two, and leaves what follows alone.
+    assert values["BERT_JAX_JOB"] == "gs://bucket/$$(HOME)$$$$/jobs/base"
+
+
+def test_a_reservation_an_account_and_one_host_of_v3() -> None:
+    pod = pod_of(
+        manifest(
+            on="v3:2x2", provisioning="reservation", reservation="ours", service_account="trainer"
+        )
+    )
+    assert pod["serviceAccountName"] == "trainer"
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v3-device",
+        "cloud.google.com/gke-tpu-topology": "2x2",
+        "topology.kubernetes.io/zone": "us-west4-a",
+        "cloud.google.com/reservation-name": "ours",
+        "cloud.google.com/reservation-affinity": "specific",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"on": "v2:4x4"}, r'submit\.on: found "v2:4x4", allowed with submit\.launcher: gke: v3,'),
+        ({"image": None}, r"submit\.image: missing"),
+        ({"provisioning": "reservation"}, r"submit\.reservation: missing"),
+    ],
+)
+def test_what_gke_has_not_is_said(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        manifest(**changes)
+
+
+@dataclasses.dataclass
+class World:
+    """A cluster, a launcher and a clock."""
+
+    cluster: Cluster
+    launcher: GkeJobSets
+    clock: Clock
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """With nothing in it; kubectl's configuration says where it is."""
+    cluster, clock = Cluster(), Clock()
+    with cluster.serving(tmp_path) as kubeconfig:
+        monkeypatch.setattr(
+            "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", os.fspath(kubeconfig)
+        )
+        yield World(cluster, GkeJobSets(cluster="pool", pace=clock.pace), clock)
+
+
+def test_a_jobset_waits_runs_and_is_deleted(world: World) -> None:
+    attempt = gke_attempt(slices=2)
+    assert world.launcher.observe(attempt).state == State.ABSENT
+    world.launcher.create(attempt)
+    world.launcher.create(attempt)  # once more: it is ours
+    world.cluster.unscheduled = "0/3 nodes are available"
+    seen = world.launcher.observe(attempt)
+    assert (seen.state, seen.message) == (State.WAITING, "0/3 nodes are available")
+    world.cluster.unscheduled = None
+    assert world.launcher.observe(attempt).state == State.STARTING
+    jobset = world.cluster.jobsets["base-1"]
+    jobset["status"] = {"replicatedJobsStatus": [{"name": "slice", "ready": 2}]}
+    assert world.launcher.observe(attempt).state == State.ACTIVE
+    (found,) = world.launcher.existing()
+    assert (found.job, found.resource, found.bills) == ("base", "base-1", True)
+    world.launcher.delete(attempt)
+    assert world.cluster.jobsets == {}
+    assert world.clock.slept == [10.0, 10.0]  # its pods took a while
+    world.launcher.delete(attempt)
+
+
+def test_a_jobset_that_failed_says_why(world: World) -> None:
+    attempt = gke_attempt()
+    world.launcher.create(attempt)
+    world.cluster.jobsets["base-1"]["status"] = {
+        "terminalState": "Failed",
+        "conditions": [{"type": "Failed", "message": "slice-0 failed: exit code 1"}],
+    }
+    seen = world.launcher.observe(attempt)
+    assert (seen.state, seen.message) == (State.FAILED, "slice-0 failed: exit code 1")
+    for one in world.launcher.existing():
+        assert not one.bills
+        world.launcher.remove(one)
+    assert world.launcher.existing() == []
+
+
+def test_capacity_that_never_comes_is_a_failure(world: World) -> None:
+    attempt = gke_attempt(limits={"wait_hours": 2})
+    world.launcher.create(attempt)
+    world.cluster.unscheduled = "no nodes"
+    world.clock.seconds = 1767225600 + 3600  # an hour after it was made
+    assert world.launcher.observe(attempt).state == State.WAITING
+    world.clock.seconds += 2 * 3600
+    seen = world.launcher.observe(attempt)
+    assert (seen.state, seen.message) == (State.FAILED, "no capacity within 2 h: no nodes")
+
+
+def test_a_cluster_that_fails_in_passing_is_asked_again_when_it_says(world: World) -> None:
+    world.cluster.errors = [
+        (503, {}, "try again"),
+        (429, {"Retry-After": "17"}, "too many requests"),
+        (500, {}, "etcd"),
+    ]
+    world.launcher.create(gke_attempt())
+    assert world.clock.slept == [1.0, 17.0, 4.0]
+    assert list(world.cluster.jobsets) == ["base-1"]
+
+
+def test_a_cluster_that_never_answers_is_given_up(world: World) -> None:
+    world.cluster.errors = [(503, {}, "try again")] * 100
+    with pytest.raises(Unavailable, match=r"JobSet base-1: no answer for \d+ s"):
+        world.launcher.observe(gke_attempt())
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "line"),
+    [
+        ((401, {}, "Unauthorized"), UserError, r"credentials refused \(Unauthorized\)"),
+        ((403, {}, "cannot create"), UserError, r"\(cannot create\); needed: roles/container"),
+        ((403, {}, "exceeded quota: chips"), OutOfQuota, "JobSet base-1: exceeded quota: chips"),
+        ((422, {}, "name is too long"), UserError, "the cluster refuses it: name is too long"),
+    ],
+)
+def test_what_a_cluster_refuses_is_one_line_at_once(
+    world: World, answer: tuple[int, dict[str, str], str], kind: type[Exception], line: str
+) -> None:
+    world.cluster.errors = [answer]
+    with pytest.raises(kind, match=line):
+        world.launcher.create(gke_attempt())
+    assert world.clock.slept == []
+    assert world.cluster.jobsets == {}
+
+
+def test_a_cluster_without_jobset_says_how_to_install_it(world: World) -> None:
+    world.cluster.installed = False
+    with pytest.raises(UserError, match=r"cluster pool: it has no JobSet.*kubectl apply"):
+        world.launcher.create(gke_attempt())
+
+
+def test_a_name_that_another_job_has_is_refused(world: World) -> None:
+    world.launcher.create(gke_attempt())
+    world.cluster.jobsets["base-1"]["metadata"]["labels"]["bert-jax-job"] = "other"
+    with pytest.raises(UserError, match=r"submit\.name: base-1 exists in namespace default"):
+        world.launcher.create(gke_attempt())
+
+
+def test_a_cluster_that_kubectl_does_not_know_is_said(world: World) -> None:
+    with pytest.raises(UserError, match=r'submit\.cluster: found "other", .*_pool; get it'):
+        GkeJobSets(cluster="other").observe(gke_attempt())
