@@ -28,11 +28,15 @@ if TYPE_CHECKING:
     from bert_jax.verbs.fill_mask import fill_mask
     from bert_jax.verbs.finetune import finetune
     from bert_jax.verbs.import_checkpoint import import_checkpoint
+    from bert_jax.verbs.jobs import jobs
     from bert_jax.verbs.plan import plan
     from bert_jax.verbs.predict import predict
     from bert_jax.verbs.pretrain import pretrain
     from bert_jax.verbs.replay import replay
+    from bert_jax.verbs.stop import stop
+    from bert_jax.verbs.submit import submit
     from bert_jax.verbs.vocab import vocab
+    from bert_jax.verbs.watch import watch
 
 __all__ = [
     "__version__",
@@ -45,11 +49,15 @@ __all__ = [
     "fill_mask",
     "finetune",
     "import_checkpoint",
+    "jobs",
     "plan",
     "predict",
     "pretrain",
     "replay",
+    "stop",
+    "submit",
     "vocab",
+    "watch",
 ]
 
 

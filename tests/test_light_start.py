@@ -11,7 +11,14 @@ import pytest
 HEAVY = ("jax", "flax", "optax", "grain", "orbax", "scipy", "tensorflow_datasets", "pyarrow")
 
 
-@pytest.mark.parametrize("module", ["bert_jax.config", "bert_jax.verbs.examples", "bert_jax.cli"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("bert_jax.config", "bert_jax.verbs.examples", "bert_jax.cli", "bert_jax.launch.local"),
+        *("bert_jax.verbs.submit", "bert_jax.verbs.watch", "bert_jax.verbs.stop"),
+        "bert_jax.verbs.jobs",
+    ],
+)
 def test_what_makes_data_loads_no_library_that_it_does_not_need(module: str) -> None:
     program = f"import sys, {module}; print(*[name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run(

@@ -7,8 +7,17 @@ answer at once.
 from __future__ import annotations
 
 # Importing a file of verbs is what makes them known.
-from bert_jax.cli import checkpoints, finetuning, planning, pretraining
+from bert_jax.cli import checkpoints, finetuning, launching, planning, pretraining
 from bert_jax.cli.base import cli, main
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
-__all__ = ["INTERRUPTED", "checkpoints", "cli", "finetuning", "main", "planning", "pretraining"]
+__all__ = [
+    "INTERRUPTED",
+    "checkpoints",
+    "cli",
+    "finetuning",
+    "launching",
+    "main",
+    "planning",
+    "pretraining",
+]

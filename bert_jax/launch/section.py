@@ -42,7 +42,9 @@ class LimitsSection(Section):
         retries: times that a slice is asked for anew after it was taken back or the run failed.
         hours: of wall time from the first request on.
         cost: US dollars, by the price list of `bert-jax plan`.
-        wait_hours: how long one request may wait for capacity (`valid-until`).
+        wait_hours: how long one request may wait for capacity (`valid-until`); a round in which
+            no placement had any ends the job. None: for ever; of several placements a quarter of
+            an hour each, round after round.
     """
 
     retries: int = pydantic.Field(default=100, ge=0)
@@ -84,6 +86,7 @@ class SubmitSection(Section):
         namespace: of GKE.
         image: container of GKE; `tpu_setup/Dockerfile` makes it.
         limits: when the job is given up.
+        poll_seconds: from one look of the supervisor to the next.
     """
 
     name: Annotated[str, pydantic.Field(pattern=RESOURCE_NAME)] | None = None
@@ -110,6 +113,7 @@ class SubmitSection(Section):
     namespace: CloudName = "default"
     image: CloudName | None = None
     limits: LimitsSection = LimitsSection()
+    poll_seconds: float = pydantic.Field(default=60.0, gt=0)
 
     @pydantic.field_validator("on")
     @classmethod

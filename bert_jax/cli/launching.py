@@ -1,0 +1,178 @@
+"""Jobs on machines that are asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import click
+
+from bert_jax.cli.base import cli, config_argument, overrides_argument, verb
+from bert_jax.parallel.stop_signal import INTERRUPTED
+
+# Options that are settings: the option's name and the setting it stands for.
+_SETTINGS: Final = {
+    "on": "on",
+    "hosts": "hosts",
+    "slices": "slices",
+    "bucket": "bucket",
+    "project": "project",
+    "zone": "zone",
+    "name": "name",
+    "launcher": "launcher",
+    "max_cost": "limits.cost",
+    "max_hours": "limits.hours",
+    "retries": "limits.retries",
+    "wait_hours": "limits.wait_hours",
+}
+
+job_argument = click.argument("job")
+bucket_option = click.option(
+    "--bucket", metavar="gs://BUCKET", help="Of the job. [default: $BERT_JAX_BUCKET]"
+)
+yes_option = click.option("--yes", is_flag=True, help="Ask nothing: every answer is yes.")
+project_option = click.option("--project", help="Google Cloud's. [default: gcloud's own]")
+zone_option = click.option("--zone", multiple=True, help="Several are tried in turn.")
+
+
+def _placement_options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(
+        [
+            click.option(
+                "--on",
+                multiple=True,
+                metavar="NAME",
+                help="v5litepod-16, v5e:4x4, v4-32 …, or local; several are tried in turn.",
+            ),
+            click.option("--hosts", type=int, help="Processes of --on local."),
+            click.option("--slices", type=int, multiple=True, help="Of each topology."),
+            click.option(
+                "--bucket", metavar="gs://BUCKET", help="Of job and run; local: a directory."
+            ),
+            project_option,
+            zone_option,
+            click.option("--spot", is_flag=True, help="Cheaper, and may be taken back."),
+            click.option("--launcher", metavar="NAME", help="queued-resources or gke."),
+            click.option("--name", help="Of the job. [default: the run directory's]"),
+            click.option("--max-cost", type=float, metavar="DOLLARS", help="Then it is stopped."),
+            click.option("--max-hours", type=float, help="Then it is stopped."),
+            click.option("--retries", type=int, help="Restarts of machines. [default: 100]"),
+            click.option("--wait-hours", type=float, help="For capacity, then elsewhere."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+@cli.command()
+@config_argument
+@overrides_argument
+@_placement_options
+@click.option(
+    "--verb",
+    "task",
+    type=click.Choice(["pretrain", "finetune"]),
+    default="pretrain",
+    show_default=True,
+    help="That hosts run.",
+)
+@click.option("--prices", metavar="FILE", help="Your own price list.")
+@click.option("--watch", is_flag=True, help="To the end: recreate what is taken back, delete all.")
+@yes_option
+@verb
+def submit(
+    config: str,
+    overrides: tuple[str, ...],
+    task: Any,
+    prices: str | None,
+    watch: bool,
+    yes: bool,
+    **settings: Any,
+) -> None:
+    """Run a configuration on machines that are asked for: Cloud TPU, GKE or this one.
+
+    Exit codes: 0 done, or asked for without --watch; 1 the run failed or a limit was reached;
+    2 a mistake; 3 interrupted. Nothing is left that bills, unless you said so.
+    """
+    from bert_jax.config import load_config
+    from bert_jax.verbs.submit import submit as run
+
+    loaded = load_config(config, [*overrides, *_as_overrides(settings)])
+    state = run(
+        loaded,
+        verb=task,
+        watch=watch,
+        prices=prices,
+        confirm=None if yes else _confirm,
+        say=click.echo,
+    )
+    if watch and state.outcome != "done":
+        sys.exit(INTERRUPTED)
+
+
+@cli.command()
+@job_argument
+@bucket_option
+@yes_option
+@verb
+def watch(job: str, bucket: str | None, yes: bool) -> None:
+    """Watch a job that nobody watches to its end. Exit codes as of submit."""
+    from bert_jax.verbs.watch import watch as run
+
+    state = run(job, bucket=bucket, confirm=None if yes else _confirm, say=click.echo)
+    if state.outcome != "done":
+        sys.exit(INTERRUPTED)
+
+
+@cli.command()
+@job_argument
+@bucket_option
+@verb
+def stop(job: str, bucket: str | None) -> None:
+    """End a job: its run saves, its machines are deleted."""
+    from bert_jax.verbs.stop import stop as run
+
+    run(job, bucket=bucket, say=click.echo)
+
+
+@cli.command()
+@click.option("--stop-orphans", is_flag=True, help="Delete what nobody watches and nobody needs.")
+@bucket_option
+@project_option
+@zone_option
+@yes_option
+@verb
+def jobs(stop_orphans: bool, yes: bool, **settings: Any) -> None:
+    """Show what exists for jobs, and what of it bills, whoever made it."""
+    from bert_jax.config import parse_config
+    from bert_jax.verbs.jobs import describe_jobs
+    from bert_jax.verbs.jobs import jobs as run
+
+    section = parse_config({"submit": {}}, _as_overrides(settings), source="options").submit
+    found = run(
+        section,
+        stop_orphans=stop_orphans,
+        confirm=None if yes else _confirm,
+        say=lambda line: click.echo(line, err=True),
+    )
+    for line in describe_jobs(found):
+        click.echo(line)
+
+
+def _as_overrides(options: Mapping[str, Any]) -> list[str]:
+    """Returns the settings that options stand for; JSON is YAML too."""
+    given = {
+        f"submit.{_SETTINGS[name]}": value
+        for name, value in options.items()
+        if name in _SETTINGS and value not in (None, ())
+    }
+    if options.get("spot"):
+        given["submit.provisioning"] = "spot"
+    return [f"{key}={json.dumps(value)}" for key, value in given.items()]
+
+
+def _confirm(question: str) -> bool:
+    """Asks at a terminal; elsewhere there is nobody who could say yes."""
+    return sys.stdin.isatty() and click.confirm(question, err=True)

@@ -1,0 +1,93 @@
+"""What the hosts of one attempt say of themselves, and for how long they have said nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from etils import epath
+
+from bert_jax.files.read import read_json_object
+from bert_jax.files.remote import each
+from bert_jax.launch.job import Attempt, HostStatus, JobFiles
+from bert_jax.validation import validate
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """The hosts of an attempt at one moment.
+
+    Attributes:
+        told: by worker, what it last said.
+        missing: workers that have said nothing yet.
+    """
+
+    told: Mapping[int, HostStatus]
+    missing: Sequence[int]
+
+    @property
+    def done(self) -> bool:
+        """Whether all have come to the run's end."""
+        return not self.missing and all(host.state == "done" for host in self.told.values())
+
+    @property
+    def failed(self) -> tuple[int, HostStatus] | None:
+        """The worker whose run ended in a way that a restart will not mend: the earliest one."""
+        failed = [(host.at, worker) for worker, host in self.told.items() if host.state == "failed"]
+        return (min(failed)[1], self.told[min(failed)[1]]) if failed else None
+
+    @property
+    def step(self) -> int | None:
+        """The furthest that any has told."""
+        return max(
+            (host.step for host in self.told.values() if host.step is not None), default=None
+        )
+
+
+def read_hosts(files: JobFiles, attempt: Attempt) -> Hosts:
+    """Reads what all hosts of an attempt last said.
+
+    Raises:
+        UserError: one of the files is not what a host writes.
+        RunStopped: the bucket does not answer.
+    """
+    paths = [files.host(attempt.number, worker) for worker in range(attempt.hosts)]
+    found = dict(enumerate(each(_read, paths)))
+    return Hosts(
+        told={worker: host for worker, host in found.items() if host is not None},
+        missing=[worker for worker, host in found.items() if host is None],
+    )
+
+
+class Silence:
+    """For how long each host has said nothing new, by the clock here: hosts have others."""
+
+    def __init__(self) -> None:
+        """Has heard nobody."""
+        self._heard: dict[int, tuple[float, float]] = {}
+
+    def hear(self, hosts: Hosts, now: float) -> None:
+        """Takes note of what is new."""
+        for worker, host in hosts.told.items():
+            if self._heard.get(worker, (None,))[0] != host.at:
+                self._heard[worker] = host.at, now
+
+    def forgive(self) -> None:
+        """Begins anew: nobody could be heard."""
+        self._heard.clear()
+
+    def longest(self, hosts: Hosts, now: float) -> tuple[int, float]:
+        """Returns the worker that has been silent for longest, and seconds; those done may be."""
+        waits = [
+            (now - self._heard[worker][1], worker)
+            for worker, host in hosts.told.items()
+            if host.state != "done" and worker in self._heard
+        ]
+        seconds, worker = max(waits, default=(0.0, 0))
+        return worker, seconds
+
+
+def _read(path: epath.Path) -> HostStatus | None:
+    if not path.exists():
+        return None
+    return validate(HostStatus, read_json_object(path), source=str(path))

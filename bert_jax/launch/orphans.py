@@ -1,0 +1,92 @@
+"""What exists for jobs, and which of it nobody needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from etils import epath
+
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.launch.heartbeats import read_hosts
+from bert_jax.launch.job import Attempt, JobFiles, job_directory
+from bert_jax.launch.launcher import Existing, Launcher, State
+from bert_jax.launch.supervisor_state import SupervisorState, read_job, read_state
+
+_UNWATCHED_SECONDS: Final = 900.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Something that exists.
+
+    Attributes:
+        existing: as its launcher shows it.
+        launcher: that deletes it.
+        orphan: why nobody needs it; empty if somebody does, or that is not known.
+        note: what else is known of it.
+    """
+
+    existing: Existing
+    launcher: Launcher
+    orphan: str
+    note: str
+
+
+def find_existing(launchers: Sequence[Launcher], *, bucket: str | None) -> list[Found]:
+    """Returns everything that exists.
+
+    Args:
+        launchers: to ask.
+        bucket: where jobs lie whose machines do not say so.
+
+    Raises:
+        UserError: no permission to look.
+        RunStopped: a service does not answer.
+    """
+    return [
+        _judge(existing, launcher, bucket)
+        for launcher in launchers
+        for existing in launcher.existing()
+    ]
+
+
+def _judge(existing: Existing, launcher: Launcher, bucket: str | None) -> Found:
+    directory = existing.directory or (str(job_directory(bucket, existing.job)) if bucket else "")
+    if not directory:
+        return Found(existing, launcher, "", "its bucket is not known: --bucket")
+    files = JobFiles(epath.Path(directory))
+    try:
+        job, state = read_job(files), read_state(files)
+    except (UserError, RunStopped, OSError) as error:
+        return Found(existing, launcher, "", f"its job cannot be read: {error}")
+    attempts = [
+        Attempt(job, record.number, job.placements[record.placement]) for record in state.attempts
+    ]
+    attempt = next((each for each in attempts if each.resource == existing.resource), None)
+    if attempt is None:
+        return Found(existing, launcher, "", "no attempt of its job has this name")
+    watched = time.time() - state.seen < max(_UNWATCHED_SECONDS, 3 * job.submit.poll_seconds)
+    note = "watched" if watched else "nobody watches it"
+    orphan = "" if watched else _orphan(files, state, attempt, existing)
+    return Found(existing, launcher, orphan, note)
+
+
+def _orphan(files: JobFiles, state: SupervisorState, attempt: Attempt, existing: Existing) -> str:
+    """Returns why machines that nobody watches are not needed."""
+    if state.outcome is not None:
+        return f"its job is over: {state.outcome}"
+    if attempt.number != state.attempts[-1].number:
+        return f"attempt {state.attempts[-1].number} has followed it"
+    if existing.state in (State.SUSPENDED, State.FAILED):
+        return f"it is {existing.state.value}"
+    if existing.state is not State.ACTIVE:
+        return ""
+    hosts = read_hosts(files, attempt)
+    if hosts.done or hosts.failed is not None:
+        return f"its run is {'done' if hosts.done else 'at its end: failed'}"
+    last = max((host.at for host in hosts.told.values()), default=state.seen)
+    silent = time.time() - last
+    return f"silent for {silent / 60:.0f} min" if silent > _UNWATCHED_SECONDS else ""

@@ -1,0 +1,263 @@
+"""Watches a job to its end: asks for machines, recreates those that are gone, deletes them all.
+
+All that it knows is in the bucket, so it may be killed at any moment and started again, anywhere:
+what it is about to ask for is written down before it is asked for, under a name that follows from
+the attempt's number, and every request may be repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.lock import Lock
+from bert_jax.launch.heartbeats import Hosts, Silence, read_hosts
+from bert_jax.launch.job import Attempt, JobFiles
+from bert_jax.launch.launcher import Launcher, OutOfQuota, State
+from bert_jax.launch.limits import next_placement, reached
+from bert_jax.launch.post_mortem import newest_dump
+from bert_jax.launch.supervisor_state import (
+    AttemptRecord,
+    Outcome,
+    SupervisorState,
+    read_job,
+    read_state,
+    write_state,
+)
+from bert_jax.launch.verdict import (
+    Verdict,
+    WatchPace,
+    hopeless,
+    of_machines,
+    of_run,
+    of_silence,
+)
+
+# What a bucket or a service may answer today and not tomorrow: credentials that have run out are
+# among it. Machines that run are not left alone for it.
+_PASSING = (RunStopped, UserError, OSError)
+
+
+class Supervisor:
+    """Watches one job; holds its lease."""
+
+    def __init__(
+        self,
+        files: JobFiles,
+        launcher: Launcher,
+        held: Lock,
+        *,
+        say: Callable[[str], None],
+        pace: WatchPace | None = None,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Reads where the job stands.
+
+        Args:
+            files: of the job.
+            launcher: that makes its machines.
+            held: the job's lease.
+            say: called with a line of text when something changes.
+            pace: how often to look; None for the job's own.
+            clock: seconds since 1970.
+            sleep: waits for seconds.
+
+        Raises:
+            UserError: there is no such job.
+        """
+        self.job, self.state = read_job(files), read_state(files)
+        self._files, self._launcher, self._lease = files, launcher, held
+        self._say, self._clock, self._sleep = say, clock, sleep
+        self._pace = pace or WatchPace(poll=self.job.submit.poll_seconds)
+        self._silence = Silence()
+        self._said, self._told_at = "", clock()
+        self._mistake: UserError | None = None
+
+    def run(self) -> SupervisorState:
+        """Watches until the job is over and its machines are gone.
+
+        Raises:
+            UserError: machines were refused for what only the user can mend.
+            RunStopped: another supervisor has the lease, or the end cannot be written down.
+        """
+        self._look_until(lambda: False)
+        return self.state
+
+    def start(self) -> SupervisorState:
+        """Asks for machines, if nobody has yet; returns once they are asked for.
+
+        Raises:
+            UserError, RunStopped: as `run`.
+        """
+        self._look_until(
+            lambda: self.state.current is not None and self.state.current.created is not None
+        )
+        return self.state
+
+    def stop(self, why: str) -> None:
+        """Ends the job; `run` then deletes its machines."""
+        if self.state.outcome is None:
+            self._finish("stopped", why)
+
+    def _look_until(self, enough: Callable[[], bool]) -> None:
+        while True:
+            self._lease.check()
+            self._look()
+            if enough():
+                return
+            if self.state.outcome is not None and self.state.current is None:
+                write_state(self._files, self.state)
+                if self._mistake is not None:
+                    raise self._mistake
+                return
+            self._sleep(self._pace.poll)
+
+    def _look(self) -> None:
+        """Does what is to be done now, and writes down what was seen."""
+        try:
+            if self.state.outcome is None:
+                self._advance()
+            record = self.state.current
+            if record is not None and record.end is not None:
+                self._delete(record)
+        except _PASSING as error:
+            self._tell(f"trying again: {error}")
+        with contextlib.suppress(*_PASSING):
+            self._write(self.state.model_copy(update={"seen": self._clock()}))
+
+    def _advance(self) -> None:
+        if self._files.stop.exists():
+            return self._finish("stopped", "by `bert-jax stop`")
+        now, margin = self._clock(), self._pace.poll
+        if (limit := reached(self.job, self.state, now=now, margin_seconds=margin)) is not None:
+            return self._finish("limit", limit)
+        record = self.state.current
+        if record is None:
+            return self._begin()
+        if record.end is not None:
+            return None  # still to be deleted
+        if record.created is None:
+            return self._create(record)
+        return self._observe(record)
+
+    def _begin(self) -> None:
+        """Writes down what will be asked for, and asks."""
+        index = next_placement(self.job, self.state)
+        if isinstance(index, str):
+            return self._finish("limit", index)
+        number = len(self.state.attempts) + 1
+        record = AttemptRecord(number=number, placement=index, intended=self._clock())
+        placement = self.job.placements[index]
+        write_whole(self._files.attempt(number), placement.model_dump_json(indent=1))
+        self._write(self.state.model_copy(update={"attempts": (*self.state.attempts, record)}))
+        self._silence = Silence()
+        return self._create(record)
+
+    def _create(self, record: AttemptRecord) -> None:
+        attempt = self._attempt(record)
+        try:
+            self._launcher.create(attempt)
+        except OutOfQuota as error:
+            return self._end(Verdict("quota", str(error)))
+        except UserError as error:
+            self._mistake = error
+            return self._finish("failed", str(error))
+        place = attempt.placement
+        where = f"{place.slices} × {place.on}" if place.slices > 1 else place.on
+        self._tell(f"asked for {where}{f' in {place.zone}' if place.zone else ''}")
+        return self._change(created=self._clock(), state=State.WAITING)
+
+    def _observe(self, record: AttemptRecord) -> None:
+        seen = self._launcher.observe(self._attempt(record))
+        now = self._clock()
+        if seen.state is not record.state:
+            self._tell(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
+        self._change(state=seen.state, message=seen.message)
+        hosts = None if seen.state is State.WAITING else self._hosts(record)
+        there = seen.state in (State.STARTING, State.ACTIVE, State.SUSPENDED)
+        if record.bills_from is None and (there or (hosts is not None and hosts.told)):
+            # Since it was last seen not to: rather a little too much than too little.
+            self._change(bills_from=max(record.created or now, min(self.state.seen, now)))
+        record = self.state.attempts[-1]
+        verdict = None if hosts is None else of_run(hosts)
+        if verdict is None:
+            verdict = of_machines(self.job, record, seen, now=now, pace=self._pace)
+        if verdict is None and hosts is not None and seen.state is State.ACTIVE:
+            verdict = of_silence(record, hosts, self._silence, now=now, pace=self._pace)
+        if verdict is not None:
+            return self._end(verdict)
+        if record.step is not None and now >= self._told_at + self._pace.tell:
+            dollars = self.state.dollars(self.job.placements, now)
+            self._tell(f"step {record.step}, ${dollars:,.2f}")
+        return None
+
+    def _hosts(self, record: AttemptRecord) -> Hosts | None:
+        """Returns what hosts say; None while that cannot be read."""
+        try:
+            hosts = read_hosts(self._files, self._attempt(record))
+        except _PASSING as error:
+            self._tell(f"what its hosts say cannot be read: {error}")
+            self._silence.forgive()
+            return None
+        self._silence.hear(hosts, self._clock())
+        if hosts.step is not None:
+            self._change(step=hosts.step)
+        return hosts
+
+    def _end(self, verdict: Verdict) -> None:
+        """Ends the attempt; the job too, if its run has ended or this was the second alike."""
+        reason = verdict.reason
+        if verdict.outcome is not None:
+            dump = self._dump(reason) if verdict.outcome == "failed" else ""
+            return self._finish(verdict.outcome, reason + dump)
+        self._tell(f"{verdict.end}: {reason}")
+        self._change(end=verdict.end, reason=reason)
+        if (why := hopeless(self.job, self.state)) is not None:
+            self._finish("failed", f"{why}: {reason}{self._dump(reason)}")
+        return None
+
+    def _finish(self, outcome: Outcome, message: str) -> None:
+        """Ends the job. Its machines are deleted whether or not this can be written down."""
+        record = self.state.current
+        if record is not None and record.end is None:
+            self._change(end="over", reason=message)
+        self.state = self.state.model_copy(update={"outcome": outcome, "message": message})
+        self._tell(f"{outcome}: {message}")
+
+    def _delete(self, record: AttemptRecord) -> None:
+        try:
+            self._launcher.delete(self._attempt(record))
+        except UserError as error:
+            if record.created is not None:
+                raise UserError(f"cannot be deleted and may bill: {error}") from error
+            # What may not be deleted could not be made either.
+        self._change(deleted=self._clock(), state=State.ABSENT)
+        if record.created is not None:
+            self._tell("deleted")
+
+    def _dump(self, said: str) -> str:
+        dump = newest_dump(self.job.run_dir)
+        return "" if dump is None or dump in said else f"; see `bert-jax replay {dump}`"
+
+    def _attempt(self, record: AttemptRecord) -> Attempt:
+        return Attempt(self.job, record.number, self.job.placements[record.placement])
+
+    def _change(self, **changes: object) -> None:
+        self.state = self.state.with_last(**changes)
+
+    def _write(self, state: SupervisorState) -> None:
+        write_state(self._files, state)
+        self.state = state
+
+    def _tell(self, line: str) -> None:
+        """Says what has changed, once."""
+        name = self.job.name
+        if self.state.attempts:
+            name = self._attempt(self.state.attempts[-1]).resource
+        if (said := f"{name}: {line}") != self._said:
+            self._said, self._told_at = said, self._clock()
+            self._say(said)

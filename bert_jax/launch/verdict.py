@@ -1,0 +1,128 @@
+"""Whether an attempt's machines are of any use, from what their launcher and hosts say."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Final
+
+from bert_jax.launch.heartbeats import Hosts, Silence
+from bert_jax.launch.job import Job
+from bert_jax.launch.launcher import Observation, State
+from bert_jax.launch.limits import wait_hours
+from bert_jax.launch.supervisor_state import AttemptRecord, End, Outcome, SupervisorState
+
+_NEARLY: Final = 0.95
+_ROUNDS: Final = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WatchPace:
+    """How often a supervisor looks, and how long it is patient, in seconds.
+
+    Attributes:
+        poll: between two looks.
+        start: from machines that bill to the first word of each host, which installs first.
+        silence: of a host that has spoken before; it speaks every minute.
+        settle: for a machine just asked for to be seen.
+        tell: between two lines on a run that goes well.
+    """
+
+    poll: float = 60.0
+    start: float = 2700.0
+    silence: float = 900.0
+    settle: float = 180.0
+    tell: float = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """An attempt is at its end.
+
+    Attributes:
+        end: of the attempt.
+        reason: in words.
+        outcome: of the job, which is over too; None: another attempt follows.
+    """
+
+    end: End
+    reason: str
+    outcome: Outcome | None = None
+
+
+def of_run(hosts: Hosts) -> Verdict | None:
+    """Returns how the run has ended; None: it has not."""
+    if hosts.done:
+        step = "" if hosts.step is None else f"at step {hosts.step}"
+        return Verdict("over", step, "done")
+    if hosts.failed is None:
+        return None
+    worker, host = hosts.failed
+    reason = f"worker {worker}: {host.message or f'exit code {host.exit_code}'}"
+    if host.exit_code is None:  # before the run began: perhaps this machine's own trouble
+        return Verdict("broken", reason)
+    return Verdict("over", reason, "failed")
+
+
+def of_machines(
+    job: Job, record: AttemptRecord, seen: Observation, *, now: float, pace: WatchPace
+) -> Verdict | None:
+    """Returns why machines will not do the work; None: they may."""
+    detail = f": {seen.message}" if seen.message else ""
+    asked = now - (record.created or now)
+    patience = wait_hours(job)
+    waited = patience is not None and asked >= patience * 3600
+    # A service ends a request that has waited for too long by itself, by its own clock.
+    expired = patience is not None and asked >= _NEARLY * patience * 3600
+    if seen.state is State.SUSPENDED:
+        return Verdict("taken", f"suspended{detail}")
+    if seen.state is State.ABSENT and asked > pace.settle:
+        return Verdict("taken", "deleted by somebody else")
+    if seen.state is State.WAITING and waited:
+        return Verdict("capacity", f"none within {patience:g} h{detail}")
+    if seen.state is State.FAILED:
+        never = expired and record.bills_from is None
+        return Verdict("capacity" if never else "broken", f"failed{detail}")
+    billed = now - (record.bills_from or now)
+    if seen.state is State.STARTING and billed > pace.start:
+        return Verdict("broken", f"not started within {billed / 60:.0f} min{detail}")
+    return None
+
+
+def of_silence(
+    record: AttemptRecord, hosts: Hosts, silence: Silence, *, now: float, pace: WatchPace
+) -> Verdict | None:
+    """Returns which host of active machines does not speak; None: all do."""
+    billed = now - (record.bills_from or now)
+    if hosts.missing and billed > pace.start:
+        which = ", ".join(map(str, hosts.missing[:8]))
+        return Verdict("broken", f"worker {which} has not started within {billed / 60:.0f} min")
+    worker, silent = silence.longest(hosts, now)
+    if silent > pace.silence:
+        return Verdict("broken", f"worker {worker} has been silent for {silent / 60:.0f} min")
+    return None
+
+
+def hopeless(job: Job, state: SupervisorState) -> str | None:
+    """Returns why another attempt would end as the last ones; None: it may not."""
+    last = state.attempts[-1]
+    if last.end != "broken":
+        return None
+    alike = list(
+        itertools.takewhile(
+            lambda record: (
+                record.end == "broken"
+                and (record.bills_from is None) == (last.bills_from is None)
+                and record.step == last.step
+            ),
+            reversed(state.attempts),
+        )
+    )
+    if last.bills_from is None:
+        most = _ROUNDS * len(job.placements)
+        return f"{most} requests in a row came to nothing" if len(alike) >= most else None
+    if len(alike) < 2:
+        return None
+    return (
+        f"failed {'before its first step' if last.step is None else f'at step {last.step}'} twice"
+    )

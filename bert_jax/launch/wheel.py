@@ -1,0 +1,104 @@
+"""This very package as a wheel, and the versions that it runs with here.
+
+Made of the files that are being run, with no build tool and no network: hosts get what the
+submitter has, whether that is an installed wheel or a checkout with changes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from bert_jax.errors import UserError
+from bert_jax.version import __version__
+
+PACKAGE: Final = Path(__file__).parent.parent
+"""The package's own directory."""
+
+_DISTRIBUTION: Final = "bert-jax"
+_NAME: Final = "bert_jax"
+_ANY_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the same files make the same bytes
+_WHEEL: Final = (
+    "Wheel-Version: 1.0\nGenerator: bert-jax\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+)
+
+
+def wheel_name() -> str:
+    """Returns the wheel's file name, by PEP 427."""
+    return f"{_NAME}-{__version__}-py3-none-any.whl"
+
+
+def build_wheel() -> bytes:
+    """Returns a wheel of the package as it is imported here.
+
+    Raises:
+        UserError: the package is on the path, but not installed, so nothing says what it needs.
+    """
+    installed = _distribution()
+    records: list[str] = []
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+
+        def add(name: str, raw: bytes) -> None:
+            archive.writestr(zipfile.ZipInfo(name, _ANY_TIME), raw, zipfile.ZIP_DEFLATED)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(raw).digest()).rstrip(b"=")
+            records.append(f"{name},sha256={digest.decode()},{len(raw)}")
+
+        for name, path in _files():
+            add(name, path.read_bytes())
+        info = f"{_NAME}-{__version__}.dist-info"
+        for name in ("METADATA", "entry_points.txt"):
+            add(f"{info}/{name}", (installed.read_text(name) or "").encode())
+        add(f"{info}/WHEEL", _WHEEL.encode())
+        records.append(f"{info}/RECORD,,\n")
+        archive.writestr(zipfile.ZipInfo(f"{info}/RECORD", _ANY_TIME), "\n".join(records))
+    return content.getvalue()
+
+
+def constraints() -> str:
+    """Returns the versions of all packages here, as pip takes constraints.
+
+    What hosts need and is not here (libtpu) is free. Local builds (``torch 2.13+cpu``) and packages
+    installed from a directory or URL are left out: no registry has them.
+    """
+    lines = set()
+    for found in metadata.distributions():
+        name, version = found.metadata["Name"], found.version
+        if name and "+" not in version and found.read_text("direct_url.json") is None:
+            lines.add(f"{name.lower().replace('_', '-')}=={version}\n")
+    return "".join(sorted(lines))
+
+
+def _distribution() -> metadata.Distribution:
+    try:
+        installed = metadata.distribution(_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        raise UserError(
+            "bert-jax is on the path and not installed, so a host could not be told what it needs; "
+            "allowed: pip install bert-jax, or pip install -e . in a checkout"
+        ) from None
+    if installed.version != __version__:
+        raise UserError(
+            f"bert-jax: found {installed.version} installed and {__version__} imported, allowed: "
+            "one version; install it again: pip install -e ."
+        )
+    return installed
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    """Yields the package's files and their names in the wheel, in one order everywhere."""
+    root = PACKAGE
+    # A checkout has links to the folders at its top level.
+    for directory, folders, names in os.walk(root, followlinks=True):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(names):
+            path = Path(directory, name)
+            if path.suffix != ".pyc" and not name.startswith("."):
+                yield f"{_NAME}/{path.relative_to(root).as_posix()}", path

@@ -1,0 +1,40 @@
+"""`bert-jax stop`: ends a job and deletes its machines, whoever watches it."""
+
+from __future__ import annotations
+
+from bert_jax.errors import UserError
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.lock import lock_at
+from bert_jax.launch.find import find_job
+from bert_jax.launch.launchers import launcher_for
+from bert_jax.launch.supervisor import Supervisor
+from bert_jax.launch.supervisor_state import read_job, read_state
+from bert_jax.launch.watching import Say
+
+
+def stop(job: str, *, bucket: str | None = None, say: Say = print) -> None:
+    """Ends a job: its run may save, then its machines are deleted.
+
+    A supervisor that watches it does so at its next look; without one it is done here.
+
+    Args:
+        job: its directory, or its name.
+        bucket: for a name; None for ``$BERT_JAX_BUCKET``.
+        say: called with each line of news.
+
+    Raises:
+        UserError: there is no such job.
+    """
+    files = find_job(job, bucket=bucket)
+    if (state := read_state(files)).outcome is not None and state.current is None:
+        raise UserError(f"{files.directory}: this job is over: {state.outcome} {state.message}")
+    write_whole(files.stop, "{}\n")
+    lock = lock_at(files.lease, say=say)
+    if not lock.take():
+        seconds = read_job(files).submit.poll_seconds
+        say(f"its supervisor ({lock.holder}) deletes its machines within {seconds:.0f} s")
+        return
+    try:
+        Supervisor(files, launcher_for(read_job(files).submit), lock, say=say).run()
+    finally:
+        lock.give_back()

@@ -1,0 +1,138 @@
+"""`bert-jax submit`: from a configuration to a run on machines that are asked for, and deleted."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from bert_jax.config import RunConfig, dump_config, parse_config
+from bert_jax.errors import UserError
+from bert_jax.files.remote import absolute, is_remote
+from bert_jax.launch.bundle import stage
+from bert_jax.launch.host_paths import for_hosts, for_this_machine, name_of
+from bert_jax.launch.job import Job, JobFiles, Verb, job_directory
+from bert_jax.launch.launchers import launcher_for
+from bert_jax.launch.lease import lease
+from bert_jax.launch.placements import placements
+from bert_jax.launch.section import SubmitSection
+from bert_jax.launch.supervisor import Supervisor
+from bert_jax.launch.supervisor_state import SupervisorState, read_state
+from bert_jax.launch.watching import Confirm, Say, conclude, left_running, watch_job
+from bert_jax.planning.prices import load_prices
+from bert_jax.section import need
+from bert_jax.version import __version__
+
+
+def submit(
+    config: RunConfig,
+    *,
+    verb: Verb = "pretrain",
+    watch: bool = False,
+    prices: str | None = None,
+    confirm: Confirm | None = None,
+    say: Say = print,
+) -> SupervisorState:
+    """Runs a configuration on machines that are asked for, recreated as needed, and deleted.
+
+    ``submit(load_config("base.yaml", ["submit.on=v5e:4x4", "submit.bucket=gs://b"]), watch=True)``
+
+    Args:
+        config: with `submit`; relative paths count from the bucket, or for `on: local` from the
+            working directory.
+        verb: that hosts run.
+        watch: to the end. Else this returns once machines are asked for, and nobody recreates or
+            deletes them until `bert_jax.watch`.
+        prices: a price list of your own.
+        confirm: asks the user a question before anything costs money, and on Ctrl-C; None: every
+            answer is yes.
+        say: called with each line of news.
+
+    Returns:
+        What was done; without an outcome if it still runs.
+
+    Raises:
+        UserError: the configuration does not fit, something is not there, the project may not.
+        RunStopped: the run failed, or a limit was reached; nothing is left that bills.
+    """
+    job, text = prepare_job(config, verb=verb, prices=prices)
+    launcher = launcher_for(job.submit)
+    files = stage(job, text)
+    if watch:
+        state = watch_job(files, launcher, say=say, confirm=confirm or (lambda question: True))
+    else:
+        with lease(files, say=say) as held:
+            state = Supervisor(files, launcher, held, say=say).start()
+        say(left_running(files))
+    if state.outcome is not None:
+        say(conclude(state, files, dollars=state.dollars(job.placements, state.seen)))
+    return state
+
+
+def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> tuple[Job, str]:
+    """Returns the job that a configuration describes, and the configuration that hosts get.
+
+    Raises:
+        UserError: something is missing or does not fit.
+    """
+    section = need(config.submit, "submit", "submit")
+    found = placements(section, rates=_rates(section, prices))
+    local = section.on == ("local",)
+    bucket = _bucket(section)
+    key = "train" if verb == "pretrain" else "finetune"
+    need(getattr(config, key), key, "submit")
+    values = config.model_dump(mode="json")
+    if values["run_dir"] is None:
+        values["run_dir"] = f"runs/{section.name or 'run'}"
+    values = for_this_machine(values) if local else for_hosts(values, bucket)
+    name = section.name or _free_name(bucket, name_of(values["run_dir"]))
+    section = section.model_copy(update={"name": name, "bucket": bucket})
+    values["submit"] = section.model_dump(mode="json")
+    job = Job(
+        name=name,
+        verb=verb,
+        run_dir=values["run_dir"],
+        working_directory=os.getcwd() if local else None,
+        submit=section,
+        placements=found,
+        version=__version__,
+        submitted=time.time(),
+    )
+    return job, dump_config(parse_config(values, source="submit"))
+
+
+def _rates(section: SubmitSection, prices: str | None) -> dict[str, float]:
+    """Returns dollars of a chip and an hour, where there is a price."""
+    spot = section.provisioning == "spot"
+    listed = load_prices(prices).chip_hour.items()
+    rates = {chip: price.spot if spot else price.on_demand for chip, price in listed}
+    return {chip: rate for chip, rate in rates.items() if rate is not None}
+
+
+def _bucket(section: SubmitSection) -> str:
+    bucket = need(section.bucket, "--bucket", "submit")
+    if section.on == ("local",):
+        return absolute(bucket)
+    if not is_remote(bucket):
+        raise UserError(
+            f"--bucket: found {bucket}, allowed: gs://…, which hosts reach (a directory for "
+            "--on local alone)"
+        )
+    return bucket.rstrip("/")
+
+
+def _free_name(bucket: str, base: str) -> str:
+    """Returns a name that no job has. One whose job is over is followed by ``base-2``.
+
+    Raises:
+        UserError: the last job of that name is not over.
+    """
+    name, number = base, 1
+    while (files := JobFiles(job_directory(bucket, name))).job.exists():
+        if read_state(files).outcome is None:
+            raise UserError(
+                f"{files.directory}: this job is not over; allowed: `bert-jax watch "
+                f"{files.directory}`, `bert-jax stop {files.directory}`, or another --name"
+            )
+        number += 1
+        name = f"{base}-{number}"
+    return name

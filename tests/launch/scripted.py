@@ -1,0 +1,195 @@
+"""A cloud that does what a test says, a clock that nobody waits for, and a job to watch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_jax.files.lock import lock_at
+from bert_jax.launch.job import Attempt, HostStatus, Job, JobFiles, Placement
+from bert_jax.launch.launcher import Existing, Observation, Request, State, Unavailable
+from bert_jax.launch.section import SubmitSection
+from bert_jax.launch.supervisor import Supervisor
+from bert_jax.launch.verdict import WatchPace
+
+HOUR = 3600.0
+PACE = WatchPace(poll=60.0, start=1200.0, silence=600.0, settle=180.0)
+
+
+class Clock:
+    """Time that passes while somebody sleeps, and calls who waits for it."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Goes on; what is due happens."""
+        self.now += seconds
+        assert self.now < 1_000_000.0 + 40 * HOUR, "it never ends"
+        for entry in [entry for entry in self.due if entry[0] <= self.now]:
+            self.due.remove(entry)
+            entry[1]()
+
+    def after(self, seconds: float, happens: Callable[[], None]) -> None:
+        """Lets something happen later."""
+        self.due.append((self.now + seconds, happens))
+
+
+@dataclasses.dataclass
+class Machines:
+    """What exists of one attempt."""
+
+    attempt: Attempt
+    state: State = State.WAITING
+    message: str = ""
+
+
+class ScriptedLauncher:
+    """Machines become what a test makes of them.
+
+    Attributes:
+        machines: that exist, by name.
+        requests: how often each method was called.
+        on_create: called with each attempt that is asked for; it may raise.
+        down: while true, no method gets an answer.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.machines: dict[str, Machines] = {}
+        self.requests: dict[str, int] = dict.fromkeys(("create", "observe", "delete"), 0)
+        self.created: list[str] = []
+        self.on_create: Callable[[Attempt], None] = lambda attempt: None
+        self.on_delete: Callable[[Attempt], None] = lambda attempt: None
+        self.down = False
+
+    def render(self, attempt: Attempt) -> list[Request]:
+        """Returns nothing."""
+        return []
+
+    def create(self, attempt: Attempt) -> None:
+        """Makes what does not exist."""
+        self._count("create")
+        if attempt.resource not in self.machines:
+            self.on_create(attempt)
+            self.machines[attempt.resource] = Machines(attempt)
+            self.created.append(attempt.resource)
+
+    def observe(self, attempt: Attempt) -> Observation:
+        """Returns what there is."""
+        self._count("observe")
+        found = self.machines.get(attempt.resource)
+        return (
+            Observation(State.ABSENT) if found is None else Observation(found.state, found.message)
+        )
+
+    def delete(self, attempt: Attempt) -> None:
+        """Takes it away."""
+        self._count("delete")
+        self.on_delete(attempt)
+        self.machines.pop(attempt.resource, None)
+
+    def remove(self, existing: Existing) -> None:
+        """Takes away what an entry is about."""
+        self.delete(self.machines[existing.resource].attempt)
+
+    def existing(self) -> list[Existing]:
+        """Returns everything."""
+        return [
+            Existing(
+                job=found.attempt.job.name,
+                resource=name,
+                zone=found.attempt.placement.zone or "",
+                state=found.state,
+                bills=found.state in (State.STARTING, State.ACTIVE),
+                directory=str(found.attempt.job.directory),
+            )
+            for name, found in self.machines.items()
+        ]
+
+    def _count(self, method: str) -> None:
+        self.requests[method] += 1
+        if self.down:
+            raise Unavailable("503 the service is unavailable")
+
+    def become(self, resource: str, state: State, message: str = "") -> None:
+        """Changes machines that exist."""
+        self.machines[resource].state, self.machines[resource].message = state, message
+
+
+class World:
+    """One job, its cloud and its clock."""
+
+    def __init__(self, directory: Path, **submit: Any) -> None:
+        self.clock = Clock()
+        self.launcher = ScriptedLauncher(self.clock)
+        placements = submit.pop("placements", None) or (
+            Placement(on="v5e:2x4", zone="us-west4-a", dollars_per_hour=10.0),
+        )
+        self.job = Job(
+            name="base",
+            run_dir=str(directory / "runs" / "base"),
+            submit=SubmitSection(name="base", bucket=str(directory), **submit),
+            placements=placements,
+            version="0.2.0",
+            submitted=self.clock.now,
+        )
+        self.files = JobFiles(self.job.directory)
+        self.files.directory.mkdir(parents=True)
+        self.files.job.write_text(self.job.model_dump_json())
+        self.said: list[str] = []
+        self.ended: set[int] = set()
+        self.lock = lock_at(self.files.lease, say=self.said.append)
+        assert self.lock.take()
+
+    def supervisor(self, pace: WatchPace = PACE) -> Supervisor:
+        """Returns a new supervisor, which knows what the bucket holds."""
+        return Supervisor(
+            self.files,
+            self.launcher,
+            self.lock,
+            say=self.said.append,
+            pace=pace,
+            clock=self.clock,
+            sleep=self.clock.sleep,
+        )
+
+    def beat(
+        self, attempt: int, state: Any = "running", *, workers: Any = (0, 1), **told: Any
+    ) -> None:
+        """Lets hosts say something of themselves; with their last word they fall silent."""
+        if state in ("done", "failed"):
+            self.ended.add(attempt)
+        for worker in workers:
+            path = self.files.host(attempt, worker)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(HostStatus(state=state, at=self.clock.now, **told).model_dump_json())
+
+    def keep_beating(
+        self, attempt: int, steps: Iterator[int] | None = None, *, workers: Any = (0, 1)
+    ) -> None:
+        """Lets hosts speak every minute for as long as their machines are active."""
+        found = self.launcher.machines.get(f"base-{attempt}")
+        lives = found is not None and found.state is State.ACTIVE
+        if lives and attempt not in self.ended:
+            step = next(steps) if steps is not None else None
+            self.beat(attempt, step=step, workers=workers)
+            self.clock.after(60, lambda: self.keep_beating(attempt, steps, workers=workers))
+
+    def activate(
+        self, attempt: int, *, after: float = 120, steps: Any = None, workers: Any = (0, 1)
+    ) -> None:
+        """Gives machines after a while, whose hosts speak every minute."""
+
+        def start() -> None:
+            if f"base-{attempt}" in self.launcher.machines:
+                self.launcher.become(f"base-{attempt}", State.ACTIVE)
+                self.keep_beating(attempt, steps, workers=workers)
+
+        self.clock.after(after, start)

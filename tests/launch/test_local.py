@@ -1,0 +1,130 @@
+"""This machine as a cloud: processes that whoever looks can see, and that nothing survives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.launch import local
+from bert_jax.launch.job import Attempt, Job, Placement
+from bert_jax.launch.launcher import State
+from bert_jax.launch.local import LocalLauncher
+from bert_jax.launch.section import SubmitSection
+
+# A host whose run is in a session of its own, where a signal to the host's group does not get.
+SCRIPT = """
+trap 'echo saved >> "$BERT_JAX_JOB/host-$BERT_JAX_WORKER"; exit 3' TERM
+echo "started $BERT_JAX_ATTEMPT $BERT_JAX_COORDINATOR" >> "$BERT_JAX_JOB/host-$BERT_JAX_WORKER"
+setsid bash -c 'echo $$ > "$BERT_JAX_JOB/run-$BERT_JAX_WORKER"; exec sleep 600' &
+while :; do sleep 0.05; done
+"""
+
+
+def job_in(directory: Path, *, hosts: int = 2) -> Job:
+    return Job(
+        name="base",
+        run_dir=str(directory / "run"),
+        working_directory=str(directory),
+        submit=SubmitSection(name="base", bucket=str(directory), on=("local",), hosts=hosts),
+        placements=(Placement(on="local", dollars_per_hour=0.0),),
+        version="0.2.0",
+        submitted=0.0,
+    )
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempt:
+    monkeypatch.setattr(local, "startup_script", lambda: SCRIPT)
+    job = job_in(tmp_path)
+    job.directory.mkdir(parents=True)
+    return Attempt(job, 1, job.placements[0])
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
+    launcher = LocalLauncher(tmp_path / "machines", grace_seconds=30)
+    yield launcher
+    for existing in launcher.existing():
+        launcher.remove(existing)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def lines(attempt: Attempt, worker: int) -> list[str]:
+    path = Path(attempt.job.directory) / f"host-{worker}"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def runs(attempt: Attempt) -> list[int]:
+    paths = sorted(Path(attempt.job.directory).glob("run-*"))
+    return [int(path.read_text()) for path in paths if path.read_text().strip()]
+
+
+def lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_hosts_are_seen_from_elsewhere_started_once_and_may_save(
+    launcher: LocalLauncher, attempt: Attempt, tmp_path: Path
+) -> None:
+    assert launcher.observe(attempt).state is State.ABSENT
+    launcher.create(attempt)
+    launcher.create(attempt)  # of a supervisor that does not know that it has
+    eventually(lambda: len(runs(attempt)) == 2)
+    elsewhere = LocalLauncher(tmp_path / "machines", grace_seconds=30)
+    assert elsewhere.observe(attempt).state is State.ACTIVE
+    (existing,) = elsewhere.existing()
+    assert (existing.job, existing.resource, existing.bills) == ("base", "base-1", True)
+    assert existing.directory == str(attempt.job.directory)
+
+    processes = runs(attempt)
+    elsewhere.delete(attempt)
+    elsewhere.delete(attempt)
+    assert elsewhere.existing() == []
+    assert not any(map(lives, processes))
+    (port,) = {lines(attempt, worker)[0].rpartition(":")[2] for worker in (0, 1)}
+    for worker in (0, 1):
+        assert lines(attempt, worker) == [f"started 1 127.0.0.1:{port}", "saved"]
+
+
+def test_what_is_taken_back_is_gone_without_a_warning(
+    launcher: LocalLauncher, attempt: Attempt
+) -> None:
+    launcher.create(attempt)
+    eventually(lambda: len(runs(attempt)) == 2)
+    processes = runs(attempt)
+    launcher.suspend(attempt)
+    assert launcher.observe(attempt).state is State.SUSPENDED
+    assert not any(map(lives, processes))
+    assert all(lines(attempt, worker)[1:] == [] for worker in (0, 1))
+    assert [existing.bills for existing in launcher.existing()] == [False]
+
+
+def test_hosts_that_have_all_ended_have_failed(
+    launcher: LocalLauncher, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "startup_script", lambda: "exit 2")
+    launcher.create(attempt)
+    eventually(lambda: launcher.observe(attempt).state is State.FAILED)
+
+
+def test_a_name_that_a_job_elsewhere_has_is_refused(
+    launcher: LocalLauncher, attempt: Attempt, tmp_path: Path
+) -> None:
+    launcher.create(attempt)
+    other = job_in(tmp_path / "other")
+    with pytest.raises(UserError, match=r"^base-1: is a machine of .*; allowed: another --name$"):
+        launcher.create(Attempt(other, 1, other.placements[0]))

@@ -1,0 +1,282 @@
+"""submit, watch, stop and jobs, as a user types them, over a cloud that does what a test says."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from bert_jax.cli import cli, launching
+from bert_jax.launch.find import find_job
+from bert_jax.launch.job import HostStatus, JobFiles
+from bert_jax.launch.launcher import Observation, OutOfQuota, State
+from bert_jax.launch.lease import lease
+from bert_jax.launch.supervisor_state import read_job, read_state
+from bert_jax.verbs import jobs as jobs_verb
+from bert_jax.verbs import stop as stop_verb
+from bert_jax.verbs import submit as submit_verb
+from bert_jax.verbs import watch as watch_verb
+from tests.launch.scripted import Clock, ScriptedLauncher
+from tests.project import project_config
+
+
+class Cloud(ScriptedLauncher):
+    """Machines that are active at once, and whose run is done at the third look."""
+
+    looks_until_done = 3
+    interrupt_at = 0
+
+    def create(self, attempt: Any) -> None:
+        super().create(attempt)
+        self.become(attempt.resource, State.ACTIVE)
+
+    def observe(self, attempt: Any) -> Observation:
+        seen = super().observe(attempt)
+        looks = self.requests["observe"]
+        if looks == self.interrupt_at:
+            raise KeyboardInterrupt
+        if looks >= self.looks_until_done:
+            files = JobFiles(attempt.job.directory)
+            for worker in range(attempt.hosts):
+                path = files.host(attempt.number, worker)
+                path.write_text(HostStatus(state="done", at=1.0, step=9).model_dump_json())
+        return seen
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    """In the place of every launcher."""
+    cloud = Cloud(Clock())
+    for module in (submit_verb, watch_verb, stop_verb):
+        monkeypatch.setattr(module, "launcher_for", lambda section: cloud)
+    monkeypatch.setattr(jobs_verb, "known_launchers", lambda section, say: [cloud])
+    return cloud
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    values = project_config(tmp_path) | {"run_dir": str(tmp_path / "runs" / "BERT_small.1")}
+    values["submit"] = {"poll_seconds": 0.01, "on": "local"}
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+EIGHT = ("--on", "v5e-8", "--zone", "us-west4-a")
+
+
+def run(*arguments: object, answer: str | None = None) -> Result:
+    with pytest.MonkeyPatch.context() as patch:
+        if answer is not None:
+            patch.setattr(launching, "_confirm", lambda question: answer == "y")
+        return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def test_a_job_is_staged_made_watched_and_deleted(
+    cloud: Cloud, config: Path, tmp_path: Path
+) -> None:
+    done = run("submit", config, "--bucket", tmp_path / "b", "--hosts", 2, "--watch", "--yes")
+    assert done.exit_code == 0, done.output
+    assert "bert-small-1: done after 0:00:0" in done.output
+    assert cloud.machines == {}
+    files = find_job("bert-small-1", bucket=str(tmp_path / "b"))
+    job = read_job(files)
+    assert job.run_dir == str(tmp_path / "runs" / "BERT_small.1")
+    assert job.submit.hosts == 2
+    assert yaml.safe_load(files.config.read_text())["run_dir"] == job.run_dir
+    assert read_state(files).outcome == "done"
+
+
+def test_what_is_staged_is_this_package_and_can_be_checked(
+    cloud: Cloud, config: Path, tmp_path: Path
+) -> None:
+    assert run("submit", config, "--bucket", tmp_path / "b").exit_code == 0
+    software = tmp_path / "b" / "jobs" / "bert-small-1" / "software"
+    for line in (software / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256((software / name).read_bytes()).hexdigest() == digest
+    (wheel,) = software.glob("*.whl")
+    target = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
+        names = archive.namelist()
+    assert len(names) == len(set(names))
+    assert "bert_jax/pipelines/examples.py" in names
+    assert not any("__pycache__" in name for name in names)
+    program = "import bert_jax.pipelines.examples as found; print(found.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.startswith(str(target))
+    pins = (software / "constraints.txt").read_text().splitlines()
+    assert any(pin.startswith("jax==") for pin in pins)
+    assert not any("bert" in pin for pin in pins)
+
+
+def test_without_watch_it_says_how_to_watch_and_another_process_takes_it_up(
+    cloud: Cloud, config: Path, tmp_path: Path
+) -> None:
+    begun = run("submit", config, "--bucket", tmp_path / "b", "--yes")
+    assert begun.exit_code == 0, begun.output
+    directory = tmp_path / "b" / "jobs" / "bert-small-1"
+    assert f"`bert-jax watch {directory}`" in begun.output
+    assert list(cloud.machines) == ["bert-small-1-1"]
+    watched = run("watch", directory)
+    assert watched.exit_code == 0, watched.output
+    assert cloud.machines == {}
+    assert cloud.created == ["bert-small-1-1"]
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_ctrl_c_asks_before_it_deletes(
+    cloud: Cloud, config: Path, tmp_path: Path, answer: str
+) -> None:
+    cloud.looks_until_done, cloud.interrupt_at = 99, 3
+    begun = run("submit", config, "--bucket", tmp_path / "b", "--watch", answer=answer)
+    assert begun.exit_code == 3, begun.output
+    directory = tmp_path / "b" / "jobs" / "bert-small-1"
+    if answer == "y":
+        assert cloud.machines == {}
+        assert read_state(JobFiles(directory)).outcome == "stopped"
+        return
+    assert list(cloud.machines) == ["bert-small-1-1"]
+    assert f"nobody watches {directory} now" in begun.output
+    cloud.looks_until_done = 0
+    assert run("watch", directory).exit_code == 0
+    assert cloud.machines == {}
+
+
+def test_stop_deletes_what_nobody_watches(cloud: Cloud, config: Path, tmp_path: Path) -> None:
+    run("submit", config, "--bucket", tmp_path / "b")
+    stopped = run("stop", "bert-small-1", "--bucket", tmp_path / "b")
+    assert stopped.exit_code == 0, stopped.output
+    assert cloud.machines == {}
+    again = run("stop", "bert-small-1", "--bucket", tmp_path / "b")
+    assert again.exit_code == 2
+    assert "this job is over: stopped by `bert-jax stop`" in again.output
+
+
+def test_stop_leaves_it_to_a_supervisor_that_lives(
+    cloud: Cloud, config: Path, tmp_path: Path
+) -> None:
+    run("submit", config, "--bucket", tmp_path / "b")
+    files = find_job("bert-small-1", bucket=str(tmp_path / "b"))
+    with lease(files, say=print):
+        stopped = run("stop", files.directory)
+        assert "its supervisor" in stopped.output
+        assert list(cloud.machines) == ["bert-small-1-1"]
+    assert run("watch", files.directory).exit_code == 3
+    assert cloud.machines == {}
+
+
+def test_jobs_shows_what_bills_and_stops_what_a_dead_supervisor_left(
+    cloud: Cloud, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("jobs").output == "nothing exists\n"
+    run("submit", config, "--bucket", tmp_path / "b")
+    files = find_job("bert-small-1", bucket=str(tmp_path / "b"))
+    assert "bert-small-1-1 in : active, bills, watched, " in run("jobs").output
+    assert list(cloud.machines) == ["bert-small-1-1"]
+
+    # An hour later: nobody has looked since, and its hosts are done.
+    state = read_state(files)
+    files.supervisor.write_text(
+        state.model_copy(update={"seen": state.seen - 3600}).model_dump_json()
+    )
+    assert "bills, nobody watches it, " not in run("jobs").output  # its hosts say nothing
+    files.host(1, 0).write_text(HostStatus(state="done", at=1.0).model_dump_json())
+    assert "bills, an orphan: its run is done, " in run("jobs").output
+    kept = run("jobs", "--stop-orphans", answer="n")
+    assert list(cloud.machines) == ["bert-small-1-1"], kept.output
+    stopped = run("jobs", "--stop-orphans", "--yes")
+    assert "bert-small-1-1: deleted (its run is done)" in stopped.output
+    assert cloud.machines == {}
+
+
+def test_a_job_that_goes_on_is_no_orphan(cloud: Cloud, config: Path, tmp_path: Path) -> None:
+    run("submit", config, "--bucket", tmp_path / "b")
+    assert run("jobs", "--stop-orphans", "--yes").exit_code == 0
+    assert list(cloud.machines) == ["bert-small-1-1"]
+
+
+def test_a_job_that_could_not_be_made_says_why(cloud: Cloud, config: Path, tmp_path: Path) -> None:
+    def refuse(attempt: Any) -> None:
+        raise OutOfQuota("limit 0")
+
+    cloud.on_create = refuse
+    for more in ((), ("--watch",)):
+        ended = run("submit", config, "--bucket", tmp_path / "b", "--yes", *more)
+        assert ended.exit_code == 1, ended.output
+        assert "limit: no machines could be had (local: limit 0)" in ended.output
+
+
+def test_a_name_is_taken_until_its_job_is_over(cloud: Cloud, config: Path, tmp_path: Path) -> None:
+    run("submit", config, "--bucket", tmp_path / "b")
+    refused = run("submit", config, "--bucket", tmp_path / "b")
+    assert refused.exit_code == 2
+    assert "bert-small-1: this job is not over; allowed: `bert-jax watch" in refused.output
+    run("stop", "bert-small-1", "--bucket", tmp_path / "b")
+    assert run("submit", config, "--bucket", tmp_path / "b", "--watch").exit_code == 0
+    assert find_job("bert-small-1-2", bucket=str(tmp_path / "b")).job.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--bucket: missing"),
+        (("--bucket", "b", "submit.on=null"), "--on: missing; such as v5litepod-16, or local"),
+        (("--bucket", "b", "--on", "v9-8"), 'found "v9-8", allowed generations: v2, '),
+        (("--bucket", "b", "--on", "local", "--on", "v5e-8"), "submit.on: found local, v5e-8"),
+        (("--bucket", "b", "--on", "v5e-8"), "--zone: missing"),
+        (("--bucket", "b", *EIGHT), "--bucket: found b, allowed: gs://…"),
+        (("--bucket", "gs://b", *EIGHT), "which hosts cannot reach; allowed: gs://…"),
+        (("--bucket", "gs://b", *EIGHT, "--prices", "no.yaml"), "no.yaml: no such file"),
+        (("--bucket", "b", "--name", "Base!"), "submit.name: found"),
+        (("--bucket", "b", "--max-cost", "-1"), "submit.limits.cost: found -1"),
+        (("--bucket", "b", "--verb", "finetune"), "finetune: missing"),
+        (("--bucket", "b", "--launcher", "gk"), 'did you mean "gke"?'),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    config: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    here = Path.cwd()
+    try:
+        os.chdir(tmp_path)
+        found = run("submit", config, *arguments)
+    finally:
+        os.chdir(here)
+    assert found.exit_code == 2, found.output
+    assert said in found.output
+    assert len(found.output.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("watch", "base"), "the job's bucket is not known; allowed: --bucket gs://…"),
+        (("watch", "bert-smal-1", "--bucket", "{b}"), 'no such job; did you mean "bert-small-1"?'),
+        (("stop", "{b}/jobs/other"), "other: no such job"),
+    ],
+)
+def test_a_job_that_is_not_there_is_one_line(
+    cloud: Cloud, config: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    run("submit", config, "--bucket", tmp_path / "b")
+    found = run(*(argument.format(b=tmp_path / "b") for argument in arguments))
+    assert found.exit_code == 2, found.output
+    assert said in found.output

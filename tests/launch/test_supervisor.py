@@ -1,0 +1,467 @@
+"""Everything that may happen to a job ends as designed, with nothing left that bills."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.launch import heartbeats, supervisor_state
+from bert_jax.launch.job import Attempt, Placement
+from bert_jax.launch.launcher import OutOfQuota, State, Unavailable
+from bert_jax.launch.lease import lease
+from bert_jax.launch.section import LimitsSection
+from bert_jax.launch.supervisor_state import read_state
+from tests.launch.scripted import HOUR, PACE, World
+
+TWO = (
+    Placement(on="v5e:2x4", zone="us-west4-a", dollars_per_hour=10.0),
+    Placement(on="v5e:2x4", zone="us-east1-c", dollars_per_hour=12.0),
+)
+
+
+def steps(first: int = 0) -> Any:
+    return itertools.count(first, 10)
+
+
+def ends(world: World, outcome: str) -> supervisor_state.SupervisorState:
+    """Checks how a job ended: as it should, written down, and with nothing left."""
+    found = read_state(world.files)
+    assert found.outcome == outcome, (found, world.said)
+    assert world.launcher.machines == {}
+    assert all(record.deleted is not None for record in found.attempts)
+    return found
+
+
+def test_a_job_is_made_watched_and_deleted(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+    world.clock.after(HOUR, lambda: world.beat(1, "done", exit_code=0, step=500))
+    world.supervisor().run()
+    found = ends(world, "done")
+    assert found.message == "at step 500"
+    assert world.launcher.created == ["base-1"]
+    # From the look before it was active to the one after the end, at 10 dollars an hour.
+    assert found.dollars(world.job.placements, world.clock.now) == pytest.approx(
+        10 * (HOUR - 60) / HOUR, rel=0.05
+    )
+    assert world.files.attempt(1).exists()
+
+
+def test_what_was_suspended_is_deleted_and_made_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+    world.clock.after(HOUR, lambda: world.launcher.become("base-1", State.SUSPENDED, "preempted"))
+    world.clock.after(HOUR + 70, lambda: world.activate(2, steps=steps(400)))
+    world.clock.after(2 * HOUR, lambda: world.beat(2, "done", exit_code=0, step=900))
+    world.supervisor().run()
+    found = ends(world, "done")
+    assert world.launcher.created == ["base-1", "base-2"]
+    assert [record.end for record in found.attempts] == ["taken", "over"]
+    assert found.attempts[0].reason == "suspended: preempted"
+    assert "base-1: taken: suspended: preempted" in world.said
+    # What was taken back bills nothing any more.
+    assert found.attempts[0].hours(world.clock.now) < 1.0
+
+
+def test_a_run_that_was_done_before_its_machines_were_taken_is_done(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+
+    def end() -> None:
+        world.beat(1, "done", exit_code=0, step=900)
+        world.launcher.become("base-1", State.SUSPENDED)
+
+    world.clock.after(HOUR, end)
+    world.supervisor().run()
+    ends(world, "done")
+    assert world.launcher.created == ["base-1"]
+
+
+def test_without_quota_the_next_place_is_tried(tmp_path: Path) -> None:
+    world = World(tmp_path, placements=TWO)
+
+    def refuse(attempt: Attempt) -> None:
+        if attempt.placement.zone == "us-west4-a":
+            raise OutOfQuota("quota 'TPUS_PER_PROJECT' exhausted: limit 8 in us-west4-a")
+
+    world.launcher.on_create = refuse
+    world.activate(2, steps=steps())
+    world.clock.after(HOUR, lambda: world.beat(2, "done", exit_code=0, step=9))
+    world.supervisor().run()
+    found = ends(world, "done")
+    assert [record.end for record in found.attempts] == ["quota", "over"]
+    assert found.attempts[1].placement == 1
+
+
+def test_without_quota_anywhere_the_job_ends(tmp_path: Path) -> None:
+    world = World(tmp_path, placements=TWO)
+
+    def refuse(attempt: Attempt) -> None:
+        raise OutOfQuota(f"limit 0 in {attempt.placement.zone}")
+
+    world.launcher.on_create = refuse
+    world.supervisor().run()
+    found = ends(world, "limit")
+    assert found.message == (
+        "no machines could be had (v5e:2x4 in us-west4-a: limit 0 in us-west4-a; "
+        "v5e:2x4 in us-east1-c: limit 0 in us-east1-c)"
+    )
+    assert world.launcher.requests["create"] == 2
+
+
+def test_without_permission_the_job_ends_with_what_the_user_can_mend(tmp_path: Path) -> None:
+    world = World(tmp_path)
+
+    def refuse(attempt: Attempt) -> None:
+        raise UserError("permission denied: tpu.nodes.create")
+
+    world.launcher.on_create = world.launcher.on_delete = refuse
+    with pytest.raises(UserError, match=r"^permission denied: tpu\.nodes\.create$"):
+        world.supervisor().run()
+    ends(world, "failed")
+    assert world.launcher.requests["create"] == 1
+
+
+@pytest.mark.parametrize("by_itself", [True, False], ids=["service", "supervisor"])
+def test_capacity_that_never_comes_ends_the_job(tmp_path: Path, by_itself: bool) -> None:
+    world = World(tmp_path, placements=TWO, limits=LimitsSection(wait_hours=2.0))
+    if by_itself:  # valid-until
+        for number in (1, 2):
+            world.clock.after(
+                number * (2 * HOUR + 60) - 70,
+                lambda number=number: world.launcher.become(f"base-{number}", State.FAILED),
+            )
+    world.supervisor().run()
+    found = ends(world, "limit")
+    assert [record.end for record in found.attempts] == ["capacity", "capacity"]
+    assert found.message.startswith("no machines could be had (v5e:2x4 in us-west4-a: ")
+    assert found.dollars(world.job.placements, world.clock.now) == 0.0
+    assert 4.0 <= found.hours(world.clock.now) < 4.2
+
+
+def test_of_several_places_none_is_waited_for_long_and_all_for_ever(tmp_path: Path) -> None:
+    world = World(tmp_path, placements=TWO)
+    world.clock.after(3.1 * HOUR, lambda: world.beat(12, "done", exit_code=0, step=1))
+    world.activate(12, after=3 * HOUR)
+    world.supervisor().run()
+    found = ends(world, "done")
+    assert {record.end for record in found.attempts[:-1]} == {"capacity"}
+    assert [record.placement for record in found.attempts[:4]] == [0, 1, 0, 1]
+
+
+def test_a_service_that_fails_now_and_then_or_for_an_hour_changes_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    fails = itertools.count()
+    count = world.launcher._count
+
+    def flaky(method: str) -> None:
+        count(method)
+        if next(fails) % 3 == 0:
+            raise Unavailable("503")
+
+    world.launcher._count = flaky
+    world.activate(1, after=180, steps=steps())
+    world.clock.after(HOUR, lambda: setattr(world.launcher, "down", True))
+    world.clock.after(2 * HOUR, lambda: setattr(world.launcher, "down", False))
+    world.clock.after(3 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
+    world.supervisor().run()
+    ends(world, "done")
+    assert world.launcher.created == ["base-1"]
+    assert any("trying again: 503" in line for line in world.said)
+
+
+def test_a_worker_that_never_starts_is_replaced_and_twice_ends_the_job(tmp_path: Path) -> None:
+    world = World(tmp_path)
+
+    world.activate(1, after=60, workers=[0])
+    world.activate(2, after=2000, workers=[0])
+    world.supervisor().run()
+    found = ends(world, "failed")
+    assert found.attempts[0].reason == "worker 1 has not started within 21 min"
+    assert found.message.startswith("failed before its first step twice: worker 1 has not started")
+    assert world.launcher.created == ["base-1", "base-2"]
+
+
+def test_a_host_that_falls_silent_is_replaced(tmp_path: Path) -> None:
+    world = World(tmp_path)
+
+    def speak(minutes: int) -> None:
+        world.beat(1, workers=[0] if minutes > 5 else [0, 1], step=minutes)
+        if "base-1" in world.launcher.machines:
+            world.clock.after(60, lambda: speak(minutes + 1))
+
+    def start() -> None:
+        world.launcher.become("base-1", State.ACTIVE)
+        speak(0)
+
+    world.clock.after(60, start)
+    world.activate(2, after=2000, steps=steps(100))
+    world.clock.after(HOUR, lambda: world.beat(2, "done", exit_code=0, step=600))
+    world.supervisor().run()
+    found = ends(world, "done")
+    assert found.attempts[0].end == "broken"
+    assert found.attempts[0].reason == "worker 1 has been silent for 11 min"
+    assert found.attempts[0].step is not None
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_a_supervisor_killed_about_a_creation_leaves_one_set_of_machines(
+    tmp_path: Path, dies: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the note that machines will be asked for, the request, and the note of its answer."""
+
+    class Killed(BaseException):
+        pass
+
+    world = World(tmp_path)
+
+    def die(attempt: Attempt) -> None:
+        raise Killed
+
+    if dies == "before":
+        world.launcher.on_create = die
+        with pytest.raises(Killed):
+            world.supervisor().run()
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(world.launcher, "create", _then(world.launcher.create, die))
+            with pytest.raises(Killed):
+                world.supervisor().run()
+        assert list(world.launcher.machines) == ["base-1"]
+    written = read_state(world.files)
+    assert [record.created for record in written.attempts] == [None]
+    world.launcher.on_create = lambda attempt: None
+    world.activate(1, steps=steps())
+    world.clock.after(HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
+    world.supervisor().run()
+    ends(world, "done")
+    assert world.launcher.created == ["base-1"]
+
+
+def _then(first: Any, second: Any) -> Any:
+    def both(attempt: Attempt) -> None:
+        first(attempt)
+        second(attempt)
+
+    return both
+
+
+def test_a_supervisor_killed_at_the_end_is_followed_by_one_that_deletes(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+    world.clock.after(HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
+
+    def die(attempt: Attempt) -> None:
+        raise Killed
+
+    world.launcher.on_delete = die
+    with pytest.raises(Killed):
+        world.supervisor().run()
+    assert list(world.launcher.machines) == ["base-1"]
+    world.launcher.on_delete = lambda attempt: None
+    world.supervisor().run()
+    ends(world, "done")
+
+
+def test_the_second_supervisor_is_refused_and_touches_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with (
+        pytest.raises(UserError, match=r"is watched by another process \(host and process .+ \d+"),
+        lease(world.files, say=world.said.append),
+    ):
+        pass
+    world.lock.give_back()
+    with lease(world.files, say=world.said.append):
+        assert world.files.lease.exists()
+    assert world.launcher.requests["create"] == 0
+
+
+def test_a_supervisor_that_lost_its_lease_ends_and_leaves_the_machines(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+
+    class Lost:
+        holder = ""
+        left = 20
+
+        def take(self) -> bool:
+            return True
+
+        def give_back(self) -> None:
+            pass
+
+        def check(self) -> None:
+            self.left -= 1
+            if not self.left:
+                raise RunStopped("another process has taken the lock")
+
+    world.lock = Lost()
+    with pytest.raises(RunStopped, match="another process has taken the lock"):
+        world.supervisor().run()
+    assert list(world.launcher.machines) == ["base-1"]
+
+
+def test_a_bucket_that_cannot_be_reached_for_a_while_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+
+    def fail(*_: object) -> None:
+        raise RunStopped("gs://b: no answer for 600 s (try again, 503)")
+
+    down = pytest.MonkeyPatch()
+
+    def take_down() -> None:
+        down.setattr(heartbeats, "_read", fail)
+        down.setattr("bert_jax.launch.supervisor.write_state", fail)
+
+    # For longer than a silence of hosts is borne, which theirs is not.
+    world.clock.after(HOUR, take_down)
+    world.clock.after(HOUR + 3 * PACE.silence, down.undo)
+    world.clock.after(3 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
+    world.supervisor().run()
+    found = ends(world, "done")
+    assert len(found.attempts) == 1
+    assert any("cannot be read" in line for line in world.said)
+
+
+def test_no_machines_are_asked_for_that_could_not_be_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    down = pytest.MonkeyPatch()
+
+    def fail(*_: object) -> None:
+        assert not world.launcher.created
+        raise RunStopped("gs://b: no answer")
+
+    down.setattr("bert_jax.launch.supervisor.write_state", fail)
+    world.clock.after(HOUR, down.undo)
+    world.activate(1, after=HOUR + 120, steps=steps())
+    world.clock.after(2 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
+    world.supervisor().run()
+    ends(world, "done")
+
+
+def test_the_machines_are_deleted_before_they_cost_more_than_allowed(tmp_path: Path) -> None:
+    world = World(tmp_path, limits=LimitsSection(cost=25.0))
+    world.activate(1, steps=steps())
+    world.supervisor().run()
+    found = ends(world, "limit")
+    assert 24.0 < found.dollars(world.job.placements, world.clock.now) <= 25.0
+    assert found.message.startswith("limits.cost: $24.")
+
+
+def test_the_cost_of_all_attempts_counts(tmp_path: Path) -> None:
+    world = World(tmp_path, limits=LimitsSection(cost=25.0))
+    world.activate(1, steps=steps())
+    world.clock.after(HOUR, lambda: world.launcher.become("base-1", State.SUSPENDED))
+    world.clock.after(HOUR + 70, lambda: world.activate(2, steps=steps(400)))
+    world.supervisor().run()
+    found = ends(world, "limit")
+    assert 24.0 < found.dollars(world.job.placements, world.clock.now) <= 25.0
+    assert len(found.attempts) == 2
+
+
+def test_hours_and_retries_have_limits(tmp_path: Path) -> None:
+    world = World(tmp_path / "hours", limits=LimitsSection(hours=3.0))
+    world.activate(1, steps=steps())
+    world.supervisor().run()
+    assert ends(world, "limit").message.startswith("limits.hours: 3 have passed")
+
+    world = World(tmp_path / "retries", limits=LimitsSection(retries=2))
+    for number in range(1, 5):
+        world.activate(number, after=number * HOUR, steps=steps(number))
+        world.clock.after(
+            (number + 0.5) * HOUR,
+            lambda number=number: world.launcher.become(f"base-{number}", State.SUSPENDED),
+        )
+    world.supervisor().run()
+    found = ends(world, "limit")
+    assert found.message == "limits.retries: 3 attempts have ended, the last: suspended"
+    assert world.launcher.created == ["base-1", "base-2", "base-3"]
+
+
+def test_a_run_that_stopped_itself_is_not_started_again_and_its_dump_is_named(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+    dump = tmp_path / "runs" / "base" / "bad_step_40"
+    dump.mkdir(parents=True)
+    (dump.parent / "bad_step_7").mkdir()
+    failed: Any = {"exit_code": 1, "message": "loss is not finite", "step": 40}
+    world.clock.after(HOUR, lambda: world.beat(1, "failed", workers=[1], **failed))
+    world.supervisor().run()
+    found = ends(world, "failed")
+    assert found.message == f"worker 1: loss is not finite; see `bert-jax replay {dump}`"
+    assert world.launcher.created == ["base-1"]
+
+
+def test_machines_that_fail_at_the_same_step_twice_end_the_job_with_the_dumps_name(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    dump = tmp_path / "runs" / "base" / "bad_step_40"
+    dump.mkdir(parents=True)
+    for number, step in ((1, 20), (2, 40), (3, 40)):
+        world.activate(number, after=number * HOUR, steps=itertools.repeat(step))
+        world.clock.after(
+            (number + 0.5) * HOUR,
+            lambda number=number: world.launcher.become(f"base-{number}", State.FAILED, "gone"),
+        )
+    world.supervisor().run()
+    found = ends(world, "failed")
+    assert found.message == (f"failed at step 40 twice: failed: gone; see `bert-jax replay {dump}`")
+    assert world.launcher.created == ["base-1", "base-2", "base-3"]
+
+
+def test_requests_that_fail_before_there_are_machines_are_not_made_for_ever(tmp_path: Path) -> None:
+    world = World(tmp_path, placements=TWO)
+    observe = world.launcher.observe
+
+    def fail(attempt: Attempt) -> Any:
+        world.launcher.become(attempt.resource, State.FAILED, "internal error")
+        return observe(attempt)
+
+    world.launcher.observe = fail
+    world.supervisor().run()
+    found = ends(world, "failed")
+    assert found.message == "6 requests in a row came to nothing: failed: internal error"
+    assert [record.placement for record in found.attempts] == [0, 1, 0, 1, 0, 1]
+
+
+def test_machines_that_somebody_deleted_are_made_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+    world.clock.after(HOUR, lambda: world.launcher.machines.clear())
+    world.activate(2, after=1.1 * HOUR, steps=steps(50))
+    world.clock.after(2 * HOUR, lambda: world.beat(2, "done", exit_code=0, step=70))
+    world.supervisor().run()
+    assert ends(world, "done").attempts[0].reason == "deleted by somebody else"
+
+
+def test_what_the_user_has_stopped_is_deleted(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+    world.clock.after(HOUR, lambda: world.files.stop.write_text("{}"))
+    world.supervisor().run()
+    assert ends(world, "stopped").message == "by `bert-jax stop`"
+
+
+def test_an_hour_of_watching_takes_sixty_requests_and_few_lines(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+    world.clock.after(HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
+    world.supervisor().run()
+    ends(world, "done")
+    assert sum(world.launcher.requests.values()) <= 60 + 3
+    assert len(world.said) < 6 + 6
