@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from bert_jax.verbs.finetune import finetune
     from bert_jax.verbs.import_checkpoint import import_checkpoint
     from bert_jax.verbs.jobs import jobs
+    from bert_jax.verbs.logs import logs
     from bert_jax.verbs.plan import plan
     from bert_jax.verbs.predict import predict
     from bert_jax.verbs.pretrain import pretrain
     from bert_jax.verbs.replay import replay
+    from bert_jax.verbs.status import status
     from bert_jax.verbs.stop import stop
     from bert_jax.verbs.submit import submit
     from bert_jax.verbs.vocab import vocab
@@ -50,10 +52,12 @@ __all__ = [
     "finetune",
     "import_checkpoint",
     "jobs",
+    "logs",
     "plan",
     "predict",
     "pretrain",
     "replay",
+    "status",
     "stop",
     "submit",
     "vocab",

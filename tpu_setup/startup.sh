@@ -13,12 +13,16 @@
 #   BERT_JAX_PYTHON    a Python that has bert-jax: in a container, on this machine. Unset: it is
 #                      installed from the job's directory.
 #   BERT_JAX_HOME      where this host keeps environment, caches and datasets.
+#   BERT_JAX_ROOT      before paths of the system; the tests' own.
 set -euo pipefail
 
 readonly UV=0.13.9
 readonly STORAGE=${STORAGE_EMULATOR_HOST:-https://storage.googleapis.com}
 readonly METADATA=http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance
 readonly FIRST_PAUSE=${BERT_JAX_PAUSE_SECONDS:-5}
+
+readonly DISK=${BERT_JAX_ROOT:-}/dev/disk/by-id/google-persistent-disk-1
+readonly DATA=${BERT_JAX_ROOT:-}/mnt/disks/data
 
 fail() {
   printf 'bert-jax: %s\n' "$*" >&2
@@ -79,6 +83,14 @@ who_am_i() {
   [[ $BERT_JAX_JOB == gs://?*/?* || $BERT_JAX_JOB == /* ]] ||
     fail "BERT_JAX_JOB: found \"$BERT_JAX_JOB\", allowed: gs://BUCKET/… or a directory from / on"
   export BERT_JAX_JOB BERT_JAX_ATTEMPT BERT_JAX_WORKER
+}
+
+# Mounts the job's data disk (submit.data_disk), if there is one: other machines read it too.
+mount_data() {
+  if [[ -e $DISK ]] && ! mountpoint --quiet "$DATA"; then
+    mkdir -p "$DATA"
+    mount -o ro,noload "$DISK" "$DATA"
+  fi
 }
 
 # encoded TEXT: as a part of a URL.
@@ -215,8 +227,9 @@ hand_over() {
 }
 
 who_am_i
-if [[ -z ${BERT_JAX_HOME:-} && -n $on_tpu_vm ]]; then
-  BERT_JAX_HOME=/var/lib/bert-jax
+if [[ -n $on_tpu_vm ]]; then
+  mount_data
+  BERT_JAX_HOME=${BERT_JAX_HOME:-/var/lib/bert-jax}
 fi
 export BERT_JAX_HOME=${BERT_JAX_HOME:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/bert_jax}
 if [[ -z ${BERT_JAX_PYTHON:-} ]]; then

@@ -7,7 +7,7 @@ answer at once.
 from __future__ import annotations
 
 # Importing a file of verbs is what makes them known.
-from bert_jax.cli import checkpoints, finetuning, launching, planning, pretraining
+from bert_jax.cli import checkpoints, finetuning, launching, planning, pretraining, watching
 from bert_jax.cli.base import cli, main
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
@@ -20,4 +20,5 @@ __all__ = [
     "main",
     "planning",
     "pretraining",
+    "watching",
 ]

@@ -21,6 +21,7 @@ from bert_jax.launch.supervisor_state import read_job
 from bert_jax.validation import validate
 from bert_jax.version import __version__
 
+COMPILED: Final = "JAX_COMPILATION_CACHE_DIR"
 BEAT_SECONDS: Final = 60.0
 PAUSE_SECONDS: Final = 5.0
 
@@ -103,6 +104,17 @@ class Assignment:
         """The run's command line. Every argument is handed on as it is; no shell reads it."""
         verb = self.attempt.job.verb
         return [sys.executable, "-m", "bert_jax.cli", verb, str(self._config), *self._overrides]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What is added to the run's environment.
+
+        What one attempt has compiled, the next need not: the machines of a cloud are new each time,
+        so JAX's cache of programs lies with the job. A failure to read or write it is a warning.
+        """
+        if self.attempt.placement.topology is None:
+            return {}
+        return {COMPILED: str(self.told.files.compiled)}
 
     @property
     def _config(self) -> epath.Path:

@@ -52,7 +52,7 @@ def read_hosts(files: JobFiles, attempt: Attempt) -> Hosts:
         RunStopped: the bucket does not answer.
     """
     paths = [files.host(attempt.number, worker) for worker in range(attempt.hosts)]
-    found = dict(enumerate(each(_read, paths)))
+    found = dict(enumerate(each(read_host, paths)))
     return Hosts(
         told={worker: host for worker, host in found.items() if host is not None},
         missing=[worker for worker, host in found.items() if host is None],
@@ -87,7 +87,13 @@ class Silence:
         return worker, seconds
 
 
-def _read(path: epath.Path) -> HostStatus | None:
+def read_host(path: epath.Path) -> HostStatus | None:
+    """Returns what one host last said; None if it has said nothing yet.
+
+    Raises:
+        UserError: the file is not what a host writes.
+        RunStopped: the bucket does not answer.
+    """
     if not path.exists():
         return None
     return validate(HostStatus, read_json_object(path), source=str(path))

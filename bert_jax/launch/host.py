@@ -11,14 +11,18 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 from pathlib import Path
+
+from etils import epath
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.data.google_bert.reader import is_google_bert
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import RunStopped, UserError, first_line
+from bert_jax.files.atomic import write_whole
 from bert_jax.launch.assignment import Assignment, Told, read_assignment, read_told
-from bert_jax.launch.host_status import read_hosts
-from bert_jax.launch.job import Ending
+from bert_jax.launch.heartbeats import read_hosts
+from bert_jax.launch.job import RUN_JOB, Ending
 from bert_jax.launch.reports import Reports
 from bert_jax.launch.restarts import INTERRUPTED, PEER_LOST, Restarts, Verdict
 from bert_jax.launch.run_process import RunProcess
@@ -47,39 +51,48 @@ class Agent:
         self._process: RunProcess | None = None
 
     def run(self) -> int:
-        """Returns the exit code: 0 done, 1 and 2 as the run's own, 3 stopped by a signal.
+        """Returns the exit code.
 
-        A host that had come to an end before it was rebooted stays there.
+        0 done; 1 and 2 as the run's own; 3 stopped by a signal; 4: this machine is in trouble, or
+        the bucket does not answer. A host that had ended before it was rebooted stays there.
         """
         before = self._reports.status
-        if before.state in ("done", "failed"):
+        if before.state in ("done", "failed") and before.exit_code is not None:
             self._reports.say(f"{before.state} before this machine was started again")
-            return 0 if before.state == "done" else before.exit_code or 1
+            return before.exit_code
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
+        of_this_machine = False
         try:
             verdict = self._until_it_ends(read_assignment(self._told))
         except UserError as error:
             verdict = Verdict("failed", _MISTAKE, str(error))
-        except RunStopped as error:
-            verdict = Verdict("failed", 1, str(error))
         except _Stopped:
             verdict = Verdict("stopped", INTERRUPTED, "SIGTERM")
+        except Exception as error:  # the bucket does not answer, the disk is full, ...
+            if not isinstance(error, RunStopped):
+                self._reports.log(traceback.format_exc().encode())
+            verdict = Verdict("failed", PEER_LOST, first_line(error))
+            of_this_machine = True
         self._reports.say(f"{verdict.state}: {verdict.message}".rstrip(": "))
-        self._reports.update(
-            state=verdict.state, exit_code=verdict.exit_code, message=verdict.message
-        )
+        # Without an exit code of the run, other machines are tried.
+        exit_code = None if of_this_machine else verdict.exit_code
+        self._reports.update(state=verdict.state, exit_code=exit_code, message=verdict.message)
         return verdict.exit_code
 
     def _until_it_ends(self, assignment: Assignment) -> Verdict:
+        if self._told.worker == 0:
+            job = assignment.attempt.job
+            write_whole(epath.Path(job.run_dir) / RUN_JOB, f"{self._told.files.directory}\n")
         while True:
             self._reports.update(state="staging")
             self._stage(assignment)
             self._reports.update(state="running")
             ending = self._run_once(assignment)
-            if self._stop.is_set():
-                return Verdict("stopped", INTERRUPTED, ending.message)
             verdict = self._restarts.judge(ending)
+            if self._stop.is_set() and verdict.state == "restarting":
+                self._reports.update(ending)
+                return Verdict("stopped", INTERRUPTED, ending.message)
             if verdict.pause is None:
                 self._reports.update(ending)
                 return verdict
@@ -108,7 +121,12 @@ class Agent:
         self._reports.say(line)
 
     def _run_once(self, assignment: Assignment) -> Ending:
-        process = RunProcess(assignment.command, heartbeat=self._heartbeat, log=self._reports.log)
+        process = RunProcess(
+            assignment.command,
+            assignment.environment,
+            heartbeat=self._heartbeat,
+            log=self._reports.log,
+        )
         self._process = process
         if self._stop.is_set():
             process.terminate()
@@ -119,11 +137,11 @@ class Agent:
 
     def _failed_elsewhere(self, assignment: Assignment) -> Verdict | None:
         """Returns the end of a host without which there is no run."""
-        hosts = read_hosts(self._told.files, self._told.attempt, count=assignment.attempt.hosts)
-        for worker, status in enumerate(hosts):
-            if status is not None and status.state == "failed":
-                return Verdict("failed", status.exit_code or 1, f"host {worker}: {status.message}")
-        return None
+        failed = read_hosts(self._told.files, assignment.attempt).failed
+        if failed is None:
+            return None
+        worker, status = failed
+        return Verdict("failed", status.exit_code or 1, f"host {worker}: {status.message}")
 
     def _on_signal(self, number: int, _: object) -> None:
         """Hands the request on to the run, which saves and ends."""

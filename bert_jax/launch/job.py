@@ -14,6 +14,9 @@ from bert_jax.section import Section, as_tuple
 
 Verb = Literal["pretrain", "finetune"]
 
+RUN_JOB: Final = "job.txt"
+"""In a run's directory: the directory of the job that runs it."""
+
 JOB_LABEL: Final = "bert-jax-job"
 """The label that all of our resources have; its value is the job's name."""
 
@@ -122,6 +125,11 @@ class JobFiles:
     def startup(self) -> epath.Path:
         """`tpu_setup/startup.sh` as it was when the job was submitted. The submitter's."""
         return self.software / "startup.sh"
+
+    @property
+    def compiled(self) -> epath.Path:
+        """A directory: JAX's cache of compiled programs. The first host's, by JAX's own rule."""
+        return self.directory / "compiled"
 
     def attempt(self, number: int) -> epath.Path:
         """The `Placement` of an attempt as JSON, there before its machines. The supervisor's."""

@@ -12,8 +12,8 @@ from typing import Final
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.files.atomic import write_whole
 from bert_jax.launch.assignment import Told
+from bert_jax.launch.heartbeats import read_host
 from bert_jax.launch.host_log import HostLog
-from bert_jax.launch.host_status import read_host
 from bert_jax.launch.job import Ending, HostStatus
 from bert_jax.launch.run_process import read_heartbeat
 

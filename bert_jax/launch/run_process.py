@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,12 +25,18 @@ class RunProcess:
     """Starts with its construction."""
 
     def __init__(
-        self, command: Sequence[str], *, heartbeat: Path, log: Callable[[bytes], None]
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        heartbeat: Path,
+        log: Callable[[bytes], None],
     ) -> None:
         """Starts it.
 
         Args:
             command: with its arguments.
+            environment: added to our own, which has the last word.
             heartbeat: where it writes how far it is; what an earlier one wrote is removed.
             log: called with each line that it prints.
         """
@@ -42,7 +48,7 @@ class RunProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=os.environ | {HEARTBEAT: str(heartbeat)},
+            env={**environment, **os.environ, HEARTBEAT: str(heartbeat)},
         )
         self._reader = threading.Thread(target=self._read, daemon=True, name="run")
         self._reader.start()

@@ -124,6 +124,9 @@ class Vm:
             self._command(name, _NOTE.format(command=command))
         self._command("systemd-run", _SYSTEMD_RUN)
         self._command("systemctl", "#!/bin/sh\nexit 3\n")
+        self._command("mount", _NOTE.format(command="true"))
+        self._command("mountpoint", "#!/bin/sh\nexit 1\n")
+        self.disk = directory / "dev" / "disk" / "by-id" / "google-persistent-disk-1"
 
     def boot(
         self, attributes: dict[str, str], storage: str = ""
@@ -134,6 +137,7 @@ class Vm:
                 "PATH": f"{self._bin}:{os.environ['PATH']}",
                 "HOME": str(self.home),
                 "BERT_JAX_HOME": str(self.home),
+                "BERT_JAX_ROOT": str(self._bin.parent),
                 "GCE_METADATA_HOST": metadata.host,
                 "NOTES": str(self._notes),
                 "BERT_JAX_PAUSE_SECONDS": "0",

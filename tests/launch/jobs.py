@@ -30,11 +30,12 @@ def write_job(
     name: str = "tiny",
     hosts: int = 1,
     version: str = __version__,
+    dollars_per_hour: float | None = None,
 ) -> JobFiles:
     """Writes a job of `on: local` with its first attempt; the wheel is not needed."""
     settings = SubmitSection(name=name, on=("local",), hosts=hosts, bucket=str(bucket))
     run_dir = config["run_dir"]
-    placement = Placement(on="local")
+    placement = Placement(on="local", dollars_per_hour=dollars_per_hour)
     job = Job(
         name=name,
         run_dir=run_dir,

@@ -169,3 +169,21 @@ def test_a_bucket_that_does_not_answer_delays_heartbeats_alone(
     assert host.status.state == "done"
     assert host.files.log(1, 0).read_text().count("bert-jax: because") == 2
     assert capsys.readouterr().err.count("no heartbeat could be written: no route to host") == 1
+
+
+def test_trouble_of_this_machine_is_told_without_an_exit_code_and_tried_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the supervisor asks for other machines."""
+
+    def full(self: Agent, assignment: Assignment) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Agent, "_stage", full)
+        assert host.run() == 4
+    assert (host.status.state, host.status.exit_code) == ("failed", None)
+    assert host.status.message == "No space left on device"
+    assert "Traceback" in host.files.log(1, 0).read_text()
+    assert host.run((0, 3)) == 0
+    assert (host.status.state, host.status.exit_code) == ("done", 0)

@@ -41,6 +41,7 @@ def test_it_installs_with_the_version_of_uv_that_the_tests_have() -> None:
     (version,) = re.findall(r"^readonly UV=(.*)$", STARTUP.read_text(), re.MULTILINE)
     makefile = re.findall(r"^UV := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert [version] == makefile
+    assert f"\nARG UV={version}\n" in (ROOT / "tpu_setup" / "Dockerfile").read_text()
     for path in (ROOT / "constraints").glob("py*.txt"):
         assert f"\nuv=={version}\n" in path.read_text()
 
@@ -89,7 +90,11 @@ def test_a_wheel_that_is_not_what_was_staged_is_not_run(
 def test_a_directory_of_this_machine_is_installed_from_too(tmp_path: Path) -> None:
     job = epath.Path(tmp_path / "jobs" / "tiny")
     stage_software(job)
-    done = Vm(tmp_path / "vm").boot(ATTRIBUTES | {"bert-jax-job": str(job)})
+    vm = Vm(tmp_path / "vm")
+    vm.disk.parent.mkdir(parents=True)
+    vm.disk.touch()
+    done = vm.boot(ATTRIBUTES | {"bert-jax-job": str(job)})
+    assert f"/mount -o ro,noload {vm.disk} {tmp_path}/vm/mnt/disks/data\n" in vm.notes
     assert done.stdout.splitlines()[-1].startswith(f"{job}|2|{WORKER}|"), done.stderr
 
 

@@ -1,0 +1,89 @@
+"""What the agent reads, and what it adds to the run's command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.launch import machine
+from bert_jax.launch.assignment import COMPILED, Assignment, read_assignment, read_told
+from bert_jax.launch.job import Placement
+from tests.launch.jobs import write_job
+from tests.project import ROOT
+from tests.storage.cloud import Cloud, _server, cloud  # noqa: F401
+
+
+def assignment(
+    directory: Path, placement: Placement, *, worker: int = 0, **told: str
+) -> Assignment:
+    config = {"run_dir": str(directory / "run"), "loader": {"cache": {}}}
+    files = write_job(directory, config, hosts=3)
+    files.attempt(1).write_text(placement.model_dump_json())
+    values = {machine.JOB: str(files.directory), machine.ATTEMPT: "1", machine.WORKER: str(worker)}
+    return read_assignment(read_told(values | told))
+
+
+def test_a_tpu_gets_its_platform_slices_and_a_cache_that_outlives_it(tmp_path: Path) -> None:
+    placement = Placement(on="v5e:4x4", slices=2, zone="z")
+    found = assignment(tmp_path, placement, worker=7, BERT_JAX_HOME="/d: $(x)")
+    verb, config, *overrides = found.command[3:]
+    assert (verb, config) == ("pretrain", str(found.told.files.config))
+    assert overrides == [
+        "mesh.platform=tpu",
+        "mesh.slices=2",
+        "mesh.distributed.enabled=true",
+        'loader.cache.directory="/d: $(x)/datasets"',
+    ]
+    assert found.environment == {COMPILED: f"{found.told.files.directory}/compiled"}
+
+
+def test_processes_of_this_machine_are_told_where_they_meet(tmp_path: Path) -> None:
+    found = assignment(
+        tmp_path, Placement(on="local"), worker=2, BERT_JAX_COORDINATOR="127.0.0.1:99"
+    )
+    assert found.command[5:] == [
+        "mesh.distributed.enabled=true",
+        "mesh.distributed.coordinator_address=127.0.0.1:99",
+        "mesh.distributed.process_count=3",
+        "mesh.distributed.process_index=2",
+    ]
+    assert found.environment == {}
+
+
+def test_a_host_that_is_none_of_the_attempt_s_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="BERT_JAX_WORKER: found 3, allowed: 0 to 2 of 3 hosts"):
+        assignment(tmp_path, Placement(on="local"), worker=3)
+
+
+def test_jax_finds_in_a_bucket_what_another_machine_has_compiled(
+    cloud: Cloud,  # noqa: F811
+) -> None:
+    compiled = cloud.make_bucket() / "jobs" / "tiny" / "compiled"
+    program = (
+        "import bert_jax.files.remote, jax\n"
+        "hits = []\n"
+        "jax.monitoring.register_event_listener(lambda name, **_: hits.append(name))\n"
+        "jax.jit(lambda x: (x @ x).sum())(jax.numpy.ones((8, 8))).block_until_ready()\n"
+        "print(any('cache_hits' in name for name in hits))"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ
+            | {
+                COMPILED: str(compiled),
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                "PYTHONPATH": str(ROOT),
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert said == [["False"], ["True"]]
