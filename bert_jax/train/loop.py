@@ -20,6 +20,7 @@ from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.output import Output, open_output
 from bert_jax.train.prefetch import DeviceBatch, prefetch_to_device
+from bert_jax.train.profile import StepProfile
 from bert_jax.train.progress_display import loudly
 from bert_jax.train.recovery import Recovery, RollbackDue, RunningStep
 from bert_jax.train.replicas import ReplicaCheck
@@ -70,6 +71,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
             STOP.listening() as stop,
             watch.on("train"),
             loop.watchdog,
+            loop.profile,
         ):
             stop.saved(first, spec.checkpoints.wait)
             for phase in tracker.remaining_phases():
@@ -100,6 +102,7 @@ class _Loop:
         self.watch = output.watch
         self.recovery, self.replicas = Recovery(spec, tracker, output), ReplicaCheck(spec)
         self.watchdog = Watchdog(spec.watchdog, output.watch, spec.run_dir)
+        self.profile = StepProfile(spec.profile, spec.run_dir, say=output.display.say)
         self.interrupted = False
         self.scores: Mapping[str, float] = {}
 
@@ -118,7 +121,9 @@ class _Loop:
         if phase.watch:
             self.display.say(phase.watch.expectation, style="dim")
         lower = functools.partial(lower_train_step, spec.step, accumulation=phase.accumulation)
-        step_fn = phase.step or StepPrograms(lower, shapes=phase.shapes)
+        step_fn = phase.step or StepPrograms(
+            lower, shapes=phase.shapes, compile_step=spec.compile_step
+        )
         running: RunningStep | None = None
         with phase.loader.batches(
             first_step=tracker.first_batch(), with_examples=spec.example_log
@@ -150,7 +155,9 @@ class _Loop:
     def _dispatch(self, step_fn: TrainStep, step: int, batch: DeviceBatch) -> RunningStep:
         """Starts a step on the devices."""
         limits = self.recovery.limits(step)
-        self.state, figures = step_fn(self.state, batch.batch, self.recovery.withheld(limits))
+        withheld = self.recovery.withheld(limits)
+        with self.profile.step(step):
+            self.state, figures = step_fn(self.state, batch.batch, withheld)
         return RunningStep(step, batch, limits, figures)
 
     def _finish_step(self, phase: Phase, running: RunningStep, meter: Meter) -> bool:
@@ -164,6 +171,7 @@ class _Loop:
         applied = metrics.pop(HEALTHY)[0] > 0
         self.tracker.finish_step(metrics if applied else {})
         self.watchdog.step_done()
+        self.profile.step_done(running.step)
         batch = running.batch
         self.output.examples.write(batch.examples, self.tracker.progress)
         meter.add(tokens=batch.tokens, rows=phase.batch_size, waited=batch.waited)

@@ -17,7 +17,13 @@ from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.checkpoint_store import CheckpointWriter
-from bert_jax.train.sections import BadStepsSection, TrainSection, WatchdogSection
+from bert_jax.train.compiled import COMPILER, Compile
+from bert_jax.train.sections import (
+    BadStepsSection,
+    ProfileSection,
+    TrainSection,
+    WatchdogSection,
+)
 from bert_jax.train.step import StepSpec, TrainStep
 
 HostBatches: TypeAlias = AbstractContextManager[Iterator[HostBatch]]
@@ -105,6 +111,8 @@ class TrainSpec:
     bad_steps: BadStepsSection
     # What of the task the configuration does not say, as plain JSON: a dump needs it.
     task_facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    compile_step: Compile = COMPILER  # makes programs of the train step
+    profile: ProfileSection | None = None  # None: no step is traced
 
 
 def check_batches(section: TrainSection, mesh: Mesh) -> None:
