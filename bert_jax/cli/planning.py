@@ -21,12 +21,15 @@ from bert_jax.cli.base import cli, config_argument, overrides_argument, verb
     help="v3:4x4, v5litepod-16, v4-32 …; several for several plans.",
 )
 @click.option("--slices", type=click.IntRange(1), help="Of each. [default: mesh.slices]")
-@click.option("--vocab-size", type=click.IntRange(1), help="Of a tokenizer that is not here yet.")
+@click.option("--vocab-size", type=click.IntRange(6), help="Of a tokenizer that is not here yet.")
 @click.option("--prices", metavar="FILE", help="Your own price list.")
 @click.option(
     "--quick", is_flag=True, help="Scan layers that the run unrolls: minutes become seconds."
 )
 @click.option("--fresh", is_flag=True, help="Compile again what was compiled before.")
+@click.option(
+    "--save-executable", metavar="DIR", help="For `train.executables`: no compiling on the pod."
+)
 @click.option("--breakdown", is_flag=True, help="Cycles by kind and source line; all collectives.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @verb
@@ -39,6 +42,7 @@ def plan(
     prices: str | None,
     quick: bool,
     fresh: bool,
+    save_executable: str | None,
     breakdown: bool,
     as_json: bool,
 ) -> None:
@@ -63,7 +67,10 @@ def plan(
         vocab_size=vocab_size,
         quick=quick,
         fresh=fresh,
+        save_executable=save_executable,
     )
+    if not plans:  # executables for CPU devices alone
+        return
     if as_json:
         click.echo(plans_as_json(plans, price_list))
     else:

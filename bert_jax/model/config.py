@@ -91,6 +91,8 @@ class Execution(Section):
 
     dtype: Dtype = "bfloat16"
     """Of activations. Parameters, softmax, LayerNorm and loss are float32 in any case."""
+    gradient_dtype: Dtype = "float32"
+    """In which gradients of parameters, which are float32 themselves, are summed over devices."""
     attention: AttentionName = "xla"
     """Which implementation of attention runs."""
     remat: Remat = "none"

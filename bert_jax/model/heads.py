@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.model.config import Activation, Architecture, Execution
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, constant_param
+from bert_jax.model.config import Activation, Architecture, Dtype, Execution
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, constant_param, product
 from bert_jax.parallel.rules import constrain
 
 # Pieces that only pad the table to a multiple of 128 must never win or weigh in a softmax.
@@ -48,7 +48,7 @@ class MlmHead(nnx.Module):
         self.bias = constant_param(0.0, (architecture.padded_vocab_size,), ("vocab",))
         self.activation: Activation = architecture.hidden_act
         self.vocab_size = architecture.vocab_size
-        self.dtype = execution.dtype
+        self.gradient_dtype: Dtype = execution.gradient_dtype
 
     def __call__(
         self,
@@ -57,9 +57,10 @@ class MlmHead(nnx.Module):
     ) -> Float[Array, "batch predictions vocab"]:
         """Returns float32 logits over the padded vocabulary; padding pieces hold −1e9."""
         x_BPD = self.norm(ACTIVATIONS[self.activation](self.transform(hidden_BPD)))
-        table_VD = constrain(table_VD.astype(self.dtype), "vocab", "hidden")
         rows_ND = x_BPD.reshape(-1, x_BPD.shape[-1])
-        logits_NV = jnp.einsum("nd,vd->nv", rows_ND, table_VD, preferred_element_type=jnp.float32)
+        logits_NV = product(
+            rows_ND, table_VD.T, jnp.float32, self.gradient_dtype, ("hidden", "vocab")
+        )
         # The table's rows beyond the vocabulary are zero, so the bias alone speaks for them.
         is_piece = jnp.arange(self.bias.shape[0]) < self.vocab_size
         logits_NV = add_bias(logits_NV, jnp.where(is_piece, self.bias[...], NO_PIECE))

@@ -6,6 +6,7 @@ positions, E examples per row, V padded vocabulary.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -13,9 +14,10 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
-from bert_jax.model.config import Activation, Architecture, Execution
-from bert_jax.parallel.rules import LogicalAxes
+from bert_jax.model.config import Activation, Architecture, Dtype, Execution
+from bert_jax.parallel.rules import LogicalAxes, constrain
 
 Array = jax.Array
 
@@ -71,17 +73,31 @@ class Dense(nnx.Module):
         """
         self.kernel = normal_param(shape, axes, architecture=architecture, rngs=rngs)
         self.bias = constant_param(0.0, shape[-outputs:], axes[-outputs:])
-        self.dtype = execution.dtype
+        self.dtype: Dtype = execution.dtype
+        self.gradient_dtype: Dtype = execution.gradient_dtype
 
     def __call__(self, x: Array) -> Array:
         """Returns the map of `x` [..., inputs] as [..., outputs], in the execution's dtype."""
-        kernel, bias = self.kernel[...], self.bias[...]
-        inputs = kernel.ndim - bias.ndim
-        y = project(x.astype(self.dtype), kernel.astype(self.dtype), inputs=inputs)
-        return y + bias.astype(self.dtype)
+        return affine(x, self.kernel[...], self.bias[...], of=self)
 
 
-def project(x: Array, kernel: Array, *, inputs: int) -> Array:
+def affine(x: Array, kernel: Array, bias: Array, *, of: Dense) -> Array:
+    """Returns ``x · kernel + bias`` in a map's dtype, its parameters' gradients in their own.
+
+    Args:
+        x: [..., inputs].
+        kernel: float32 [inputs, outputs].
+        bias: float32 [outputs].
+        of: gives the dtypes.
+    """
+    inputs = kernel.ndim - bias.ndim
+    y = project(x.astype(of.dtype), kernel, inputs=inputs, gradient_dtype=of.gradient_dtype)
+    # Cast after it is spread over the rows: its gradient is then summed over them in that dtype.
+    spread = jnp.broadcast_to(bias.astype(of.gradient_dtype), y.shape)
+    return y + spread.astype(of.dtype)
+
+
+def project(x: Array, kernel: Array, *, inputs: int, gradient_dtype: Dtype) -> Array:
     """Returns ``x · kernel``, contracting the last `inputs` axes of `x` with the kernel's first.
 
     As a product of two matrices: a gradient that contracts batch and length as two axes makes
@@ -90,8 +106,69 @@ def project(x: Array, kernel: Array, *, inputs: int) -> Array:
     """
     leading = x.shape[: x.ndim - inputs]
     rows = x.reshape(math.prod(leading), -1)
-    y = rows @ kernel.reshape(rows.shape[1], -1)
+    y = product(rows, kernel.reshape(rows.shape[1], -1), x.dtype, gradient_dtype)
     return y.reshape(*leading, *kernel.shape[inputs:])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def product(
+    rows: Array,
+    kernel: Array,
+    dtype: DTypeLike,
+    gradient_dtype: Dtype,
+    axes: LogicalAxes | None = None,
+) -> Array:
+    """Returns ``rows · kernel``, computed in the rows' dtype.
+
+    The kernel's gradient leaves its product in a dtype of its own. In that of the rows, where JAX
+    would have it, the sum over the devices that share the rows would be taken in bfloat16: the
+    compiler sums what a product gives, and casts afterwards.
+
+    Args:
+        rows: [N, I].
+        kernel: float32 [I, O].
+        dtype: of the result.
+        gradient_dtype: in which the kernel's gradient is summed over devices.
+        axes: what the kernel's axes mean where it is multiplied; None to leave it as it lies.
+    """
+    del gradient_dtype
+    return jnp.matmul(rows, _placed(kernel, rows, axes), preferred_element_type=dtype)
+
+
+def _placed(kernel: Array, rows: Array, axes: LogicalAxes | None) -> Array:
+    """Returns the kernel as it is multiplied; cast first, so that half the bytes are gathered."""
+    kernel = kernel.astype(rows.dtype)
+    return kernel if axes is None else constrain(kernel, *axes)
+
+
+def _product_forward(
+    rows: Array,
+    kernel: Array,
+    dtype: DTypeLike,
+    gradient_dtype: Dtype,
+    axes: LogicalAxes | None,
+) -> tuple[Array, tuple[Array, Array]]:
+    return product(rows, kernel, dtype, gradient_dtype, axes), (rows, kernel)
+
+
+def _product_backward(
+    dtype: DTypeLike,
+    gradient_dtype: Dtype,
+    axes: LogicalAxes | None,
+    kept: tuple[Array, Array],
+    gradient: Array,
+) -> tuple[Array, Array]:
+    del dtype
+    rows, kernel = kept
+    of_rows = jnp.matmul(gradient, _placed(kernel, rows, axes).T, preferred_element_type=rows.dtype)
+    # Outputs first, as JAX's own rule has it.
+    of_kernel = jax.lax.dot_general(
+        gradient, rows, (((0,), (0,)), ((), ())), preferred_element_type=gradient_dtype
+    )
+    return of_rows, of_kernel.T.astype(kernel.dtype)
+
+
+product.defvjp(_product_forward, _product_backward)
 
 
 def project_together(x: Array, maps: Sequence[Dense]) -> list[Array]:
@@ -100,10 +177,9 @@ def project_together(x: Array, maps: Sequence[Dense]) -> list[Array]:
     The kernels [D, H, K] are joined between H and K, never along H, which a tensor axis may split:
     joining along a split axis would move every kernel between devices.
     """
-    dtype = maps[0].dtype
-    kernel = jnp.stack([each.kernel[...] for each in maps], axis=-2).astype(dtype)
-    bias = jnp.stack([each.bias[...] for each in maps], axis=-2).astype(dtype)
-    y = project(x.astype(dtype), kernel, inputs=1) + bias
+    kernel = jnp.stack([each.kernel[...] for each in maps], axis=-2)
+    bias = jnp.stack([each.bias[...] for each in maps], axis=-2)
+    y = affine(x, kernel, bias, of=maps[0])
     return [y[..., index, :] for index in range(len(maps))]
 
 

@@ -18,6 +18,7 @@ from bert_jax.parallel.mesh import process_share
 from bert_jax.section import under
 from bert_jax.task import Objective
 from bert_jax.text import Tokenizer
+from bert_jax.train.compiled import Compile
 from bert_jax.train.evaluation import make_evaluation
 from bert_jax.train.sections import PhaseSection
 from bert_jax.train.spec import Evaluate, Phase
@@ -43,6 +44,7 @@ class PhaseOpener:
     tokenizer: Tokenizer
     mesh: Mesh
     cache: DatasetCache
+    compile_evaluation: Compile
 
     def open(self, index: int) -> OpenedPhase:
         """Opens a phase's data and checks that model, tokenizer and objective fit it.
@@ -132,7 +134,12 @@ class PhaseOpener:
             share=share,
         )
         return make_evaluation(
-            self.objective, self.model, open_batches, self.mesh, shares=share.count
+            self.objective,
+            self.model,
+            open_batches,
+            self.mesh,
+            shares=share.count,
+            compile_step=self.compile_evaluation,
         )
 
     def _validation_data(self, held_out: ExampleSource | None) -> str:

@@ -29,6 +29,8 @@ from bert_jax.task import Objective, Params
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.checkpoint_store import CheckpointReader
+from bert_jax.train.compiled import COMPILER, Compile
+from bert_jax.train.executables import Executables
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import Intervals, Phase, TrainSpec, check_batches
@@ -46,6 +48,7 @@ class PretrainPlan(NamedTuple):
     mesh: Mesh
     step: StepSpec
     phases: list[Phase]
+    compile_step: Compile
     data: DataFingerprints
 
 
@@ -56,7 +59,8 @@ def prepare(
 
     Args:
         settings: of the run.
-        say: called with a line while a dataset is copied from a bucket.
+        say: called with a line while a dataset is copied from a bucket, and for each step that is
+            loaded in place of being compiled.
 
     Raises:
         UserError: it does not.
@@ -75,6 +79,7 @@ def prepare(
         tokenizer=tokenizer,
     )
     model = define_model(objective.build)
+    executables = section.executables and Executables(section.executables, mesh, say=say)
     opener = PhaseOpener(
         settings=settings,
         objective=objective,
@@ -83,6 +88,7 @@ def prepare(
         tokenizer=tokenizer,
         mesh=mesh,
         cache=DatasetCache(settings.loader.cache, say=say),
+        compile_evaluation=executables.compile_evaluation if executables else COMPILER,
     )
     opened = [opener.open(index) for index in range(len(section.phases))]
     return PretrainPlan(
@@ -99,6 +105,7 @@ def prepare(
             rng=choose_rng(section.rng),
         ),
         phases=[each.phase for each in opened],
+        compile_step=executables.compile_train if executables else COMPILER,
         data=DataFingerprints(
             datasets={
                 phase.dataset: each.training
@@ -166,6 +173,8 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
             watchdog=section.watchdog,
             started=settings.started,
             bad_steps=section.bad_steps,
+            compile_step=plan.compile_step,
+            profile=section.profile,
         )
         return train(spec, console=console)
 

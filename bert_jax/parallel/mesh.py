@@ -13,13 +13,16 @@ from jax.sharding import AxisType, Mesh
 
 from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UserError, first_line
+from bert_jax.parallel.compilation_cache import use_compilation_cache
 from bert_jax.parallel.processes import join
 from bert_jax.parallel.rules import DATA, FSDP, MESH_AXES, TENSOR
 from bert_jax.parallel.section import MeshSection
 
 
 def initialise(section: MeshSection) -> None:
-    """Chooses the platform and joins the other processes. Call it before the first computation.
+    """Chooses the platform, opens the cache of compiled programs and joins the other processes.
+
+    Call it before the first computation.
 
     Args:
         section: `simulated_devices` splits the CPU into that many devices, for trying a layout.
@@ -38,6 +41,7 @@ def initialise(section: MeshSection) -> None:
         _set_before_backend("jax_num_cpu_devices", section.simulated_devices)
     elif section.platform == "cpu":
         _set_before_backend("jax_platforms", "cpu")
+    use_compilation_cache(section.compilation_cache)
     if section.distributed.enabled:
         join(section.distributed)
     try:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pydantic
 
-from bert_jax.section import Section
+from bert_jax.section import PathText, Section
 
 Platform = Literal["auto", "cpu", "gpu", "tpu"]
 
@@ -34,6 +34,19 @@ class DistributedSection(Section):
     """After so long without a sign of life a process is taken for dead."""
 
 
+class CompilationCacheSection(Section):
+    """Where compiled programs are kept from one start to the next.
+
+    Where ``JAX_COMPILATION_CACHE_DIR`` names a directory, that is the default. On a local disk the
+    programs used longest ago make room for new ones; a bucket keeps all.
+    """
+
+    directory: PathText | None = None
+    """Local or gs://. null: ``~/.cache/bert_jax/xla``."""
+    max_gb: float | None = pydantic.Field(default=10.0, gt=0)
+    """In 10⁹ bytes, of a local directory. null: no bound."""
+
+
 class MeshSection(Section):
     """Devices and how a run is split over them. One axis may be -1: all devices left over."""
 
@@ -51,3 +64,5 @@ class MeshSection(Section):
     """CPU devices to make of one CPU, for trying a layout."""
     distributed: DistributedSection = DistributedSection()
     """How several processes meet."""
+    compilation_cache: CompilationCacheSection | None = CompilationCacheSection()
+    """Programs compiled once are read at the next start. null: they are not kept."""

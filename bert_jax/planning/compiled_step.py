@@ -10,13 +10,15 @@ import jax
 import pydantic
 
 from bert_jax.parallel.accelerators import GIB, Accelerator
+from bert_jax.parallel.mesh import make_mesh
 from bert_jax.planning.collectives import Collective, find_collectives
 from bert_jax.planning.cycles import Cycles, count_cycles
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from bert_jax.planning.optimized_text import optimized_text
-from bert_jax.planning.program import LoweredStep, lower_step
+from bert_jax.planning.program import LoweredStep, lower_step, open_topology, placement_of
 from bert_jax.planning.request import CompileRequest
+from bert_jax.train.executables import SavedExecutable, facts_of, save_executable
 
 # As libtpu 0.0.51 says it of temporaries alone, and of a whole program.
 _SIZE = r"([\d.]+)([KMGT]?)"
@@ -76,13 +78,23 @@ class CompiledStep:
 STEP: Final = pydantic.TypeAdapter(CompiledStep)
 
 
-def compile_step(request: CompileRequest) -> CompiledStep:
+def compile_step(
+    request: CompileRequest, *, save_to: str | None = None
+) -> tuple[CompiledStep, SavedExecutable | None]:
     """Compiles a step for its topology and reads the result. Give it a process of its own.
+
+    Args:
+        request: what to compile.
+        save_to: directory for the executable; None for none.
+
+    Returns:
+        The step, and the executable where it was saved.
 
     Raises:
         UserError: topology, mesh, batch and model do not fit together.
     """
-    step = lower_step(request)
+    topology, mesh = open_topology(request)
+    step = lower_step(request, mesh)
     started = time.perf_counter()
     try:
         compiled = step.lowered.compile()
@@ -90,24 +102,44 @@ def compile_step(request: CompileRequest) -> CompiledStep:
         sizes = memory_refused(str(error))
         if sizes is None:
             raise
-        return CompiledStep(
+        refused = CompiledStep(
             rows=step.rows,
             useful_flops=step.flops,
             needed_bytes=sizes[0],
             available_bytes=sizes[1],
             compile_seconds=time.perf_counter() - started,
         )
+        return refused, None
     seconds = time.perf_counter() - started
+    saved = None
+    if save_to is not None:
+        facts = facts_of(step.lowered, mesh, kind=request.kind)
+        saved = save_executable(save_to, compiled, facts, seconds=seconds)
     program = Program.of(parse_hlo(optimized_text(compiled, name=step.name)))
-    accelerator = step.placement.topology.accelerator
-    return CompiledStep(
+    read = CompiledStep(
         rows=step.rows,
         useful_flops=step.flops,
         memory=_memory(step, compiled),
-        cycles=count_cycles(program, bytes_per_cycle=_bytes_per_cycle(accelerator)),
-        collectives=tuple(find_collectives(program, step.placement)),
+        cycles=count_cycles(program, bytes_per_cycle=_bytes_per_cycle(topology.accelerator)),
+        collectives=tuple(find_collectives(program, placement_of(topology, mesh))),
         compile_seconds=seconds,
     )
+    return read, saved
+
+
+def save_step_of_cpu(request: CompileRequest, *, save_to: str) -> SavedExecutable:
+    """Compiles a step for the CPU devices of this process and saves it; there is no plan of it.
+
+    Raises:
+        UserError: mesh, batch and model do not fit together, or it cannot be written.
+    """
+    mesh = make_mesh(request.mesh, jax.devices("cpu"))
+    step = lower_step(request, mesh)
+    started = time.perf_counter()
+    compiled = step.lowered.compile()
+    seconds = time.perf_counter() - started
+    facts = facts_of(step.lowered, mesh, kind=request.kind)
+    return save_executable(save_to, compiled, facts, seconds=seconds)
 
 
 def memory_refused(message: str) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -18,8 +19,9 @@ from rich.console import Console
 
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import write_whole
+from bert_jax.files.user_cache import user_cache
 from bert_jax.planning.compiled_step import STEP, CompiledStep
-from bert_jax.planning.request import CompileRequest
+from bert_jax.planning.request import CompileRequest, cpu_devices
 
 # What the process that compiles must see: no TPU to look for, no flags of the CPU's compiler, which
 # libtpu refuses, and leave to stand beside another that compiles.
@@ -31,15 +33,24 @@ _ENVIRONMENT: Final[Mapping[str, str]] = {
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_LOG_DIR": "disabled",
-    # A program out of JAX's own cache brings no text.
-    "JAX_ENABLE_COMPILATION_CACHE": "false",
 }
+# A program out of JAX's own cache brings no text.
+_NO_CACHE: Final[Mapping[str, str]] = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 
-def cache_directory() -> Path:
-    """Returns where compiled steps are kept: ``$XDG_CACHE_HOME/bert_jax/plan``."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "bert_jax" / "plan"
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiler:
+    """How to compile: what to show, what to keep.
+
+    Attributes:
+        console: where progress is shown.
+        fresh: compile even what is kept.
+        save_to: directory for executables; None for none.
+    """
+
+    console: Console
+    fresh: bool = False
+    save_to: str | None = None
 
 
 def check_compiler() -> None:
@@ -55,32 +66,38 @@ def check_compiler() -> None:
         )
 
 
-def compiled_step(
-    request: CompileRequest, *, title: str, console: Console, fresh: bool = False
-) -> CompiledStep:
+def compiled_step(request: CompileRequest, *, title: str, compiler: Compiler) -> CompiledStep:
     """Returns what the compiler says of a request, from the cache where it has been asked before.
 
     Args:
         request: what to compile.
         title: of it, for the progress line.
-        console: where progress is shown.
-        fresh: compile even what is kept.
+        compiler: what to show and keep. An executable to save is always compiled.
 
     Raises:
         UserError: no libtpu, or topology, mesh, batch and model do not fit together.
         RunStopped: the compiler failed.
     """
-    kept = cache_directory() / f"{request.key()}.json"
-    if not fresh and (found := _read(kept)) is not None:
+    kept = user_cache("plan") / f"{request.key()}.json"
+    asked_before = not compiler.fresh and compiler.save_to is None
+    if asked_before and (found := _read(kept)) is not None:
         return found
     check_compiler()
-    result = _compile(request, title=title, console=console)
-    if (refused := result.get("refused")) is not None:
-        raise UserError(f"{request.topology}: {refused}")
+    result = _compile(request, title=title, compiler=compiler)
     step = STEP.validate_python(result["step"])
     kept.parent.mkdir(parents=True, exist_ok=True)
     write_whole(kept, STEP.dump_json(step))
     return step
+
+
+def save_for_cpu(request: CompileRequest, *, title: str, compiler: Compiler) -> None:
+    """Compiles and saves a step for CPU devices.
+
+    Raises:
+        UserError: mesh, batch and model do not fit together, or it cannot be written.
+        RunStopped: the compiler failed.
+    """
+    _compile(request, title=title, compiler=compiler)
 
 
 def _read(kept: Path) -> CompiledStep | None:
@@ -90,30 +107,49 @@ def _read(kept: Path) -> CompiledStep | None:
         return None  # never asked, or of an older form
 
 
-def _compile(request: CompileRequest, *, title: str, console: Console) -> dict:
+def _compile(request: CompileRequest, *, title: str, compiler: Compiler) -> dict:
     with tempfile.TemporaryDirectory(prefix="bert_jax_plan_") as folder:
         output, log = Path(folder) / "result.json", Path(folder) / "log"
-        environment = {**os.environ, **_ENVIRONMENT}
-        environment.pop("JAX_NUM_CPU_DEVICES", None)
+        arguments = [str(output)] if compiler.save_to is None else [str(output), compiler.save_to]
         with log.open("wb") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-m", "bert_jax.planning.worker", str(output)],
+                [sys.executable, "-m", "bert_jax.planning.worker", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=stream,
-                env=environment,
+                env=_environment(request),
             )
             try:
                 assert process.stdin is not None
                 process.stdin.write(request.model_dump_json().encode())
                 process.stdin.close()
-                _wait(process, title=title, console=console)
+                _wait(process, title=title, console=compiler.console)
             finally:
                 process.kill()
                 process.wait()
         if not output.exists():
             raise RunStopped(f"compiling {title} failed: {_last_line(log)}")
-        return json.loads(output.read_text(encoding="utf-8"))
+        result = json.loads(output.read_text(encoding="utf-8"))
+    if (refused := result.get("refused")) is not None:
+        raise UserError(f"{request.topology}: {refused}")
+    if (saved := result.get("saved")) is not None:
+        compiler.console.print(
+            f"saved {saved['path']}, {saved['bytes'] / 1e6:.1f} MB: {saved['seconds']:.1f} s of "
+            f"compiling",
+            markup=False,
+            soft_wrap=True,
+        )
+    return result
+
+
+def _environment(request: CompileRequest) -> dict[str, str]:
+    environment = {**os.environ, **_NO_CACHE}
+    environment.pop("JAX_NUM_CPU_DEVICES", None)
+    devices = cpu_devices(request.topology)
+    if devices is None:
+        return environment | _ENVIRONMENT
+    # The compiler's flags stay those that the run will have.
+    return environment | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
 
 
 def _wait(process: subprocess.Popen[bytes], *, title: str, console: Console) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from rich.console import Console
-
 from bert_jax.model.config import ModelSection, resolve_architecture
 from bert_jax.model.encoder import SHALLOW
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.compiler import compiled_step
+from bert_jax.planning.compiler import Compiler, compiled_step, save_for_cpu
 from bert_jax.planning.estimate import PhasePlan, Plan
 from bert_jax.planning.request import CompileRequest, StepKind
 from bert_jax.train.sections import TrainSection
@@ -29,7 +27,6 @@ class PlanSettings:
     Attributes:
         vocab_size: of the tokenizer.
         quick: scan the layers where the run would unroll them: compiles in a tenth of the time.
-        fresh: compile even what is kept.
     """
 
     vocab_size: int
@@ -39,16 +36,29 @@ class PlanSettings:
     optimizer: OptimizerSection
     train: TrainSection
     quick: bool = False
-    fresh: bool = False
+
+    def request(self, topology: str, *, model: ModelSection) -> CompileRequest:
+        """Returns the request for the train step of the first phase."""
+        return CompileRequest(
+            topology=topology,
+            kind="train",
+            phase=0,
+            vocab_size=self.vocab_size,
+            model=model,
+            objective=self.objective,
+            mesh=self.mesh,
+            optimizer=self.optimizer,
+            train=self.train,
+        )
 
 
-def make_plan(settings: PlanSettings, topology: str, *, console: Console) -> Plan:
+def make_plan(settings: PlanSettings, topology: str, *, compiler: Compiler) -> Plan:
     """Compiles every step of a run for a topology.
 
     Args:
         settings: of the run.
         topology: in any spelling.
-        console: where progress is shown.
+        compiler: what to show and keep.
 
     Raises:
         UserError: no such topology, no libtpu, or mesh, batch and model do not fit it.
@@ -56,26 +66,15 @@ def make_plan(settings: PlanSettings, topology: str, *, console: Console) -> Pla
     """
     found = parse_topology(topology)
     model, note = _model(settings)
-    request = CompileRequest(
-        topology=found.name,
-        kind="train",
-        phase=0,
-        vocab_size=settings.vocab_size,
-        model=model,
-        objective=settings.objective,
-        mesh=settings.mesh,
-        optimizer=settings.optimizer,
-        train=settings.train,
-    )
+    request = settings.request(found.name, model=model)
     phases = []
     for index, phase in enumerate(settings.train.phases):
 
         def step(kind: StepKind, index: int = index, length: int = phase.seq_length):
             return compiled_step(
                 request.model_copy(update={"kind": kind, "phase": index}),
-                title=f"phase {index} {kind} step, {length} tokens, for {found.name}",
-                console=console,
-                fresh=settings.fresh,
+                title=_title(index, kind, length, found.name),
+                compiler=compiler,
             )
 
         evaluation = settings.train.evaluation
@@ -96,6 +95,33 @@ def make_plan(settings: PlanSettings, topology: str, *, console: Console) -> Pla
     if settings.train.evaluation and not settings.train.evaluation.examples:
         notes.append("evaluation is not in the hours: train.evaluation.examples is not set")
     return Plan(topology=found, slices=settings.mesh.slices, phases=phases, notes=tuple(notes))
+
+
+def save_cpu_executables(settings: PlanSettings, topology: str, *, compiler: Compiler) -> None:
+    """Saves every step of a run for CPU devices: a run that is tried on them, or tested.
+
+    Args:
+        settings: of the run.
+        topology: ``cpu:8``.
+        compiler: says where to.
+
+    Raises:
+        UserError: mesh, batch and model do not fit together, or it cannot be written.
+        RunStopped: the compiler failed.
+    """
+    request = settings.request(topology, model=settings.model)
+    kinds: list[StepKind] = ["train", "evaluation"] if settings.train.evaluation else ["train"]
+    for index, phase in enumerate(settings.train.phases):
+        for kind in kinds:
+            save_for_cpu(
+                request.model_copy(update={"kind": kind, "phase": index}),
+                title=_title(index, kind, phase.seq_length, topology),
+                compiler=compiler,
+            )
+
+
+def _title(phase: int, kind: StepKind, length: int, topology: str) -> str:
+    return f"phase {phase} {kind} step, {length} tokens, for {topology}"
 
 
 def _model(settings: PlanSettings) -> tuple[ModelSection, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,50 +22,14 @@ from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.planning.collectives import Placement
 from bert_jax.planning.request import CompileRequest
 from bert_jax.task import Objective, RowTransform
-from bert_jax.text.tokenizer import SpecialIds
+from bert_jax.text import Tokenizer
+from bert_jax.text.vocabulary import SPECIAL_PIECES
+from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.train.compiled import lower_evaluation_step, lower_train_step
 from bert_jax.train.sections import PhaseSection, schedule_segments
 from bert_jax.train.spec import check_batches
 from bert_jax.train.state import TrainState, abstract_params, abstract_state, define_model
 from bert_jax.train.step import StepSpec, choose_rng
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedTokenizer:
-    """A tokenizer of which only the size is known; shapes depend on nothing else."""
-
-    vocab_size: int
-    hash: str = ""
-
-    @property
-    def special(self) -> SpecialIds:
-        """Where they usually are; no shape depends on it."""
-        return SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
-
-    @property
-    def is_continuation(self) -> np.ndarray:
-        """No piece is known to continue a word."""
-        return np.zeros(self.vocab_size, bool)
-
-    def encode(self, text: str) -> list[int]:
-        """Never called: there is no vocabulary."""
-        raise NotImplementedError
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Never called: there is no vocabulary."""
-        raise NotImplementedError
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Never called: there is no vocabulary."""
-        raise NotImplementedError
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Never called: there is no vocabulary."""
-        raise NotImplementedError
-
-    def save(self, directory: Any) -> None:
-        """Never called: there is no vocabulary."""
-        raise NotImplementedError
 
 
 class LoweredStep(NamedTuple):
@@ -77,21 +40,32 @@ class LoweredStep(NamedTuple):
 
     lowered: jax.stages.Lowered
     name: str  # of the module
-    placement: Placement
     rows: int
     flops: float
     parameter_bytes: int
     optimizer_bytes: int
 
 
-def lower_step(request: CompileRequest) -> LoweredStep:
-    """Returns the step that the run would compile, for devices that need not be there.
+def open_topology(request: CompileRequest) -> tuple[TpuTopology, Mesh]:
+    """Returns the slice that a request is for, and its devices as the run arranges them.
 
     Raises:
-        UserError: topology, mesh, batch and model do not fit together.
+        UserError: libtpu does not know the slice, or the mesh does not fit it.
     """
     topology = parse_topology(request.topology)
-    mesh = make_mesh(request.mesh, open_devices(topology, slices=request.mesh.slices))
+    return topology, make_mesh(request.mesh, open_devices(topology, slices=request.mesh.slices))
+
+
+def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
+    """Returns the step that the run would compile.
+
+    Args:
+        request: which step.
+        mesh: of devices that need not be there.
+
+    Raises:
+        UserError: mesh, batch and model do not fit together.
+    """
     architecture = resolve_architecture(request.model, vocab_size=request.vocab_size)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     check_batches(request.train, mesh)
@@ -110,7 +84,7 @@ def lower_step(request: CompileRequest) -> LoweredStep:
                 model=model,
                 optimizer=optimizer,
                 schedule=schedule,
-                rng=choose_rng(request.train.rng, platform="tpu"),
+                rng=choose_rng(request.train.rng, platform=mesh.devices.flat[0].platform),
             )
             transform = _rows(objective, phase, evaluation=False)
             batch = _batch(transform, rows, mesh)
@@ -128,7 +102,6 @@ def lower_step(request: CompileRequest) -> LoweredStep:
     return LoweredStep(
         lowered=lowered,
         name="jit_step",
-        placement=_placement(topology, mesh),
         rows=rows,
         flops=rows * row_flops * passes,
         parameter_bytes=device_bytes(state.params),
@@ -176,8 +149,14 @@ def _objective(request: CompileRequest, architecture: Architecture) -> Objective
         request.objective.model_copy(update={"masking": masking}),
         architecture=architecture,
         execution=request.model.execution,
-        tokenizer=PlannedTokenizer(request.vocab_size),
+        tokenizer=_tokenizer(request.vocab_size),
     )
+
+
+def _tokenizer(size: int) -> Tokenizer:
+    """Returns a tokenizer of so many made-up pieces: shapes depend on nothing else of it."""
+    rest = (f"piece{at}" for at in range(size - len(SPECIAL_PIECES)))
+    return WordPieceTokenizer([*SPECIAL_PIECES, *rest], lower_case=True)
 
 
 def _rows(objective: Objective, phase: PhaseSection, *, evaluation: bool) -> RowTransform:
@@ -197,7 +176,8 @@ def _batch(transform: RowTransform, rows: int, mesh: Mesh) -> Mapping[str, Any]:
     }
 
 
-def _placement(topology: TpuTopology, mesh: Mesh) -> Placement:
+def placement_of(topology: TpuTopology, mesh: Mesh) -> Placement:
+    """Returns where the devices of a mesh are."""
     devices = mesh.devices.reshape(-1).tolist()
     return Placement(
         topology=topology,

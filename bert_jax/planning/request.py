@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -25,7 +26,7 @@ class CompileRequest(Section):
     """One program for one topology.
 
     Attributes:
-        topology: of one slice, as `bert_jax.parallel.topology` spells it.
+        topology: of one slice, as `bert_jax.parallel.topology` spells it; or ``cpu:8``.
         kind: which step.
         phase: index of the phase.
         vocab_size: of the tokenizer, which need not be here.
@@ -72,6 +73,12 @@ class CompileRequest(Section):
                 ),
             }
         )
+
+
+def cpu_devices(topology: str) -> int | None:
+    """Returns how many devices ``cpu:8`` means; None where something else is named."""
+    found = re.fullmatch(r"cpu:([1-9]\d{0,3})", topology.strip().lower())
+    return found and int(found[1])
 
 
 def _version(package: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +16,8 @@ from bert_jax.planning.prices import Prices
 
 _LINES = 15  # of source in a breakdown
 _NOTHING = "—"
+_BY_BYTES = "of that by bytes alone"
+_COMPILER = "the compiler's own"
 
 
 def show_plans(plans: Sequence[Plan], prices: Prices, *, console: Console, breakdown: bool) -> None:
@@ -32,10 +34,14 @@ def show_plans(plans: Sequence[Plan], prices: Prices, *, console: Console, break
     if breakdown:
         for found in plans:
             for index, phase in enumerate(found.phases):
-                if phase.train.cycles is not None:
+                if (cycles := phase.train.cycles) is not None:
                     title = f"{_name(found)}, phase {index}, train step"
-                    console.print(_kinds(found, phase.train, title))
-                    console.print(_source_lines(found, phase.train, title))
+                    kinds = {**cycles.by_kind, "in all": cycles.total, _BY_BYTES: cycles.by_bytes}
+                    lines = dict(list(cycles.by_line.items())[:_LINES])
+                    for name, shares in (("kind", kinds), ("line", lines)):
+                        console.print(
+                            _shares(found, phase.train, f"{title}: cycles by {name}", shares)
+                        )
                     console.print(_collectives(found, phase.train, title))
     console.print(
         "Compiled: memory, cycles of the core, bytes and kinds of collectives. Estimated from "
@@ -121,28 +127,15 @@ def _memory(plans: Sequence[Plan]) -> Table:
     return table
 
 
-def _kinds(found: Plan, step: CompiledStep, title: str) -> Table:
+def _shares(found: Plan, step: CompiledStep, title: str, shares: Mapping[str, int]) -> Table:
+    """Cycles by name of whatever they are spent on, the name being the column's."""
     assert step.cycles is not None
-    table = Table(title=f"{title}: cycles by kind")
-    table.add_column("kind")
+    table = Table(title=title)
+    table.add_column(title.rpartition(" ")[2])
     for heading in ("million cycles", "ms", "share"):
         table.add_column(heading, justify="right")
-    for kind, cycles in step.cycles.by_kind.items():
-        table.add_row(kind, *_cycles(found, cycles, step.cycles.total))
-    table.add_row("in all", *_cycles(found, step.cycles.total, step.cycles.total))
-    by_bytes = _cycles(found, step.cycles.by_bytes, step.cycles.total)
-    table.add_row("of that by bytes alone", *by_bytes)
-    return table
-
-
-def _source_lines(found: Plan, step: CompiledStep, title: str) -> Table:
-    assert step.cycles is not None
-    table = Table(title=f"{title}: cycles by line")
-    table.add_column("line")
-    for heading in ("million cycles", "ms", "share"):
-        table.add_column(heading, justify="right")
-    for line, cycles in list(step.cycles.by_line.items())[:_LINES]:
-        table.add_row(line or "the compiler's own", *_cycles(found, cycles, step.cycles.total))
+    for name, cycles in shares.items():
+        table.add_row(name or _COMPILER, *_cycles(found, cycles, step.cycles.total))
     return table
 
 

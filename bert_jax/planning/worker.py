@@ -6,25 +6,40 @@ nothing else with it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.planning.request import CompileRequest
+from bert_jax.planning.request import CompileRequest, cpu_devices
 
 
-def main(output: str) -> None:
-    """Reads a request from standard input and writes ``{"step": …}`` or ``{"refused": …}``."""
+def main(output: str, save_to: str | None = None) -> None:
+    """Reads a request from standard input and writes ``{"step": …, "saved": …}`` as JSON.
+
+    ``{"refused": …}`` is a user's mistake. For CPU devices there is no step, only what is saved.
+
+    Args:
+        output: file to write to.
+        save_to: directory for the executable; None for none.
+    """
     request = CompileRequest.model_validate_json(sys.stdin.buffer.read())
-    from bert_jax.planning.compiled_step import STEP, compile_step
+    from bert_jax.planning.compiled_step import STEP, compile_step, save_step_of_cpu
 
+    result: dict[str, Any] = {}
     try:
-        result = {"step": STEP.dump_python(compile_step(request), mode="json")}
+        if save_to is not None and cpu_devices(request.topology):
+            saved = save_step_of_cpu(request, save_to=save_to)
+        else:
+            step, saved = compile_step(request, save_to=save_to)
+            result["step"] = STEP.dump_python(step, mode="json")
+        result["saved"] = saved and dataclasses.asdict(saved)
     except UserError as error:
         result = {"refused": str(error)}
     Path(output).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

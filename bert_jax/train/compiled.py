@@ -7,7 +7,7 @@ keeps the promise that nothing compiles after the first step of a phase.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -55,19 +55,23 @@ def lower_step(step: TrainStep, state: TrainState, batch: StepBatch) -> jax.stag
 
 
 LowerStep = Callable[[TrainState, StepBatch], jax.stages.Lowered]
+# What makes a program of a lowered step: the compiler, or files of what it has made before.
+Compile = Callable[[jax.stages.Lowered], jax.stages.Compiled]
+COMPILER: Final[Compile] = jax.stages.Lowered.compile
 
 
 class StepPrograms:
     """The train step, compiled once for each shape that a phase's batches may have, and no more."""
 
-    def __init__(self, lower: LowerStep, *, shapes: int):
+    def __init__(self, lower: LowerStep, *, shapes: int, compile_step: Compile = COMPILER):
         """Compiles nothing yet.
 
         Args:
             lower: `lower_train_step` with all but its state and batch bound.
             shapes: how many different ones there are; a batch of one more is an error.
+            compile_step: makes a program of it.
         """
-        self._lower, self._shapes = lower, shapes
+        self._lower, self._shapes, self._compile = lower, shapes, compile_step
         self._programs: dict[BatchShape, jax.stages.Compiled] = {}
 
     def __call__(
@@ -83,7 +87,7 @@ class StepPrograms:
         if shape not in self._programs:
             if len(self._programs) == self._shapes:
                 raise RuntimeError(f"a batch of a shape that was not announced: {dict(shape)}")
-            self._programs[shape] = self._lower(state, batch).compile()
+            self._programs[shape] = self._compile(self._lower(state, batch))
         return self._programs[shape](state, batch, limits)
 
     @property
@@ -100,13 +104,16 @@ def lower_evaluation_step(
     return jitted.lower(params, batch)
 
 
-def compile_evaluation(task: Task, model: ModelDefinition, mesh: Mesh) -> EvaluationStep:
+def compile_evaluation(
+    task: Task, model: ModelDefinition, mesh: Mesh, *, compile_step: Compile = COMPILER
+) -> EvaluationStep:
     """Returns the evaluation step, compiled at its first call for that call's shapes."""
     compiled: list[jax.stages.Compiled] = []
 
     def evaluate(params: Params, batch: Batch) -> Metrics:
         if not compiled:
-            compiled.append(lower_evaluation_step(task, model, mesh, params, batch).compile())
+            lowered = lower_evaluation_step(task, model, mesh, params, batch)
+            compiled.append(compile_step(lowered))
         return compiled[0](params, batch)
 
     return evaluate

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from bert_jax.parallel.stop_signal import STOP
 from bert_jax.task import Batch, Params, Task
 from bert_jax.train import metrics as sums_of
-from bert_jax.train.compiled import compile_evaluation
+from bert_jax.train.compiled import COMPILER, Compile, compile_evaluation
 from bert_jax.train.prefetch import prefetch_to_device
 from bert_jax.train.spec import HostBatches
 from bert_jax.train.state import ModelDefinition
@@ -23,6 +23,7 @@ def make_evaluation(
     mesh: Mesh,
     *,
     shares: int,
+    compile_step: Compile = COMPILER,
 ) -> Callable[[Params], dict[str, float]]:
     """Returns a function from parameters to scores on a split; it compiles at the first call.
 
@@ -34,8 +35,9 @@ def make_evaluation(
         open_batches: opens one pass over the split, every example once.
         mesh: of all processes.
         shares: number of different shares of a batch that processes hold.
+        compile_step: makes a program of the step.
     """
-    step = compile_evaluation(task, model, mesh)
+    step = compile_evaluation(task, model, mesh, compile_step=compile_step)
 
     def evaluate(params: Params) -> dict[str, float]:
         totals: dict[str, tuple[float, float]] = {}

@@ -22,6 +22,7 @@ from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.messages import warn_aloud
 from bert_jax.train.output import Output, open_output
 from bert_jax.train.prefetch import DeviceBatch, prefetch_to_device
+from bert_jax.train.profile import StepProfile
 from bert_jax.train.recovery import Recovery, RollbackDue, RunningStep
 from bert_jax.train.replicas import ReplicaCheck
 from bert_jax.train.reports import PhaseReports
@@ -71,6 +72,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
             STOP.listening() as stop,
             watch.on("train"),
             loop.watchdog,
+            loop.profile,
         ):
             stop.saved(first, spec.checkpoints.wait)
             loop.run(stop)
@@ -97,6 +99,7 @@ class _Loop:
         self.recovery, self.replicas = Recovery(spec, tracker, output), ReplicaCheck(spec)
         self.evaluations = Evaluations(spec, tracker, output)
         self.watchdog = Watchdog(spec.watchdog, output.watch, spec.run_dir)
+        self.profile = StepProfile(spec.profile, spec.run_dir, say=output.display.say)
         self.interrupted = False
 
     def run(self, stop: StopSignal) -> None:
@@ -122,7 +125,9 @@ class _Loop:
         spec, tracker = self.spec, self.tracker
         reports = PhaseReports(phase, spec.step.task, tracker, self.output)
         lower = functools.partial(lower_train_step, spec.step, accumulation=phase.accumulation)
-        step_fn = phase.step or StepPrograms(lower, shapes=phase.shapes)
+        step_fn = phase.step or StepPrograms(
+            lower, shapes=phase.shapes, compile_step=spec.compile_step
+        )
         running: RunningStep | None = None
         with phase.loader.batches(
             first_step=tracker.first_batch(), with_examples=spec.example_log
@@ -159,7 +164,9 @@ class _Loop:
     def _dispatch(self, step_fn: TrainStep, step: int, batch: DeviceBatch) -> RunningStep:
         """Starts a step on the devices."""
         limits = self.recovery.limits(step)
-        self.state, figures = step_fn(self.state, batch.batch, self.recovery.withheld(limits))
+        withheld = self.recovery.withheld(limits)
+        with self.profile.step(step):
+            self.state, figures = step_fn(self.state, batch.batch, withheld)
         return RunningStep(step, batch, limits, figures)
 
     def _finish_step(self, running: RunningStep, reports: PhaseReports) -> bool:
@@ -173,6 +180,7 @@ class _Loop:
         applied = metrics.pop(HEALTHY)[0] > 0
         self.tracker.finish_step(metrics if applied else {})
         self.watchdog.step_done()
+        self.profile.step_done(running.step)
         self.output.examples.write(running.batch.examples, self.tracker.progress)
         if bad:
             self.state = self.recovery.respond(bad, running, self.state)

@@ -136,6 +136,20 @@ class WatchdogSection(Section):
     """But at least so long."""
 
 
+class ProfileSection(Section):
+    """Which steps to trace, counted from 1 over the whole run; the first ones compile."""
+
+    start: int = pydantic.Field(default=10, ge=1)
+    """The first step that is traced."""
+    steps: int = pydantic.Field(default=3, ge=1, le=100)
+    """How many."""
+
+    @property
+    def last(self) -> int:
+        """The last step that is traced."""
+        return self.start + self.steps - 1
+
+
 class TrainSection(Section):
     """The run: phases, evaluation, checkpoints, reports."""
 
@@ -160,6 +174,11 @@ class TrainSection(Section):
     rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"
     """JAX's generator of dropout's bits. `auto`: the hardware's on a TPU, else threefry, whose bits
     do not depend on the mesh."""
+    executables: PathText | None = None
+    """Directory of `bert-jax plan --save-executable`, local or gs://: its steps are loaded in place
+    of being compiled. null: all are compiled."""
+    profile: ProfileSection | None = None
+    """Steps to trace for TensorBoard. null: none."""
 
     @property
     def total_steps(self) -> int:

@@ -17,9 +17,11 @@ from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.checkpoint_store import CheckpointWriter
+from bert_jax.train.compiled import COMPILER, Compile
 from bert_jax.train.sections import (
     BadStepsSection,
     LocalCheckpointSection,
+    ProfileSection,
     TrainSection,
     WatchdogSection,
 )
@@ -113,6 +115,8 @@ class TrainSpec:
     bad_steps: BadStepsSection
     # What of the task the configuration does not say, as plain JSON: a dump needs it.
     task_facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    compile_step: Compile = COMPILER  # makes programs of the train step
+    profile: ProfileSection | None = None  # None: no step is traced
 
 
 def check_batches(section: TrainSection, mesh: Mesh) -> None:

@@ -9,8 +9,10 @@ from rich.console import Console
 
 from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
+from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import Plan
-from bert_jax.planning.planning import PlanSettings, make_plan
+from bert_jax.planning.planning import PlanSettings, make_plan, save_cpu_executables
+from bert_jax.planning.request import cpu_devices
 from bert_jax.section import need
 from bert_jax.text import load_tokenizer
 
@@ -23,6 +25,7 @@ def plan(
     vocab_size: int | None = None,
     quick: bool = False,
     fresh: bool = False,
+    save_executable: str | None = None,
     console: Console | None = None,
 ) -> list[Plan]:
     """Compiles the train and evaluation steps of a run for topologies: memory, time, collectives.
@@ -38,6 +41,8 @@ def plan(
         vocab_size: of a tokenizer that is not here yet.
         quick: scan the layers where the run would unroll them.
         fresh: compile even what is kept from before.
+        save_executable: directory for the compiled steps, which `train.executables` names then;
+            local or gs://. With it, ``cpu:8`` is a topology too, of which there is no plan.
         console: where progress is shown; standard error where none is given.
 
     Raises:
@@ -57,10 +62,19 @@ def plan(
         optimizer=config.optimizer,
         train=need(config.train, "train", "plan"),
         quick=quick,
-        fresh=fresh,
     )
-    shown = console or Console(stderr=True)
-    return [make_plan(settings, topology, console=shown) for topology in topologies]
+    if quick and save_executable is not None:
+        raise UserError("--quick: another program than the run's; allowed: without it, to save one")
+    compiler = Compiler(
+        console=console or Console(stderr=True), fresh=fresh, save_to=save_executable
+    )
+    plans = []
+    for topology in topologies:
+        if save_executable is not None and cpu_devices(topology) is not None:
+            save_cpu_executables(settings, topology, compiler=compiler)
+        else:
+            plans.append(make_plan(settings, topology, compiler=compiler))
+    return plans
 
 
 def _vocab_size(config: RunConfig) -> int:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bert_jax.model.attention import xla_attention
 from bert_jax.model.heads import NO_PIECE, cross_entropy, gather_positions
-from bert_jax.model.layers import dropout, subkey
+from bert_jax.model.layers import dropout, project, subkey
 from tests.model.parts import fresh_params, model_of
 from tests.support import relative_error, small_batch, small_task
 from tests.train.harness import QUICK
@@ -190,6 +190,26 @@ def test_bfloat16_stays_close_to_float32_and_its_loss_is_float32() -> None:
     ]
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {np.dtype(np.float32)}
     assert relative_error(*leaves) < 0.02
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_kernels_gradient_is_summed_in_the_dtype_of_the_setting(dtype: Any) -> None:
+    rows = jax.random.normal(jax.random.key(0), (3, 8, 16), jnp.bfloat16)
+    kernel = jax.random.normal(jax.random.key(1), (16, 4, 4))
+
+    def loss(kernel: jax.Array, rows: jax.Array) -> jax.Array:
+        y = project(rows, kernel, inputs=1, gradient_dtype=dtype)
+        assert y.dtype == rows.dtype
+        return jnp.square(y.astype(jnp.float32)).sum()
+
+    of_kernel, of_rows = jax.grad(loss, (0, 1))(kernel, rows)
+    assert (of_kernel.dtype, of_rows.dtype) == (jnp.float32, jnp.bfloat16)
+    is_rounded = jnp.array_equal(of_kernel, of_kernel.astype(jnp.bfloat16))
+    assert bool(is_rounded) is (dtype == "bfloat16")
+    wide = [array.astype(jnp.float32) for array in (kernel.astype(jnp.bfloat16), rows)]
+    expected_kernel, expected_rows = jax.grad(loss, (0, 1))(*wide)
+    assert relative_error(of_kernel, expected_kernel) < 1e-2
+    assert relative_error(of_rows.astype(jnp.float32), expected_rows) < 1e-2
 
 
 def test_logits_are_float32_under_bfloat16() -> None:

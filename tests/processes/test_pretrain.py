@@ -30,10 +30,13 @@ def test_two_processes_train_as_one_does(server: ForkServer, config: Path, tmp_p
         "pretrain", config, f"run_dir={one}", count=1, devices=2, directory=tmp_path
     ) as job:
         assert job.wait() == [0], job.said()
-    with server.start("pretrain", config, f"run_dir={two}", count=2, directory=tmp_path) as job:
+    settings = (f"run_dir={two}", "train.profile={start: 3, steps: 2}")
+    with server.start("pretrain", config, *settings, count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
         assert "step 8/8" in job[0].out
         assert "step" not in job[1].out
+    traces = sorted((two / "tensorboard" / "plugins" / "profile" / "steps_3-4").iterdir())
+    assert [path.name.rpartition("-")[2] for path in traces] == ["0.xplane.pb", "1.xplane.pb"]
     for expected, found in zip(figures(one), figures(two), strict=True):
         assert found.pop("kind") == expected.pop("kind")
         assert found == pytest.approx(expected, rel=1e-5)

@@ -25,6 +25,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.download import RemoteFile, download, find_files
 from bert_jax.files.read import read_bytes
 from bert_jax.files.remote import is_remote
+from bert_jax.files.user_cache import user_cache
 from bert_jax.section import Section
 
 _PARTIAL: Final = ".partial"
@@ -51,8 +52,7 @@ class CacheSection(Section):
         """The directory."""
         if self.directory is not None:
             return pathlib.Path(self.directory).expanduser().absolute()
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        return pathlib.Path(home).expanduser() / "bert_jax" / "datasets"
+        return user_cache("datasets")
 
 
 class DatasetCache:

@@ -1,0 +1,86 @@
+"""JAX's persistent compilation cache: what was compiled once is read from files at the next start.
+
+Entries are found by program, compiler, flags and devices, so a hit is the program that would have
+been compiled. Processes of one host may share a directory: JAX locks it where its size is bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Final
+
+import filelock
+import jax
+from etils import epath
+
+from bert_jax.errors import UserError, first_line
+from bert_jax.files.remote import is_remote
+from bert_jax.files.user_cache import user_cache
+from bert_jax.parallel.section import CompilationCacheSection
+
+# Names that JAX gives its files (jax/_src/lru_cache.py).
+_LOCK, _ENTRY, _LAST_USED = ".lockfile", "-cache", "-atime"
+_LOCK_SECONDS: Final = 10
+# Shorter compilations are not worth a file. JAX's own bound is a second, and a small model's step
+# on a CPU is below it.
+_SHORTEST_SECONDS: Final = 0.2
+
+
+def use_compilation_cache(section: CompilationCacheSection | None) -> None:
+    """Sets JAX's cache up, before the first program is compiled.
+
+    One that is already set, by ``JAX_COMPILATION_CACHE_DIR`` or by the caller's own program, stays
+    as it is unless the section names a directory.
+
+    Args:
+        section: None switches the cache off.
+
+    Raises:
+        UserError: the directory that is named cannot be written to.
+    """
+    if section is None:
+        jax.config.update("jax_enable_compilation_cache", False)
+        return
+    if section.directory is None and _configured():
+        return
+    directory = section.directory or str(user_cache("xla"))
+    bounded = section.max_gb is not None and not is_remote(epath.Path(directory))
+    try:
+        epath.Path(directory).mkdir(parents=True, exist_ok=True)
+        if bounded:
+            _remove_unfinished(directory)
+    except OSError as error:
+        if section.directory is None:  # a home that is not there, or read-only: go without
+            return
+        raise UserError(
+            f"mesh.compilation_cache.directory: found {directory} ({first_line(error)}), allowed: "
+            f"a directory that can be written to"
+        ) from error
+    jax.config.update("jax_compilation_cache_dir", directory)
+    size = round((section.max_gb or 0) * 1e9) if bounded else -1
+    jax.config.update("jax_compilation_cache_max_size", size)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _SHORTEST_SECONDS)
+
+
+def _configured() -> bool:
+    return getattr(jax.config, "jax_compilation_cache_dir") is not None  # noqa: B009 (untyped)
+
+
+def _remove_unfinished(directory: str) -> None:
+    """Removes what a process that was killed while it wrote has left.
+
+    An entry gets its time of use last. One without is cut off: JAX would neither read nor replace
+    it, and could make room for no other.
+    """
+    root = epath.Path(directory)
+    with (
+        contextlib.suppress(filelock.Timeout),
+        filelock.FileLock(os.fspath(root / _LOCK), timeout=_LOCK_SECONDS),
+    ):
+        names = {path.name for path in root.iterdir()}
+        for ending, other in ((_ENTRY, _LAST_USED), (_LAST_USED, _ENTRY)):
+            for name in names:
+                if name.endswith(ending) and name.removesuffix(ending) + other not in names:
+                    (root / name).unlink(missing_ok=True)

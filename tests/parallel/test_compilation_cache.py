@@ -1,0 +1,125 @@
+"""Programs compiled at one start are read from files at the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_jax.train.writer import read_metrics
+from tests.project import ROOT, environment, project_config, said, write_config
+from tests.project import bert_jax as run_verb
+
+
+def configuration(project: Path, folder: Path, name: str, **mesh: Any) -> Path:
+    """Two steps, on one device."""
+    values = project_config(project)
+    values["train"]["phases"] = [values["train"]["phases"][0] | {"steps": 2}]
+    values["train"]["evaluation"] = None
+    values["optimizer"]["warmup_steps"] = 1
+    values["mesh"] = {"platform": "cpu", **mesh}
+    return write_config(folder / f"{name}.yaml", values | {"run_dir": str(folder / name)})
+
+
+def pretrain(config: Path, home: Path) -> dict[str, int]:
+    """As a user does who has set nothing; returns how often the cache was asked, and hit."""
+    settings = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    inherited = {name: value for name, value in environment().items() if name not in settings}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.parallel.count_compilations", "pretrain", str(config)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=ROOT,
+        env=inherited | {"XDG_CACHE_HOME": str(home)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def losses(run_dir: Path) -> list[float]:
+    """Of every report."""
+    return [line["loss"] for line in read_metrics(run_dir) if "loss" in line]
+
+
+@pytest.mark.slow
+def test_a_second_start_compiles_no_step_and_computes_the_same(
+    project: Path, tmp_path: Path
+) -> None:
+    first = pretrain(configuration(project, tmp_path, "first"), tmp_path)
+    kept = tmp_path / "bert_jax" / "xla"
+    entries = {path.name for path in kept.glob("*-cache")}
+    assert any("step" in name for name in entries)
+    assert first["hits"] == 0
+    # Killed while it wrote: JAX would neither read such an entry nor replace it.
+    entry = next(path for path in kept.glob("*-cache") if "step" not in path.name)
+    (kept / f"{entry.name.removesuffix('-cache')}-atime").unlink()
+    entry.write_bytes(entry.read_bytes()[:100])
+    second = pretrain(configuration(project, tmp_path, "second"), tmp_path)
+    assert second["hits"] == len(entries) - 1
+    assert {path.name for path in kept.glob("*-cache")} == entries
+    assert losses(tmp_path / "first") == losses(tmp_path / "second")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "expected"),
+    [
+        ({"compilation_cache": {"max_gb": 0}}, "mesh.compilation_cache.max_gb"),
+        ({"compilation_cache": {"directory": "/proc/nowhere"}}, "found /proc/nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    project: Path, tmp_path: Path, mesh: dict[str, Any], expected: str
+) -> None:
+    config = configuration(project, tmp_path, "run", **mesh)
+    assert expected in said(run_verb("pretrain", config))
+
+
+SETTINGS = """
+import sys, jax
+from bert_jax.parallel.compilation_cache import use_compilation_cache
+from bert_jax.parallel.section import CompilationCacheSection
+section = None if sys.argv[1] == "off" else CompilationCacheSection.model_validate_json(sys.argv[1])
+use_compilation_cache(section)
+config = jax.config
+print(config.jax_enable_compilation_cache, config.jax_compilation_cache_dir,
+      config.jax_compilation_cache_max_size)
+"""
+
+
+@pytest.mark.parametrize(
+    ("section", "variable", "expected"),
+    [
+        ("off", None, "False None -1"),
+        ("{}", None, "True {home}/bert_jax/xla 10000000000"),
+        ("{}", "/elsewhere", "True /elsewhere -1"),
+        (
+            '{"directory": "{home}/named", "max_gb": 2.5}',
+            "/elsewhere",
+            "True {home}/named 2500000000",
+        ),
+        ('{"directory": "{home}/named", "max_gb": null}', None, "True {home}/named -1"),
+    ],
+    ids=["off", "default", "the user's own", "named", "without bound"],
+)
+def test_what_jax_is_told(
+    tmp_path: Path, section: str, variable: str | None, expected: str
+) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    own = {} if variable is None else {"JAX_COMPILATION_CACHE_DIR": variable}
+    done = subprocess.run(
+        [sys.executable, "-c", SETTINGS, section.replace("{home}", str(tmp_path))],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+        cwd=ROOT,
+        env=kept | own | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.strip() == expected.replace("{home}", str(tmp_path))

@@ -1,0 +1,164 @@
+"""Which collectives a step may have, read off the compiled program; any other fails by name."""
+
+from __future__ import annotations
+
+import collections
+import importlib.util
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from rich.console import Console
+
+from bert_jax.config import parse_config
+from bert_jax.planning.compiled_step import CompiledStep
+from bert_jax.verbs.plan import plan
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
+    ),
+]
+
+WIDTH, LAYERS, LENGTH, ROWS, PREDICTIONS, VOCABULARY = 128, 2, 64, 32, 10, 1024
+BF16, F32 = 2, 4
+FIGURES = 4096  # bytes of losses, counts and norms, all of them together
+
+Kind: TypeAlias = tuple[str, tuple[str, ...], str]  # kind, mesh axes, dtype
+Bounds: TypeAlias = tuple[float, float]  # bytes of one step on one device, at least and at most
+
+
+def compiled(mesh: Mapping[str, int], **changes: Any) -> CompiledStep:
+    """The train step of a small model for four v5e chips."""
+    phase = {"dataset": "none", "steps": 10, "seq_length": LENGTH, "batch_size": ROWS}
+    values = {
+        "model": {
+            "architecture": {
+                "hidden_size": WIDTH,
+                "num_hidden_layers": LAYERS,
+                "num_attention_heads": 4,
+                "intermediate_size": 2 * WIDTH,
+                "max_position_embeddings": LENGTH,
+            },
+            "execution": changes.get("execution", {}),
+        },
+        "mesh": dict(mesh),
+        "train": {
+            "phases": [
+                phase
+                | {"max_predictions": PREDICTIONS, "accumulation": changes.get("accumulation", 1)}
+            ],
+            "evaluation": None,
+        },
+    }
+    (found,) = plan(
+        parse_config(values, source="test"),
+        ["v5e:2x2"],
+        vocab_size=VOCABULARY,
+        console=Console(quiet=True),
+    )
+    return found.phases[0].train
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is kept outside the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def check(step: CompiledStep, budget: Mapping[Kind, Bounds]) -> None:
+    """Fails with the names of collectives that the budget does not know, or that outgrow it."""
+    totals: collections.Counter[Kind] = collections.Counter()
+    named: dict[Kind, list[str]] = collections.defaultdict(list)
+    for one in step.collectives:
+        key = one.kind, one.axes, "+".join(one.dtypes)
+        totals[key] += one.bytes * one.trips
+        named[key].append(f"{one.trips} × {one.bytes:,} bytes of {one.line or one.name}")
+    foreign = {key: named[key] for key in totals if key not in budget}
+    assert not foreign, foreign
+    for key, (least, most) in budget.items():
+        assert least <= totals[key] <= most, (key, totals[key], (least, most), named[key])
+
+
+def parameters(step: CompiledStep) -> int:
+    """Bytes of a device's parameters, all float32."""
+    assert step.memory is not None
+    return step.memory.parameters
+
+
+def activations(rows: int, width: int = F32) -> int:
+    """Bytes of hidden states."""
+    return rows * LENGTH * WIDTH * width
+
+
+def test_data_parallel_sums_each_gradient_once_in_float32_and_gathers_what_zero_split() -> None:
+    step = compiled({"data": 4})
+    size = parameters(step)
+    check(
+        step,
+        {
+            ("all-reduce", ("data",), "f32"): (size, size + FIGURES),
+            # Small parameters stay whole, and so do their moments.
+            ("all-gather", ("data",), "f32"): (0.8 * size, size),
+        },
+    )
+
+
+def test_tensor_parallel_sums_two_activations_a_block_each_way() -> None:
+    step = compiled({"data": 2, "tensor": 2})
+    size, hidden = parameters(step), activations(ROWS // 2, BF16)
+    blocks = 2 * 2 * LAYERS * hidden
+    head = (ROWS // 2) * PREDICTIONS * WIDTH * BF16
+    check(
+        step,
+        {
+            ("all-reduce", ("data",), "f32"): (size, size + FIGURES),
+            ("all-gather", ("data",), "f32"): (0.5 * size, size),
+            ("all-reduce", ("tensor",), "bf16"): (blocks + head, blocks + head),
+            # The vocabulary is split: rows looked up come from one device of a pair, and the
+            # softmax over pieces has its maximum and its sum.
+            ("all-reduce", ("tensor",), "f32"): (
+                activations(ROWS // 2),
+                activations(ROWS // 2) + 4 * FIGURES,
+            ),
+            ("all-reduce", ("data", "tensor"), "f32"): (0, FIGURES),
+            # Layouts of the joined query, key and value kernels, which XLA turns by one device.
+            ("collective-permute", (), "f32"): (0, 3 * WIDTH * WIDTH * F32 + FIGURES),
+        },
+    )
+
+
+@pytest.mark.chaos
+def test_gradients_are_summed_in_bfloat16_where_the_setting_says_so() -> None:
+    step = compiled({"data": 4}, execution={"gradient_dtype": "bfloat16"})
+    found = {"+".join(one.dtypes) for one in step.collectives if one.kind == "all-reduce"}
+    assert "bf16" in found
+    halved = sum(one.bytes for one in step.collectives if one.kind == "all-reduce")
+    assert halved < 0.9 * parameters(step)
+
+
+@pytest.mark.chaos
+def test_fsdp_gathers_kernels_in_bfloat16_and_sums_their_gradients_in_float32() -> None:
+    step = compiled({"fsdp": 4})
+    assert step.memory is not None
+    whole = 4 * parameters(step)  # more: small parameters lie on every device
+    gathered = sum(one.bytes * one.trips for one in step.collectives if one.kind == "all-gather")
+    assert gathered < 2.5 * whole
+    summed = [one for one in step.collectives if one.kind in ("all-reduce", "reduce-scatter")]
+    large = [one for one in summed if one.bytes > FIGURES]
+    assert {one.dtypes for one in large} == {("f32",)}
+    assert {one.axes for one in step.collectives if one.bytes > FIGURES} == {("fsdp",)}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_accumulation_moves_no_activation(accumulation: int) -> None:
+    step = compiled({"data": 4}, accumulation=accumulation)
+    kinds = {one.kind for one in step.collectives}
+    assert kinds == {"all-reduce", "all-gather"}
+    summed = sum(one.bytes * one.trips for one in step.collectives if one.kind == "all-reduce")
+    # XLA sums the gradients of each microbatch, not their total.
+    assert math.isclose(summed, accumulation * parameters(step), rel_tol=0.5)
