@@ -33,7 +33,7 @@ from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import Intervals, Phase, TrainSpec, check_batches
 from bert_jax.train.state import define_model
-from bert_jax.train.step import StepSpec, choose_rng
+from bert_jax.train.step import StepSpec
 
 
 class PretrainPlan(NamedTuple):
@@ -96,7 +96,6 @@ def prepare(
             model=model,
             optimizer=make_optimizer(settings.optimizer, schedule, model.axes),
             schedule=schedule,
-            rng=choose_rng(section.rng),
         ),
         phases=[each.phase for each in opened],
         data=DataFingerprints(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pydantic
 
 from bert_jax.model.config import Dtype
@@ -37,7 +35,6 @@ class FinetuneSection(Section):
     log_every: int = pydantic.Field(default=20, ge=1)
     # Which training rows each step consumes, in <run>/examples/: about 7 bytes a row.
     example_log: bool = False
-    rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"
 
     def evaluate_every(self, steps_per_epoch: int) -> int:
         """Returns the steps from one evaluation to the next."""

@@ -96,7 +96,6 @@ class TrainSection(Section):
     # Which examples each step consumes, in <run>/examples/: about 7 bytes an example.
     example_log: bool = False
     watchdog: WatchdogSection | None = WatchdogSection()
-    rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"
 
     @property
     def total_steps(self) -> int:
