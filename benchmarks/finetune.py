@@ -143,7 +143,6 @@ class Ours:
                 model=model,
                 optimizer=optimizer,
                 schedule=schedule,
-                rng="threefry2x32",
             ),
             accumulation=1,
         )

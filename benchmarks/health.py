@@ -67,9 +67,7 @@ def measure(size: Architecture, steps: int, rounds: int) -> None:
     schedule = linear_schedule(ScheduleSegment(1_000_000, RATE, 10_000))
     optimizer = make_optimizer(OptimizerSection(learning_rate=RATE), schedule, model.axes)
     mesh = make_mesh(MeshSection())
-    spec = StepSpec(
-        task=task, model=model, optimizer=optimizer, schedule=schedule, rng="threefry2x32"
-    )
+    spec = StepSpec(task=task, model=model, optimizer=optimizer, schedule=schedule)
     with jax.set_mesh(mesh):
         batch = jax.device_put(make_batch(ROWS), batch_sharding(mesh))
         abstract = abstract_state(model, optimizer, mesh)
@@ -103,7 +101,7 @@ def measure(size: Architecture, steps: int, rounds: int) -> None:
 
 def unwatched(spec: StepSpec) -> Any:
     """Returns the same step without limits, norms by layer and a state that can be kept."""
-    gradients = make_gradients(spec.task, spec.model, rng=spec.rng, accumulation=1)
+    gradients = make_gradients(spec.task, spec.model, accumulation=1)
 
     def step(state: TrainState, batch: Any, limits: StepLimits) -> tuple[TrainState, StepFigures]:
         loss, metrics, grads = gradients(state, batch)

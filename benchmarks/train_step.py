@@ -163,9 +163,7 @@ def our_steps(
     with jax.set_mesh(mesh):
         state = initialise(task, optimizer, abstract_state(model, optimizer, mesh), seed=0)
         placed = jax.device_put(batch, batch_sharding(mesh))
-        spec = StepSpec(
-            task=task, model=model, optimizer=optimizer, schedule=schedule, rng="threefry2x32"
-        )
+        spec = StepSpec(task=task, model=model, optimizer=optimizer, schedule=schedule)
         step = lower_train_step(spec, state, placed, accumulation=1).compile()
 
     def run() -> None:

@@ -12,7 +12,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.config import Architecture, AttentionName, Execution
-from bert_jax.model.layers import Dense, dropout, project_together, subkey
+from bert_jax.model.dropout import dropout
+from bert_jax.model.layers import Dense, project_together, subkey
 from bert_jax.parallel.rules import constrain
 
 # Finite, so that a row without any visible key gives a uniform average and not a NaN.

@@ -9,9 +9,10 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import MlmHead, NextSentenceHead, Pooler, TaskHead, gather_positions
-from bert_jax.model.layers import dropout, subkey
+from bert_jax.model.layers import subkey
 
 
 def bert_builder(

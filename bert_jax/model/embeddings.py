@@ -7,7 +7,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.config import Architecture, Execution
-from bert_jax.model.layers import LayerNorm, dropout, normal_param
+from bert_jax.model.dropout import dropout
+from bert_jax.model.layers import LayerNorm, normal_param
 from bert_jax.parallel.rules import constrain
 
 

@@ -203,28 +203,6 @@ class LayerNorm(nnx.Module):
         return (y * self.scale[...] + self.bias[...]).astype(self.dtype)
 
 
-def dropout(x: Array, rate: float, key: Array | None) -> Array:
-    """Returns `x` with elements dropped at `rate` and the rest scaled up.
-
-    The rate is met to 1/65536: random bits are dearer than the matrix products around them on more
-    than one backend, and every random word serves two elements.
-
-    Args:
-        x: any activation.
-        rate: share of elements set to zero.
-        key: a random key, or None to leave `x` as it is (evaluation).
-    """
-    if key is None or rate == 0.0:
-        return x
-    dropped = round(rate * 65536)
-    *rows, width = x.shape
-    words = jax.random.bits(key, (*rows, (width + 1) // 2), jnp.uint32)
-    halves = jnp.concatenate([words & 0xFFFF, words >> 16], axis=-1)[..., :width]
-    # The barrier makes XLA generate the bits once, not again at every use.
-    keep = jax.lax.optimization_barrier(halves >= dropped)
-    return jnp.where(keep, x * jnp.asarray(65536 / (65536 - dropped), x.dtype), 0)
-
-
 @jax.custom_vjp
 def add_bias(y: Array, bias: Array) -> Array:
     """Returns ``y + bias`` for `y` [N, V] and `bias` [V].

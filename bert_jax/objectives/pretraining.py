@@ -35,7 +35,7 @@ from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import Intervals, Phase, TrainSpec, check_batches
 from bert_jax.train.state import define_model
-from bert_jax.train.step import StepSpec, choose_rng
+from bert_jax.train.step import StepSpec
 
 
 class PretrainPlan(NamedTuple):
@@ -102,7 +102,6 @@ def prepare(
             model=model,
             optimizer=make_optimizer(settings.optimizer, schedule, model.axes),
             schedule=schedule,
-            rng=choose_rng(section.rng),
         ),
         phases=[each.phase for each in opened],
         compile_step=executables.compile_train if executables else COMPILER,

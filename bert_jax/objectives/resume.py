@@ -3,7 +3,7 @@
 What decided steps already done never changes, since config.yaml describes the whole run: the seed,
 the objective, and the settings of a phase that has ended. What decides steps to come may change as
 long as there are any, for a run that diverged or that is to be longer: `optimizer`, how the model
-is executed, `train.rng`, and the settings of the current phase (within what its data position
+is executed, and the settings of the current phase (within what its data position
 allows) and of later ones; `provenance.json` lists each change with the step it was made at.
 With --allow-data-change so may the seed, the masking and the content of datasets, for steps to
 come.
@@ -155,7 +155,6 @@ def _decisive(settings: PretrainSettings, data: DataFingerprints) -> dict[str, A
         "optimizer": settings.optimizer.model_dump(mode="json"),
         "model": {"execution": settings.model.execution.model_dump(mode="json")},
         "train": {
-            "rng": settings.train.rng,
             "bad_steps": settings.train.bad_steps.model_dump(mode="json"),
             "phases": phases,
         },

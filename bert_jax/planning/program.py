@@ -29,7 +29,7 @@ from bert_jax.train.compiled import lower_evaluation_step, lower_train_step
 from bert_jax.train.sections import PhaseSection, schedule_segments
 from bert_jax.train.spec import check_batches
 from bert_jax.train.state import TrainState, abstract_params, abstract_state, define_model
-from bert_jax.train.step import StepSpec, choose_rng
+from bert_jax.train.step import StepSpec
 
 
 class LoweredStep(NamedTuple):
@@ -84,7 +84,6 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
                 model=model,
                 optimizer=optimizer,
                 schedule=schedule,
-                rng=choose_rng(request.train.rng, platform=mesh.devices.flat[0].platform),
             )
             transform = _rows(objective, phase, evaluation=False)
             batch = _batch(transform, rows, mesh)

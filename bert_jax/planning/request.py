@@ -68,9 +68,7 @@ class CompileRequest(Section):
                     tensor=self.mesh.tensor,
                     slices=self.mesh.slices,
                 ),
-                "train": TrainSection(
-                    phases=phases, evaluation=self.train.evaluation, rng=self.train.rng
-                ),
+                "train": TrainSection(phases=phases, evaluation=self.train.evaluation),
             }
         )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pydantic
 
 from bert_jax.model.config import Dtype
@@ -57,9 +55,6 @@ class FinetuneSection(Section):
     example_log: bool = False
     """Whether to write down which rows each step consumes, in `examples/` of the run: about 7 bytes
     a row."""
-    rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"
-    """JAX's generator of dropout's bits. `auto`: the hardware's on a TPU, else threefry, whose bits
-    do not depend on the mesh."""
 
     def evaluate_every(self, steps_per_epoch: int) -> int:
         """Returns the steps from one evaluation to the next."""

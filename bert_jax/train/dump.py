@@ -60,7 +60,6 @@ class DumpRecord(Section):
         reason: what was wrong with it.
         figures: loss, gradient norm, and the limits that they were judged by.
         gradient_norms: of each parameter; of a stacked one, by layer.
-        rng: the generator of dropout bits.
         accumulation: microbatches of the step.
         task: what of the task config.yaml does not say.
         platform: of the devices.
@@ -76,7 +75,6 @@ class DumpRecord(Section):
     reason: str
     figures: dict[str, Figure]
     gradient_norms: dict[str, tuple[Figure, ...]]
-    rng: str
     accumulation: int = pydantic.Field(ge=1)
     task: dict[str, Any]
     platform: str
@@ -121,7 +119,6 @@ def write_dump(
         gradient_norms={
             name: tuple(np.ravel(norm).astype(float).tolist()) for name, norm in _named(norms)
         },
-        rng=spec.step.rng,
         accumulation=spec.phases[progress.phase].accumulation,
         task=dict(spec.task_facts),
         platform=jax.default_backend(),

@@ -20,7 +20,7 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.task import Task
 from bert_jax.train.dump import BATCH, STATE, DumpRecord, read_tensors
 from bert_jax.train.state import TrainState, define_model
-from bert_jax.train.step import RngName, choose_rng, make_gradients, squares_by_layer
+from bert_jax.train.step import make_gradients, squares_by_layer
 
 PARAMS: Final = "params/"
 LAYERS: Final = "encoder/layers/"
@@ -75,9 +75,7 @@ def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
     model = define_model(task.build)
     _compare(params, model.params, folder)
     mesh = _mesh(len(array) // record.accumulation for array in batch.values())
-    gradients = make_gradients(
-        task, model, rng=_rng(record, folder), accumulation=record.accumulation
-    )
+    gradients = make_gradients(task, model, accumulation=record.accumulation)
 
     def run(state: TrainState, batch: Any) -> tuple[jax.Array, Any]:
         loss, _, grads = gradients(state, batch)
@@ -150,12 +148,6 @@ def _mesh(rows: Iterator[int]) -> Mesh:
     common, devices = math.gcd(*rows), jax.local_devices()
     count = max(n for n in range(1, len(devices) + 1) if common % n == 0)
     return make_mesh(MeshSection(data=count), devices[:count])
-
-
-def _rng(record: DumpRecord, folder: epath.Path) -> RngName:
-    if record.rng not in ("threefry2x32", "rbg", "unsafe_rbg"):
-        raise UserError(f"{folder}: found rng {record.rng}, allowed: threefry2x32, rbg, unsafe_rbg")
-    return choose_rng(record.rng)
 
 
 def _compare(found: Mapping[str, np.ndarray], wanted: Any, folder: epath.Path) -> None:

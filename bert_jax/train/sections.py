@@ -171,9 +171,6 @@ class TrainSection(Section):
     bytes an example."""
     watchdog: WatchdogSection | None = WatchdogSection()
     """Ends a run that hangs, with exit code 43. null: waits for ever."""
-    rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"
-    """JAX's generator of dropout's bits. `auto`: the hardware's on a TPU, else threefry, whose bits
-    do not depend on the mesh."""
     executables: PathText | None = None
     """Directory of `bert-jax plan --save-executable`, local or gs://: its steps are loaded in place
     of being compiled. null: all are compiled."""

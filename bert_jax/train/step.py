@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,6 @@ from bert_jax.parallel.rules import constrain
 from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
 
-RngName = Literal["threefry2x32", "rbg", "unsafe_rbg"]
 EvaluationStep = Callable[[Params, Batch], Metrics]
 # (parameters, microbatch, dropout key) → (loss, metrics), gradients
 GradientFunction = Callable[[Params, Batch, jax.Array], tuple[tuple[jax.Array, Metrics], Params]]
@@ -63,30 +62,12 @@ class StepSpec:
         model: structure of the task's model.
         optimizer: from `make_optimizer`.
         schedule: only to report the learning rate.
-        rng: the generator of dropout bits. The state holds a threefry key whichever it is.
     """
 
     task: Task
     model: ModelDefinition
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule
-    rng: RngName
-
-
-def choose_rng(name: str, *, platform: str | None = None) -> RngName:
-    """Returns the generator of dropout bits.
-
-    On a TPU the hardware's, since threefry costs more there than the matrix products around it;
-    elsewhere threefry, which gives the same bits on every mesh.
-
-    Args:
-        name: of a generator, or "auto".
-        platform: that the step will run on; None for the one that is here.
-    """
-    if name == "auto":
-        on_tpu = (platform or jax.default_backend()) == "tpu"
-        return "unsafe_rbg" if on_tpu else "threefry2x32"
-    return name  # pyright: ignore[reportReturnType]
 
 
 def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
@@ -103,7 +84,7 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         accumulation: microbatches per step.
     """
     optimizer = optax.with_extra_args_support(spec.optimizer)
-    gradients = make_gradients(spec.task, spec.model, rng=spec.rng, accumulation=accumulation)
+    gradients = make_gradients(spec.task, spec.model, accumulation=accumulation)
 
     def step(
         state: TrainState, batch: StepBatch, limits: StepLimits
@@ -141,14 +122,13 @@ def _where(healthy: jax.Array, changed: TrainState, kept: TrainState) -> TrainSt
 
 
 def make_gradients(
-    task: Task, model: ModelDefinition, *, rng: RngName, accumulation: int
+    task: Task, model: ModelDefinition, *, accumulation: int
 ) -> Callable[[TrainState, StepBatch], tuple[jax.Array, Metrics, Params]]:
     """Returns ``gradients(state, batch) -> (loss, metrics, gradients)``: a step but its update.
 
     Args:
         task: gives loss and divisors.
         model: structure of the task's model.
-        rng: the generator of dropout bits.
         accumulation: microbatches per step.
     """
 
@@ -161,7 +141,7 @@ def make_gradients(
             return task.loss(bound, microbatch, weights=weights, dropout_key=key)
 
         grad = jax.value_and_grad(loss, has_aux=True)
-        return _sum_over_parts(grad, state.params, parts, dropout_key(state, rng), accumulation)
+        return _sum_over_parts(grad, state.params, parts, dropout_key(state), accumulation)
 
     return gradients
 
@@ -192,13 +172,10 @@ def make_evaluation_step(task: Task, model: ModelDefinition) -> EvaluationStep:
     return step
 
 
-def dropout_key(state: TrainState, rng: RngName) -> jax.Array:
+def dropout_key(state: TrainState) -> jax.Array:
     """Returns the key of this step: a function of the run's key and the step alone."""
     run_key = jax.random.wrap_key_data(state.rng, impl="threefry2x32")
-    key = jax.random.fold_in(run_key, state.step)
-    if rng == "threefry2x32":
-        return key
-    return jax.random.wrap_key_data(jax.random.bits(key, (4,), jnp.uint32), impl=rng)
+    return jax.random.fold_in(run_key, state.step)
 
 
 def _sum_over_parts(

@@ -77,5 +77,3 @@ def _show(run: Run, record: DumpRecord, found: Replay, console: Console) -> None
     if found.first_bad:
         say(f"first gradient that is not finite: {found.first_bad}", "bold")
     say(f"reproduces: {'yes' if found.reproduces else 'no'}", "bold")
-    if not found.reproduces and record.rng != "threefry2x32" and here != record.platform:
-        say(f"(dropout bits of {record.rng} on {here} are not those of {record.platform})")

@@ -81,9 +81,7 @@ def train_ours(
     )
     compared, losses, norms = {}, [], []
     with jax.set_mesh(mesh):
-        spec = StepSpec(
-            task=task, model=definition, optimizer=optimizer, schedule=schedule, rng="threefry2x32"
-        )
+        spec = StepSpec(task=task, model=definition, optimizer=optimizer, schedule=schedule)
         first_batch = on_mesh(batches[0], mesh)
         step = lower_train_step(spec, abstract, first_batch, accumulation=1).compile()
         for count, batch in enumerate(batches, start=1):

@@ -1,4 +1,4 @@
-"""Dropout, first parameters, attention, heads and the ways of computing the same function."""
+"""First parameters, attention, heads and the ways of computing the same function."""
 
 from __future__ import annotations
 
@@ -10,43 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bert_jax.model.attention import xla_attention
 from bert_jax.model.heads import NO_PIECE, cross_entropy, gather_positions
-from bert_jax.model.layers import dropout, project, subkey
+from bert_jax.model.layers import project
 from tests.model.parts import fresh_params, model_of
 from tests.support import relative_error, small_batch, small_task
 from tests.train.harness import QUICK
-
-
-@given(rate=st.floats(0.01, 0.9), seed=st.integers(0, 2**31 - 1))
-@settings(deadline=None, max_examples=15)
-def test_dropout_drops_at_its_rate_and_scales_the_rest_up(rate: float, seed: int) -> None:
-    count = 200_000
-    found = np.asarray(dropout(jnp.ones(count), rate, jax.random.key(seed)))
-    kept = found[found != 0]
-    assert abs(1 - len(kept) / count - rate) < 5 * np.sqrt(rate * (1 - rate) / count) + 1 / 65536
-    # The scale is that of the rate as quantised, so that the expectation stays exact.
-    quantised = round(rate * 65536) / 65536
-    assert abs(quantised - rate) <= 1 / 65536
-    np.testing.assert_allclose(kept, 1 / (1 - quantised), rtol=1e-6)
-
-
-def test_dropout_without_a_key_or_a_rate_returns_what_it_was_given() -> None:
-    x = jnp.ones((3, 4))
-    assert dropout(x, 0.5, None) is x
-    assert dropout(x, 0.0, jax.random.key(0)) is x
-    assert subkey(None, 3) is None
-
-
-def test_dropout_keeps_the_dtype_and_passes_no_gradient_to_what_it_dropped() -> None:
-    x = jnp.ones((64, 64), jnp.bfloat16)
-    out, pull = jax.vjp(lambda y: dropout(y, 0.3, jax.random.key(1)), x)
-    assert out.dtype == jnp.bfloat16
-    (gradient,) = pull(jnp.ones_like(out))
-    np.testing.assert_array_equal(np.asarray(gradient), np.asarray(out))
 
 
 def attend(segments: np.ndarray, *, seed: int = 0) -> np.ndarray:

@@ -134,6 +134,5 @@ def tiny_config(directory: Path, **changes: Any) -> dict[str, Any]:
         "batch_size": 16,
         "epochs": 2,
         "optimizer": {"learning_rate": 1e-3},
-        "rng": "threefry2x32",
     }
     return {"seed": 0, "run_dir": str(directory / "tuned"), "finetune": finetune | changes}

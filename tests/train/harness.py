@@ -68,7 +68,6 @@ class Trainer:
                 model=self.model,
                 optimizer=self.optimizer,
                 schedule=self.schedule,
-                rng="threefry2x32",
             )
             self.compiled = lower_train_step(
                 spec, self.abstract, on_mesh(batch, self.mesh), accumulation=setting.accumulation

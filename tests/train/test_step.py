@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from bert_jax.objectives.bert import MLM_EPSILON
 from bert_jax.optim.optimizer import MomentsState
 from bert_jax.train.state import TrainState
-from bert_jax.train.step import RngName, dropout_key
+from bert_jax.train.step import dropout_key
 from tests.support import relative_error, small_batch
 from tests.train.harness import Setting, Trainer, first_state
 
@@ -142,16 +142,14 @@ def with_key(step: int, run_key: tuple[int, int]) -> TrainState:
     return TrainState(np.int32(step), rng, {}, (), np.bool_(True))  # pyright: ignore
 
 
-@pytest.mark.parametrize("rng", get_args(RngName))
-def test_the_dropout_key_is_a_function_of_run_key_and_step(rng: RngName) -> None:
+def test_the_dropout_key_is_a_function_of_run_key_and_step() -> None:
     keys = {
-        (step, run): tuple(np.asarray(jax.random.key_data(dropout_key(with_key(step, run), rng))))
+        (step, run): tuple(np.asarray(jax.random.key_data(dropout_key(with_key(step, run)))))
         for step in (0, 1, 2**20)
         for run in ((0, 1), (1, 0))
     }
     assert len(set(keys.values())) == len(keys)
-    again = dropout_key(with_key(1, (0, 1)), rng)
-    assert str(jax.random.key_impl(again)) == rng
+    again = dropout_key(with_key(1, (0, 1)))
     assert tuple(np.asarray(jax.random.key_data(again))) == keys[(1, (0, 1))]
 
 

@@ -69,9 +69,7 @@ def lower(
     }
     state = abstract_state(model, optimizer, mesh)
     with jax.set_mesh(mesh):
-        spec = StepSpec(
-            task=task, model=model, optimizer=optimizer, schedule=schedule, rng="unsafe_rbg"
-        )
+        spec = StepSpec(task=task, model=model, optimizer=optimizer, schedule=schedule)
         lowered = lower_train_step(spec, state, batch, accumulation=1)
     return lowered, len(devices)
 

@@ -20,7 +20,6 @@ from bert_jax.train.step import (
     StepLimits,
     StepSpec,
     TrainStep,
-    choose_rng,
     make_train_step,
 )
 
@@ -74,7 +73,6 @@ class SharedSteps:
             model=setup.model,
             optimizer=optimizer,
             schedule=schedule,
-            rng=choose_rng(setup.section.rng),
         )
         self._programs = StepPrograms(self._lower, shapes=plan.shapes)
 

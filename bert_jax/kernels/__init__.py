@@ -1,0 +1,1 @@
+"""Pallas kernels, and what they share with plain JAX."""

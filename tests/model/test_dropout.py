@@ -1,0 +1,118 @@
+"""Dropout: its rate, its independence, its gradient, and that no mesh changes a mask."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.kernels.random_bits import tile_seeds, words
+from bert_jax.model.dropout import dropout
+from bert_jax.model.layers import subkey
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.rules import partition_spec
+from bert_jax.parallel.section import MeshSection
+
+SIGMAS = 5.0  # beyond which a normal deviate is no accident, of hundreds too
+ROWS, WIDTH = 2048, 512
+
+
+@given(rate=st.floats(0.01, 0.9), seed=st.integers(0, 2**31 - 1))
+@settings(deadline=None, max_examples=15)
+def test_it_drops_at_its_rate_and_scales_the_rest_up(rate: float, seed: int) -> None:
+    found = np.asarray(dropout(jnp.ones((400, 500)), rate, jax.random.key(seed)))
+    kept = found[found != 0]
+    share = 1 - kept.size / found.size
+    assert abs(share - rate) < SIGMAS * np.sqrt(rate * (1 - rate) / found.size)
+    np.testing.assert_allclose(kept, 1 / (1 - rate), rtol=1e-6)
+
+
+def test_without_a_key_or_a_rate_it_returns_what_it_was_given() -> None:
+    x = jnp.ones((3, 4))
+    assert dropout(x, 0.5, None) is x
+    assert dropout(x, 0.0, jax.random.key(0)) is x
+    assert subkey(None, 3) is None
+
+
+def test_it_keeps_the_dtype_and_passes_no_gradient_to_what_it_dropped() -> None:
+    """The backward pass computes the mask again."""
+    x = jnp.ones((64, 64), jnp.bfloat16)
+    out, pull = jax.vjp(jax.jit(lambda y: dropout(y, 0.3, jax.random.key(1))), x)
+    assert out.dtype == jnp.bfloat16
+    assert 0 < np.count_nonzero(out) < out.size
+    (gradient,) = pull(jnp.ones_like(out))
+    np.testing.assert_array_equal(np.asarray(gradient), np.asarray(out))
+
+
+def masks(rate: float, *, seed: int = 0) -> np.ndarray:
+    """float64 [ROWS, WIDTH] of mean 0 and deviation 1."""
+    kept = np.asarray(dropout(jnp.ones((ROWS, WIDTH)), rate, jax.random.key(seed))) > 0
+    return (kept - (1 - rate)) / np.sqrt(rate * (1 - rate))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_neighbours_rows_and_columns_are_independent(rate: float) -> None:
+    mask = masks(rate)
+    for lag in (1, 2, 3, 4, 8, 16, 32, 64, 128, 256):
+        for ahead, behind in ((mask[:, lag:], mask[:, :-lag]), (mask[lag:], mask[:-lag])):
+            deviates = (ahead * behind).mean() * np.sqrt(ahead.size)
+            assert abs(deviates) < SIGMAS, lag
+    for of, count in ((mask.T, ROWS), (mask[:512], WIDTH)):
+        products = (of @ of.T)[np.triu_indices(len(of), 1)] / np.sqrt(count)
+        # Its variance is 1 for independent masks, and as if drawn 130,000 times.
+        assert abs(products.var() - 1) < SIGMAS * np.sqrt(4 / products.size)
+
+
+def drawn_words(key: jax.Array, rows: int, width: int) -> np.ndarray:
+    """One tile."""
+    element = jnp.arange(rows * width, dtype=jnp.int32).reshape(rows, width)
+    return np.asarray(words(element, *tile_seeds(key, ())))
+
+
+def test_tiles_of_rows_and_heads_share_nothing() -> None:
+    kept = np.asarray(dropout(jnp.ones((4, 12, 64, 64)), 0.1, jax.random.key(2))) > 0
+    tiles = ((kept - 0.9) / np.sqrt(0.1 * 0.9)).reshape(48, -1)
+    products = (tiles @ tiles.T)[np.triu_indices(48, 1)] / np.sqrt(64 * 64)
+    assert abs(products).max() < SIGMAS
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_rows_and_columns_keep_no_more_or_less_than_chance(rate: float) -> None:
+    mask = masks(rate)
+    for axis in (0, 1):
+        sums = mask.sum(axis) / np.sqrt(mask.shape[axis])
+        assert abs(sums.var() - 1) < SIGMAS * np.sqrt(2 / sums.size)
+        assert abs(sums).max() < SIGMAS + 1
+
+
+def test_every_bit_of_a_word_is_fair() -> None:
+    drawn = drawn_words(jax.random.key(3), ROWS, WIDTH)
+    for bit in range(16, 32):  # the upper half decides every rate to 1/65536
+        deviates = (((drawn >> bit) & 1).mean() - 0.5) * 2 * np.sqrt(drawn.size)
+        assert abs(deviates) < SIGMAS, bit
+
+
+def test_keys_of_layers_and_steps_share_nothing() -> None:
+    keys = [jax.random.fold_in(jax.random.key(0), at) for at in range(6)]
+    flat = [np.asarray(drawn_words(key, 256, 256), np.float64).ravel() / 2**32 for key in keys]
+    for one, other in itertools.combinations(flat, 2):
+        assert abs((one * other).mean() * 12 * np.sqrt(one.size)) < SIGMAS
+
+
+@pytest.mark.parametrize("axes", [("batch", "length", "hidden"), ("batch", "heads", "length")])
+def test_no_mesh_changes_a_mask(axes: tuple[str, ...]) -> None:
+    x = jnp.ones((8, 8, 16))
+
+    def drop(y: jax.Array) -> jax.Array:
+        return dropout(y, 0.4, jax.random.key(5))
+
+    expected = np.asarray(jax.jit(drop)(x))
+    mesh = make_mesh(MeshSection(data=2, fsdp=2, tensor=2))
+    layout = jax.NamedSharding(mesh, partition_spec(axes))
+    found = jax.jit(drop)(jax.device_put(x, layout))
+    np.testing.assert_array_equal(np.asarray(found), expected)
