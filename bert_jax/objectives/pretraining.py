@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.model.config import Architecture, resolve_architecture
+from bert_jax.narration import doing
 from bert_jax.objectives.initial_parameters import ParameterOrigin
 from bert_jax.objectives.phases import PhaseOpener
 from bert_jax.objectives.registry import make_objective
@@ -24,6 +26,7 @@ from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.rules import check_divides
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import CONFIG, claim_run, open_run, write_run
+from bert_jax.runs.execution import suited_to
 from bert_jax.runs.lock import hold_run
 from bert_jax.task import Objective, Params
 from bert_jax.text import Tokenizer, load_tokenizer
@@ -36,6 +39,7 @@ from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import Intervals, Phase, TrainSpec, check_batches
 from bert_jax.train.state import define_model
 from bert_jax.train.step import StepSpec
+from bert_jax.train.trackers import require_trackers
 
 
 class PretrainPlan(NamedTuple):
@@ -66,8 +70,10 @@ def prepare(
         UserError: it does not.
     """
     section = settings.train
+    require_trackers(section.trackers, key="train.trackers")
     schedule = join(schedule_segments(section, settings.optimizer))
     mesh = open_mesh(settings.mesh)
+    settings = _executed_on(mesh, settings, say=say)
     tokenizer = load_tokenizer(settings.tokenizer)
     architecture = resolve_architecture(settings.model, vocab_size=tokenizer.vocab_size)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
@@ -78,7 +84,8 @@ def prepare(
         execution=settings.model.execution,
         tokenizer=tokenizer,
     )
-    model = define_model(objective.build)
+    with doing("defining the model"):
+        model = define_model(objective.build)
     executables = section.executables and Executables(section.executables, mesh, say=say)
     opener = PhaseOpener(
         settings=settings,
@@ -90,7 +97,8 @@ def prepare(
         cache=DatasetCache(settings.loader.cache, say=say),
         compile_evaluation=executables.compile_evaluation if executables else COMPILER,
     )
-    opened = [opener.open(index) for index in range(len(section.phases))]
+    with doing("opening the datasets"):
+        opened = [opener.open(index) for index in range(len(section.phases))]
     return PretrainPlan(
         settings=settings,
         tokenizer=tokenizer,
@@ -116,6 +124,17 @@ def prepare(
             },
         ),
     )
+
+
+def _executed_on(
+    mesh: Mesh, settings: PretrainSettings, *, say: Callable[[str], None]
+) -> PretrainSettings:
+    """Returns the settings with what they leave to the devices filled in."""
+    execution = settings.model.execution
+    chosen = "dtype" in execution.model_fields_set
+    execution = suited_to(execution, mesh, chosen=chosen, say=say)
+    model = settings.model.model_copy(update={"execution": execution})
+    return dataclasses.replace(settings, model=model)
 
 
 def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
@@ -169,6 +188,7 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
             write_config=write_config if jax.process_index() == 0 else lambda folder: None,
             allow_data_change=settings.allow_data_change,
             example_log=section.example_log,
+            trackers=section.trackers,
             watchdog=section.watchdog,
             started=settings.started,
             bad_steps=section.bad_steps,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bert_jax.narration import doing
 from bert_jax.parallel.stop_signal import EvaluationCut, StopSignal
 from bert_jax.task import Params
 from bert_jax.train.manifest import SelectionScore
@@ -41,7 +42,7 @@ class Evaluations:
             return None
         progress, output = self._tracker.progress, self._output
         try:
-            with output.watch.on("evaluate"), stop.cutting():
+            with output.watch.on("evaluate"), stop.cutting(), doing("evaluating"):
                 self.scores = scores = phase.evaluate(params)
         except EvaluationCut:
             progress.unevaluated = self.cut = True

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import jax
 from rich.console import Console
 
+from bert_jax.narration import doing
 from bert_jax.parallel.stop_signal import STOP, StopSignal
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import StepPrograms, lower_train_step
@@ -56,7 +57,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
     """
     watch = Stopwatch(spec.run_dir, started=spec.started)
     abstract = abstract_state(spec.step.model, spec.step.optimizer, spec.mesh)
-    with watch.on("restore"):
+    with watch.on("restore"), doing("making or restoring the state"):
         state, progress = restore_or_initialise(spec, abstract, say=warn_aloud)
     spec.write_config(spec.run_dir)
     tracker = StepTracker(progress, phases=spec.phases, intervals=spec.intervals)
@@ -76,7 +77,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
         ):
             stop.saved(first, spec.checkpoints.wait)
             loop.run(stop)
-        with watch.on("save"):
+        with watch.on("save"), doing("saving the last checkpoint"):
             spec.checkpoints.wait()
         if tracker.progress.step > first:
             output.tell_time(step=tracker.progress.step, finished=not loop.interrupted)
@@ -180,6 +181,7 @@ class _Loop:
         applied = metrics.pop(HEALTHY)[0] > 0
         self.tracker.finish_step(metrics if applied else {})
         self.watchdog.step_done()
+        self.output.display.step_done(running.step)
         self.profile.step_done(running.step)
         self.output.examples.write(running.batch.examples, self.tracker.progress)
         if bad:

@@ -22,6 +22,7 @@ from bert_jax.train.sections import (
     BadStepsSection,
     LocalCheckpointSection,
     ProfileSection,
+    TrackerName,
     TrainSection,
     WatchdogSection,
 )
@@ -110,6 +111,7 @@ class TrainSpec:
     write_config: Callable[[epath.Path], None]
     allow_data_change: bool  # since the last checkpoint; otherwise it is refused
     example_log: bool  # whether to write down which examples each step consumes
+    trackers: Sequence[TrackerName]
     started: float  # when the process, or this run in it, began: seconds since 1970
     watchdog: WatchdogSection | None  # None: no step is taken to hang
     bad_steps: BadStepsSection

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import yaml
 
+import bert_jax
+from bert_jax.train.writer import read_metrics
 from tests.project import invoke, ok
 from tests.tasks.runs import BAD, FILLERS, GOOD, tiny_run
 
@@ -111,6 +113,19 @@ def write_labels(root: Path, rng: np.random.Generator) -> dict[str, Any]:
     return {"kind": "table", "train": str(root / "train.jsonl"), "text": "text", "label": "labels"}
 
 
+def in_rows(name: str, records: list[dict[str, Any]]) -> Any:
+    """The examples of records as a user has them in memory."""
+    if name == "squad":
+        return [(record["question"], record["context"]) for record in records]
+    if name == "conll":
+        return [record["tokens"] for record in records]
+    if name == "choices":
+        return [(record["text"], *record["choices"]) for record in records]
+    if name == "labels":
+        return {"text": [record["text"] for record in records]}
+    return [(record["text"], record["pair"]) for record in records]
+
+
 FAMILIES: dict[
     str, tuple[Callable[[Path, np.random.Generator], dict[str, Any]], str, str | None, int]
 ] = {
@@ -147,6 +162,8 @@ def test_a_family_is_trained_evaluated_predicted_and_submitted(name: str, tmp_pa
     run_dir = tmp_path / "tuned"
     concluded = json.loads((run_dir / "evaluation.json").read_text())["scores"]
     assert np.isfinite(concluded[metric])
+    # Also of a run with fewer steps than finetune.log_every.
+    assert np.isfinite(read_metrics(run_dir, kind="train")[-1]["loss"])
     assert "</html>" in (run_dir / "report.html").read_text()
     said = ok("evaluate", run_dir, "--batch-size", 3)
     assert metric in said
@@ -154,7 +171,13 @@ def test_a_family_is_trained_evaluated_predicted_and_submitted(name: str, tmp_pa
     assert evaluated == pytest.approx(concluded, abs=1e-5)
     dev = task.get("dev") or task.get("train") or f"{task['data']}/dev.tsv"
     ok("predict", run_dir, tmp_path / "dev.jsonl", "--input", dev)
-    assert len((tmp_path / "dev.jsonl").read_text().splitlines()) >= 8
+    written = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    assert len(written) >= 8
+    in_memory = bert_jax.load(run_dir).predict(in_rows(name, written))
+    expected = [row["prediction"] for row in written]
+    if isinstance(expected[0], float):
+        expected = pytest.approx(expected, rel=1e-5)
+    assert [row["prediction"] for row in in_memory] == expected
     submission = tmp_path / "submission"
     if official is None:
         refused = invoke("predict", run_dir, submission, "--submission", "--input", dev)

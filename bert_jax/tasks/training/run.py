@@ -109,7 +109,8 @@ def _train_spec(
         step=shared.spec,
         phases=[phase],
         intervals=Intervals(
-            log_every=section.log_every,
+            # A short run reports its training loss too.
+            log_every=min(section.log_every, phase.steps),
             evaluate_every=every,
             checkpoint_every=every,
             checksum_every=section.checksum_every,
@@ -126,6 +127,7 @@ def _train_spec(
         write_config=write_config if jax.process_index() == 0 else lambda folder: None,
         allow_data_change=settings.allow_data_change,
         example_log=section.example_log,
+        trackers=section.trackers,
         watchdog=section.watchdog,
         started=settings.started,
         bad_steps=section.bad_steps,

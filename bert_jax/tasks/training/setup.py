@@ -18,10 +18,12 @@ from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object
 from bert_jax.model.config import Architecture, ModelSection
 from bert_jax.model.flops import train_flops
+from bert_jax.narration import doing
 from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finetune_optimizer
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.rules import batch_parts, check_divides
 from bert_jax.runs.directory import PROVENANCE, Run, claim_run, open_run
+from bert_jax.runs.execution import SLOWER, suited_to
 from bert_jax.runs.parameters import load_params
 from bert_jax.runs.resume_check import find_changes, refuse_other_settings
 from bert_jax.section import under
@@ -31,13 +33,16 @@ from bert_jax.tasks.parameter_transfer import check_length, describe_graft, graf
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.task import FinetuneTask
+from bert_jax.tasks.training.cost import shape_cost
 from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import ModelDefinition, define_model
+from bert_jax.train.trackers import require_trackers
 
 # What may change when a run resumes: it decides no number, or what to do when numbers go bad.
 FREE: Final = (
     "finetune.log_every",
+    "finetune.trackers",
     "finetune.report_sentence",
     "finetune.example_log",
     "finetune.checksum_every",
@@ -82,7 +87,7 @@ class TrainingSetup(NamedTuple):
         Args:
             root: the run directory; data that change are listed with what they were.
         """
-        found = {"init_from": str(self.origin.directory), "content": self.content}
+        found = {"init_from": self.section.init_from, "content": self.content}
         path = root / PROVENANCE
         held = read_json_object(path) if path.exists() else {}
         before = held.get("content", self.content)
@@ -109,6 +114,12 @@ class TrainingSetup(NamedTuple):
             pad_id=self.origin.tokenizer.special.pad,
             unit=batch_parts(self.mesh) * self.section.accumulation,
             share=share,
+            cost=shape_cost(
+                self.architecture,
+                self.mesh,
+                max_length=self.section.max_length,
+                epochs=self.section.epochs,
+            ),
         )
 
     def optimizer(
@@ -144,9 +155,10 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
         UserError: they do not.
     """
     section = settings.finetune
-    origin = open_run(section.init_from)
+    require_trackers(section.trackers, key="finetune.trackers")
+    origin = open_run(settings.origin)
     check_length(section.max_length, positions=origin.architecture.max_position_embeddings)
-    with under("finetune", FinetuneSection):
+    with under("finetune", FinetuneSection), doing("reading and encoding the task's files"):
         family = section.task.open(
             DataRequest(
                 tokenizer=origin.tokenizer, max_length=section.max_length, seed=section.split_seed
@@ -159,9 +171,11 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
         architecture = architecture.with_dropout(section.dropout)
     if section.dtype is not None:
         execution = execution.model_copy(update={"dtype": section.dtype})
-    model = ModelSection.of(architecture, execution=execution, heads=family.heads)
     initialise(settings.mesh)
     mesh = make_mesh(settings.mesh)
+    chosen = section.dtype is not None
+    execution = suited_to(execution, mesh, chosen=chosen, say=lambda line: None)
+    model = ModelSection.of(architecture, execution=execution, heads=family.heads)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     _check_batch(section, mesh)
     task = FinetuneTask(
@@ -229,6 +243,9 @@ def tell_data(prepared: TrainingSetup, console: Console) -> None:
     console.print(f"examples: {sizes}", markup=False, soft_wrap=True)
     for note in prepared.family.notes:
         console.print(note, markup=False, soft_wrap=True)
+    dtype = prepared.model_section.execution.dtype
+    if prepared.section.dtype is None and dtype != prepared.origin.model.execution.dtype:
+        console.print(SLOWER, markup=False, soft_wrap=True)
     if fresh:
         console.print(f"{fresh} starts fresh", markup=False, soft_wrap=True)
 
