@@ -22,6 +22,7 @@ _SETTINGS: Final = {
     "zone": "zone",
     "name": "name",
     "launcher": "launcher",
+    "cluster": "cluster",
     "max_cost": "limits.cost",
     "max_hours": "limits.hours",
     "retries": "limits.retries",
@@ -34,6 +35,7 @@ bucket_option = click.option(
 )
 yes_option = click.option("--yes", is_flag=True, help="Ask nothing: every answer is yes.")
 project_option = click.option("--project", help="Google Cloud's. [default: gcloud's own]")
+cluster_option = click.option("--cluster", help="Of GKE, by name.")
 zone_option = click.option("--zone", multiple=True, help="Several are tried in turn.")
 
 
@@ -54,6 +56,7 @@ def _placement_options(function: Callable[..., None]) -> Callable[..., None]:
             project_option,
             zone_option,
             click.option("--spot", is_flag=True, help="Cheaper, and may be taken back."),
+            cluster_option,
             click.option("--launcher", metavar="NAME", help="queued-resources or gke."),
             click.option("--name", help="Of the job. [default: the run directory's]"),
             click.option("--max-cost", type=float, metavar="DOLLARS", help="Then it is stopped."),
@@ -79,6 +82,8 @@ def _placement_options(function: Callable[..., None]) -> Callable[..., None]:
     help="That hosts run.",
 )
 @click.option("--prices", metavar="FILE", help="Your own price list.")
+@click.option("--no-plan", is_flag=True, help="Do not compile first: does it fit, what it costs.")
+@click.option("--dry-run", is_flag=True, help="Print all that would be done; needs no network.")
 @click.option("--watch", is_flag=True, help="To the end: recreate what is taken back, delete all.")
 @yes_option
 @verb
@@ -87,6 +92,8 @@ def submit(
     overrides: tuple[str, ...],
     task: Any,
     prices: str | None,
+    no_plan: bool,
+    dry_run: bool,
     watch: bool,
     yes: bool,
     **settings: Any,
@@ -97,14 +104,19 @@ def submit(
     2 a mistake; 3 interrupted. Nothing is left that bills, unless you said so.
     """
     from bert_jax.config import load_config
+    from bert_jax.verbs.submit import rehearse
     from bert_jax.verbs.submit import submit as run
 
     loaded = load_config(config, [*overrides, *_as_overrides(settings)])
+    if dry_run:
+        click.echo(rehearse(loaded, verb=task, prices=prices), nl=False)
+        return
     state = run(
         loaded,
         verb=task,
         watch=watch,
         prices=prices,
+        planned=not no_plan,
         confirm=None if yes else _confirm,
         say=click.echo,
     )
@@ -141,7 +153,7 @@ def stop(job: str, bucket: str | None) -> None:
 @click.option("--stop-orphans", is_flag=True, help="Delete what nobody watches and nobody needs.")
 @bucket_option
 @project_option
-@zone_option
+@cluster_option
 @yes_option
 @verb
 def jobs(stop_orphans: bool, yes: bool, **settings: Any) -> None:

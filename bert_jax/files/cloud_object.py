@@ -76,6 +76,14 @@ class CloudObject:
             except (_exceptions().NotFound, _exceptions().PreconditionFailed):
                 return
 
+    def location(self) -> str | None:
+        """Returns where its bucket lies, ``US-WEST4`` or ``EU``; ``None``: one may not see that."""
+        with self._opened() as blob:
+            try:
+                return blob.bucket.client.get_bucket(self._bucket, **_patience()).location
+            except _exceptions().Forbidden:
+                return None
+
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Any]:
         """Gives the client's object, and turns what it raises into a line."""

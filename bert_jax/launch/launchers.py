@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from bert_jax.errors import UserError
 from bert_jax.launch.launcher import Launcher
@@ -14,37 +14,40 @@ def launcher_for(section: SubmitSection) -> Launcher:
     """Returns the launcher of a job.
 
     Args:
-        section: resolved: project and zones are known.
+        section: resolved: the project is known.
 
     Raises:
-        UserError: its client is not installed, or there are no credentials.
+        UserError: its client is not installed, or the project is not known.
     """
     if section.on == ("local",):
         return LocalLauncher()
     if section.launcher == "gke":
-        raise UserError("submit.launcher: gke is not here yet; allowed: queued-resources")
+        from bert_jax.launch.gke import GkeJobSets
+
+        return GkeJobSets(cluster=section.cluster, namespace=section.namespace)
     from bert_jax.launch.queued_resources import QueuedResources
 
-    return QueuedResources(_project(section))
-
-
-def known_launchers(section: SubmitSection, *, say: Callable[[str], None]) -> list[Launcher]:
-    """Returns every launcher whose machines can be listed from here.
-
-    Args:
-        section: as far as it is known.
-        say: called with a line on each that cannot.
-    """
-    found: list[Launcher] = [LocalLauncher()]
-    if section.project is None:
-        say("queued resources are not listed: --project is not known")
-        return found
-    from bert_jax.launch.queued_resources import QueuedResources
-
-    return [*found, QueuedResources(section.project)]
-
-
-def _project(section: SubmitSection) -> str:
     if section.project is None:
         raise UserError("--project: missing; Google Cloud's, in which machines are made")
-    return section.project
+    return QueuedResources(section.project)
+
+
+def known_launchers(section: SubmitSection, *, say: Callable[[str], None]) -> Iterator[Launcher]:
+    """Yields every launcher whose machines can be listed from here.
+
+    Args:
+        section: resolved, as far as it is known.
+        say: called with a line on each that cannot.
+    """
+    yield LocalLauncher()
+    for name, known, missing in (
+        ("queued-resources", section.project, "--project is not known"),
+        ("gke", section.cluster, "--cluster is not given"),
+    ):
+        if known is None:
+            say(f"{name}: not listed: {missing}")
+            continue
+        try:
+            yield launcher_for(section.model_copy(update={"on": None, "launcher": name}))
+        except UserError as error:
+            say(f"{name}: not listed: {error}")

@@ -41,7 +41,12 @@ PAUSE_SECONDS: Final = "BERT_JAX_PAUSE_SECONDS"
 def metadata(attempt: Attempt) -> dict[str, str]:
     """Returns the attributes of the metadata of an attempt's machines, but for the script."""
     values = {JOB: str(attempt.job.directory), ATTEMPT: str(attempt.number)}
-    return {name.lower().replace("_", "-"): value for name, value in values.items()}
+    return {attribute(name): value for name, value in values.items()}
+
+
+def attribute(name: str) -> str:
+    """Returns what one of the variables is called in metadata: ``bert-jax-job``."""
+    return name.lower().replace("_", "-")
 
 
 def environment(attempt: Attempt) -> dict[str, str]:

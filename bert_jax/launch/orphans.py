@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from etils import epath
@@ -35,22 +35,23 @@ class Found:
     note: str
 
 
-def find_existing(launchers: Sequence[Launcher], *, bucket: str | None) -> list[Found]:
+def find_existing(
+    launchers: Iterable[Launcher], *, bucket: str | None, say: Callable[[str], None]
+) -> list[Found]:
     """Returns everything that exists.
 
     Args:
         launchers: to ask.
         bucket: where jobs lie whose machines do not say so.
-
-    Raises:
-        UserError: no permission to look.
-        RunStopped: a service does not answer.
+        say: called with a line on each launcher that cannot be asked.
     """
-    return [
-        _judge(existing, launcher, bucket)
-        for launcher in launchers
-        for existing in launcher.existing()
-    ]
+    found = []
+    for launcher in launchers:
+        try:
+            found += [_judge(existing, launcher, bucket) for existing in launcher.existing()]
+        except (UserError, RunStopped) as error:
+            say(f"{type(launcher).__name__}: not listed: {error}")
+    return found
 
 
 def _judge(existing: Existing, launcher: Launcher, bucket: str | None) -> Found:

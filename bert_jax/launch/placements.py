@@ -55,8 +55,10 @@ def placements(
     return tuple(found)
 
 
-def _zones(section: SubmitSection) -> Sequence[str]:
+def _zones(section: SubmitSection) -> Sequence[str | None]:
     if not section.zone:
+        if section.launcher == "gke":
+            return (None,)  # the cluster's
         raise UserError("--zone: missing; such as us-central1-a")
     return section.zone
 

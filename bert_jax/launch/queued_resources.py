@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 from bert_jax.errors import UserError, first_line
+from bert_jax.launch import machine
 from bert_jax.launch.google_calls import GoogleCalls, emulated_channel, exceptions
 from bert_jax.launch.job import JOB_LABEL, Attempt, JobFiles
 from bert_jax.launch.launcher import Existing, Observation, Request, State, Unavailable
@@ -109,11 +110,12 @@ class QueuedResources:
             owned.add(resource.name)
             if job := _labels(resource).get(JOB_LABEL):
                 bills = resource.state.state in _BILLING
-                found.append(_existing(job, resource.name, _state(resource), bills=bills))
+                node = resource.tpu.node_spec[0].node
+                found.append(_existing(node, job, resource.name, _state(resource), bills=bills))
         for node in self._pages("nodes"):
             job = node.labels.get(JOB_LABEL)
             if job and node.queued_resource not in owned:
-                found.append(_existing(job, node.name, State.ACTIVE, bills=True))
+                found.append(_existing(node, job, node.name, State.ACTIVE, bills=True))
         return found
 
     @functools.cached_property
@@ -203,7 +205,13 @@ def _last(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _existing(job: str, name: str, state: State, *, bills: bool) -> Existing:
+def _existing(node: tpu_v2.Node, job: str, name: str, state: State, *, bills: bool) -> Existing:
     """Returns what has a full name: ``projects/P/locations/ZONE/nodes/NAME``."""
-    zone = name.split("/")[3]
-    return Existing(job=job, resource=_last(name), zone=zone, state=state, bills=bills)
+    return Existing(
+        job=job,
+        resource=_last(name),
+        zone=name.split("/")[3],
+        state=state,
+        bills=bills,
+        directory=node.metadata.get(machine.attribute(machine.JOB), ""),
+    )

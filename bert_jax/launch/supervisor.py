@@ -73,6 +73,7 @@ class Supervisor:
         self._files, self._launcher, self._lease = files, launcher, held
         self._say, self._clock, self._sleep = say, clock, sleep
         self._pace = pace or WatchPace(poll=self.job.submit.poll_seconds)
+        self._until_next_look = self._pace.poll  # a bucket that is down makes looks long
         self._silence = Silence()
         self._said, self._told_at = "", clock()
         self._mistake: UserError | None = None
@@ -118,6 +119,7 @@ class Supervisor:
 
     def _look(self) -> None:
         """Does what is to be done now, and writes down what was seen."""
+        began = self._clock()
         try:
             if self.state.outcome is None:
                 self._advance()
@@ -128,13 +130,15 @@ class Supervisor:
             self._tell(f"trying again: {error}")
         with contextlib.suppress(*_PASSING):
             self._write(self.state.model_copy(update={"seen": self._clock()}))
+        self._until_next_look = self._pace.poll + self._clock() - began
 
     def _advance(self) -> None:
-        if self._files.stop.exists():
-            return self._finish("stopped", "by `bert-jax stop`")
-        now, margin = self._clock(), self._pace.poll
-        if (limit := reached(self.job, self.state, now=now, margin_seconds=margin)) is not None:
+        now = self._clock()
+        limit = reached(self.job, self.state, now=now, margin_seconds=self._until_next_look)
+        if limit is not None:
             return self._finish("limit", limit)
+        if self._is_asked_to_stop():
+            return self._finish("stopped", "by `bert-jax stop`")
         record = self.state.current
         if record is None:
             return self._begin()
@@ -238,6 +242,11 @@ class Supervisor:
         self._change(deleted=self._clock(), state=State.ABSENT)
         if record.created is not None:
             self._tell("deleted")
+
+    def _is_asked_to_stop(self) -> bool:
+        with contextlib.suppress(*_PASSING):
+            return self._files.stop.exists()
+        return False
 
     def _dump(self, said: str) -> str:
         dump = newest_dump(self.job.run_dir)

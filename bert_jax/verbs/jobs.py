@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
+from bert_jax.launch.find import BUCKET
+from bert_jax.launch.gcloud_settings import with_gcloud_settings
 from bert_jax.launch.launchers import known_launchers
 from bert_jax.launch.orphans import Found, find_existing
 from bert_jax.launch.section import SubmitSection
@@ -29,11 +32,11 @@ def jobs(
         say: called with each line of news.
 
     Raises:
-        UserError: no permission to look.
-        RunStopped: a service does not answer.
+        UserError, RunStopped: what was to be deleted cannot be.
     """
-    section = section or SubmitSection()
-    found = find_existing(known_launchers(section, say=say), bucket=section.bucket)
+    section = with_gcloud_settings(section or SubmitSection())
+    bucket = section.bucket or os.environ.get(BUCKET)
+    found = find_existing(known_launchers(section, say=say), bucket=bucket, say=say)
     if not stop_orphans:
         return found
     return [each for each in found if not _stopped(each, confirm, say)]

@@ -8,18 +8,22 @@ import time
 from bert_jax.config import RunConfig, dump_config, parse_config
 from bert_jax.errors import UserError
 from bert_jax.files.remote import absolute, is_remote
-from bert_jax.launch.bundle import stage
+from bert_jax.launch.bundle import software, stage
+from bert_jax.launch.dry_run import dry_run
+from bert_jax.launch.gcloud_settings import with_gcloud_settings
 from bert_jax.launch.host_paths import for_hosts, for_this_machine, name_of
 from bert_jax.launch.job import Job, JobFiles, Verb, job_directory
 from bert_jax.launch.launchers import launcher_for
 from bert_jax.launch.lease import lease
 from bert_jax.launch.placements import placements
+from bert_jax.launch.preflight import check_layout, refuse
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import Supervisor
 from bert_jax.launch.supervisor_state import SupervisorState, read_state
 from bert_jax.launch.watching import Confirm, Say, conclude, left_running, watch_job
 from bert_jax.planning.prices import load_prices
 from bert_jax.section import need
+from bert_jax.verbs.submit_checks import checked, inputs_of, may_start
 from bert_jax.version import __version__
 
 
@@ -29,6 +33,7 @@ def submit(
     verb: Verb = "pretrain",
     watch: bool = False,
     prices: str | None = None,
+    planned: bool = True,
     confirm: Confirm | None = None,
     say: Say = print,
 ) -> SupervisorState:
@@ -43,6 +48,7 @@ def submit(
         watch: to the end. Else this returns once machines are asked for, and nobody recreates or
             deletes them until `bert_jax.watch`.
         prices: a price list of your own.
+        planned: compile the run for its topologies first: does it fit, and what will it cost.
         confirm: asks the user a question before anything costs money, and on Ctrl-C; None: every
             answer is yes.
         say: called with each line of news.
@@ -54,11 +60,15 @@ def submit(
         UserError: the configuration does not fit, something is not there, the project may not.
         RunStopped: the run failed, or a limit was reached; nothing is left that bills.
     """
-    job, text = prepare_job(config, verb=verb, prices=prices)
+    confirm = confirm or (lambda question: True)
+    job, staged = prepare_job(config, verb=verb, prices=prices)
     launcher = launcher_for(job.submit)
-    files = stage(job, text)
+    job = checked(job, staged, planned=planned, say=say)
+    if not may_start(job, confirm):
+        raise UserError("nothing was asked for: the question was not answered with yes, see --yes")
+    files = stage(job, dump_config(staged))
     if watch:
-        state = watch_job(files, launcher, say=say, confirm=confirm or (lambda question: True))
+        state = watch_job(files, launcher, say=say, confirm=confirm)
     else:
         with lease(files, say=say) as held:
             state = Supervisor(files, launcher, held, say=say).start()
@@ -68,13 +78,23 @@ def submit(
     return state
 
 
-def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> tuple[Job, str]:
+def prepare_job(
+    config: RunConfig, *, verb: Verb, prices: str | None, offline: bool = False
+) -> tuple[Job, RunConfig]:
     """Returns the job that a configuration describes, and the configuration that hosts get.
+
+    Args:
+        config: with `submit`.
+        verb: that hosts run.
+        prices: a price list of your own.
+        offline: do not look whether the job's name is free.
 
     Raises:
         UserError: something is missing or does not fit.
     """
     section = need(config.submit, "submit", "submit")
+    if section.on != ("local",):
+        section = with_gcloud_settings(section)
     found = placements(section, rates=_rates(section, prices))
     local = section.on == ("local",)
     bucket = _bucket(section)
@@ -84,7 +104,9 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> tuple[J
     if values["run_dir"] is None:
         values["run_dir"] = f"runs/{section.name or 'run'}"
     values = for_this_machine(values) if local else for_hosts(values, bucket)
-    name = section.name or _free_name(bucket, name_of(values["run_dir"]))
+    name = section.name or name_of(values["run_dir"])
+    if section.name is None and not offline:
+        name = _free_name(bucket, name)
     section = section.model_copy(update={"name": name, "bucket": bucket})
     values["submit"] = section.model_dump(mode="json")
     job = Job(
@@ -97,7 +119,25 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> tuple[J
         version=__version__,
         submitted=time.time(),
     )
-    return job, dump_config(parse_config(values, source="submit"))
+    return job, parse_config(values, source="submit")
+
+
+def rehearse(config: RunConfig, *, verb: Verb = "pretrain", prices: str | None = None) -> str:
+    """Returns all that `submit` would write and ask for, and does none of it.
+
+    Neither credentials nor a network are needed; what only they could tell is listed at the end.
+
+    Args:
+        config: as `submit` takes it.
+        verb: that hosts run.
+        prices: a price list of your own.
+
+    Raises:
+        UserError: the configuration does not fit.
+    """
+    job, staged = prepare_job(config, verb=verb, prices=prices, offline=True)
+    refuse(list(check_layout(job.placements, inputs_of(staged))), job.placements)
+    return dry_run(job, launcher_for(job.submit), config=dump_config(staged), software=software())
 
 
 def _rates(section: SubmitSection, prices: str | None) -> dict[str, float]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +17,16 @@ import yaml
 from click.testing import CliRunner, Result
 
 from bert_jax.cli import cli, launching
+from bert_jax.config import load_config
 from bert_jax.launch.find import find_job
-from bert_jax.launch.job import HostStatus, JobFiles
+from bert_jax.launch.job import HostStatus, JobFiles, Placement
 from bert_jax.launch.launcher import Observation, OutOfQuota, State
 from bert_jax.launch.lease import lease
 from bert_jax.launch.supervisor_state import read_job, read_state
 from bert_jax.verbs import jobs as jobs_verb
 from bert_jax.verbs import stop as stop_verb
 from bert_jax.verbs import submit as submit_verb
+from bert_jax.verbs import submit_checks
 from bert_jax.verbs import watch as watch_verb
 from tests.launch.scripted import Clock, ScriptedLauncher
 from tests.project import project_config
@@ -62,8 +66,8 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
-    values = project_config(tmp_path) | {"run_dir": str(tmp_path / "runs" / "BERT_small.1")}
+def config(project: Path, tmp_path: Path) -> Path:
+    values = project_config(project) | {"run_dir": str(tmp_path / "runs" / "BERT_small.1")}
     values["submit"] = {"poll_seconds": 0.01, "on": "local"}
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(values))
@@ -231,6 +235,65 @@ def test_a_name_is_taken_until_its_job_is_over(cloud: Cloud, config: Path, tmp_p
     run("stop", "bert-small-1", "--bucket", tmp_path / "b")
     assert run("submit", config, "--bucket", tmp_path / "b", "--watch").exit_code == 0
     assert find_job("bert-small-1-2", bucket=str(tmp_path / "b")).job.exists()
+
+
+def test_what_is_not_there_is_told_before_anything_is_asked_for(
+    cloud: Cloud, config: Path, tmp_path: Path
+) -> None:
+    refused = run("submit", config, "tokenizer=nowhere", "--bucket", tmp_path / "b")
+    assert refused.exit_code == 2, refused.output
+    assert "tokenizer: nowhere" in refused.output
+    assert not (tmp_path / "b").exists()
+    assert cloud.requests["create"] == 0
+
+
+def test_what_costs_is_asked_for_only_after_a_yes(
+    cloud: Cloud, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit_verb, "for_hosts", lambda values, bucket: values)
+    monkeypatch.setattr(submit_verb, "_bucket", lambda section: str(tmp_path / "b"))
+    monkeypatch.setattr(submit_checks, "_of_cloud", lambda job: [])
+    options = (*EIGHT, "--project", "p", "--spot", "--max-cost", 9, "--no-plan", "mesh.data=8")
+    refused = run("submit", config, *options, answer="n")
+    assert refused.exit_code == 2, refused.output
+    assert "the question was not answered with yes" in refused.output
+    assert not (tmp_path / "b").exists()
+    assert run("submit", config, *options, answer="y").exit_code == 0
+    assert list(cloud.machines) == ["bert-small-1-1"]
+
+
+def test_a_run_that_does_not_fit_is_refused_and_one_that_fits_is_priced(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_verb = importlib.import_module("bert_jax.verbs.plan")
+    plans = {"v5e:2x4": (True, 10.0), "v2:2x2": (False, None)}
+
+    def plan(config: Any, topologies: list[str], **_: Any) -> list[SimpleNamespace]:
+        fits, hours = plans[topologies[0]]
+        return [SimpleNamespace(fits=fits, hours=hours)]
+
+    monkeypatch.setattr(plan_verb, "plan", plan)
+    loaded = load_config(config)
+    places = [Placement(on="v5e:2x4", dollars_per_hour=3.84), Placement(on="v2:2x2")]
+    hours: dict[Placement, float] = {}
+    findings = list(submit_checks._of_plan(places, loaded, hours))
+    assert [finding.verdict for finding in findings] == ["fine", "wrong"]
+    assert hours == {places[0]: 10.0}
+
+
+def test_a_dry_run_needs_nothing_and_makes_nothing(config: Path, tmp_path: Path) -> None:
+    values = yaml.safe_load(config.read_text())
+    values |= {"run_dir": "runs/base", "tokenizer": "data/tokenizer"}
+    values["mesh"] = {"data": -1}
+    for phase in values["train"]["phases"]:
+        phase["dataset"] = "data/set"
+    config.write_text(yaml.safe_dump(values))
+    shown = run("submit", config, "--bucket", "gs://b", *EIGHT, "--project", "p", "--dry-run")
+    assert shown.exit_code == 0, shown.output
+    assert "gcloud compute tpus queued-resources create base-1 --project=p" in shown.output
+    assert "gs://b/runs/base" in shown.output
+    assert "startup.sh, which hosts run" in shown.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,16 @@ class DatasetCache:
                 continue
 
 
+def check_files(directory: epath.PathLike) -> None:
+    """Makes sure that every file of a dataset is there and has its size; reads none of them.
+
+    Raises:
+        UserError: one is not.
+        RunStopped: the bucket does not answer.
+    """
+    _files(epath.Path(directory))
+
+
 def _files(source: epath.Path) -> list[RemoteFile]:
     """Returns what a dataset consists of besides its provenance.
 

@@ -1,0 +1,136 @@
+"""What Google Cloud is asked before anything is made: access, accelerators offered, quota."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bert_jax.errors import RunStopped, UserError, did_you_mean, first_line
+from bert_jax.launch.google_calls import GoogleCalls, emulated_channel, exceptions
+from bert_jax.launch.job import Job, Placement
+from bert_jax.launch.pace import NOT_INSTALLED, Pace
+from bert_jax.launch.preflight import Finding
+from bert_jax.launch.queued_resource import parent
+
+try:
+    from google.cloud import cloudquotas_v1, tpu_v2
+    from google.cloud.cloudquotas_v1.services.cloud_quotas.transports import (
+        CloudQuotasGrpcTransport,
+    )
+    from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
+except ImportError as error:
+    raise UserError(NOT_INSTALLED) from error
+
+
+def check_accelerators(job: Job, *, pace: Pace | None = None) -> Iterator[Finding]:
+    """Yields whether each zone offers what a placement wants.
+
+    The first request tells whether there are credentials, the API is enabled and the user may
+    use it.
+
+    Raises:
+        UserError: one of these is not so.
+    """
+    project = job.submit.project or ""
+    calls = GoogleCalls(project, "tpu", pace or Pace())
+    channel = emulated_channel()
+    if channel is not None:
+        client = tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=channel))
+    else:
+        client = calls.connected(tpu_v2.TpuClient)
+    offered: dict[str, list[str]] = {}
+    for placement in job.placements:
+        zone, topology = placement.zone, placement.topology
+        if zone is None or topology is None:
+            continue
+        if zone not in offered:
+            offered[zone] = _types(calls, client, project, zone)
+        kind = topology.accelerator_type
+        if kind in offered[zone]:
+            yield Finding("fine", f"{kind} is offered in {zone}", placement)
+            continue
+        known = ", ".join(topology.accelerator.zones)
+        there = ", ".join(offered[zone]) or "no TPU"
+        near = did_you_mean(zone, topology.accelerator.zones)
+        yield Finding(
+            "wrong",
+            f'submit.zone: found "{zone}", which offers {there} and no {kind}; '
+            f"{topology.accelerator.name} is in {known}{near}",
+            placement,
+        )
+
+
+def check_quotas(job: Job, *, pace: Pace | None = None) -> Iterator[Finding]:
+    """Yields whether the project's limits allow each placement; what is in use is not in them."""
+    project = job.submit.project or ""
+    calls = GoogleCalls(project, "cloudquotas", pace or Pace())
+    spot = job.submit.provisioning == "spot"
+    for placement in job.placements:
+        topology, zone = placement.topology, placement.zone
+        if topology is None or zone is None or job.submit.provisioning == "reservation":
+            continue
+        quota = topology.accelerator.quota
+        if quota is None:
+            name = topology.accelerator.name
+            yield Finding("unknown", f"quota of {name}: its name is not published", placement)
+            continue
+        needed = topology.chips * placement.slices * quota.per_chip
+        name = quota.spot if spot else quota.on_demand
+        try:
+            limit = _limit(calls, project, name, zone)
+        except (UserError, RunStopped, exceptions.NotFound) as error:
+            yield Finding("unknown", f"quota {name}: {first_line(error)}", placement)
+            continue
+        yield _compare(name, placement, limit=limit, needed=needed)
+
+
+def _compare(name: str, placement: Placement, *, limit: int | None, needed: int) -> Finding:
+    zone = placement.zone
+    if limit is None:
+        return Finding("unknown", f"quota {name}: no figure for {zone}", placement)
+    if 0 <= limit < needed:
+        return Finding(
+            "wrong",
+            f"quota {name} in {zone}: found {limit}, needed {needed}; ask for more: "
+            "https://console.cloud.google.com/iam-admin/quotas",
+            placement,
+        )
+    return Finding("fine", f"quota {name} in {zone}: {limit}, needed {needed}", placement)
+
+
+def _types(calls: GoogleCalls, client: tpu_v2.TpuClient, project: str, zone: str) -> list[str]:
+    found: list[str] = []
+    request = tpu_v2.ListAcceleratorTypesRequest(parent=parent(project, zone), page_size=1000)
+    while True:
+        try:
+            page = calls.send(client.list_accelerator_types, request, what=f"TPUs of {zone}")
+        except exceptions.NotFound:
+            return found  # no such zone, or none with TPUs
+        found += [kind.type_ for kind in page.accelerator_types]
+        if not page.next_page_token:
+            return found
+        request.page_token = page.next_page_token
+
+
+def _limit(calls: GoogleCalls, project: str, quota: str, zone: str) -> int | None:
+    """Returns how much of a quota a zone has; -1: any number.
+
+    Raises:
+        UserError: no permission, or the API is not enabled.
+        RunStopped: no answer.
+    """
+    channel = emulated_channel()
+    if channel is not None:
+        transport = CloudQuotasGrpcTransport(channel=channel)
+        client = cloudquotas_v1.CloudQuotasClient(transport=transport)
+    else:
+        client = calls.connected(cloudquotas_v1.CloudQuotasClient)
+    name = f"projects/{project}/locations/global/services/tpu.googleapis.com/quotaInfos/{quota}"
+    request = cloudquotas_v1.GetQuotaInfoRequest(name=name)
+    info = calls.send(client.get_quota_info, request, what=f"quota {quota}")
+    default = None
+    for entry in info.dimensions_infos:
+        if entry.dimensions.get("zone") == zone:
+            return entry.details.value  # one without details is nought
+        if not entry.dimensions and zone in entry.applicable_locations:
+            default = entry.details.value
+    return default

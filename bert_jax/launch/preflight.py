@@ -1,0 +1,168 @@
+"""What is looked at before anything is made, so that nothing is paid for in vain."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from bert_jax.data.dataset.cache import check_files
+from bert_jax.data.dataset.provenance import read_provenance
+from bert_jax.data.google_bert.reader import is_google_bert
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.files.cloud_object import CloudObject
+from bert_jax.files.remote import is_remote
+from bert_jax.launch.job import Job, Placement
+from bert_jax.text import load_tokenizer
+
+Verdict = Literal["fine", "warning", "wrong", "unknown"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        verdict: `wrong` keeps a placement, or the job, from being started; `unknown`: it could
+            not be checked.
+        line: what was found.
+        placement: whose it is; None for the whole job's.
+    """
+
+    verdict: Verdict
+    line: str
+    placement: Placement | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a run reads and how it is cut, from its configuration.
+
+    Attributes:
+        tokenizer: its directory; None: the run brings its own.
+        datasets: directories or TFRecords by the key that names them.
+        batch_sizes: rows of the global batches by key.
+        mesh: sizes of the axes; -1 is the rest.
+    """
+
+    tokenizer: str | None
+    datasets: Mapping[str, str]
+    batch_sizes: Mapping[str, int]
+    mesh: tuple[int, ...]
+
+
+def check_inputs(inputs: Inputs) -> Iterator[Finding]:
+    """Yields whether tokenizer and datasets are there, whole, and of each other.
+
+    Sizes are compared here, every byte's SHA-256 on the hosts when they have copied it.
+    """
+    wanted = None
+    if inputs.tokenizer is not None:
+        try:
+            wanted = load_tokenizer(inputs.tokenizer).hash
+        except UserError as error:
+            yield Finding("wrong", f"tokenizer: {error}")
+        except RunStopped as error:
+            yield Finding("unknown", f"tokenizer: {error}")
+        else:
+            yield Finding("fine", f"tokenizer {inputs.tokenizer} ({wanted[:12]})")
+    for key, path in inputs.datasets.items():
+        yield _dataset(key, path, wanted)
+
+
+def check_layout(placements: Sequence[Placement], inputs: Inputs) -> Iterator[Finding]:
+    """Yields what of a configuration does not go with the number of hosts and devices.
+
+    `bert-jax plan` says more: whether the steps compile, and fit.
+    """
+    for placement in placements:
+        topology = placement.topology
+        if topology is None:
+            continue
+        hosts, devices = topology.hosts * placement.slices, topology.devices * placement.slices
+        fixed = math.prod(size for size in inputs.mesh if size != -1)
+        free = -1 in inputs.mesh
+        if devices % fixed or (not free and fixed != devices):
+            asked = " × ".join(map(str, inputs.mesh))
+            yield Finding(
+                "wrong", f"mesh: found {asked}, which does not make {devices} devices", placement
+            )
+        for key, rows in inputs.batch_sizes.items():
+            if rows % hosts:
+                yield Finding(
+                    "wrong", f"{key}: found {rows}, allowed: a multiple of {hosts} hosts", placement
+                )
+
+
+def check_bucket(job: Job) -> Iterator[Finding]:
+    """Yields whether the bucket can be written, and lies where the machines are."""
+    bucket = job.submit.bucket or ""
+    if not is_remote(bucket):
+        return
+    probe = CloudObject(f"{bucket}/jobs/.preflight-{uuid.uuid4().hex}")
+    try:
+        generation = probe.write(b"", replaces=0)
+        if generation is not None:
+            probe.delete(generation=generation)
+        where = probe.location()
+    except UserError as error:
+        yield Finding("wrong", f"submit.bucket: {error}")
+        return
+    except RunStopped as error:
+        yield Finding("unknown", f"submit.bucket: {error}")
+        return
+    if where is None:
+        yield Finding("unknown", f"where {bucket} lies: no permission storage.buckets.get")
+        return
+    yield Finding("fine", f"{bucket} can be written; it lies in {where}")
+    for placement in job.placements:
+        if placement.zone is not None and not _near(where, placement.zone):
+            line = f"{bucket} lies in {where}: reading it from {placement.zone} is slow and costs"
+            yield Finding("warning", line, placement)
+
+
+def refuse(findings: Sequence[Finding], placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Returns the placements that nothing speaks against.
+
+    Raises:
+        UserError: something is wrong with the job, or with every place; the first is in the line.
+    """
+    wrong = [finding for finding in findings if finding.verdict == "wrong"]
+    for finding in wrong:
+        if finding.placement is None:
+            raise UserError(finding.line)
+    without = [finding.placement for finding in wrong]
+    left = tuple(placement for placement in placements if placement not in without)
+    if not left:
+        raise UserError(wrong[0].line)
+    return left
+
+
+def _dataset(key: str, path: str, tokenizer: str | None) -> Finding:
+    try:
+        if is_google_bert(path):
+            return Finding(
+                "fine", f"{key}: {path}: TFRecords; which tokenizer made them is unknown"
+            )
+        found = read_provenance(path).tokenizer_hash
+        check_files(path)
+    except UserError as error:
+        return Finding("wrong", f"{key}: {error}")
+    except RunStopped as error:
+        return Finding("unknown", f"{key}: {error}")
+    if tokenizer is not None and found != tokenizer:
+        return Finding(
+            "wrong",
+            f"{key}: {path} was made with another tokenizer ({found[:12]}) than the one given "
+            f"({tokenizer[:12]})",
+        )
+    return Finding("fine", f"{key}: {path}")
+
+
+def _near(location: str, zone: str) -> bool:
+    """Whether a bucket's location holds a zone: its region, or a multi-region around it."""
+    where, region = location.lower(), zone.rpartition("-")[0]
+    around = {"us": "us-", "eu": "europe-", "asia": "asia-"}
+    return where == region or (where in around and zone.startswith(around[where]))

@@ -1,0 +1,109 @@
+"""What `submit` looks at before it asks for anything: inputs, bucket, cloud, memory, money."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+
+from bert_jax.config import RunConfig
+from bert_jax.errors import RunStopped, UserError, first_line
+from bert_jax.launch.dry_run import money, place
+from bert_jax.launch.job import Job, Placement
+from bert_jax.launch.preflight import (
+    Finding,
+    Inputs,
+    check_bucket,
+    check_inputs,
+    check_layout,
+    refuse,
+)
+from bert_jax.launch.watching import Confirm, Say
+
+
+def checked(job: Job, config: RunConfig, *, planned: bool, say: Say) -> Job:
+    """Returns the job with the placements that nothing speaks against, and hours where planned.
+
+    Args:
+        job: to submit.
+        config: that hosts get.
+        planned: compile the run for each topology: does it fit, what does it take.
+        say: called with a line for each finding that is not as it should be.
+
+    Raises:
+        UserError: something is wrong with the job, or with every place.
+        RunStopped: a service does not answer.
+    """
+    inputs = inputs_of(config)
+    findings = [*check_layout(job.placements, inputs), *check_inputs(inputs), *check_bucket(job)]
+    findings += _of_cloud(job)
+    hours: dict[Placement, float] = {}
+    if planned and job.verb == "pretrain":
+        findings += _of_plan(job.placements, config, hours)
+    for finding in findings:
+        if finding.verdict != "fine":
+            where = f"{place(finding.placement)}: " if finding.placement else ""
+            say(f"{finding.verdict}: {where}{finding.line}")
+    left = refuse(findings, job.placements)
+    placements = tuple(
+        each.model_copy(update={"estimated_hours": hours.get(each)}) for each in left
+    )
+    return job.model_copy(update={"placements": placements})
+
+
+def may_start(job: Job, confirm: Confirm) -> bool:
+    """Asks whether a job may cost what it will; where it costs nothing there is no question."""
+    first, *others = job.placements
+    if first.dollars_per_hour == 0.0:
+        return True
+    more = f" ({len(others)} other places if that has none)" if others else ""
+    limit = job.submit.limits.cost
+    kept = f", at most ${limit:,.2f}" if limit is not None else ""
+    return confirm(f"{job.name}: {place(first)}: {money(first)}{kept}{more}. Ask for it?")
+
+
+def inputs_of(config: RunConfig) -> Inputs:
+    """Returns what a run reads, and how it is cut."""
+    phases = dict(enumerate(config.train.phases)) if config.train else {}
+    sizes = {f"train.phases.{at}.batch_size": phase.batch_size for at, phase in phases.items()}
+    if config.train is None and config.finetune is not None:
+        sizes = {"finetune.batch_size": config.finetune.batch_size}
+    return Inputs(
+        tokenizer=config.tokenizer if config.train else None,
+        datasets={f"train.phases.{at}.dataset": phase.dataset for at, phase in phases.items()},
+        batch_sizes=sizes,
+        mesh=(config.mesh.data, config.mesh.fsdp, config.mesh.tensor),
+    )
+
+
+def _of_cloud(job: Job) -> Sequence[Finding]:
+    if job.submit.launcher != "queued-resources" or job.submit.on == ("local",):
+        return ()
+    from bert_jax.launch.cloud_checks import check_accelerators, check_quotas
+
+    return [*check_accelerators(job), *check_quotas(job)]
+
+
+def _of_plan(
+    placements: Sequence[Placement], config: RunConfig, hours: dict[Placement, float]
+) -> Iterator[Finding]:
+    """Yields what `plan` says of each placement; writes down its hours."""
+    from bert_jax.verbs.plan import plan  # brings JAX with it
+
+    console = Console(stderr=True)
+    for placement in placements:
+        if placement.topology is None:
+            continue
+        try:
+            (found,) = plan(
+                config, [placement.on], slices=placement.slices, quick=True, console=console
+            )
+        except (UserError, RunStopped) as error:
+            yield Finding("unknown", f"plan: {first_line(error)}", placement)
+            continue
+        if not found.fits:
+            line = f"plan: the run does not fit, see `bert-jax plan … --topology {placement.on}`"
+            yield Finding("wrong", line, placement)
+        elif found.hours is not None:
+            hours[placement] = found.hours
+            yield Finding("fine", "plan: it fits", placement)

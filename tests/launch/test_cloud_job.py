@@ -1,0 +1,193 @@
+"""The whole path on a cloud: a double of the TPU service, and a real Cloud Storage emulator.
+
+Its machines are processes here, which the startup script starts as on a TPU VM: they stage the
+dataset from the bucket, pretrain, are taken back in mid-run, and the job comes to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from etils import epath
+from google.cloud import tpu_v2
+
+from bert_jax.cli import cli
+from bert_jax.launch import google_calls, machine
+from bert_jax.launch.job import JobFiles
+from bert_jax.launch.local_machine import LocalMachine
+from bert_jax.launch.pace import Pace
+from bert_jax.launch.queued_resources import QueuedResources
+from bert_jax.launch.supervisor_state import read_state
+from bert_jax.parallel.topology import parse_topology
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.parameters import load_params
+from bert_jax.verbs import submit as submit_verb
+from tests.launch.tpu_service import PROJECT, TpuService
+from tests.processes.conftest import server  # noqa: F401
+from tests.processes.hosts import ForkServer, free_port
+from tests.project import environment, project_config, write_config
+from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
+
+TIMEOUT = 600.0  # nothing measured: a machine that does ten other things
+STEPS = 24
+
+
+class Hosts:
+    """`Machines` of the double: each host is the startup script, told what metadata would tell."""
+
+    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
+        self._directory, self._environment = directory, environment
+        self._count: dict[str, int] = {}
+
+    def start(self, name: str, node: tpu_v2.Node, slices: int) -> None:
+        """Starts all hosts."""
+        directory = self._directory / name
+        directory.mkdir(parents=True)
+        script = directory / "startup.sh"
+        script.write_text(node.metadata["startup-script"])
+        self._count[name] = parse_topology(node.accelerator_type).hosts * slices
+        port = free_port()
+        for worker in range(self._count[name]):
+            told = {
+                machine.JOB: node.metadata["bert-jax-job"],
+                machine.ATTEMPT: node.metadata["bert-jax-attempt"],
+                machine.WORKER: str(worker),
+                machine.COORDINATOR: f"127.0.0.1:{port}",
+                machine.PYTHON: sys.executable,
+                machine.HOME: str(directory / "home"),
+            }
+            LocalMachine(directory).start(worker, script, self._environment | told, cwd=None)
+
+    def stop(self, name: str) -> None:
+        """Ends them: the notice that a spot machine gets, and its end."""
+        workers = range(self._count.pop(name, 0))
+        LocalMachine(self._directory / name).kill(workers, grace_seconds=TIMEOUT)
+
+
+class Service(TpuService):
+    """The double, in a zone that has slices of two hosts."""
+
+    def list_types(
+        self, request: tpu_v2.ListAcceleratorTypesRequest
+    ) -> tpu_v2.ListAcceleratorTypesResponse:
+        """ListAcceleratorTypes."""
+        kinds = [tpu_v2.AcceleratorType(type_="v5litepod-8")]
+        return tpu_v2.ListAcceleratorTypesResponse(accelerator_types=kinds)
+
+
+def on_bucket(bucket: epath.Path, project: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Copies what a run reads into the bucket, and names it as a user does: from the bucket on."""
+    for name in ("tokenizer", "dataset32"):
+        for path in (project / name).rglob("*"):
+            if path.is_file():
+                target = bucket / "data" / path.relative_to(project)
+                target.write_bytes(path.read_bytes())
+    phase = values["train"]["phases"][0] | {"dataset": "data/dataset32"}
+    train = values["train"] | {"phases": [phase]}
+    return values | {"tokenizer": "data/tokenizer", "run_dir": "runs/base", "train": train}
+
+
+def params_of(run_dir: object) -> Any:
+    return jax.device_get(load_params(open_run(str(run_dir)), checkpoint="last").params)
+
+
+def wait_until(condition: Callable[[], bool], said: Callable[[], str]) -> None:
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end, said()
+        time.sleep(0.02)
+
+
+@pytest.mark.chaos
+def test_a_slice_taken_back_in_mid_run_is_made_again_and_ends_as_if_nothing_had_been(
+    server: ForkServer,  # noqa: F811
+    cloud: Cloud,  # noqa: F811
+    project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = project_config(project)
+    values["mesh"] = {"platform": "cpu", "simulated_devices": 1}
+    values["train"] |= {
+        "phases": [values["train"]["phases"][0] | {"steps": STEPS}],
+        "log_every": 4,
+        "evaluation": None,
+        "checkpoint": {"every": 4},
+    }
+    undisturbed = tmp_path / "undisturbed"
+    config = write_config(tmp_path / "here.yaml", values)
+    with server.start(
+        "pretrain", config, f"run_dir={undisturbed}", count=2, directory=tmp_path
+    ) as job:
+        assert job.wait() == [0, 0], job.said()
+
+    bucket = cloud.make_bucket()
+    config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, values))
+    hosts = Hosts(tmp_path / "machines", environment() | cloud.environment)
+    service = Service(machines=hosts, clock=time.time)
+    quick = Pace(poll=0.05)
+    monkeypatch.setattr(
+        submit_verb, "launcher_for", lambda section: QueuedResources(section.project, pace=quick)
+    )
+    options = ["--on", "v5litepod-8", "--zone", "us-west4-a", "--project", PROJECT, "--spot"]
+    options += ["--bucket", str(bucket), "--yes", "--watch", "--no-plan", "submit.poll_seconds=0.2"]
+    with service.serving() as address:
+        monkeypatch.setenv(google_calls.EMULATOR, address)
+        results = []
+        user = threading.Thread(
+            target=lambda: results.append(
+                CliRunner().invoke(cli, ["submit", str(config), *options])
+            )
+        )
+        user.start()
+        files = JobFiles(bucket / "jobs" / "base")
+
+        def said() -> str:
+            logs = [path.read_text() for path in (tmp_path / "machines").rglob("*.log")]
+            return "\n".join([*(result.output for result in results), *logs])
+
+        saved = bucket / "runs" / "base" / "checkpoints"
+        wait_until(
+            lambda: (
+                bool(results)
+                or (saved.exists() and any(path.name.isdigit() for path in saved.iterdir()))
+            ),
+            said,
+        )
+        assert not results, said()
+        service.suspend("base-1")
+        user.join(TIMEOUT)
+        (result,) = results
+        assert result.exit_code == 0, said()
+        assert service.billing() == []
+        assert service.phase("base-1") is service.phase("base-2") is None
+        assert service.machines_ever == 2
+
+    found = read_state(files)
+    assert [record.end for record in found.attempts] == ["taken", "over"], said()
+    assert found.outcome == "done"
+    run_dir = bucket / "runs" / "base"
+    jax.tree.map(np.testing.assert_array_equal, params_of(run_dir), params_of(undisturbed))
+    assert not _left_running(tmp_path)
+
+
+def _left_running(directory: Path) -> list[str]:
+    """Command lines of processes whose environment names a directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            told = (process / "environ").read_bytes()
+            if f"{machine.HOME}={directory}".encode() in told and int(process.name) != os.getpid():
+                found.append((process / "cmdline").read_text())
+    return found

@@ -1,0 +1,171 @@
+"""A supervisor against the TPU service's double, which counts what bills, by a clock of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.cloud import tpu_v2
+
+from bert_jax.errors import UserError
+from bert_jax.launch import google_calls
+from bert_jax.launch.job import Attempt, Placement
+from bert_jax.launch.launcher import State
+from bert_jax.launch.pace import Pace
+from bert_jax.launch.queued_resources import QueuedResources
+from bert_jax.launch.section import LimitsSection
+from bert_jax.launch.supervisor_state import SupervisorState, read_state
+from tests.launch.scripted import HOUR, World
+from tests.launch.tpu_service import PROJECT, TpuService, denied, too_fast
+
+PLACES = tuple(
+    Placement(on="v5e:2x4", zone=zone, dollars_per_hour=10.0)
+    for zone in ("us-west4-a", "us-east1-c")
+)
+
+
+class Cloud(World):
+    """A job on the double: hosts of its machines speak every minute, for as long as they are."""
+
+    def __init__(self, directory: Path, **submit: Any) -> None:
+        super().__init__(directory, project=PROJECT, **submit)
+        self.files.software.mkdir(parents=True)
+        self.files.startup.write_text("#!/bin/sh\n")
+        pace = Pace(sleep=self.clock.sleep, clock=self.clock, now=self.clock, draw=lambda: 1.0)
+        self.service = TpuService(machines=self, clock=self.clock)
+        self.launcher: Any = QueuedResources(PROJECT, pace=pace)
+        self._alive: set[str] = set()
+        self._step = 0
+
+    def start(self, name: str, node: tpu_v2.Node, slices: int) -> None:
+        """Hosts begin to speak."""
+        self._alive.add(name)
+        self._speak(name)
+
+    def stop(self, name: str) -> None:
+        """They fall silent."""
+        self._alive.discard(name)
+
+    def _speak(self, name: str) -> None:
+        attempt = int(name.rpartition("-")[2])
+        if name in self._alive and attempt not in self.ended:
+            self._step += 1
+            self.beat(attempt, step=self._step)
+            self.clock.after(60, lambda: self._speak(name))
+
+    def ends(self, outcome: str) -> SupervisorState:
+        """Checks how the job ended, and that nothing is left."""
+        found = read_state(self.files)
+        assert found.outcome == outcome, (found, self.said)
+        assert self.service.billing() == []
+        assert self.launcher.existing() == []
+        return found
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[Cloud]:
+    made = Cloud(tmp_path, **getattr(request, "param", {}))
+    with made.service.serving() as address:
+        monkeypatch.setenv(google_calls.EMULATOR, address)
+        yield made
+
+
+@pytest.mark.parametrize("unavailable", [0.0, 0.05, 0.3])
+def test_what_the_service_takes_back_is_made_again(cloud: Cloud, unavailable: float) -> None:
+    cloud.service.faults.share_unavailable = unavailable
+    cloud.clock.after(HOUR, lambda: cloud.service.suspend("base-1"))
+    cloud.clock.after(2 * HOUR, lambda: cloud.beat(2, "done", exit_code=0, step=900))
+    cloud.supervisor().run()
+    cloud.service.faults.share_unavailable = 0.0
+    found = cloud.ends("done")
+    assert [record.end for record in found.attempts] == ["taken", "over"]
+    assert cloud.service.machines_ever == 2
+
+
+def test_too_many_requests_are_made_again_when_the_service_says(cloud: Cloud) -> None:
+    for method in ("CreateQueuedResource", "GetQueuedResource", "DeleteQueuedResource"):
+        cloud.service.faults.next_errors[method] = [too_fast(100), too_fast(200)]
+    cloud.clock.after(HOUR, lambda: cloud.beat(1, "done", exit_code=0, step=900))
+    cloud.supervisor().run()
+    cloud.ends("done")
+    assert cloud.service.machines_ever == 1
+
+
+@pytest.mark.parametrize("cloud", [{"placements": PLACES}], indirect=True)
+def test_a_project_without_quota_gets_nothing_and_is_told(cloud: Cloud) -> None:
+    cloud.service.faults.quota = 4
+    cloud.supervisor().run()
+    assert "Limit: 4" in cloud.ends("limit").message
+    assert cloud.service.machines_ever == 0
+
+
+@pytest.mark.parametrize("cloud", [{"placements": PLACES}], indirect=True)
+def test_quota_that_is_missed_in_the_queue_sends_it_elsewhere(cloud: Cloud) -> None:
+    cloud.service.faults.late_quota = {"us-west4-a"}
+    cloud.clock.after(HOUR, lambda: cloud.beat(2, "done", exit_code=0, step=900))
+    cloud.supervisor().run()
+    found = cloud.ends("done")
+    assert "Quota limit exceeded" in found.attempts[0].reason
+    assert found.attempts[1].placement == 1
+
+
+def test_a_user_without_permission_is_told_which(cloud: Cloud) -> None:
+    cloud.service.faults.next_errors["CreateQueuedResource"] = [denied("tpu.nodes.create")]
+    with pytest.raises(UserError, match=r"tpu\.nodes\.create"):
+        cloud.supervisor().run()
+    cloud.ends("failed")
+    assert cloud.service.made == []
+
+
+@pytest.mark.parametrize(
+    "cloud",
+    [{"placements": PLACES, "limits": LimitsSection(wait_hours=1.0)}],
+    indirect=True,
+)
+def test_capacity_that_never_comes_ends_the_job(cloud: Cloud) -> None:
+    cloud.service.faults.no_capacity = {"us-west4-a", "us-east1-c"}
+    cloud.supervisor().run()
+    found = cloud.ends("limit")
+    assert [record.end for record in found.attempts] == ["capacity", "capacity"]
+    assert found.dollars(PLACES, cloud.clock.now) == 0.0
+    assert cloud.service.machines_ever == 0
+
+
+@pytest.mark.parametrize("cloud", [{"limits": LimitsSection(cost=15.0)}], indirect=True)
+def test_cost_that_is_reached_ends_the_job(cloud: Cloud) -> None:
+    cloud.supervisor().run()
+    found = cloud.ends("limit")
+    assert 14.0 < found.dollars(cloud.job.placements, cloud.clock.now) <= 15.0
+
+
+def test_a_supervisor_killed_between_request_and_note_makes_nothing_twice(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    create = cloud.launcher.create
+
+    def die(attempt: Attempt) -> None:
+        create(attempt)
+        raise Killed
+
+    cloud.service.faults.lost_answers["CreateQueuedResource"] = 1
+    with monkeypatch.context() as patch:
+        patch.setattr(cloud.launcher, "create", die)
+        with pytest.raises(Killed):
+            cloud.supervisor().run()
+    assert [existing.state for existing in cloud.launcher.existing()] == [State.WAITING]
+    cloud.clock.after(HOUR, lambda: cloud.beat(1, "done", exit_code=0, step=900))
+    cloud.supervisor().run()
+    cloud.ends("done")
+    assert len(cloud.service.made) == 1
+    assert cloud.service.machines_ever == 1
+
+
+def test_what_exists_says_which_job_it_is_of(cloud: Cloud) -> None:
+    cloud.supervisor().start()
+    (existing,) = cloud.launcher.existing()
+    assert existing.directory == str(cloud.job.directory)
