@@ -5,30 +5,90 @@ The verbs of the command line are functions of the same names::
     import bert_jax
 
     report = bert_jax.doctor()
-    filled = bert_jax.fill_mask("runs/demo/run", ["Returns a [MASK] of strings."])
+    bert_jax.pretrain(bert_jax.load_config("configs/demo.yaml"))
 
-Each is imported when it is first used: importing this package loads neither JAX nor any other
+A model in memory answers at once::
+
+    model = bert_jax.load("runs/demo/run")
+    model.fill_mask("returns a [MASK] of strings .")
+
+Each name is imported when it is first used: importing this package loads neither JAX nor any other
 library, so that data workers may import it.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bert_jax.version import __version__
 
 if TYPE_CHECKING:
-    from bert_jax.verbs.demo import demo
+    from bert_jax.config import RunConfig, dump_config, load_config, parse_config
+    from bert_jax.data.dataset.cache import CacheSection
+    from bert_jax.data.dataset.provenance import Provenance
+    from bert_jax.data.dataset.reader import Dataset, open_dataset
+    from bert_jax.data.dataset.recipe import MixtureSection
+    from bert_jax.data.loader.section import LoaderSection
+    from bert_jax.data.rows.masking import MaskingSection
+    from bert_jax.data.rows.packing_plan import PackingSection
+    from bert_jax.diagnostics.findings import DoctorReport, Finding
+    from bert_jax.errors import PeerLost, RunStopped, UserError
+    from bert_jax.feature_extraction.extraction import ExtractionResult
+    from bert_jax.feature_extraction.extractor import TextFeatures
+    from bert_jax.inference.fill_mask import Candidate, Filled
+    from bert_jax.launch.section import LimitsSection, SubmitSection
+    from bert_jax.loaded_model import LoadedModel
+    from bert_jax.model.config import (
+        Architecture,
+        ArchitectureChanges,
+        Execution,
+        HeadsSection,
+        ModelSection,
+    )
+    from bert_jax.objectives.section import ObjectiveSection
+    from bert_jax.optim.sections import FinetuneOptimizerSection, OptimizerSection
+    from bert_jax.parallel.section import DistributedSection, MeshSection
+    from bert_jax.pipelines.cleaning.settings import (
+        BoilerplateSection,
+        CleaningSection,
+        ContaminationSection,
+        NearDuplicatesSection,
+    )
+    from bert_jax.pipelines.engines.beam import BeamSection
+    from bert_jax.pipelines.section import ExamplesSection
+    from bert_jax.pipelines.vocabulary.train import VocabSection
+    from bert_jax.runs.evaluation import Evaluation
+    from bert_jax.section import Section
+    from bert_jax.tasks.choice.family import MultipleChoiceSection
+    from bert_jax.tasks.glue.family import GlueSection
+    from bert_jax.tasks.prediction import Predictions
+    from bert_jax.tasks.section import FinetuneSection
+    from bert_jax.tasks.squad.family import SquadSection
+    from bert_jax.tasks.sweep.grid import SweepSection
+    from bert_jax.tasks.table.family import TableSection
+    from bert_jax.tasks.tokens.family import TokenClassificationSection
+    from bert_jax.text import Tokenizer, load_tokenizer
+    from bert_jax.train.loop import Outcome
+    from bert_jax.train.sections import (
+        BadStepsSection,
+        CheckpointSection,
+        EvaluationSection,
+        PhaseSection,
+        TrainSection,
+        WatchdogSection,
+    )
+    from bert_jax.verbs.demo import Demo, demo
     from bert_jax.verbs.doctor import doctor
     from bert_jax.verbs.evaluate import evaluate
-    from bert_jax.verbs.examples import examples
+    from bert_jax.verbs.examples import ExtraOutputs, examples
     from bert_jax.verbs.export import export
     from bert_jax.verbs.features import features
     from bert_jax.verbs.fill_mask import fill_mask
     from bert_jax.verbs.finetune import finetune
     from bert_jax.verbs.import_checkpoint import import_checkpoint
     from bert_jax.verbs.jobs import jobs
+    from bert_jax.verbs.load import load
     from bert_jax.verbs.plan import plan
     from bert_jax.verbs.predict import predict
     from bert_jax.verbs.pretrain import pretrain
@@ -39,9 +99,67 @@ if TYPE_CHECKING:
     from bert_jax.verbs.watch import watch
 
 __all__ = [
+    "Architecture",
+    "ArchitectureChanges",
+    "BadStepsSection",
+    "BeamSection",
+    "BoilerplateSection",
+    "CacheSection",
+    "Candidate",
+    "CheckpointSection",
+    "CleaningSection",
+    "ContaminationSection",
+    "Dataset",
+    "Demo",
+    "DistributedSection",
+    "DoctorReport",
+    "Evaluation",
+    "EvaluationSection",
+    "ExamplesSection",
+    "Execution",
+    "ExtraOutputs",
+    "ExtractionResult",
+    "Filled",
+    "Finding",
+    "FinetuneOptimizerSection",
+    "FinetuneSection",
+    "GlueSection",
+    "HeadsSection",
+    "LimitsSection",
+    "LoadedModel",
+    "LoaderSection",
+    "MaskingSection",
+    "MeshSection",
+    "MixtureSection",
+    "ModelSection",
+    "MultipleChoiceSection",
+    "NearDuplicatesSection",
+    "ObjectiveSection",
+    "OptimizerSection",
+    "Outcome",
+    "PackingSection",
+    "PeerLost",
+    "PhaseSection",
+    "Predictions",
+    "Provenance",
+    "RunConfig",
+    "RunStopped",
+    "Section",
+    "SquadSection",
+    "SubmitSection",
+    "SweepSection",
+    "TableSection",
+    "TextFeatures",
+    "TokenClassificationSection",
+    "Tokenizer",
+    "TrainSection",
+    "UserError",
+    "VocabSection",
+    "WatchdogSection",
     "__version__",
     "demo",
     "doctor",
+    "dump_config",
     "evaluate",
     "examples",
     "export",
@@ -50,6 +168,11 @@ __all__ = [
     "finetune",
     "import_checkpoint",
     "jobs",
+    "load",
+    "load_config",
+    "load_tokenizer",
+    "open_dataset",
+    "parse_config",
     "plan",
     "predict",
     "pretrain",
@@ -60,15 +183,77 @@ __all__ = [
     "watch",
 ]
 
+# Where the names are that are no verbs: those are in `bert_jax.verbs.NAME`.
+_PLACES: Final = {
+    "config": ["RunConfig", "dump_config", "load_config", "parse_config"],
+    "data.dataset.cache": ["CacheSection"],
+    "data.dataset.provenance": ["Provenance"],
+    "data.dataset.reader": ["Dataset", "open_dataset"],
+    "data.dataset.recipe": ["MixtureSection"],
+    "data.loader.section": ["LoaderSection"],
+    "data.rows.masking": ["MaskingSection"],
+    "data.rows.packing_plan": ["PackingSection"],
+    "diagnostics.findings": ["DoctorReport", "Finding"],
+    "errors": ["PeerLost", "RunStopped", "UserError"],
+    "feature_extraction.extraction": ["ExtractionResult"],
+    "feature_extraction.extractor": ["TextFeatures"],
+    "inference.fill_mask": ["Candidate", "Filled"],
+    "launch.section": ["LimitsSection", "SubmitSection"],
+    "loaded_model": ["LoadedModel"],
+    "model.config": [
+        "Architecture",
+        "ArchitectureChanges",
+        "Execution",
+        "HeadsSection",
+        "ModelSection",
+    ],
+    "objectives.section": ["ObjectiveSection"],
+    "optim.sections": ["FinetuneOptimizerSection", "OptimizerSection"],
+    "parallel.section": ["DistributedSection", "MeshSection"],
+    "pipelines.cleaning.settings": [
+        "BoilerplateSection",
+        "CleaningSection",
+        "ContaminationSection",
+        "NearDuplicatesSection",
+    ],
+    "pipelines.engines.beam": ["BeamSection"],
+    "pipelines.section": ["ExamplesSection"],
+    "pipelines.vocabulary.train": ["VocabSection"],
+    "runs.evaluation": ["Evaluation"],
+    "section": ["Section"],
+    "tasks.choice.family": ["MultipleChoiceSection"],
+    "tasks.glue.family": ["GlueSection"],
+    "tasks.prediction": ["Predictions"],
+    "tasks.section": ["FinetuneSection"],
+    "tasks.squad.family": ["SquadSection"],
+    "tasks.sweep.grid": ["SweepSection"],
+    "tasks.table.family": ["TableSection"],
+    "tasks.tokens.family": ["TokenClassificationSection"],
+    "text": ["Tokenizer", "load_tokenizer"],
+    "train.loop": ["Outcome"],
+    "train.sections": [
+        "BadStepsSection",
+        "CheckpointSection",
+        "EvaluationSection",
+        "PhaseSection",
+        "TrainSection",
+        "WatchdogSection",
+    ],
+    "verbs.demo": ["Demo"],
+    "verbs.examples": ["ExtraOutputs"],
+}
+_MODULES: Final = {name: module for module, names in _PLACES.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    """Returns the verb of that name, imported on first use (PEP 562)."""
-    if name in __all__:
-        verb = getattr(importlib.import_module(f"bert_jax.verbs.{name}"), name)
-        globals()[name] = verb
-        return verb
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Returns the object of that name, imported on first use (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _MODULES.get(name, f"verbs.{name}")
+    found = getattr(importlib.import_module(f"bert_jax.{module}"), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__})

@@ -138,7 +138,7 @@ def _walk(
         key.append(part)
         owners = [each for each in sections if isinstance(part, str) and part in each.model_fields]
         if owners:
-            below = _sections_of(owners[0].model_fields[str(part)].annotation)
+            below = sections_of(owners[0].model_fields[str(part)].annotation)
             if at + 1 < len(location) or len(below) > 1:
                 sections = below
     return key, sections
@@ -148,16 +148,17 @@ def _is_kind(section: type[pydantic.BaseModel], part: str | int) -> bool:
     return KIND in section.model_fields and section.model_fields[KIND].default == part
 
 
-def _sections_of(annotation: Any) -> list[type[pydantic.BaseModel]]:
+def sections_of(annotation: Any) -> list[type[pydantic.BaseModel]]:
+    """Returns the sections that a field's type may be, of a union all."""
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return [annotation]
-    return [section for part in get_args(annotation) for section in _sections_of(part)]
+    return [section for part in get_args(annotation) for section in sections_of(part)]
 
 
 def _one_level_down(name: str, sections: Sequence[type[pydantic.BaseModel]]) -> str:
     """Returns a hint to the key of that very name in a section below, "" if there is none."""
     for section in sections:
         for key, field in section.model_fields.items():
-            if any(name in below.model_fields for below in _sections_of(field.annotation)):
+            if any(name in below.model_fields for below in sections_of(field.annotation)):
                 return f'; did you mean "{key}.{name}"?'
     return ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,9 +15,14 @@ from bert_jax.parallel.channel import PEER_LOST, current_channel, end_now
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.stop_signal import STOP
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 # 43 is the watchdog's, see `bert_jax.train.watchdog`.
 EXIT_CODES: Final = {RunStopped: 1, UserError: 2, PeerLost: PEER_LOST}
 _TRAINING_VERBS: Final = ("pretrain", "finetune")
+# What others have to say goes to standard output, for pipes: what they are at goes elsewhere.
+_REPORTING_VERBS: Final = (*_TRAINING_VERBS, "demo", "examples", "vocab")
 
 config_argument = click.argument("config", type=str)
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -90,8 +96,14 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
     @debug_option
     @functools.wraps(function)
     def run(*args: Any, debug: bool, **kwargs: Any) -> None:
+        from rich.console import Console
+
+        from bert_jax.narration import speaking
+
+        console = Console(stderr=function.__name__ not in _REPORTING_VERBS)
         try:
-            function(*args, **kwargs)
+            with speaking(console):
+                function(*args, **kwargs)
         except (UserError, RunStopped, PeerLost) as error:
             if debug:
                 raise
@@ -104,6 +116,25 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             sys.exit(code)
 
     return run
+
+
+@contextlib.contextmanager
+def starting_jax() -> Iterator[None]:
+    """Says that the imports of the block load JAX, which takes seconds."""
+    if "jax" in sys.modules:
+        yield
+        return
+    from bert_jax.narration import doing
+
+    with doing("starting JAX", at_once=True):
+        yield
+
+
+def spoken_console() -> Console:
+    """Returns the console on which a verb that reports its progress does so."""
+    from bert_jax.narration import current_console
+
+    return current_console()
 
 
 def process_started() -> float:

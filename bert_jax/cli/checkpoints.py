@@ -14,6 +14,7 @@ from bert_jax.cli.base import (
     mesh_option,
     overrides_argument,
     platform_option,
+    starting_jax,
     verb,
     works_here,
 )
@@ -42,13 +43,16 @@ def import_checkpoint(
     force: bool,
     mesh_settings: tuple[str, ...],
 ) -> None:
-    """Read a Hugging Face or google-research/bert checkpoint: SOURCE → RUN_DIR."""
+    """Read a Hugging Face or google-research/bert checkpoint: SOURCE → RUN_DIR.
+
+    SOURCE is a directory, or a model on a hub: google-bert/bert-base-uncased, with @ a revision.
+    """
     if not works_here(mesh_settings):
         return
     from rich.console import Console
 
-    from bert_jax.verbs.import_checkpoint import import_checkpoint as run
-
+    with starting_jax():
+        from bert_jax.verbs.import_checkpoint import import_checkpoint as run
     run(
         source,
         run_dir,
@@ -76,6 +80,8 @@ def import_checkpoint(
     help="Hugging Face class; default: the fullest that the heads allow.",
 )
 @click.option("--outputs", metavar="NAMES", help="Outputs of a StableHLO program, comma-separated.")
+@click.option("--push", "push_to", metavar="OWNER/NAME", help="Also upload it to a hub.")
+@click.option("--public", is_flag=True, help="With --push: make a new model public.")
 @checkpoint_option
 @force_option
 @mesh_option
@@ -88,6 +94,8 @@ def export(
     outputs: str | None,
     checkpoint: str,
     force: bool,
+    push_to: str | None,
+    public: bool,
     mesh_settings: tuple[str, ...],
 ) -> None:
     """Write a checkpoint in another program's format: RUN_DIR → OUTPUT."""
@@ -95,8 +103,8 @@ def export(
         return
     from rich.console import Console
 
-    from bert_jax.verbs.export import export as run
-
+    with starting_jax():
+        from bert_jax.verbs.export import export as run
     run(
         run_dir,
         output,
@@ -105,6 +113,8 @@ def export(
         outputs=None if outputs is None else outputs.split(","),
         checkpoint=checkpoint,
         force=force,
+        push_to=push_to,
+        private=not public,
         console=Console(),
     )
 
@@ -121,8 +131,9 @@ def export(
 def replay(dump: str, dtype: Any, platform: str) -> None:
     """Run a bad step again from its dump: where the loss or a gradient stopped being finite."""
     from bert_jax.parallel.section import MeshSection
-    from bert_jax.verbs.replay import replay as run
 
+    with starting_jax():
+        from bert_jax.verbs.replay import replay as run
     run(dump, dtype=dtype, mesh=MeshSection.model_validate({"platform": platform}))
 
 
@@ -139,14 +150,16 @@ def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
     from etils import epath
     from rich.console import Console
 
-    from bert_jax.config import RunConfig, load_config
-    from bert_jax.verbs.doctor import doctor as run
-    from bert_jax.verbs.doctor import doctor_run, render
+    from bert_jax.config import load_config
 
-    if config and not overrides and epath.Path(config).is_dir():
+    of_run = bool(config) and not overrides and epath.Path(config).is_dir()
+    loaded = load_config(config, overrides) if config and not of_run else None
+    with starting_jax():
+        from bert_jax.verbs.doctor import doctor as run
+        from bert_jax.verbs.doctor import doctor_config, doctor_run, render
+    if config and of_run:
         report = doctor_run(config)
     else:
-        loaded = load_config(config, overrides) if config else RunConfig()
-        report = run(config=loaded.mesh, run_dir=loaded.run_dir)
+        report = run() if loaded is None else doctor_config(loaded)
     render(report, Console())
     sys.exit(0 if report.ok else 1)

@@ -19,6 +19,8 @@ from bert_jax.cli.base import (
     overrides_argument,
     platform_option,
     process_started,
+    spoken_console,
+    starting_jax,
     verb,
     works_here,
 )
@@ -39,18 +41,23 @@ def finetune(
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration or the data,
     3 stopped by a signal and saved, 4 another process is gone or never came, 43 a step hangs.
     """
-    from rich.console import Console
-
     from bert_jax.config import load_config
-    from bert_jax.verbs.finetune import finetune as run
+    from bert_jax.diagnostics.inputs import finetuning_inputs, require_inputs
+    from bert_jax.interop.hub import is_hub_name
+    from bert_jax.section import need
 
     loaded = load_config(config, overrides)
+    need(loaded.run_dir, "run_dir", "finetune")
+    section = need(loaded.finetune, "finetune", "finetune")
+    require_inputs(finetuning_inputs(section, is_hub=is_hub_name))
+    with starting_jax():
+        from bert_jax.verbs.finetune import finetune as run
     outcome = run(
         loaded,
         seeds=seeds,
         allow_data_change=allow_data_change,
         started=process_started(),
-        console=Console(),
+        console=spoken_console(),
     )
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
@@ -83,8 +90,8 @@ def predict(
     """Predict with a fine-tuned run: OUTPUT is a .jsonl, a .csv, or a directory (--submission)."""
     from rich.console import Console
 
-    from bert_jax.verbs.predict import predict as run
-
+    with starting_jax():
+        from bert_jax.verbs.predict import predict as run
     run(
         run_dir,
         output,
@@ -151,8 +158,9 @@ def features(
     from rich.console import Console
 
     from bert_jax.parallel.section import MeshSection
-    from bert_jax.verbs.features import features as run
 
+    with starting_jax():
+        from bert_jax.verbs.features import features as run
     run(
         run_dir,
         input_path,

@@ -18,6 +18,8 @@ from bert_jax.cli.base import (
     overrides_argument,
     platform_option,
     process_started,
+    spoken_console,
+    starting_jax,
     verb,
     works_here,
 )
@@ -35,7 +37,7 @@ def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
     from bert_jax.verbs.vocab import vocab as run
 
     loaded = load_config(config, overrides)
-    tokenizer = run(loaded, force=force)
+    tokenizer = run(loaded, force=force, console=spoken_console())
     assert loaded.vocab is not None
     click.echo(f"{tokenizer.vocab_size} pieces in {loaded.vocab.output}")
 
@@ -78,7 +80,7 @@ def examples(
     from bert_jax.verbs.examples import examples as run
 
     extra = ExtraOutputs(report=report, inspect=inspect or 0, tfrecords=tfrecords, copies=copies)
-    run(load_config(config, overrides), extra=extra)
+    run(load_config(config, overrides), extra=extra, console=spoken_console())
 
 
 @cli.command()
@@ -98,13 +100,26 @@ def pretrain(
     signal and saved, 4 another process is gone or never came, 43 a step hangs.
     """
     from bert_jax.config import load_config
-    from bert_jax.verbs.pretrain import pretrain as run
+    from bert_jax.diagnostics.inputs import pretraining_inputs, require_inputs
+    from bert_jax.section import need
 
+    loaded = load_config(config, overrides)
+    need(loaded.run_dir, "run_dir", "pretrain")
+    need(loaded.model, "model", "pretrain")
+    inputs = pretraining_inputs(
+        tokenizer=need(loaded.tokenizer, "tokenizer", "pretrain"),
+        train=need(loaded.train, "train", "pretrain"),
+        optimizer=loaded.optimizer,
+    )
+    require_inputs(inputs)
+    with starting_jax():
+        from bert_jax.verbs.pretrain import pretrain as run
     outcome = run(
-        load_config(config, overrides),
+        loaded,
         init_from=init_from,
         allow_data_change=allow_data_change,
         started=process_started(),
+        console=spoken_console(),
     )
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
@@ -131,8 +146,8 @@ def evaluate(
     mesh_settings: tuple[str, ...],
 ) -> None:
     """Evaluate a run's checkpoint on held-out examples: of pretraining, or of its task."""
-    from bert_jax.verbs.evaluate import evaluate as run
-
+    with starting_jax():
+        from bert_jax.verbs.evaluate import evaluate as run
     run(
         run_dir,
         dataset=dataset,
@@ -162,8 +177,8 @@ def fill_mask(
         return
     from rich.console import Console
 
-    from bert_jax.verbs.fill_mask import fill_mask as run
-
+    with starting_jax():
+        from bert_jax.verbs.fill_mask import fill_mask as run
     run(run_dir, texts, top_k=top_k, checkpoint=checkpoint, console=Console())
 
 
@@ -175,6 +190,6 @@ def fill_mask(
 @verb
 def demo(overrides: tuple[str, ...], directory: str) -> None:
     """Everything above in minutes on a laptop, on this Python's own documentation."""
-    from bert_jax.verbs.demo import demo as run
-
-    run(directory, overrides=overrides)
+    with starting_jax():
+        from bert_jax.verbs.demo import demo as run
+    run(directory, overrides=overrides, console=spoken_console())

@@ -23,13 +23,13 @@ class TableRow(NamedTuple):
     """One row and its place in the file."""
 
     path: Path
-    line: int  # its last line, from 1; for .parquet the row, from 1
+    line: int  # its last line, from 1; for .parquet and in memory the row, from 1
     values: Mapping[str, Any]  # by column; text, or any other type of JSON and Parquet
 
     @property
     def place(self) -> str:
         """Location for error messages: ``t.csv: line 7``."""
-        unit = "row" if self.path.suffix == ".parquet" else "line"
+        unit = "line" if self.path.suffix in (".jsonl", ".csv", ".tsv") else "row"
         return f"{self.path}: {unit} {self.line}"
 
     @property
@@ -37,6 +37,8 @@ class TableRow(NamedTuple):
         """Location of the column names: ``line 1 of t.csv``."""
         if self.path.suffix == ".parquet":
             return f"the schema of {self.path}"
+        if not self.path.suffix:  # in memory
+            return self.place
         return f"line {self.line if self.path.suffix == '.jsonl' else 1} of {self.path}"
 
     def text(self, name: str) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from multiprocessing import spawn
+from typing import Final
 
 
 def prepare_worker(index: int, count: int) -> None:
@@ -34,3 +38,39 @@ def _wait_for_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+_HIDING: Final = threading.local()
+_MAIN: Final = ("init_main_from_name", "init_main_from_path")
+# How Grain names its workers, which it starts in threads of its own.
+_LOADER: Final = "grain-process-prefetch"
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Processes that this thread starts inside the block do not import the main script.
+
+    `multiprocessing` has every new process run the script that the user started, in case it holds
+    what the process is to do. Ours do what lies in modules. So a script or notebook needs no ``if
+    __name__ == "__main__":`` guard, and runs once.
+    """
+    before = getattr(_HIDING, "now", False)
+    _HIDING.now = True
+    try:
+        yield
+    finally:
+        _HIDING.now = before
+
+
+_preparation_data = spawn.get_preparation_data
+
+
+def _without_main_where_asked(name: str) -> dict[str, object]:
+    found = _preparation_data(name)
+    if getattr(_HIDING, "now", False) or name.startswith(_LOADER):
+        return {key: value for key, value in found.items() if key not in _MAIN}
+    return found
+
+
+# What "spawn" and "forkserver" call for each process that they start; no setting of theirs does it.
+spawn.get_preparation_data = _without_main_where_asked

@@ -57,13 +57,17 @@ def _check_space(folder: Path, free: int, checkpoint_bytes: int | None) -> Findi
     whose = "this model" if checkpoint_bytes else "BERT-Base"
     text = (
         f"{free / 1e9:.1f} GB free in {folder}, "
-        f"room for {free // size} checkpoints of {whose} ({size / 1e9:.1f} GB each)"
+        f"room for {free // size} checkpoints of {whose} ({_shown(size)} each)"
     )
     if free >= KEPT_CHECKPOINTS * size:
         return ok("disk", text)
     # Without the model's own size, it is only likely that it does not fit.
     finding = problem if checkpoint_bytes else warn
     return finding("disk", f"{text}; {KEPT_CHECKPOINTS} are needed")
+
+
+def _shown(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def _check_remote(run_dir: str) -> Finding:

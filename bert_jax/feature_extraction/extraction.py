@@ -23,8 +23,9 @@ from bert_jax.feature_extraction.extractor import (
     Level,
     Pool,
     TextFeatures,
+    settings_for,
 )
-from bert_jax.feature_extraction.layers import MIX, default_layers, select_layers
+from bert_jax.feature_extraction.layers import MIX
 from bert_jax.feature_extraction.probe import ProbeScore, mixed, probe
 from bert_jax.feature_extraction.texts import TextColumns, read_texts
 from bert_jax.feature_extraction.writers import (
@@ -35,14 +36,13 @@ from bert_jax.feature_extraction.writers import (
 )
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import is_remote
+from bert_jax.inference.model import model_of_run
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run, open_run
 from bert_jax.runs.lock import hold_output
-from bert_jax.runs.parameters import load_params
 
 PROBE: Final = "probe.json"
-DEFAULT_MAX_LENGTH: Final = 512  # pieces, where the model has more positions
 SECONDS_BETWEEN_LINES: Final = 5.0
 
 
@@ -101,20 +101,12 @@ class ExtractionRequest:
         Raises:
             UserError: layers or a length that the model does not have.
         """
-        depth, positions = (
-            run.architecture.num_hidden_layers,
-            run.architecture.max_position_embeddings,
-        )
-        length = self.max_length
-        if length is not None and not 4 <= length <= positions:
-            raise UserError(
-                f"--max-length: found {length}, allowed: 4 to {positions}, the positions"
-            )
-        return ExtractionSettings(
-            layers=select_layers(self.layers or default_layers(depth), depth=depth),
+        return settings_for(
+            run.architecture,
+            layers=self.layers,
             level=self.level,
-            pool=self.pool or "mean",
-            max_length=length or min(positions, DEFAULT_MAX_LENGTH),
+            pool=self.pool,
+            max_length=self.max_length,
             batch_size=self.batch_size,
         )
 
@@ -151,8 +143,8 @@ def _extract(request: ExtractionRequest, console: Console | None) -> ExtractionR
     first = next(texts, None)
     if first is None:
         raise UserError(f"{request.input_path}: found no text, allowed: one or more")
-    loaded = load_params(run, checkpoint=request.checkpoint, mesh=open_mesh(request.mesh))
-    extractor = FeatureExtractor(settings, run, loaded)
+    model = model_of_run(run, checkpoint=request.checkpoint, mesh=open_mesh(request.mesh))
+    step, extractor = model.loaded.step, FeatureExtractor(settings, model)
 
     def stream() -> Iterator[TextFeatures]:
         with _progress(console, extractor.counts) as show:
@@ -175,10 +167,10 @@ def _extract(request: ExtractionRequest, console: Console | None) -> ExtractionR
             **score._asdict(),
             "layers": settings.layers.name,
             "pool": settings.pool,
-            "step": loaded.step,
+            "step": step,
         }
         write_whole(epath.Path(request.probe_path), json.dumps(content, indent=2).encode())
-    result = ExtractionResult(output, loaded.step, width, extractor.counts, score)
+    result = ExtractionResult(output, step, width, extractor.counts, score)
     if console is not None:
         _show(result, console, settings)
     return result

@@ -15,11 +15,15 @@ from flax import nnx
 from bert_jax.data.rows.collate import collate_tokens
 from bert_jax.errors import UserError
 from bert_jax.feature_extraction.encode import EncodedText, encode
-from bert_jax.feature_extraction.layers import LayerSelection
+from bert_jax.feature_extraction.layers import (
+    LayerSelection,
+    default_layers,
+    select_layers,
+)
 from bert_jax.feature_extraction.texts import InputText
 from bert_jax.inference.bucketed import BucketedInference
-from bert_jax.runs.directory import Run
-from bert_jax.runs.parameters import LoadedParams
+from bert_jax.inference.model import InferenceModel
+from bert_jax.model.config import Architecture
 from bert_jax.task import Batch, Row
 
 Level = Literal["token", "word", "sentence"]
@@ -30,6 +34,7 @@ WINDOW_BATCHES: Final = 64
 WINDOW_VALUES: Final = 1 << 26  # float32 numbers: 256 MiB
 
 EMPTY_LINES_KEPT: Final = 10
+DEFAULT_MAX_LENGTH: Final = 512  # pieces, where the model has more positions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,42 @@ class ExtractionSettings:
     pool: Pool = "mean"
     max_length: int = 512  # pieces, special ones included
     batch_size: int = 32
+
+
+def settings_for(
+    architecture: Architecture,
+    *,
+    layers: str | None,
+    level: Level,
+    pool: Pool | None,
+    max_length: int | None,
+    batch_size: int,
+) -> ExtractionSettings:
+    """Returns the settings for a model; what is None is what fits it.
+
+    Args:
+        architecture: of the model.
+        layers: see `select_layers`; None for the paper's best row that it has.
+        level: of the vectors.
+        pool: of a text; None for the mean.
+        max_length: pieces; None for the model's positions, at most 512.
+        batch_size: rows at a time.
+
+    Raises:
+        UserError: layers or a length that the model does not have.
+    """
+    depth, positions = architecture.num_hidden_layers, architecture.max_position_embeddings
+    if max_length is not None and not 4 <= max_length <= positions:
+        raise UserError(
+            f"--max-length: found {max_length}, allowed: 4 to {positions}, the positions"
+        )
+    return ExtractionSettings(
+        layers=select_layers(layers or default_layers(depth), depth=depth),
+        level=level,
+        pool=pool or "mean",
+        max_length=max_length or min(positions, DEFAULT_MAX_LENGTH),
+        batch_size=batch_size,
+    )
 
 
 class TextFeatures(NamedTuple):
@@ -90,22 +131,26 @@ class FeatureExtractor:
         counts: of what has been done so far.
     """
 
-    def __init__(self, settings: ExtractionSettings, run: Run, loaded: LoadedParams) -> None:
+    def __init__(
+        self, settings: ExtractionSettings, model: InferenceModel, *, few_texts: bool = False
+    ) -> None:
         """Compiles nothing yet: the first text of each length bucket does.
 
         Args:
             settings: layers, level, pooling, lengths.
-            run: whose tokenizer and architecture are used.
-            loaded: its parameters.
+            model: its heads do not matter.
+            few_texts: calls often have few texts, see `BucketedInference`.
         """
-        self.width = settings.layers.width(run.architecture.hidden_size)
+        loaded = model.loaded
+        self.width = settings.layers.width(model.architecture.hidden_size)
         self.counts = ExtractionCounts()
-        self._settings, self._tokenizer, self._params = settings, run.tokenizer, loaded.params
+        self._settings, self._tokenizer, self._params = settings, model.tokenizer, loaded.params
         self._inference = BucketedInference(
             _forward(settings, loaded.model.graphdef),
             loaded.mesh,
             batch_size=settings.batch_size,
             max_length=settings.max_length,
+            few_rows=few_texts,
         )
 
     def __call__(

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.data.rows.length_buckets import buckets_of, buckets_up_to
+from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.mesh import process_share
 from bert_jax.parallel.rules import batch_parts, batch_sharding, replicated
 from bert_jax.task import Batch
@@ -57,6 +58,7 @@ class BucketedInference:
         *,
         batch_size: int,
         max_length: int,
+        few_rows: bool = False,
     ) -> None:
         """Compiles nothing yet: the first batch of each length does.
 
@@ -65,11 +67,15 @@ class BucketedInference:
             mesh: over which rows are split.
             batch_size: rounded up to a multiple of the mesh's data-parallel size.
             max_length: no row is longer.
+            few_rows: calls often have few rows: they then run in batches of the next power of two,
+                each of which is compiled once.
         """
         parts = batch_parts(mesh)
         self.batch_size = -(-batch_size // parts) * parts
+        self._parts, self._few_rows = parts, few_rows
         self._mesh, self._share = mesh, process_share(mesh)
         self._buckets = buckets_up_to(max_length)
+        self._met: set[tuple[int, int]] = set()  # shapes that were compiled
         self._forward = jax.jit(forward, out_shardings=replicated(mesh))
 
     def __call__(
@@ -83,8 +89,9 @@ class BucketedInference:
             make_batch: collates this host's rows of a batch.
         """
         pending: tuple[np.ndarray, int, Any] | None = None
-        for rows, length in self._plan(np.asarray(lengths)):
-            outputs = self._dispatch(params, rows, length, make_batch)
+        size = self._size(len(lengths))
+        for rows, length in self._plan(np.asarray(lengths), size):
+            outputs = self._dispatch(params, rows, (size, length), make_batch)
             # Read the previous batch only now, so that the devices work while the host unpacks.
             if pending is not None:
                 yield _fetch(*pending)
@@ -92,23 +99,35 @@ class BucketedInference:
         if pending is not None:
             yield _fetch(*pending)
 
-    def _plan(self, lengths: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+    def _size(self, rows: int) -> int:
+        """Returns the rows of each batch of a call."""
+        if not self._few_rows:
+            return self.batch_size
+        enough = 1 << max(rows - 1, 0).bit_length()
+        return min(-(-enough // self._parts) * self._parts, self.batch_size)
+
+    def _plan(self, lengths: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, int]]:
         """Yields the rows and the length of each batch."""
         found = buckets_of(lengths, self._buckets)
         for bucket in np.unique(found).tolist():
             members = np.flatnonzero(found == bucket)
-            for start in range(0, len(members), self.batch_size):
-                yield members[start : start + self.batch_size], bucket
+            for start in range(0, len(members), size):
+                yield members[start : start + size], bucket
 
-    def _dispatch(self, params: Any, rows: np.ndarray, length: int, make_batch: MakeBatch) -> Any:
+    def _dispatch(
+        self, params: Any, rows: np.ndarray, shape: tuple[int, int], make_batch: MakeBatch
+    ) -> Any:
+        size, length = shape
         local = make_batch(
-            rows[self._share.part(self.batch_size)],
-            batch_size=self.batch_size // self._share.count,
-            length=length,
+            rows[self._share.part(size)], batch_size=size // self._share.count, length=length
         )
         with jax.set_mesh(self._mesh):
             placed = to_devices(local, batch_sharding(self._mesh), shares=self._share.count)
-            return self._forward(params, placed)
+            if shape in self._met:
+                return self._forward(params, placed)
+            self._met.add(shape)
+            with compiling(f"the model for {size} × {length} tokens"):
+                return self._forward(params, placed)
 
 
 def _fetch(rows: np.ndarray, length: int, outputs: Any) -> ComputedBatch:

@@ -13,8 +13,8 @@ from flax import nnx
 from bert_jax.data.rows.collate import collate_tokens, pad_rows
 from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import BucketedInference
-from bert_jax.runs.directory import Run, describe
-from bert_jax.runs.parameters import load_params
+from bert_jax.inference.model import InferenceModel
+from bert_jax.runs.directory import describe
 from bert_jax.task import Batch, Row
 from bert_jax.text import Tokenizer
 
@@ -36,61 +36,90 @@ class Filled(NamedTuple):
     masks: list[list[Candidate]]
 
 
-def fill_masks(run: Run, texts: Sequence[str], *, top_k: int, checkpoint: str) -> list[Filled]:
-    """Returns the candidates for every [MASK] of every text, see `bert_jax.fill_mask`."""
-    tokenizer = run.tokenizer
-    if not run.heads.mlm:
-        raise UserError(
-            f"fill-mask: {run.directory} has {describe(run.heads)}, so it cannot say which word is "
-            f"missing; allowed: a run with an MLM head"
-        )
-    encoded = [_encode(text, tokenizer) for text in texts]
-    longest = max(map(len, encoded), default=0)
-    positions = run.architecture.max_position_embeddings
-    if longest > positions:
-        raise UserError(f"fill-mask: a text has {longest} pieces, allowed: up to {positions}")
-    if not 1 <= top_k <= tokenizer.vocab_size:
-        raise UserError(
-            f"--top-k: found {top_k}, allowed: 1 to {tokenizer.vocab_size}, the vocabulary"
-        )
-    masks = [np.flatnonzero(np.equal(ids, tokenizer.special.mask)) for ids in encoded]
-    most_masks = max(map(len, masks), default=0)
+class MaskFiller:
+    """Finds candidates for every [MASK]; compiles once for each shape that it meets."""
 
-    def make_batch(rows: np.ndarray, *, batch_size: int, length: int) -> Row:
-        batch = collate_tokens(
-            [encoded[row] for row in rows],
-            batch_size=batch_size,
-            length=length,
-            pad_id=tokenizer.special.pad,
+    def __init__(self, model: InferenceModel, *, top_k: int) -> None:
+        """Compiles nothing yet.
+
+        Args:
+            model: with an MLM head.
+            top_k: candidates per mask.
+
+        Raises:
+            UserError: no such head, or more candidates than pieces.
+        """
+        if not model.heads.mlm:
+            raise UserError(
+                f"fill-mask: {model.name} has {describe(model.heads)}, so it cannot say which word "
+                f"is missing; allowed: a run with an MLM head"
+            )
+        if not 1 <= top_k <= model.tokenizer.vocab_size:
+            raise UserError(
+                f"--top-k: found {top_k}, allowed: 1 to {model.tokenizer.vocab_size}, the "
+                f"vocabulary"
+            )
+        self._tokenizer, self._params = model.tokenizer, model.loaded.params
+        self._positions = model.architecture.max_position_embeddings
+        graphdef, special = model.loaded.model.graphdef, list(model.tokenizer.special)
+
+        def forward(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+            """Returns probabilities and ids, [B, masks, top_k]."""
+            bert = nnx.merge(graphdef, params)
+            hidden = bert.hidden(batch, dropout_key=None)
+            logits = bert.mlm_logits(hidden, batch["masked_lm_positions"])
+            # No text contains the special pieces.
+            logits = logits.at[..., jnp.asarray(special)].set(-jnp.inf)
+            return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), top_k)
+
+        self._inference = BucketedInference(
+            forward,
+            model.loaded.mesh,
+            batch_size=BATCH_SIZE,
+            max_length=self._positions,
+            few_rows=True,
         )
-        batch["masked_lm_positions"] = pad_rows(
-            [masks[row] for row in rows], batch_size=batch_size, length=most_masks
-        )
-        return batch
 
-    loaded = load_params(run, checkpoint=checkpoint)
+    def __call__(self, texts: Sequence[str]) -> list[Filled]:
+        """Returns the candidates for every [MASK] of every text, in order.
 
-    def forward(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Returns probabilities and ids, [B, masks, top_k]."""
-        model = nnx.merge(loaded.model.graphdef, params)
-        hidden = model.hidden(batch, dropout_key=None)
-        logits = model.mlm_logits(hidden, batch["masked_lm_positions"])
-        # No text contains the special pieces.
-        logits = logits.at[..., jnp.asarray(list(tokenizer.special))].set(-jnp.inf)
-        return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), top_k)
+        Raises:
+            UserError: a text without [MASK], or with more pieces than the model has positions.
+        """
+        encoded = [_encode(text, self._tokenizer) for text in texts]
+        longest = max(map(len, encoded), default=0)
+        if longest > self._positions:
+            raise UserError(
+                f"fill-mask: a text has {longest} pieces, allowed: up to {self._positions}"
+            )
+        masks = [np.flatnonzero(np.equal(ids, self._tokenizer.special.mask)) for ids in encoded]
+        most = _next_power_of_two(max(map(len, masks), default=1))
 
-    inference = BucketedInference(
-        forward, loaded.mesh, batch_size=min(BATCH_SIZE, len(encoded)), max_length=positions
-    )
-    filled: dict[int, list[list[Candidate]]] = {}
-    for batch in inference(loaded.params, list(map(len, encoded)), make_batch):
-        for row, probabilities, ids in zip(batch.rows.tolist(), *batch.outputs, strict=True):
-            candidates = [
-                list(map(Candidate, tokenizer.pieces(of_mask.tolist()), chances.tolist()))
-                for of_mask, chances in zip(ids, probabilities, strict=True)
-            ]
-            filled[row] = candidates[: len(masks[row])]
-    return [Filled(text, filled[row]) for row, text in enumerate(texts)]
+        def make_batch(rows: np.ndarray, *, batch_size: int, length: int) -> Row:
+            batch = collate_tokens(
+                [encoded[row] for row in rows],
+                batch_size=batch_size,
+                length=length,
+                pad_id=self._tokenizer.special.pad,
+            )
+            batch["masked_lm_positions"] = pad_rows(
+                [masks[row] for row in rows], batch_size=batch_size, length=most
+            )
+            return batch
+
+        filled: dict[int, list[list[Candidate]]] = {}
+        for batch in self._inference(self._params, list(map(len, encoded)), make_batch):
+            for row, probabilities, ids in zip(batch.rows.tolist(), *batch.outputs, strict=True):
+                candidates = [
+                    list(map(Candidate, self._tokenizer.pieces(found.tolist()), chances.tolist()))
+                    for found, chances in zip(ids, probabilities, strict=True)
+                ]
+                filled[row] = candidates[: len(masks[row])]
+        return [Filled(text, filled[row]) for row, text in enumerate(texts)]
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:

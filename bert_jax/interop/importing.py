@@ -11,21 +11,25 @@ import jax
 import jax.numpy as jnp
 import optax
 from etils import epath
+from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
+from bert_jax.inference.model import InferenceModel
 from bert_jax.interop.hf import is_hf, read_hf
 from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.mapping import Params
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.tf_bert import is_tf, read_tf
+from bert_jax.model.bert import bert_builder
 from bert_jax.model.config import Execution, ModelSection
 from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import describe, write_run
+from bert_jax.runs.parameters import LoadedParams
 from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
 from bert_jax.train.progress import IMPORTED
-from bert_jax.train.state import TrainState, run_key
+from bert_jax.train.state import TrainState, abstract_params, define_model, run_key
 
 # What Orbax needs beside the array that it writes.
 SAVE_SLACK_BYTES: Final = 1 << 20
@@ -63,6 +67,22 @@ def read_checkpoint(
     )
 
 
+def model_in_memory(model: Pretrained, *, mesh: Mesh, name: str) -> InferenceModel:
+    """Returns a checkpoint of another program on devices, in float32.
+
+    Args:
+        model: as read.
+        mesh: where its parameters go.
+        name: of it, for messages.
+    """
+    execution = Execution(dtype="float32")
+    definition = define_model(bert_builder(model.architecture, execution, model.heads))
+    layout = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(definition, mesh))
+    params = jax.device_put(model.params, layout)
+    loaded = LoadedParams(model.step or 0, definition, params, mesh)
+    return InferenceModel(name, model.tokenizer, model.architecture, model.heads, loaded)
+
+
 def write_imported_run(
     root: Path,
     model: Pretrained,
@@ -71,6 +91,7 @@ def write_imported_run(
     settings: Mapping[str, Any],
     optimizer: OptimizerSection,
     seed: int,
+    record: Mapping[str, str],
 ) -> None:
     """Writes a run directory that holds an imported model.
 
@@ -81,6 +102,7 @@ def write_imported_run(
         settings: the rest of the configuration, as plain values.
         optimizer: of the configuration; the imported moments become its state.
         seed: of the configuration.
+        record: where the model was fetched from, for provenance.json.
     """
     directory = model.files[0].parent
     files = [*model.files, *tokenizer_files(directory)]
@@ -95,6 +117,7 @@ def write_imported_run(
         tokenizer=model.tokenizer,
         origin={
             "imported_from": {
+                **record,
                 "directory": str(directory),
                 "sha256": {path.name: _sha256(path) for path in sorted(files)},
             },

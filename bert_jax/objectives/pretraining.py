@@ -13,6 +13,7 @@ from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.model.config import Architecture, resolve_architecture
+from bert_jax.narration import doing
 from bert_jax.objectives.initial_parameters import ParameterOrigin
 from bert_jax.objectives.phases import PhaseOpener
 from bert_jax.objectives.registry import make_objective
@@ -34,6 +35,7 @@ from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import Intervals, Phase, TrainSpec, check_batches
 from bert_jax.train.state import define_model
 from bert_jax.train.step import StepSpec, choose_rng
+from bert_jax.train.trackers import require_trackers
 
 
 class PretrainPlan(NamedTuple):
@@ -62,6 +64,7 @@ def prepare(
         UserError: it does not.
     """
     section = settings.train
+    require_trackers(section.trackers, key="train.trackers")
     schedule = join(schedule_segments(section, settings.optimizer))
     mesh = open_mesh(settings.mesh)
     tokenizer = load_tokenizer(settings.tokenizer)
@@ -74,7 +77,8 @@ def prepare(
         execution=settings.model.execution,
         tokenizer=tokenizer,
     )
-    model = define_model(objective.build)
+    with doing("defining the model"):
+        model = define_model(objective.build)
     opener = PhaseOpener(
         settings=settings,
         objective=objective,
@@ -84,7 +88,8 @@ def prepare(
         mesh=mesh,
         cache=DatasetCache(settings.loader.cache, say=say),
     )
-    opened = [opener.open(index) for index in range(len(section.phases))]
+    with doing("opening the datasets"):
+        opened = [opener.open(index) for index in range(len(section.phases))]
     return PretrainPlan(
         settings=settings,
         tokenizer=tokenizer,
@@ -158,6 +163,7 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
             write_config=write_config if jax.process_index() == 0 else lambda folder: None,
             allow_data_change=settings.allow_data_change,
             example_log=section.example_log,
+            trackers=section.trackers,
             watchdog=section.watchdog,
             started=settings.started,
             bad_steps=section.bad_steps,

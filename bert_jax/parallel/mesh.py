@@ -13,7 +13,8 @@ from jax.sharding import AxisType, Mesh
 
 from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UserError, first_line
-from bert_jax.parallel.processes import join
+from bert_jax.narration import doing, hush
+from bert_jax.parallel.processes import is_first, join
 from bert_jax.parallel.rules import DATA, FSDP, MESH_AXES, TENSOR
 from bert_jax.parallel.section import MeshSection
 
@@ -39,13 +40,17 @@ def initialise(section: MeshSection) -> None:
     elif section.platform == "cpu":
         _set_before_backend("jax_platforms", "cpu")
     if section.distributed.enabled:
-        join(section.distributed)
+        with doing("waiting for the other processes"):
+            join(section.distributed)
     try:
-        found = jax.default_backend()
+        with doing("opening the devices"):
+            found = jax.default_backend()
     except RuntimeError as error:
         raise UserError(
             f'mesh.platform: found no usable device for "{section.platform}" ({first_line(error)})'
         ) from error
+    if not is_first():
+        hush()
     if section.platform not in ("auto", found):
         raise UserError(
             f'mesh.platform: "{section.platform}" was asked for, found only '

@@ -8,6 +8,7 @@ import optax
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.narration import doing
 from bert_jax.optim.optimizer import MomentsState, find_moments, make_optimizer
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.mesh import open_mesh
@@ -39,8 +40,11 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
         UserError: no such checkpoint.
     """
     mesh = mesh or open_mesh()
-    model = define_model(run.build)
-    with open_checkpoints(run.directory) as checkpoints:
+    with (
+        doing(f"reading the parameters of {run.directory}"),
+        open_checkpoints(run.directory) as checkpoints,
+    ):
+        model = define_model(run.build)
         if checkpoint == "auto":
             ranked = run.is_fine_tuned and checkpoints.best_step() is not None
             checkpoint = "best" if ranked else "last"

@@ -17,6 +17,7 @@ from bert_jax.data.rows.collate import collate_tokens, pad_rows, stack_rows
 from bert_jax.task import Row
 from bert_jax.tasks.epoch_plan import EpochPlan, LengthGroup
 from bert_jax.tasks.family import NO_LABEL, Split
+from bert_jax.tasks.shape_budget import ShapeCost
 
 WEIGHTS: Final = "row_weights"
 
@@ -37,6 +38,7 @@ class TrainBatches:
         pad_id: int,
         unit: int = 1,
         share: HostShare = ONE_HOST,
+        cost: ShapeCost | None = None,
     ) -> None:
         """Plans the first epoch.
 
@@ -48,9 +50,10 @@ class TrainBatches:
             pad_id: of the tokenizer.
             unit: each length group of a batch is filled up to a multiple of this many rows.
             share: this host's part of a batch.
+            cost: of a shape, see `EpochPlan`.
         """
         self.plan = EpochPlan(
-            split.lengths, batch_size=batch_size, max_length=max_length, seed=seed
+            split.lengths, batch_size=batch_size, max_length=max_length, seed=seed, cost=cost
         )
         self._split, self._pad_id, self._unit = split, pad_id, unit
         self._share = share

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from bert_jax.data import rng
 from bert_jax.data.rows.length_buckets import buckets_of, buckets_up_to
+from bert_jax.tasks.shape_budget import ShapeCost, choose_shapes
 
 # A bucket with a smaller share of the rows joins the next longer one.
 SPARSE: Final = 0.1
@@ -44,7 +46,15 @@ class EpochPlan:
     their compiled programs.
     """
 
-    def __init__(self, lengths: np.ndarray, *, batch_size: int, max_length: int, seed: int) -> None:
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        *,
+        batch_size: int,
+        max_length: int,
+        seed: int,
+        cost: ShapeCost | None = None,
+    ) -> None:
         """Sorts the rows into buckets.
 
         Args:
@@ -52,6 +62,8 @@ class EpochPlan:
             batch_size: rows of a batch.
             max_length: no row is longer.
             seed: of the run.
+            cost: of a shape, which decides how many there are, see `choose_shapes`. It decides no
+                more than how far rows are padded. None for a shape for each pair of buckets.
         """
         self.batch_size = batch_size
         self.steps = -(-len(lengths) // batch_size)
@@ -63,6 +75,13 @@ class EpochPlan:
         )
         self._epoch: int | None = None
         self._batches: list[PlannedBatch] = []
+        self._pad_to: dict[tuple[int, int], tuple[int, int]] = {}
+        if cost is not None and batch_size > 1:
+            halves = batch_size // 2, batch_size - batch_size // 2
+            kinds = Counter(
+                (short.length, long.length) for short, long in self._pairs(np.arange(len(lengths)))
+            )
+            self._pad_to = choose_shapes(kinds, sizes=halves, cost=cost)
 
     def batch(self, step: int) -> PlannedBatch:
         """Returns the batch of a step of the run."""
@@ -86,6 +105,12 @@ class EpochPlan:
     def _plan(self, epoch: int) -> list[PlannedBatch]:
         generator = rng.stream(self._seed, "finetune rows", epoch)
         rows = np.concatenate([generator.permutation(members) for _, members in self._by_bucket])
+        batches = [_joined(*self._padded(shorter, longer)) for shorter, longer in self._pairs(rows)]
+        order = rng.stream(0, "finetune batches", epoch).permutation(len(batches))
+        return [batches[at] for at in order]
+
+    def _pairs(self, rows: np.ndarray) -> Iterator[tuple[LengthGroup, LengthGroup]]:
+        """Yields the halves of each batch of rows in order of their buckets, each in its own."""
         padded = np.concatenate([np.full(len(rows), length) for length, rows in self._by_bucket])
 
         def group(at: RankRange) -> LengthGroup:
@@ -93,12 +118,14 @@ class EpochPlan:
             length = int(padded[max(at.first, at.end - 1)])
             return LengthGroup(length, at.size, rows[at.first : at.end])
 
-        batches = [
-            _joined(group(shorter), group(longer))
-            for shorter, longer in _halves(len(rows), self.batch_size)
-        ]
-        order = rng.stream(0, "finetune batches", epoch).permutation(len(batches))
-        return [batches[at] for at in order]
+        for shorter, longer in _halves(len(rows), self.batch_size):
+            yield group(shorter), group(longer)
+
+    def _padded(self, shorter: LengthGroup, longer: LengthGroup) -> tuple[LengthGroup, LengthGroup]:
+        """Returns the halves of a batch at the lengths that were chosen for them."""
+        own = shorter.length, longer.length
+        short, long = self._pad_to.get(own, own)
+        return shorter._replace(length=short), longer._replace(length=long)
 
 
 class RankRange(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import Section
@@ -107,22 +108,22 @@ class DataRequest(NamedTuple):
     max_length: int  # pieces in a row, special ones included
     seed: int  # of a split that the family has to make
     # The splits wanted, by role: "train", "dev" (all dev sets), "test" (all test sets); or
-    # {"input": file} for a file of the user's, labelled or not.
+    # "input" for rows of the user's, labelled or not.
     roles: tuple[str, ...] = ("train", "dev")
-    input: Path | None = None  # the file of role "input"
+    input: Path | MemoryTable | None = None  # the rows of role "input"
     labels: tuple[str, ...] | None = None  # of the model; None: found in the training set
     tuned: Mapping[str, float] = {}  # figures of the run's dev evaluation, such as a threshold
 
-    def file(self, section: Section, role: str) -> str:
-        """Returns the file of a role: a field of the section, or the user's own.
+    def source(self, section: Section, role: str) -> Path | MemoryTable:
+        """Returns the rows of a role: a file that the section names, or the user's own.
 
         Raises:
-            UserError: there is none.
+            UserError: there are none.
         """
-        path = self.input if role == "input" else getattr(section, role)
-        if path is None:
+        found = self.input if role == "input" else getattr(section, role)
+        if found is None:
             raise UserError(f"task.{role}: found none, allowed: a file")
-        return str(path)
+        return found if isinstance(found, MemoryTable) else Path(found)
 
 
 def needs_labels(role: str) -> bool:

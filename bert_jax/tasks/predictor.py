@@ -23,7 +23,14 @@ class Predictor:
     """Predicts every row of a split once; the figures do not depend on the batch or the mesh."""
 
     def __init__(
-        self, model: ModelDefinition, mesh: Mesh, *, batch_size: int, max_length: int, pad_id: int
+        self,
+        model: ModelDefinition,
+        mesh: Mesh,
+        *,
+        batch_size: int,
+        max_length: int,
+        pad_id: int,
+        few_rows: bool = False,
     ) -> None:
         """Compiles nothing yet: the first row of each length bucket does.
 
@@ -33,6 +40,7 @@ class Predictor:
             batch_size: rows at a time, rounded up to a multiple of the mesh's data-parallel size.
             max_length: no row is longer.
             pad_id: of the tokenizer.
+            few_rows: splits are often small, see `BucketedInference`.
         """
 
         def forward(params: Any, batch: Batch) -> jax.Array:
@@ -40,7 +48,7 @@ class Predictor:
 
         self._pad_id = pad_id
         self._inference = BucketedInference(
-            forward, mesh, batch_size=batch_size, max_length=max_length
+            forward, mesh, batch_size=batch_size, max_length=max_length, few_rows=few_rows
         )
 
     def __call__(self, params: Any, split: Split) -> list[Record]:

@@ -11,14 +11,15 @@ from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.registry import TaskSection
 from bert_jax.tasks.sweep.grid import SweepSection
-from bert_jax.train.sections import BadStepsSection
+from bert_jax.train.sections import BadStepsSection, TrackerName
 
 
 class FinetuneSection(Section):
     """What to fine-tune, on what, and how long. The defaults are the paper's middle values."""
 
     init_from: PathText
-    """A run directory of `pretrain`, `import` or `finetune`."""
+    """A run directory of `pretrain`, `import` or `finetune`; or a model on a hub:
+    `google-bert/bert-base-uncased`, with `@` a revision."""
     task: TaskSection = pydantic.Field(discriminator="kind")
     """Which task, and where its files are; `kind` says which keys there are."""
     split_seed: int = pydantic.Field(default=0, ge=0)
@@ -55,6 +56,8 @@ class FinetuneSection(Section):
     example_log: bool = False
     """Whether to write down which rows each step consumes, in `examples/` of the run: about 7 bytes
     a row."""
+    trackers: tuple[TrackerName, ...] = ()
+    """Where figures go besides metrics.jsonl and TensorBoard."""
     rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"
     """JAX's generator of dropout's bits. `auto`: the hardware's on a TPU, else threefry, whose bits
     do not depend on the mesh."""

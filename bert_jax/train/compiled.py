@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bert_jax.data.rows.collate import parts_of
+from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.rules import replicated
 from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
@@ -83,13 +85,24 @@ class StepPrograms:
         if shape not in self._programs:
             if len(self._programs) == self._shapes:
                 raise RuntimeError(f"a batch of a shape that was not announced: {dict(shape)}")
-            self._programs[shape] = self._lower(state, batch).compile()
+            with compiling(f"{self._number()} ({describe_batch(batch)})"):
+                self._programs[shape] = self._lower(state, batch).compile()
         return self._programs[shape](state, batch, limits)
 
     @property
     def compiled(self) -> int:
         """How many programs were compiled so far."""
         return len(self._programs)
+
+    def _number(self) -> str:
+        """Returns which of the programs is the next: ``step 2 of 4``."""
+        return "the step" if self._shapes == 1 else f"step {self.compiled + 1} of {self._shapes}"
+
+
+def describe_batch(batch: StepBatch) -> str:
+    """Returns the rows of a batch and their lengths: ``16 × 64 + 16 × 128 tokens``."""
+    parts = [part["input_ids"].shape for part in parts_of(batch) if "input_ids" in part]
+    return " + ".join(" × ".join(map(str, shape)) for shape in parts) + " tokens"
 
 
 def lower_evaluation_step(
@@ -106,7 +119,8 @@ def compile_evaluation(task: Task, model: ModelDefinition, mesh: Mesh) -> Evalua
 
     def evaluate(params: Params, batch: Batch) -> Metrics:
         if not compiled:
-            compiled.append(lower_evaluation_step(task, model, mesh, params, batch).compile())
+            with compiling(f"the evaluation ({describe_batch(batch)})"):
+                compiled.append(lower_evaluation_step(task, model, mesh, params, batch).compile())
         return compiled[0](params, batch)
 
     return evaluate

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import jax
 from rich.console import Console
 
+from bert_jax.narration import doing
 from bert_jax.parallel.stop_signal import STOP, StopSignal
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import StepPrograms, lower_train_step
@@ -54,7 +55,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
     """
     watch = Stopwatch(spec.run_dir, started=spec.started)
     abstract = abstract_state(spec.step.model, spec.step.optimizer, spec.mesh)
-    with watch.on("restore"):
+    with watch.on("restore"), doing("making or restoring the state"):
         state, progress = restore_or_initialise(spec, abstract, say=loudly(console))
     spec.write_config(spec.run_dir)
     tracker = StepTracker(progress, phases=spec.phases, intervals=spec.intervals)
@@ -76,7 +77,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
                 loop.run_phase(phase, stop)
                 if loop.interrupted:
                     break
-        with watch.on("save"):
+        with watch.on("save"), doing("saving the last checkpoint"):
             spec.checkpoints.wait()
         if tracker.progress.step > first:
             output.tell_time(step=tracker.progress.step, finished=not loop.interrupted)
@@ -164,6 +165,7 @@ class _Loop:
         applied = metrics.pop(HEALTHY)[0] > 0
         self.tracker.finish_step(metrics if applied else {})
         self.watchdog.step_done()
+        self.display.step_done(running.step)
         batch = running.batch
         self.output.examples.write(batch.examples, self.tracker.progress)
         meter.add(tokens=batch.tokens, rows=phase.batch_size, waited=batch.waited)
@@ -192,7 +194,7 @@ class _Loop:
     def _evaluate(self, phase: Phase, evaluate: Evaluate) -> SelectionScore:
         """Evaluates, reports, and returns the selection score."""
         progress = self.tracker.progress
-        with self.watch.on("evaluate"):
+        with self.watch.on("evaluate"), doing("evaluating"):
             self.scores = scores = evaluate(self.state.params)
         self.writer.write("validation", progress.step, scores)
         remark = phase.watch.remark(scores) if phase.watch else ""

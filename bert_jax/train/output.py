@@ -43,7 +43,10 @@ class Output(NamedTuple):
         """
         self.watch.write(self.writer, step=step, finished=finished)
         account = describe_goodput(self.watch.read())
+        self.display.close()
         self.display.say(f"where the time went: {account}", style="dim")
+        if finished:
+            self.display.say(f"done: {step:,} steps")
 
     def close(self) -> None:
         """Writes out what is buffered; the terminal keeps its last line."""
@@ -76,5 +79,7 @@ def open_output(
     # Figures are written once, by the first process.
     writer: Writer = NoWriter()
     if jax.process_index() == 0:
-        writer = RunWriter(spec.run_dir, resume_step=first, say=display.say)
+        writer = RunWriter(
+            spec.run_dir, resume_step=first, say=display.say, trackers=spec.trackers
+        )
     return Output(with_heartbeat(writer), display, examples, watch)

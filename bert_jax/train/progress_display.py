@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -9,34 +10,43 @@ from datetime import timedelta
 
 import jax
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
+from bert_jax.narration import Narrator, narrator_of
 from bert_jax.train.throughput import Throughput
 
 
 class ProgressDisplay:
     """Shows steps, scores, speed and the time left."""
 
-    def __init__(self, console: Console, *, first_step: int, total_steps: int) -> None:
+    def __init__(self, narrator: Narrator, *, first_step: int, total_steps: int) -> None:
         """Starts the clock.
 
         Args:
-            console: a terminal gets one live line, anything else a plain line per report.
+            narrator: a terminal gets one live line, anything else a plain line per report.
             first_step: steps done before this process started.
             total_steps: of the whole run.
         """
-        self._console = console
-        self._first = first_step
+        self._narrator = narrator
+        self._first = self._step = first_step
         self._total = total_steps
         self._started = time.monotonic()
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-        if self._live:
-            self._live.start()
+        self._reported = ""
+        self._live = contextlib.ExitStack()
+        self._live.enter_context(narrator.stage(self._now, lasting=True))
+
+    def step_done(self, step: int) -> None:
+        """Counts a step; the first of this process gets a line of its own."""
+        self._step = step
+        if step == self._first + 1:
+            seconds = time.monotonic() - self._started
+            self.say(f"step {step:,} of {self._total:,}: done after {seconds:.1f} s", style="dim")
 
     def report(self, step: int, scores: Mapping[str, float], throughput: Throughput) -> None:
         """Shows the state of the run after `step` steps."""
-        self._show(Text(self._line(step, scores, throughput), no_wrap=True, overflow="ellipsis"))
+        self._step = step
+        self._reported = self._line(step, scores, throughput)
+        if not self._narrator.console.is_terminal:
+            self._narrator.say(self._reported)
 
     def evaluated(self, step: int, scores: Mapping[str, float], remark: str = "") -> None:
         """Shows an evaluation and a remark on it, as a line that stays."""
@@ -45,35 +55,43 @@ class ProgressDisplay:
 
     def say(self, message: str, *, style: str = "") -> None:
         """Shows a line that stays."""
-        self._console.print(Text(message), style=style, soft_wrap=True)
+        self._narrator.say(message, style=style)
 
     def close(self) -> None:
         """Stops refreshing; the last line stays."""
-        if self._live:
-            self._live.stop()
+        self._live.close()
+        if self._reported and self._narrator.console.is_terminal:
+            self._narrator.say(self._reported)
+        self._reported = ""
 
-    def _show(self, text: Text) -> None:
-        if self._live:
-            self._live.update(text, refresh=True)
-        else:
-            self._console.print(text, soft_wrap=True)
+    def _now(self) -> str:
+        """Returns the line of this moment: the last report, with the steps done since."""
+        counted = f"step {self._step}/{self._total}"
+        return f"{counted} {self._reported.partition(' ')[2].partition(' ')[2]}".rstrip()
 
     def _line(self, step: int, scores: Mapping[str, float], throughput: Throughput) -> str:
+        """Returns what matters most first: 80 columns end after the time that is left."""
         done = step - self._first
         left = (time.monotonic() - self._started) / max(done, 1) * (self._total - step)
+        loss = {name: value for name, value in scores.items() if name == "loss"}
+        others = {name: value for name, value in scores.items() if name != "loss"}
         mfu = "" if throughput.mfu is None else f" mfu {throughput.mfu:.1%}"
-        return (
-            f"step {step}/{self._total} {format_scores(scores)} "
-            f"tokens/s {throughput.tokens_per_second:,.0f}{mfu} "
-            f"input {throughput.input_share:.0%} eta {timedelta(seconds=round(left))}"
-        )
+        parts = [
+            f"step {step}/{self._total}",
+            format_scores(loss),
+            f"tokens/s {throughput.tokens_per_second:,.0f}",
+            f"eta {timedelta(seconds=round(left))}",
+            format_scores(others),
+            f"input {throughput.input_share:.0%}{mfu}",
+        ]
+        return " ".join(filter(None, parts))
 
 
 def make_display(console: Console, *, first_step: int, total_steps: int) -> ProgressDisplay:
     """Returns the display of a run, silent on all processes but the first."""
     if jax.process_index() != 0:
         console = Console(quiet=True)
-    return ProgressDisplay(console, first_step=first_step, total_steps=total_steps)
+    return ProgressDisplay(narrator_of(console), first_step=first_step, total_steps=total_steps)
 
 
 def loudly(console: Console) -> Callable[[str], None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import pydantic
 
@@ -10,6 +10,8 @@ from bert_jax.data.rows.packing_plan import PackingSection
 from bert_jax.errors import UserError
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.section import PathText, Section
+
+TrackerName: TypeAlias = Literal["wandb", "mlflow"]
 
 
 class PhaseSection(Section):
@@ -130,6 +132,8 @@ class TrainSection(Section):
     example_log: bool = False
     """Whether to write down which examples each step consumes, in `examples/` of the run: about 7
     bytes an example."""
+    trackers: tuple[TrackerName, ...] = ()
+    """Where figures go besides metrics.jsonl and TensorBoard."""
     watchdog: WatchdogSection | None = WatchdogSection()
     """Ends a run that hangs, with exit code 43. null: waits for ever."""
     rng: Literal["auto", "threefry2x32", "rbg", "unsafe_rbg"] = "auto"

@@ -17,7 +17,12 @@ from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.checkpoint_store import CheckpointWriter
-from bert_jax.train.sections import BadStepsSection, TrainSection, WatchdogSection
+from bert_jax.train.sections import (
+    BadStepsSection,
+    TrackerName,
+    TrainSection,
+    WatchdogSection,
+)
 from bert_jax.train.step import StepSpec, TrainStep
 
 HostBatches: TypeAlias = AbstractContextManager[Iterator[HostBatch]]
@@ -100,6 +105,7 @@ class TrainSpec:
     write_config: Callable[[epath.Path], None]
     allow_data_change: bool  # since the last checkpoint; otherwise it is refused
     example_log: bool  # whether to write down which examples each step consumes
+    trackers: Sequence[TrackerName]
     started: float  # when the process, or this run in it, began: seconds since 1970
     watchdog: WatchdogSection | None  # None: no step is taken to hang
     bad_steps: BadStepsSection

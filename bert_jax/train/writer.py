@@ -1,9 +1,9 @@
-"""Where a run's figures go: metrics.jsonl and TensorBoard."""
+"""Where a run's figures go: metrics.jsonl, TensorBoard, trackers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from etils import epath
@@ -11,7 +11,9 @@ from etils import epath
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.json_lines import Entry, read_log
 from bert_jax.files.line_log import open_log
+from bert_jax.train.sections import TrackerName
 from bert_jax.train.tensorboard import TensorBoard
+from bert_jax.train.trackers import Trackers
 
 METRICS: Final = "metrics.jsonl"
 
@@ -37,7 +39,7 @@ class Writer(Protocol):
 
 
 class RunWriter:
-    """metrics.jsonl (`metrics/part-*.jsonl` in a bucket) and TensorBoard of a run directory.
+    """metrics.jsonl (`metrics/part-*.jsonl` in a bucket), TensorBoard and the trackers of a run.
 
     A run that resumes at step N first drops lines beyond N: they tell of steps that will be done
     again.
@@ -49,19 +51,23 @@ class RunWriter:
         *,
         resume_step: int,
         say: Callable[[str], None] = lambda _: None,
+        trackers: Sequence[TrackerName] = (),
     ) -> None:
-        """Opens both.
+        """Opens them.
 
         Args:
             run_dir: local or gs://.
             resume_step: the last step that counts; 0 for a fresh run.
-            say: called with a line of text if lines of metrics.jsonl were found damaged.
+            say: called with a line of text if lines of metrics.jsonl were found damaged, or a
+                tracker fails.
+            trackers: other places for figures.
         """
         self._run_dir, self._say = run_dir, say
         self._open(resume_step)
+        self._trackers = Trackers(epath.Path(run_dir), trackers, say=say)
 
     def _open(self, step: int) -> None:
-        """Opens both, without what was written of steps beyond one."""
+        """Opens the files, without what was written of steps beyond one."""
         self._lines = open_log(
             epath.Path(self._run_dir) / METRICS,
             check=is_figures,
@@ -74,6 +80,7 @@ class RunWriter:
         """Adds ``{"kind": "train", "step": 10, "loss": 9.1, …}``, and the same to TensorBoard."""
         self._lines.append({"kind": kind, "step": step, **figures})
         self._board.write(kind, step, figures)
+        self._trackers.write(kind, step, figures)
 
     def flush(self) -> None:
         """See `Writer`."""
@@ -81,12 +88,16 @@ class RunWriter:
         self._board.flush()
 
     def rewind(self, step: int) -> None:
-        """See `Writer`."""
-        self.close()
+        """See `Writer`. Trackers draw the steps that are done again over the former ones."""
+        self._close_files()
         self._open(step)
 
     def close(self) -> None:
         """See `Writer`."""
+        self._close_files()
+        self._trackers.close()
+
+    def _close_files(self) -> None:
         self._lines.close()
         self._board.close()
 

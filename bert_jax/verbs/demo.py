@@ -15,6 +15,7 @@ from bert_jax.config import RunConfig, load_config
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.inference.fill_mask import Filled
+from bert_jax.narration import doing, speaking
 from bert_jax.objectives.example_source import VALIDATION
 from bert_jax.pipelines.python_docs.corpus import write_python_docs
 from bert_jax.runs.evaluation import Evaluation
@@ -58,18 +59,24 @@ def demo(
         overrides: ``key=value`` over ``configs/demo.yaml``.
         console: where it is told.
     """
-    started = time.monotonic()
     console = console or Console()
+    with speaking(console):
+        return _demo(directory, overrides, console)
+
+
+def _demo(directory: str, overrides: Sequence[str], console: Console) -> Demo:
+    started = time.monotonic()
     config = demo_config(directory, overrides)
     text = epath.Path(directory) / "text"
 
     console.rule("text: this Python's own documentation")
     if not list(text.glob("*.txt")):
-        write_python_docs(text, max_bytes=None)
+        with doing("collecting the documentation"):
+            write_python_docs(text, max_bytes=None)
     console.rule("vocab: text → tokenizer")
     section = need(config.vocab, "vocab", "demo")
     if not (epath.Path(section.output) / "vocab.txt").exists():
-        vocab(config)
+        vocab(config, console=console)
     console.print(f"{section.size} pieces in {section.output}")
     console.rule("examples: text + tokenizer → dataset")
     dataset = epath.Path(need(config.examples, "examples", "demo").output)

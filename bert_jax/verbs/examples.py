@@ -15,6 +15,7 @@ from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
 from bert_jax.files.remote import is_remote
+from bert_jax.narration import narrator_of
 from bert_jax.pipelines.examples import ExamplesSection, dataset_directory, make_examples
 from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
 from bert_jax.report.dataset.collect import print_examples, write_examples_report
@@ -63,10 +64,25 @@ def examples(
     section = need(config.examples, "examples", "examples")
     console = console or Console()
     extra = extra or ExtraOutputs()
+    narrator, now = narrator_of(console), "reading the input"
 
     def say(line: str) -> None:
-        console.print(line, markup=False, soft_wrap=True)
+        nonlocal now
+        now = line.partition(":")[0]
+        narrator.say(line)
 
+    with narrator.stage(lambda: now, lasting=True):
+        return _examples(config, section, extra, say=say, console=console)
+
+
+def _examples(
+    config: RunConfig,
+    section: ExamplesSection,
+    extra: ExtraOutputs,
+    *,
+    say: Callable[[str], None],
+    console: Console,
+) -> Provenance:
     output = dataset_directory(section)
     with under("examples", ExamplesSection):
         if extra.any and is_remote(output):

@@ -11,6 +11,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.exporting import ExportOptions, Format, write_export
+from bert_jax.interop.hub import push
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import hold_output
 
@@ -24,6 +25,8 @@ def export(
     outputs: Sequence[str] | None = None,
     checkpoint: str = "auto",
     force: bool = False,
+    push_to: str | None = None,
+    private: bool = True,
     console: Console | None = None,
 ) -> Path:
     """Writes a run's checkpoint in another program's format, with a model card.
@@ -36,6 +39,8 @@ def export(
         outputs: of a StableHLO program; None for `stablehlo.default_outputs`.
         checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
         force: replace `output`; the old one stays until the new one is whole.
+        push_to: a name on a hub, ``owner/name``, that gets what was written.
+        private: whether a model that has to be made there can be seen by its owner alone.
         console: where the result is shown.
 
     Returns:
@@ -60,4 +65,8 @@ def export(
         )
     if console is not None:
         console.print(f"{output}: {written}", markup=False, soft_wrap=True)
+    if push_to is not None:
+        address = push(target, push_to, private=private, message=f"bert-jax: {written}")
+        if console is not None:
+            console.print(f"{push_to}: {address}", markup=False, soft_wrap=True)
     return target

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from bert_jax.inference.fill_mask import Filled, fill_masks
-from bert_jax.runs.directory import open_run
+from bert_jax.inference.fill_mask import Filled
+from bert_jax.loaded_model import load_model
 
 
 def fill_mask(
     run_dir: str,
-    texts: Sequence[str],
+    texts: str | Sequence[str],
     *,
     top_k: int = 5,
     checkpoint: str = "auto",
@@ -20,9 +20,11 @@ def fill_mask(
 ) -> list[Filled]:
     """Returns the most probable pieces for every [MASK] of every text.
 
+    `bert_jax.load` keeps the model for further texts.
+
     Args:
-        run_dir: of `pretrain`, or of `import` with an MLM head.
-        texts: each with one [MASK] or more.
+        run_dir: of `pretrain`, or of `import` with an MLM head; or what else `load` takes.
+        texts: each with one [MASK] or more; one text is a list of one.
         top_k: candidates per mask.
         checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
         console: where the result is shown; None shows nothing.
@@ -31,7 +33,8 @@ def fill_mask(
         UserError: a text without [MASK], or with more pieces than the model has positions; no such
             run.
     """
-    filled = fill_masks(open_run(run_dir), texts, top_k=top_k, checkpoint=checkpoint)
+    model = load_model(run_dir, checkpoint=checkpoint)
+    filled = model.fill_mask([texts] if isinstance(texts, str) else texts, top_k=top_k)
     if console is not None:
         for text, masks in filled:
             console.print(text, style="bold", markup=False, soft_wrap=True)

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Final
 
+from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig
+from bert_jax.data.memory_table import MemoryTable, Rows
 from bert_jax.errors import UserError
+from bert_jax.narration import speaking
 from bert_jax.runs.lock import hold_run
 from bert_jax.section import need
+from bert_jax.tasks.choice.family import MultipleChoiceSection
 from bert_jax.tasks.sweep.run import SWEEP, plan, sweep
+from bert_jax.tasks.table.family import TableSection
 from bert_jax.tasks.training.programs import FinetunePrograms
 from bert_jax.tasks.training.run import run_finetuning
 from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.tasks.training.setup import claim, prepare, tell_data
 from bert_jax.train.loop import Outcome
+from bert_jax.verbs.import_checkpoint import find_origin
+
+TABLES: Final = ("train", "dev", "test")
 
 
 def finetune(
     config: RunConfig,
     *,
+    data: Mapping[str, Rows] | None = None,
     seeds: int | None = None,
     allow_data_change: bool = False,
     started: float | None = None,
@@ -33,6 +44,8 @@ def finetune(
 
     Args:
         config: needs `run_dir` and `finetune`.
+        data: tables in memory in place of the task's files, by their keys: "train", "dev", "test".
+            They are written to ``<run_dir>/data/``, so that the run can be resumed without them.
         seeds: how many to run and compare; None for what `finetune.sweep` says. A sweep's run
             directory is that of its best run; see `bert_jax.tasks.sweep.run`.
         allow_data_change: whether a run that resumes may have other data than it has read; a
@@ -49,12 +62,49 @@ def finetune(
         RunStopped: numbers went bad, see `bert_jax.train.recovery`.
     """
     console = console or Console()
+    if data is not None:
+        config = with_tables(config, data)
     settings, points = plan(finetune_settings(config), seeds=seeds)
     settings = dataclasses.replace(
         settings, allow_data_change=allow_data_change, started=started or settings.started
     )
-    if len(points) > 1:
-        return sweep(settings, points, console=console)
+    with speaking(console):
+        if len(points) > 1:
+            return sweep(settings, points, console=console)
+        return _finetune(settings, console)
+
+
+def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
+    """Returns a configuration whose task reads tables that were in memory.
+
+    Args:
+        config: of a task of tables: "table" or "multiple_choice".
+        data: tables by their key in the task, written to ``<run_dir>/data/KEY.jsonl``.
+
+    Raises:
+        UserError: the task takes no tables, or none of that key.
+    """
+    section = need(config.finetune, "finetune", "finetune")
+    root = epath.Path(need(config.run_dir, "run_dir", "finetune")) / "data"
+    task = section.task
+    if not isinstance(task, TableSection | MultipleChoiceSection):
+        raise UserError(f'data: found it with task "{task.kind}", allowed: table, multiple_choice')
+    if unknown := [key for key in data if key not in TABLES]:
+        raise UserError(f'data: found "{unknown[0]}", allowed: {", ".join(TABLES)}')
+    if isinstance(task, TableSection):
+        names = [name for name in (task.text, task.pair, task.label) if name is not None]
+    else:
+        names = [task.columns.text, *task.columns.choices, task.columns.label]
+    for key, rows in data.items():
+        root.mkdir(parents=True, exist_ok=True)
+        MemoryTable.of(rows).write_jsonl(root / f"{key}.jsonl", names)
+    changed = task.model_copy(update={key: str(root / f"{key}.jsonl") for key in data})
+    finetuning = section.model_copy(update={"task": changed})
+    return config.model_copy(update={"finetune": finetuning})
+
+
+def _finetune(settings: FinetuneSettings, console: Console) -> Outcome:
+    """Runs one fine-tuning."""
     prepared = prepare(settings)
     root = claim(prepared)
     with hold_run(root):
@@ -77,8 +127,11 @@ def finetune_settings(config: RunConfig) -> FinetuneSettings:
             "model: found settings, allowed: none beside finetune, whose model is the one of "
             "finetune.init_from (finetune.dropout and finetune.dtype change it)"
         )
+    section = need(config.finetune, "finetune", "finetune")
+    origin = find_origin(section.init_from)
     return FinetuneSettings(
-        finetune=need(config.finetune, "finetune", "finetune"),
+        finetune=section.model_copy(update={"init_from": origin.name}),
+        origin=origin.run_dir,
         run_dir=need(config.run_dir, "run_dir", "finetune"),
         seed=config.seed,
         mesh=config.mesh,

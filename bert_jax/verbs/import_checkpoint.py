@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
+from typing import NamedTuple
 
 from etils import epath
 from rich.console import Console
@@ -12,7 +14,9 @@ from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
 from bert_jax.files.remote import is_remote
+from bert_jax.interop.hub import SCHEME, fetch, is_hub_name
 from bert_jax.interop.importing import read_checkpoint, summarize, write_imported_run
+from bert_jax.narration import doing
 from bert_jax.runs.directory import CONFIG
 from bert_jax.runs.lock import hold_output, hold_run
 
@@ -33,7 +37,8 @@ def import_checkpoint(
 
     Args:
         source: a local directory with a Hugging Face or a google-research/bert checkpoint, or the
-            path of the latter without ``.index``.
+            path of the latter without ``.index``; or the name of a model on a hub, with ``@`` a
+            revision, which provenance.json then holds: ``google-bert/bert-base-uncased@main``.
         run_dir: a local directory that does not exist yet.
         tokenizer: a tokenizer directory, for a checkpoint that brings none.
         lower_case: of a bare vocab.txt, which does not say it.
@@ -46,7 +51,9 @@ def import_checkpoint(
     Raises:
         UserError: nothing that can be read, a tensor that does not fit, or `run_dir` exists.
     """
-    for path in (source, run_dir):
+    snapshot = fetch(source) if is_hub_name(source) else None
+    directory = source if snapshot is None else snapshot.directory
+    for path in (directory, run_dir):
         if is_remote(path):
             raise UserError(
                 f"import: found {path}, allowed: a local path (copy it from the bucket)"
@@ -57,7 +64,7 @@ def import_checkpoint(
         if Path(run_dir, CONFIG).exists():  # may be training
             stack.enter_context(hold_run(epath.Path(run_dir)))
         aside = stack.enter_context(new_directory(Path(run_dir), force=force))
-        model = read_checkpoint(Path(source), tokenizer=tokenizer, lower_case=lower_case)
+        model = read_checkpoint(Path(directory), tokenizer=tokenizer, lower_case=lower_case)
         write_imported_run(
             aside,
             model,
@@ -65,8 +72,36 @@ def import_checkpoint(
             settings=config.model_dump(mode="json"),
             optimizer=config.optimizer,
             seed=config.seed,
+            record={} if snapshot is None else snapshot.record,
         )
     if console is not None:
         for line in summarize(model):
             console.print(f"{run_dir}: {line}", markup=False, soft_wrap=True)
     return Path(run_dir)
+
+
+class Origin(NamedTuple):
+    """A run that parameters are taken from."""
+
+    run_dir: str
+    name: str  # what a configuration says: the run's directory, or a name on a hub with its commit
+
+
+def find_origin(source: str) -> Origin:
+    """Returns the run that a source names; a model on a hub is imported into the user's cache.
+
+    Args:
+        source: a run directory, or the name of a model on a hub.
+
+    Raises:
+        UserError: as `fetch` and `import_checkpoint`.
+    """
+    if not is_hub_name(source):
+        return Origin(source, source)
+    snapshot = fetch(source)
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    run_dir = Path(home, "bert_jax", "models", snapshot.pinned.replace("/", "--"))
+    if not (run_dir / CONFIG).exists():
+        with doing(f"importing {snapshot.name}"):
+            import_checkpoint(f"{SCHEME}{snapshot.pinned}", str(run_dir))
+    return Origin(str(run_dir), snapshot.pinned)

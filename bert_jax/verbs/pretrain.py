@@ -8,10 +8,12 @@ import functools
 from rich.console import Console
 
 from bert_jax.config import RunConfig
+from bert_jax.narration import speaking
 from bert_jax.objectives.pretraining import prepare, run_plan
 from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.section import need
 from bert_jax.train.loop import Outcome
+from bert_jax.verbs.import_checkpoint import find_origin
 
 
 def pretrain(
@@ -29,9 +31,9 @@ def pretrain(
 
     Args:
         config: needs `run_dir`, `tokenizer`, `model` and `train`.
-        init_from: a run directory whose parameters a fresh run starts from, with a fresh
-            optimizer, schedule and data position; heads that it lacks start fresh. A run that
-            already has checkpoints resumes from those.
+        init_from: a run directory, or a model on a hub, whose parameters a fresh run starts from,
+            with a fresh optimizer, schedule and data position; heads that it lacks start fresh. A
+            run that already has checkpoints resumes from those.
         allow_data_change: whether a run that resumes may have other data than it has read; a
             line says what changed and where it goes on.
         started: when this began, in seconds since 1970, for the account of where the time went;
@@ -51,7 +53,8 @@ def pretrain(
     )
     console = console or Console()
     say = functools.partial(console.print, markup=False, soft_wrap=True)
-    return run_plan(prepare(settings, say=say), console=console)
+    with speaking(console):
+        return run_plan(prepare(settings, say=say), console=console)
 
 
 def pretrain_settings(config: RunConfig, *, init_from: str | None) -> PretrainSettings:
@@ -70,6 +73,6 @@ def pretrain_settings(config: RunConfig, *, init_from: str | None) -> PretrainSe
         mesh=config.mesh,
         optimizer=config.optimizer,
         loader=config.loader,
-        init_from=init_from,
+        init_from=None if init_from is None else find_origin(init_from).run_dir,
         config=config.model_dump(mode="json"),
     )

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
+from bert_jax.narration import doing, speaking
 from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab
 from bert_jax.section import need, under
 from bert_jax.text import Tokenizer
@@ -32,7 +33,7 @@ def vocab(config: RunConfig, *, force: bool = False, console: Console | None = N
             f"been made with; allowed: another directory, or --force"
         )
     output = console or Console()
-    with under("vocab", VocabSection):
+    with speaking(output), under("vocab", VocabSection), doing("training the tokenizer"):
         return train_vocab(
             section,
             progress=lambda line: output.print(line, style="yellow", markup=False, soft_wrap=True),

@@ -11,7 +11,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from typing import Final, TypeVar
 
-from bert_jax.data.worker_process import end_with_parent
+from bert_jax.data.worker_process import end_with_parent, without_main
 from bert_jax.errors import RunStopped
 
 Job = TypeVar("Job")
@@ -39,8 +39,8 @@ def load_early() -> None:
 class WorkerPool:
     """Worker processes that stay for several lists of jobs.
 
-    A context manager. Processes start when there is work for them, and import the main script, so
-    one that comes here needs the ``if __name__ == "__main__":`` guard.
+    A context manager. Processes start when there is work for them. They do not import the main
+    script, which needs no ``if __name__ == "__main__":`` guard.
     """
 
     def __init__(self, workers: int | None) -> None:
@@ -78,7 +78,8 @@ class WorkerPool:
             for job in jobs:
                 yield job, function(job)
             return
-        futures = {self._executor.submit(function, job): job for job in jobs}
+        with without_main():
+            futures = {self._executor.submit(function, job): job for job in jobs}
         try:
             for future in concurrent.futures.as_completed(futures):
                 yield futures[future], future.result()

@@ -14,9 +14,9 @@ from transformers import BertModel
 from bert_jax.feature_extraction.extractor import ExtractionSettings, FeatureExtractor
 from bert_jax.feature_extraction.layers import select_layers
 from bert_jax.feature_extraction.texts import InputText
+from bert_jax.inference.model import model_of_run
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import open_run
-from bert_jax.runs.parameters import load_params
 from tests.feature_extraction.runs import (
     features,
     make_run,
@@ -181,9 +181,9 @@ def settings(**changes: Any) -> ExtractionSettings:
 
 def vectors(run: Any, lines: list[str], *, batch_size: int, one_device: bool) -> np.ndarray:
     """Mean features of the last layer."""
-    loaded = load_params(run, checkpoint="last", mesh=open_mesh(one_device=one_device))
-    assert loaded.mesh.size == (1 if one_device else 8)
-    extractor = FeatureExtractor(settings(batch_size=batch_size, max_length=40), run, loaded)
+    model = model_of_run(run, checkpoint="last", mesh=open_mesh(one_device=one_device))
+    assert model.loaded.mesh.size == (1 if one_device else 8)
+    extractor = FeatureExtractor(settings(batch_size=batch_size, max_length=40), model)
     sources = [InputText(number, line, None, None) for number, line in enumerate(lines, start=1)]
     made = list(extractor(sources))
     assert [feature.source for feature in made] == sources
@@ -195,10 +195,10 @@ def test_texts_are_read_no_further_than_what_is_written_needs(
     imported: tuple[Path, BertModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = open_run(imported[0])
-    loaded = load_params(run, checkpoint="last", mesh=open_mesh(one_device=True))
+    model = model_of_run(run, checkpoint="last", mesh=open_mesh(one_device=True))
     # Room for ten of the thirty-two numbers that a text has: a window is one batch of eight.
     monkeypatch.setattr("bert_jax.feature_extraction.extractor.WINDOW_VALUES", 320)
-    extractor = FeatureExtractor(settings(batch_size=8, max_length=16), run, loaded)
+    extractor = FeatureExtractor(settings(batch_size=8, max_length=16), model)
     taken = 0
 
     def endless() -> Any:

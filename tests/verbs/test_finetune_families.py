@@ -13,6 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+import bert_jax
 from bert_jax.cli import cli
 from tests.tasks.runs import BAD, FILLERS, GOOD, tiny_run
 
@@ -118,6 +119,19 @@ def write_labels(root: Path, rng: np.random.Generator) -> dict[str, Any]:
     return {"kind": "table", "train": str(root / "train.jsonl"), "text": "text", "label": "labels"}
 
 
+def in_rows(name: str, records: list[dict[str, Any]]) -> Any:
+    """The examples of records as a user has them in memory."""
+    if name == "squad":
+        return [(record["question"], record["context"]) for record in records]
+    if name == "conll":
+        return [record["tokens"] for record in records]
+    if name == "choices":
+        return [(record["text"], *record["choices"]) for record in records]
+    if name == "labels":
+        return {"text": [record["text"] for record in records]}
+    return [(record["text"], record["pair"]) for record in records]
+
+
 FAMILIES: dict[
     str, tuple[Callable[[Path, np.random.Generator], dict[str, Any]], str, str | None, int]
 ] = {
@@ -161,7 +175,13 @@ def test_a_family_is_trained_evaluated_predicted_and_submitted(name: str, tmp_pa
     assert evaluated == pytest.approx(concluded, abs=1e-5)
     dev = task.get("dev") or task.get("train") or f"{task['data']}/dev.tsv"
     ok("predict", run_dir, tmp_path / "dev.jsonl", "--input", dev)
-    assert len((tmp_path / "dev.jsonl").read_text().splitlines()) >= 8
+    written = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    assert len(written) >= 8
+    in_memory = bert_jax.load(run_dir).predict(in_rows(name, written))
+    expected = [row["prediction"] for row in written]
+    if isinstance(expected[0], float):
+        expected = pytest.approx(expected, rel=1e-5)
+    assert [row["prediction"] for row in in_memory] == expected
     submission = tmp_path / "submission"
     if official is None:
         refused = CliRunner().invoke(

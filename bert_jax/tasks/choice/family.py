@@ -112,7 +112,7 @@ class MultipleChoiceSection(Section):
         splits: dict[str, ChoiceSplit] = {}
         notes: list[str] = []
         for role in request.roles:
-            path = Path(request.file(self, role))
+            path = request.source(self, role)
             file = read_choices(path, self.columns, labelled=needs_labels(role))
             splits[role] = split = ChoiceSplit(
                 file.questions, request.tokenizer, max_length=request.max_length

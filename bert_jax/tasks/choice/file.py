@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import TableRow, read_fields, read_table
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.tasks.columns import require_columns
@@ -41,11 +42,11 @@ class ChoiceFile(NamedTuple):
     stray_labels: int = 0  # of an unlabelled file: questions that have a label nevertheless
 
 
-def read_choices(path: Path, columns: ChoiceColumns, *, labelled: bool) -> ChoiceFile:
+def read_choices(path: Path | MemoryTable, columns: ChoiceColumns, *, labelled: bool) -> ChoiceFile:
     """Reads a table of questions.
 
     Args:
-        path: what `read_table` reads; without a header .csv or .tsv.
+        path: what `read_table` reads; without a header .csv or .tsv; or a table in memory.
         columns: what to read.
         labelled: whether every question must have a label.
 
@@ -54,7 +55,7 @@ def read_choices(path: Path, columns: ChoiceColumns, *, labelled: bool) -> Choic
             too many fields, an empty choice, or a label that is none of the choices.
     """
     questions: list[ChoiceQuestion] = []
-    for row in read_table(path) if columns.header else _read_bare(path):
+    for row in _table(path, columns):
         require_columns(row, _asked(columns, labelled=labelled))
         questions.append(_question(row, columns))
         if labelled and questions[-1].label is None:
@@ -65,6 +66,13 @@ def read_choices(path: Path, columns: ChoiceColumns, *, labelled: bool) -> Choic
     if given == len(questions):
         return ChoiceFile(questions)
     return ChoiceFile([question._replace(label=None) for question in questions], given)
+
+
+def _table(path: Path | MemoryTable, columns: ChoiceColumns) -> Iterator[TableRow]:
+    if isinstance(path, MemoryTable):
+        stem = [] if columns.stem is None else [columns.stem]
+        return path.named([columns.text, *stem, *columns.choices])
+    return read_table(path) if columns.header else _read_bare(path)
 
 
 def _read_bare(path: Path) -> Iterator[TableRow]:

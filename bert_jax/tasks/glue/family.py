@@ -87,8 +87,7 @@ def _read(section: GlueSection, request: DataRequest) -> dict[str, GlueRows]:
     found: dict[str, GlueRows] = {}
     for role in request.roles:
         if role == "input":
-            path = Path(request.file(section, role))
-            found[role] = read_glue(path, section.name, labelled=False)
+            found[role] = read_glue(request.source(section, role), section.name, labelled=False)
         elif section.data == TFDS:
             found |= read_tfds(section.name, role, section.data_dir)
         else:

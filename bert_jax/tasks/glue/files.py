@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import TableRow, ragged, read_fields, read_table
 from bert_jax.tasks.columns import TextRow, missing_column
 from bert_jax.tasks.labels import label_number
@@ -131,12 +132,12 @@ def files_of(task: str, role: str, directory: Path) -> dict[str, Path]:
     return files
 
 
-def read_glue(path: Path, task: str, *, labelled: bool) -> GlueRows:
+def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRows:
     """Returns the examples of one file.
 
     Args:
         path: a .tsv in the original layout, without quotes; or any other table with the columns of
-            the task.
+            the task, also in memory.
         task: a key of `TASKS`.
         labelled: whether the column of labels has to be there.
 
@@ -145,6 +146,10 @@ def read_glue(path: Path, task: str, *, labelled: bool) -> GlueRows:
             than the header, where the original has none such.
     """
     layout = TASKS[task]
+    if isinstance(path, MemoryTable):
+        names = [columns[0] for columns in (layout.text, layout.pair) if columns]
+        table = path.named(names)
+        return GlueRows([_row(row, n, layout, labelled) for n, row in enumerate(table)])
     if path.suffix != ".tsv":
         rows = (_row(row, n, layout, labelled) for n, row in enumerate(read_table(path)))
         return GlueRows(list(rows))

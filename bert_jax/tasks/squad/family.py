@@ -11,12 +11,18 @@ from typing import Literal
 import pydantic
 from etils import epath
 
+from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.family import DataRequest, Family, Record, Split, needs_labels
-from bert_jax.tasks.squad.file import SquadQuestion, Version, read_squad
+from bert_jax.tasks.squad.file import (
+    SquadQuestion,
+    Version,
+    questions_in_memory,
+    read_squad,
+)
 from bert_jax.tasks.squad.scores import figures_1_1, figures_2_0
 from bert_jax.tasks.squad.split import SPECIAL_PIECES, SquadOptions, SquadSplit
 
@@ -65,9 +71,11 @@ class SquadSection(Section):
                 f"max_length: found {request.max_length}, allowed: at least {least} where "
                 f"task.max_query_length is {self.max_query_length}"
             )
-        paths = {role: request.file(self, role) for role in request.roles}
+        paths = {role: request.source(self, role) for role in request.roles}
         files = {
-            role: read_squad(path, version=self.version, needs_answers=needs_labels(role))
+            role: questions_in_memory(path, version=self.version)
+            if isinstance(path, MemoryTable)
+            else read_squad(path, version=self.version, needs_answers=needs_labels(role))
             for role, path in paths.items()
         }
         version: Version = "1.1"
@@ -147,7 +155,10 @@ def _write_json(
 
 
 def _notes(
-    path: str, split: SquadSplit, questions: Sequence[SquadQuestion], options: SquadOptions
+    path: Path | MemoryTable,
+    split: SquadSplit,
+    questions: Sequence[SquadQuestion],
+    options: SquadOptions,
 ) -> list[str]:
     notes: list[str] = []
     if split.skipped:

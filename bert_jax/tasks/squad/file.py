@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import pydantic
 from etils import epath
 
+from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError
 from bert_jax.files.read import MAX_FILE_BYTES, read_json_object
 
@@ -84,6 +85,25 @@ def read_squad(
     if not questions:
         raise UserError(f"{path}: found no question, allowed: at least one")
     return SquadFile(version, questions)
+
+
+def questions_in_memory(table: MemoryTable, *, version: Literal["auto", "1.1", "2.0"]) -> SquadFile:
+    """Returns the questions of a table: tuples (question, context), or dicts with these columns.
+
+    Raises:
+        UserError: a row without one of them; no row.
+    """
+    questions = []
+    for row in table.named(("question", "context")):
+        if not {"question", "context"} <= row.values.keys():
+            raise UserError(
+                f"{row.place}: found {', '.join(row.values)}, allowed: question, context"
+            )
+        name = str(row.values.get("id", row.line - 1))
+        questions.append(SquadQuestion(name, "", row.text("question"), row.text("context"), None))
+    if not questions:
+        raise UserError(f"{table}: found no question, allowed: at least one")
+    return SquadFile("1.1" if version == "auto" else version, tuple(questions))
 
 
 class _Node(pydantic.BaseModel):

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import pydantic
 
+from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import read_table
 from bert_jax.errors import UserError
 from bert_jax.model.config import ProblemName
@@ -112,16 +113,20 @@ def _read(section: TableSection, request: DataRequest) -> dict[str, list[TextRow
     found = {}
     for role in ("train", "dev", "test", "input"):
         if role in roles:
-            path = request.file(section, role)
-            found[role] = list(_rows(section, path, labelled=needs_labels(role)))
+            source = request.source(section, role)
+            found[role] = list(_rows(section, source, labelled=needs_labels(role)))
             if not found[role]:
-                raise UserError(f"{path}: found no rows, allowed: one or more")
+                raise UserError(f"{source}: found no rows, allowed: one or more")
     return found
 
 
-def _rows(section: TableSection, path: str, *, labelled: bool) -> Iterator[TextRow]:
+def _rows(
+    section: TableSection, source: Path | MemoryTable, *, labelled: bool
+) -> Iterator[TextRow]:
     columns = TextColumns(section.text, section.pair, section.label, section.id)
-    for index, row in enumerate(read_table(Path(path))):
+    names = [name for name in (section.text, section.pair) if name is not None]
+    table = source.named(names) if isinstance(source, MemoryTable) else read_table(source)
+    for index, row in enumerate(table):
         yield text_row(row, columns, index=index, labelled=labelled)
 
 
@@ -134,7 +139,7 @@ def _labelling(
         problem, why = _problem(section, request, found)
         notes.append(f"problem: {problem}, since {why}")
     names = request.labels or find_names(
-        found.get("train") or list(_rows(section, section.train, labelled=True)),
+        found.get("train") or list(_rows(section, Path(section.train), labelled=True)),
         column=section.label,
         problem=problem,
         separator=section.label_separator,
@@ -158,7 +163,7 @@ def _problem(
     if Path(section.train).suffix in (".csv", ".tsv"):
         return "single_label", "the model has several labels, and the table no lists"
     # One labelled row of the training set is enough to tell.
-    for row in _rows(section, section.train, labelled=True):
+    for row in _rows(section, Path(section.train), labelled=True):
         if not is_missing(row):
             return find_problem([row])
     raise UserError(f'{section.train}: "{section.label}" found no label, allowed: one or more')

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import read_lines
 from bert_jax.errors import UserError
 
@@ -103,6 +104,35 @@ def read_conll(path: Path, columns: ConllColumns, *, labelled: bool) -> ConllFil
         path,
         [sentence._replace(labels=names) for sentence, names in zip(sentences, found, strict=True)],
     )
+
+
+def sentences_in_memory(table: MemoryTable) -> ConllFile:
+    """Returns sentences of a table: each a text with spaces between its tokens, or its tokens.
+
+    ``["EU rejects it", ("EU", "rejects")]``, or dicts with the column ``tokens``, and perhaps
+    ``labels``.
+
+    Raises:
+        UserError: a row that is no sentence; labels of some tokens only.
+    """
+    sentences = []
+    for number, row in enumerate(table.rows, start=1):
+        found = row if not isinstance(row, dict) else row.get("tokens", row.get("text"))
+        tokens = _WHITE_SPACE.split(found.strip()) if isinstance(found, str) else found
+        labels = row.get("labels") if isinstance(row, dict) else None
+        texts = isinstance(tokens, list | tuple) and all(isinstance(t, str) and t for t in tokens)
+        if not tokens or not texts or (labels is not None and len(labels) != len(tokens)):
+            raise UserError(
+                f"{table}: row {number}: found no tokens (and as many labels, if any), allowed: a "
+                f"text, a list of tokens, or a dict with tokens"
+            )
+        names = None if labels is None else [str(label) for label in labels]
+        sentences.append(Sentence(list(tokens), names, [number] * len(tokens)))
+    if not sentences:
+        raise UserError(f"{table}: found no sentence, allowed: one or more")
+    if any(sentence.labels is None for sentence in sentences):
+        sentences = [sentence._replace(labels=None) for sentence in sentences]
+    return ConllFile(Path(str(table)), sentences)
 
 
 def _read_blocks(path: Path, columns: ConllColumns) -> list[list[_Line]]:

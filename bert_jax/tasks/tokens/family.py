@@ -10,12 +10,18 @@ from typing import Literal
 import pydantic
 from etils import epath
 
+from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.family import DataRequest, Family, Record, count_notes, needs_labels
-from bert_jax.tasks.tokens.conll import ConllColumns, ConllFile, read_conll
+from bert_jax.tasks.tokens.conll import (
+    ConllColumns,
+    ConllFile,
+    read_conll,
+    sentences_in_memory,
+)
 from bert_jax.tasks.tokens.entities import entity_scores, label_scores
 from bert_jax.tasks.tokens.schemes import (
     Scheme,
@@ -153,8 +159,10 @@ def _read(section: TokenClassificationSection, request: DataRequest, role: str) 
         separator=section.separator,
         comment=section.comment,
     )
-    path = Path(request.file(section, role))
-    return read_conll(path, columns, labelled=needs_labels(role))
+    source = request.source(section, role)
+    if isinstance(source, MemoryTable):
+        return sentences_in_memory(source)
+    return read_conll(source, columns, labelled=needs_labels(role))
 
 
 def _scheme_of_file(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import jax
 from etils import epath
 from rich.console import Console
 
+from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
+from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run
@@ -19,6 +22,7 @@ from bert_jax.runs.evaluation import Evaluation, read_evaluation, write_evaluati
 from bert_jax.runs.parameters import LoadedParams, load_params
 from bert_jax.tasks.family import DataRequest, Family, Record
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
+from bert_jax.tasks.registry import TaskSection
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.training.report import write_report
 from bert_jax.train.progress_display import format_scores
@@ -49,15 +53,17 @@ def conclude(
     Returns:
         The figures of the dev splits.
     """
-    loaded = load_params(run, checkpoint="auto", mesh=mesh)
-    records = predict_splits(predictor, loaded.params, family, family.dev)
+    with doing("predicting dev with the best checkpoint"):
+        loaded = load_params(run, checkpoint="auto", mesh=mesh)
+        records = predict_splits(predictor, loaded.params, family, family.dev)
     scores = score_splits(family, records)
     if jax.process_index() == 0:
         for name, found in records.items():
             write_records(run.directory / PREDICTIONS / f"{name}.jsonl", found)
         evaluation = _evaluation(loaded, family, role="dev", scores=scores)
         write_evaluation(run, evaluation, selected=True, own_data=True)
-        write_report(run, family, loaded, records=records, seeds=seeds)
+        with doing("writing the report"):
+            write_report(run, family, loaded, records=records, seeds=seeds)
         tell_scores(console, step=loaded.step, scores=scores)
     return scores
 
@@ -114,26 +120,35 @@ def section_of(run: Run) -> FinetuneSection:
     return run.section("finetune", FinetuneSection, verb="predict")
 
 
-def open_data(run: Run, *, roles: tuple[str, ...], step: int, **more: Any) -> Family:
+def open_data(
+    run: Run,
+    *,
+    roles: tuple[str, ...],
+    step: int,
+    input: Path | MemoryTable | None = None,
+    task: TaskSection | None = None,
+) -> Family:
     """Opens splits of a fine-tuned run's task, with the labels of its model.
 
     Args:
         run: fine-tuned.
         roles: see `DataRequest`.
         step: of the checkpoint, whose dev evaluation may have tuned a threshold.
-        **more: other fields of `DataRequest`.
+        input: the rows of the role "input".
+        task: in place of the run's own section.
 
     Raises:
         UserError: a file is not there or malformed; the task needs a threshold, and the checkpoint
             was not evaluated on dev.
     """
     section = section_of(run)
+    task = task or section.task
     tuned: Mapping[str, float] = {}
     if "dev" not in roles:  # dev is what thresholds are tuned on
         evaluation = read_evaluation(run, step=step)
         if evaluation is not None:
             tuned = evaluation.scores
-        elif getattr(section.task, "tunes_threshold", False):
+        elif getattr(task, "tunes_threshold", False):
             raise UserError(
                 f"{run.directory}: found no dev evaluation of step {step}, which "
                 f"task.null_threshold is tuned on; run `bert-jax evaluate {run.directory} "
@@ -146,9 +161,9 @@ def open_data(run: Run, *, roles: tuple[str, ...], step: int, **more: Any) -> Fa
         roles=roles,
         labels=run.heads.labels,
         tuned=tuned,
-        **more,
+        input=input,
     )
-    return section.task.open(request)
+    return task.open(request)
 
 
 def predictor_of(run: Run, loaded: LoadedParams, *, batch_size: int | None = None) -> Predictor:

@@ -115,6 +115,7 @@ def _train_spec(
         write_config=write_config if jax.process_index() == 0 else lambda folder: None,
         allow_data_change=settings.allow_data_change,
         example_log=section.example_log,
+        trackers=section.trackers,
         watchdog=WatchdogSection(),
         started=settings.started,
         bad_steps=section.bad_steps,

@@ -19,6 +19,7 @@ class FinetuneSettings:
     run_dir: str
     mesh: MeshSection
     finetune: FinetuneSection
+    origin: str  # the run directory that `finetune.init_from` names
     config: Mapping[str, Any]  # the whole configuration as plain values, for config.yaml
     allow_data_change: bool = False  # of what an interrupted run has read
     started: float = dataclasses.field(default_factory=time.time)  # seconds since 1970

@@ -18,6 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object
 from bert_jax.model.config import Architecture, ModelSection
 from bert_jax.model.flops import train_flops
+from bert_jax.narration import doing
 from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finetune_optimizer
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.rules import batch_parts, check_divides
@@ -31,13 +32,16 @@ from bert_jax.tasks.parameter_transfer import check_length, describe_graft, graf
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.task import FinetuneTask
+from bert_jax.tasks.training.cost import shape_cost
 from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.train.sections import BadStepsSection
 from bert_jax.train.state import ModelDefinition, define_model
+from bert_jax.train.trackers import require_trackers
 
 # What may change when a run resumes: it decides no number, or what to do when numbers go bad.
 FREE: Final = (
     "finetune.log_every",
+    "finetune.trackers",
     "finetune.report_sentence",
     "finetune.example_log",
     "finetune.checksum_every",
@@ -85,7 +89,7 @@ class TrainingSetup(NamedTuple):
         Args:
             root: the run directory; data that change are listed with what they were.
         """
-        found = {"init_from": str(self.origin.directory), "content": self.content}
+        found = {"init_from": self.section.init_from, "content": self.content}
         path = root / PROVENANCE
         held = read_json_object(path) if path.exists() else {}
         before = held.get("content", self.content)
@@ -112,6 +116,12 @@ class TrainingSetup(NamedTuple):
             pad_id=self.origin.tokenizer.special.pad,
             unit=batch_parts(self.mesh) * self.section.accumulation,
             share=share,
+            cost=shape_cost(
+                self.architecture,
+                self.mesh,
+                max_length=self.section.max_length,
+                epochs=self.section.epochs,
+            ),
         )
 
     def optimizer(
@@ -147,9 +157,10 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
         UserError: they do not.
     """
     section = settings.finetune
-    origin = open_run(section.init_from)
+    require_trackers(section.trackers, key="finetune.trackers")
+    origin = open_run(settings.origin)
     check_length(section.max_length, positions=origin.architecture.max_position_embeddings)
-    with under("finetune", FinetuneSection):
+    with under("finetune", FinetuneSection), doing("reading and encoding the task's files"):
         family = section.task.open(
             DataRequest(
                 tokenizer=origin.tokenizer, max_length=section.max_length, seed=section.split_seed

@@ -1,0 +1,173 @@
+"""Rows of a table that is in memory: lists, dicts of columns, DataFrames, Arrow, Hugging Face's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+from etils import epath
+
+from bert_jax.data.tables import TableRow
+from bert_jax.errors import UserError
+from bert_jax.files.atomic import write_whole
+
+NAME: Final = "rows"  # of the table, in messages
+
+
+class DataFrame(Protocol):
+    """What pandas has: ``to_dict("records")``."""
+
+    def to_dict(self, orient: Any, /) -> Any:
+        """Returns a dict for each row."""
+        ...
+
+
+class ArrowTable(Protocol):
+    """What pyarrow has."""
+
+    def to_pylist(self) -> list[Any]:
+        """Returns a dict for each row."""
+        ...
+
+
+class PolarsFrame(Protocol):
+    """What polars has."""
+
+    def to_dicts(self) -> list[Any]:
+        """Returns a dict for each row."""
+        ...
+
+
+# Texts, tuples of texts or dicts, in a list, an array or a `datasets.Dataset`; a dict of columns;
+# or a table of another library.
+Rows: TypeAlias = (
+    Iterable[str]
+    | Iterable[Sequence[str]]
+    | Iterable[Mapping[str, Any]]
+    | Mapping[str, Sequence[Any]]
+    | DataFrame
+    | ArrowTable
+    | PolarsFrame
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryTable:
+    """A table's rows as they were given: a text, several, or values by column each."""
+
+    rows: tuple[str | tuple[Any, ...] | dict[str, Any], ...]
+
+    def __str__(self) -> str:
+        return NAME
+
+    @classmethod
+    def of(cls, rows: Rows) -> MemoryTable:
+        """Takes a table in any of the forms of `Rows`.
+
+        ``MemoryTable.of({"text": ["a", "b"]}).rows -> ({"text": "a"}, {"text": "b"})``
+
+        Raises:
+            UserError: a row that is no text, tuple or dict; columns of different lengths.
+        """
+        return cls(tuple(_row(row, at) for at, row in enumerate(_each(rows), start=1)))
+
+    def named(self, names: Sequence[str]) -> Iterator[TableRow]:
+        """Yields the rows with values by column.
+
+        Args:
+            names: the columns of a row that is a text or a tuple of them.
+
+        Raises:
+            UserError: a tuple of more.
+        """
+        for number, row in enumerate(self.rows, start=1):
+            values = (row,) if isinstance(row, str) else row
+            if isinstance(values, tuple):
+                if not 1 <= len(values) <= len(names):
+                    raise UserError(
+                        f"{NAME}: row {number}: found {len(values)} values, allowed: "
+                        f"{', '.join(names)}, or a dict of columns"
+                    )
+                values = dict(zip(names, values, strict=False))
+            yield TableRow(Path(NAME), number, values)
+
+    def has(self, column: str, *, width: int) -> bool:
+        """Whether a row has a column, by its name or as a tuple of so many."""
+        return any(
+            column in row if isinstance(row, dict) else isinstance(row, tuple) and len(row) >= width
+            for row in self.rows
+        )
+
+    def write_jsonl(self, path: epath.PathLike, names: Sequence[str]) -> None:
+        """Writes the rows as JSON lines.
+
+        Raises:
+            UserError: a value that JSON cannot hold.
+        """
+        try:
+            lines = [json.dumps(dict(row.values), ensure_ascii=False) for row in self.named(names)]
+        except TypeError as error:
+            raise UserError(f"{NAME}: {error}; allowed: text, numbers, lists") from None
+        write_whole(epath.Path(path), "".join(f"{line}\n" for line in lines).encode())
+
+
+def _each(rows: Any) -> Iterable[Any]:
+    """Returns the rows of whatever a table is."""
+    if isinstance(rows, str):
+        return [rows]
+    if isinstance(rows, Mapping):
+        return _of_columns(rows)
+    if hasattr(rows, "to_pylist"):
+        return rows.to_pylist()
+    if hasattr(rows, "to_dicts"):
+        return rows.to_dicts()
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
+        return rows.to_dict("records")
+    if isinstance(rows, Iterable):  # a `datasets.Dataset` too, of dicts
+        return rows
+    raise UserError(
+        f"{NAME}: found {type(rows).__name__}, allowed: texts, tuples or dicts in a list, a dict "
+        f"of columns, a DataFrame or a Dataset"
+    )
+
+
+def _of_columns(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    if any(
+        isinstance(values, str) or not hasattr(values, "__len__") for values in columns.values()
+    ):
+        return [dict(columns)]  # one row
+    sizes = {name: len(values) for name, values in columns.items()}
+    if len(set(sizes.values())) > 1:
+        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise UserError(f"{NAME}: found columns of different lengths ({shown}), allowed: one")
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+
+
+def _row(row: Any, number: int) -> str | tuple[Any, ...] | dict[str, Any]:
+    if isinstance(row, Mapping):
+        return {str(name): _plain(value) for name, value in row.items()}
+    plain = _plain(row)
+    if isinstance(plain, str):
+        return plain
+    if isinstance(plain, list | tuple) and plain:
+        return tuple(map(_plain, plain))
+    raise UserError(
+        f"{NAME}: row {number}: found {type(row).__name__}, allowed: a text, a tuple of texts or a "
+        f"dict of columns"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value of NumPy's as Python's own, and pandas' "nothing" as None."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value

@@ -1,0 +1,137 @@
+"""What a configuration reads: is it there, and does it belong together. Needs no JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from etils import epath
+
+from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
+from bert_jax.diagnostics.findings import Finding, ok, problem
+from bert_jax.errors import UserError
+from bert_jax.files.read import require_file
+from bert_jax.files.remote import is_remote
+from bert_jax.optim.sections import OptimizerSection
+from bert_jax.tasks.glue.family import GlueSection
+from bert_jax.tasks.glue.tfds import NAME as TFDS
+from bert_jax.tasks.section import FinetuneSection
+from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.train.sections import TrainSection, schedule_segments
+
+_FILES: Final = ("train", "dev", "test")
+
+Check = tuple[str, Callable[[], str]]  # its subject; returns what is fine, or raises
+
+
+def check_inputs(checks: Iterator[Check]) -> list[Finding]:
+    """Returns a finding for each check.
+
+    Args:
+        checks: of `pretraining_inputs` or `finetuning_inputs`.
+    """
+    findings = []
+    for topic, check in checks:
+        try:
+            findings.append(ok(topic, check()))
+        except UserError as error:
+            findings.append(problem(topic, str(error)))
+    return findings
+
+
+def require_inputs(checks: Iterator[Check]) -> None:
+    """Raises the first problem that a check finds.
+
+    Raises:
+        UserError: there is one.
+    """
+    for _, check in checks:
+        check()
+
+
+def pretraining_inputs(
+    *, tokenizer: str, train: TrainSection, optimizer: OptimizerSection
+) -> Iterator[Check]:
+    """Yields checks of what `pretrain` reads.
+
+    Args:
+        tokenizer: its directory.
+        train: names the datasets.
+        optimizer: with the schedule's warm-up.
+    """
+    loaded: list[Tokenizer] = []
+
+    def check_tokenizer() -> str:
+        loaded.append(load_tokenizer(tokenizer))
+        return f"{tokenizer}, {loaded[0].vocab_size:,} pieces"
+
+    def check_schedule() -> str:
+        schedule_segments(train, optimizer)
+        return f"{train.total_steps:,} steps"
+
+    yield "tokenizer", check_tokenizer
+    yield "schedule", check_schedule
+    for index, path in enumerate(dict.fromkeys(phase.dataset for phase in train.phases)):
+        key = f"train.phases.{index}.dataset"
+        yield "dataset", lambda path=path, key=key: _dataset(path, loaded, key=key)
+
+
+def _dataset(path: str, tokenizers: list[Tokenizer], *, key: str) -> str:
+    if is_remote(path):
+        return f"{path} is opened when the run starts"
+    root = epath.Path(path)
+    if root.exists() and not (root / PROVENANCE_NAME).exists():
+        return f"{path} is taken for TFRecords"
+    if any(character in path for character in "*?["):
+        return f"{path} is opened when the run starts"
+    made = read_provenance(root)
+    if tokenizers and made.tokenizer_hash != tokenizers[0].hash:
+        raise UserError(
+            f"{key}: {path} was made with another tokenizer ({made.tokenizer_hash[:12]}) than the "
+            f"one given ({tokenizers[0].hash[:12]})"
+        )
+    counts = ", ".join(f"{split.examples:,} of {name}" for name, split in made.splits.items())
+    return f"{path}, {counts} examples"
+
+
+def finetuning_inputs(
+    section: FinetuneSection, *, is_hub: Callable[[str], bool]
+) -> Iterator[Check]:
+    """Yields checks of what `finetune` reads.
+
+    Args:
+        section: names the origin and the files.
+        is_hub: says whether an origin is a name on a hub.
+    """
+    yield "init_from", lambda: _origin(section.init_from, is_hub)
+    task = section.task
+    if isinstance(task, GlueSection):
+        if task.data != TFDS:
+            yield "task", lambda: _directory(task.data)
+        return
+    for role in _FILES:
+        path = getattr(task, role, None)
+        if path is not None:
+            yield "task", lambda path=path: _file(path)
+
+
+def _origin(origin: str, is_hub: Callable[[str], bool]) -> str:
+    if is_remote(origin) or is_hub(origin):
+        return f"{origin} is fetched when the run starts"
+    root = epath.Path(origin)
+    if not (root / "config.yaml").exists():
+        what = "no config.yaml in it" if root.exists() else "no such directory"
+        raise UserError(f"{root}: {what}; expected a run directory of `bert-jax pretrain`")
+    return f"{origin} is a run"
+
+
+def _directory(path: str) -> str:
+    if not is_remote(path) and not Path(path).is_dir():
+        raise UserError(f'task.data: found no directory {path}, allowed: one, or "{TFDS}"')
+    return f"{path} is there"
+
+
+def _file(path: str) -> str:
+    require_file(path)
+    return f"{path} is there"

@@ -1,0 +1,227 @@
+"""A model in memory: texts in; vectors, words or predictions out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+from etils import epath
+
+from bert_jax.data.memory_table import MemoryTable, Rows
+from bert_jax.errors import UserError
+from bert_jax.feature_extraction.extractor import (
+    ExtractionSettings,
+    FeatureExtractor,
+    Level,
+    Pool,
+    TextFeatures,
+    settings_for,
+)
+from bert_jax.feature_extraction.texts import InputText
+from bert_jax.inference.fill_mask import Filled, MaskFiller
+from bert_jax.inference.model import InferenceModel, model_of_run
+from bert_jax.interop.hub import fetch, is_hub_name
+from bert_jax.interop.importing import model_in_memory, read_checkpoint
+from bert_jax.model.config import Architecture, HeadsSection
+from bert_jax.parallel.mesh import open_mesh
+from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.directory import CONFIG, Run, open_run
+from bert_jax.task import Params
+from bert_jax.tasks.family import Record
+from bert_jax.tasks.rows import RowPredictor
+from bert_jax.text import Tokenizer
+
+
+class LoadedModel:
+    """A checkpoint in memory. Each method compiles once for each shape of batch that it meets.
+
+    Rows are padded to a few lengths and to powers of two, so that there are few shapes. Nothing in
+    it may be called from two threads at a time.
+
+    Attributes:
+        tokenizer: of the model.
+        architecture: sizes of the encoder.
+        heads: what is on the encoder.
+        params: nested dict of float32 arrays on the devices.
+        step: of the checkpoint; 0 of another program's.
+    """
+
+    def __init__(self, model: InferenceModel, run: Run | None) -> None:
+        """Takes what `load` has read.
+
+        Args:
+            model: on the devices.
+            run: that it is of; None for another program's checkpoint.
+        """
+        self._model, self._run = model, run
+        self.tokenizer: Tokenizer = model.tokenizer
+        self.architecture: Architecture = model.architecture
+        self.heads: HeadsSection = model.heads
+        self.params: Params = model.loaded.params
+        self.step: int = model.loaded.step
+        self._extractors: dict[ExtractionSettings, FeatureExtractor] = {}
+        self._fillers: dict[int, MaskFiller] = {}
+
+    def __repr__(self) -> str:
+        return f"LoadedModel({self._model.name!r}, step={self.step})"
+
+    @overload
+    def fill_mask(self, texts: str, *, top_k: int = 5) -> Filled: ...
+    @overload
+    def fill_mask(self, texts: Sequence[str], *, top_k: int = 5) -> list[Filled]: ...
+    def fill_mask(self, texts: str | Sequence[str], *, top_k: int = 5) -> Filled | list[Filled]:
+        """Returns the most probable pieces for every [MASK].
+
+        ``model.fill_mask("paris is the [MASK] of france .").masks[0][0].piece -> "capital"``
+
+        Args:
+            texts: one, or several; each with one [MASK] or more.
+            top_k: candidates per mask, best first.
+
+        Returns:
+            Of each text the candidates; of one text, its own.
+
+        Raises:
+            UserError: no MLM head, a text without [MASK] or longer than the model's positions.
+        """
+        if top_k not in self._fillers:
+            self._fillers[top_k] = MaskFiller(self._model, top_k=top_k)
+        filled = self._fillers[top_k]([texts] if isinstance(texts, str) else list(texts))
+        return filled[0] if isinstance(texts, str) else filled
+
+    def encode(
+        self,
+        texts: str | Rows,
+        *,
+        layers: str | None = None,
+        pool: Pool | None = None,
+        max_length: int | None = None,
+        batch_size: int = 32,
+    ) -> np.ndarray:
+        """Returns a vector for each text.
+
+        ``model.encode(["a text", ("one", "and its pair")]).shape -> (2, 3072)``
+
+        Args:
+            texts: a text, or several: texts or pairs of them, or a table with the column `text`
+                and perhaps `pair`.
+            layers: see `bert_jax.features`; None for the concatenation of the last four, or the
+                last of a model of fewer.
+            pool: "mean" (None) over all pieces, or "cls".
+            max_length: pieces, special ones included; longer texts are cut. None for the model's
+                positions, at most 512.
+            batch_size: rows at a time; does not change the vectors.
+
+        Returns:
+            float32 [texts, width], or [width] of one text.
+
+        Raises:
+            UserError: layers that the model lacks; a row that is no text.
+        """
+        extractor = self._extractor("sentence", layers, pool, max_length, batch_size)
+        found = [features.vectors[0] for features in extractor(_texts(texts))]
+        vectors = np.stack(found) if found else np.empty((0, extractor.width), np.float32)
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def features(
+        self,
+        texts: str | Rows,
+        *,
+        level: Level = "token",
+        layers: str | None = None,
+        max_length: int | None = None,
+        batch_size: int = 32,
+    ) -> list[TextFeatures]:
+        """Returns a vector for each piece or word of each text.
+
+        ``model.features("a text", level="word")[0].units -> ["a", "text"]``
+
+        Args:
+            texts: as of `encode`.
+            level: "token" for pieces, "word" for words.
+            layers: as of `encode`.
+            max_length: as of `encode`.
+            batch_size: as of `encode`.
+
+        Raises:
+            UserError: as `encode`.
+        """
+        extractor = self._extractor(level, layers, None, max_length, batch_size)
+        return list(extractor(_texts(texts)))
+
+    def predict(self, rows: Rows) -> list[Record]:
+        """Predicts rows with the head of a fine-tuned model.
+
+        ``model.predict(["what a film"])[0]["prediction"] -> "positive"``
+
+        Args:
+            rows: as the task takes them: texts, pairs of texts, tuples (question, context), lists
+                of tokens; or values by column, in dicts, a dict of columns, a DataFrame, an Arrow
+                table or a `datasets.Dataset`.
+
+        Returns:
+            Of each row a dict, in order: "prediction", and what else `bert-jax predict` writes to
+            a .jsonl, such as "probabilities".
+
+        Raises:
+            UserError: the model was not fine-tuned; a row that its task cannot read.
+        """
+        return self._predictor(rows)
+
+    @functools.cached_property
+    def _predictor(self) -> RowPredictor:
+        return RowPredictor(self._model, self._run)
+
+    def _extractor(
+        self,
+        level: Level,
+        layers: str | None,
+        pool: Pool | None,
+        max_length: int | None,
+        batch_size: int,
+    ) -> FeatureExtractor:
+        settings = settings_for(
+            self.architecture,
+            layers=layers,
+            level=level,
+            pool=pool,
+            max_length=max_length,
+            batch_size=batch_size,
+        )
+        if settings not in self._extractors:
+            self._extractors[settings] = FeatureExtractor(settings, self._model, few_texts=True)
+        return self._extractors[settings]
+
+
+def load_model(
+    source: epath.PathLike, *, checkpoint: str = "auto", mesh: MeshSection | None = None
+) -> LoadedModel:
+    """Reads a model, see `bert_jax.load`."""
+    directory, devices = epath.Path(source), open_mesh(mesh)
+    if is_hub_name(source):
+        if checkpoint != "auto":
+            raise UserError(f"checkpoint: found {checkpoint}, but {source} is no run directory")
+        snapshot = fetch(source)
+        model = read_checkpoint(snapshot.directory)
+        return LoadedModel(model_in_memory(model, mesh=devices, name=snapshot.pinned), None)
+    if (directory / CONFIG).exists():
+        run = open_run(directory)
+        return LoadedModel(model_of_run(run, checkpoint=checkpoint, mesh=devices), run)
+    if checkpoint != "auto":
+        raise UserError(f"checkpoint: found {checkpoint}, but {source} is no run directory")
+    model = read_checkpoint(Path(directory))
+    return LoadedModel(model_in_memory(model, mesh=devices, name=str(source)), None)
+
+
+def _texts(texts: str | Rows) -> list[InputText]:
+    rows = MemoryTable.of([texts] if isinstance(texts, str) else texts).named(("text", "pair"))
+    found = []
+    for row in rows:
+        if "text" not in row.values:
+            raise UserError(f"{row.place}: found {', '.join(row.values)}, allowed: text, pair")
+        pair = row.text("pair") if row.values.get("pair") is not None else None
+        found.append(InputText(row.line, row.text("text"), pair, None))
+    return found

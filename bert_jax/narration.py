@@ -1,0 +1,205 @@
+"""What the process is at, said aloud: nobody waits in silence.
+
+A verb makes a console the place where this is shown; whatever takes long, however deep below, says
+so::
+
+    with speaking(console):
+        with doing("reading the dataset"):
+            ...
+
+A terminal has one live line, with the seconds that it has lasted. Elsewhere a stage gets a line
+when it has lasted half a second, one more now and then while it lasts, and one with its seconds
+when it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+# How long nothing may be said without a terminal: by the age of the stage, seconds both.
+_QUIET: Final = ((30.0, 2.5), (300.0, 10.0), (float("inf"), 60.0))
+_BEGIN: Final = 0.5  # seconds that a stage lasts before it gets a line
+_TELL: Final = 1.0  # seconds of a stage that are worth a line at its end
+
+
+class _Stage:
+    """Something under way."""
+
+    def __init__(self, what: Callable[[], str], *, told: bool, lasting: bool) -> None:
+        self.what = what
+        self.told = told  # whether its first line is out
+        self.lasting = lasting  # it speaks for itself, and is shown as it is
+        self.started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+
+class Narrator:
+    """Says on one console what is under way; safe to use from several threads."""
+
+    def __init__(self, console: Console) -> None:
+        """Says nothing yet.
+
+        Args:
+            console: where; a terminal gets a live line.
+        """
+        self.console = console
+        self._stages: list[_Stage] = []
+        self._lock = threading.RLock()
+        self._changed = threading.Event()
+        self._heard = time.monotonic()
+        self._live: Live | None = None
+        self._watching = False
+
+    def say(self, line: str, *, style: str = "") -> None:
+        """Shows a line that stays."""
+        with self._lock:
+            self._heard = time.monotonic()
+            self.console.print(Text(line), style=style, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def stage(
+        self, what: str | Callable[[], str], *, at_once: bool = False, lasting: bool = False
+    ) -> Iterator[None]:
+        """Shows what the block does for as long as it runs.
+
+        Args:
+            what: does it; a function is asked again each time.
+            at_once: with a line now, not when it has lasted a while.
+            lasting: neither its beginning nor its end gets a line of its own.
+        """
+        text = what if callable(what) else lambda: what
+        stage = _Stage(text, told=lasting, lasting=lasting)
+        self._begin(stage)
+        if at_once and not self.console.is_terminal:
+            self._tell(stage)
+        try:
+            yield
+        except BaseException:
+            self._end(stage)
+            raise
+        self._end(stage)
+        if stage.seconds >= _TELL and not lasting:
+            self.say(f"{text()}: {stage.seconds:.1f} s", style="dim")
+
+    def _begin(self, stage: _Stage) -> None:
+        with self._lock:
+            self._stages.append(stage)
+            if self.console.is_terminal:
+                if self._live is None:
+                    self._live = Live(
+                        console=self.console,
+                        get_renderable=self._shown,
+                        refresh_per_second=4,
+                        transient=True,
+                        # What goes elsewhere than to this terminal stays there.
+                        redirect_stdout=not self.console.stderr,
+                        redirect_stderr=sys.stderr.isatty(),
+                    )
+                    self._live.start()
+            elif not self._watching and not self.console.quiet:
+                self._watching = True
+                threading.Thread(target=self._watch, name="narrator", daemon=True).start()
+            self._changed.set()
+
+    def _end(self, stage: _Stage) -> None:
+        with self._lock:
+            self._stages.remove(stage)
+            if not self._stages and self._live is not None:
+                self._live.stop()
+                self._live = None
+            self._changed.set()
+
+    def _shown(self) -> Text | Spinner:
+        """Returns the live line."""
+        with self._lock:
+            if not self._stages:
+                return Text("")
+            stage = self._stages[-1]
+        if stage.lasting:
+            return Text(stage.what(), no_wrap=True, overflow="ellipsis")
+        seconds = f" {stage.seconds:.0f} s" if stage.seconds >= 1 else ""
+        return Spinner("dots", Text(f"{stage.what()} …{seconds}", no_wrap=True))
+
+    def _tell(self, stage: _Stage) -> None:
+        """Shows a line of what is under way, if it still is."""
+        with self._lock:
+            if stage in self._stages:
+                seconds = "" if not stage.told or stage.lasting else f" {stage.seconds:.0f} s"
+                stage.told = True
+                self.say(f"{stage.what()} …{seconds}", style="dim")
+
+    def _watch(self) -> None:
+        """Breaks the silence, for as long as anything is under way."""
+        while True:
+            with self._lock:
+                if not self._stages:
+                    self._watching = False
+                    return
+                stage = self._stages[-1]
+                self._changed.clear()
+                if stage.told:
+                    quiet = next(limit for age, limit in _QUIET if stage.seconds <= age)
+                    due = max(self._heard, stage.started) + quiet
+                else:
+                    due = stage.started + _BEGIN
+            if not self._changed.wait(max(due - time.monotonic(), 0.0)):
+                self._tell(stage)
+
+
+_NARRATORS: Final[list[Narrator]] = []
+
+
+@contextlib.contextmanager
+def speaking(console: Console | None) -> Iterator[None]:
+    """Makes a console the place where `doing` is shown; None changes nothing.
+
+    Within the block of another the outer one stays, if it is the same console.
+    """
+    if console is None or (_NARRATORS and _NARRATORS[-1].console is console):
+        yield
+        return
+    narrator = Narrator(console)
+    _NARRATORS.append(narrator)
+    try:
+        yield
+    finally:
+        _NARRATORS.remove(narrator)
+
+
+def current_console() -> Console:
+    """Returns the console of the innermost `speaking`; a new one of standard output without."""
+    return _NARRATORS[-1].console if _NARRATORS else Console()
+
+
+def narrator_of(console: Console) -> Narrator:
+    """Returns the narrator of a console: that of `speaking`, or a new one."""
+    return next((each for each in _NARRATORS if each.console is console), Narrator(console))
+
+
+@contextlib.contextmanager
+def doing(what: str | Callable[[], str], *, at_once: bool = False) -> Iterator[None]:
+    """Shows what the block does, see `Narrator.stage`; outside of `speaking` nothing."""
+    if not _NARRATORS:
+        yield
+        return
+    with _NARRATORS[-1].stage(what, at_once=at_once):
+        yield
+
+
+def hush() -> None:
+    """Shows nothing more: another process of the job speaks."""
+    for each in _NARRATORS:
+        each.console = Console(quiet=True)

@@ -1,0 +1,120 @@
+"""Predictions for rows in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bert_jax.data.memory_table import MemoryTable, Rows
+from bert_jax.errors import UserError
+from bert_jax.inference.model import InferenceModel
+from bert_jax.runs.directory import Run, describe
+from bert_jax.tasks.choice.family import MultipleChoiceSection
+from bert_jax.tasks.family import DataRequest, Family, Record
+from bert_jax.tasks.predictor import Predictor
+from bert_jax.tasks.registry import TaskSection
+from bert_jax.tasks.squad.family import SquadSection
+from bert_jax.tasks.table.family import TableSection
+from bert_jax.tasks.tokens.family import TokenClassificationSection
+from bert_jax.tasks.training.evaluation import open_data, section_of
+
+BATCH_SIZE: Final = 32
+MAX_LENGTH: Final = 512  # pieces, of a model that was fine-tuned elsewhere
+_ROLE: Final = "input"
+
+
+class RowPredictor:
+    """Predicts rows with a model's task head; compiles once for each shape that it meets."""
+
+    def __init__(self, model: InferenceModel, run: Run | None) -> None:
+        """Compiles nothing yet.
+
+        Args:
+            model: with a task head.
+            run: that it is of; None for another program's.
+
+        Raises:
+            UserError: it was not fine-tuned.
+        """
+        self._model, self._run = model, run
+        if run is not None:
+            self._max_length = section_of(run).max_length
+        elif model.heads.task is None:
+            raise UserError(
+                f"{model.name}: found {describe(model.heads)}, allowed: a model that was fine-tuned"
+            )
+        else:
+            self._max_length = min(model.architecture.max_position_embeddings, MAX_LENGTH)
+        self._predictor = Predictor(
+            model.loaded.model,
+            model.loaded.mesh,
+            batch_size=BATCH_SIZE,
+            max_length=self._max_length,
+            pad_id=model.tokenizer.special.pad,
+            few_rows=True,
+        )
+
+    def __call__(self, rows: Rows) -> list[Record]:
+        """Returns a record for every row, in order.
+
+        Raises:
+            UserError: a row that the task cannot read.
+        """
+        table = MemoryTable.of(rows)
+        if not table.rows:
+            return []
+        split = self._open(table).splits[_ROLE]
+        return self._predictor(self._model.loaded.params, split)
+
+    def _open(self, table: MemoryTable) -> Family:
+        model, run = self._model, self._run
+        if run is not None:
+            task = _for_memory(section_of(run).task, table, problem=model.heads.problem)
+            return open_data(run, roles=(_ROLE,), step=model.loaded.step, input=table, task=task)
+        request = DataRequest(
+            tokenizer=model.tokenizer,
+            max_length=self._max_length,
+            seed=0,
+            roles=(_ROLE,),
+            input=table,
+            labels=model.heads.labels or None,
+        )
+        return _task_of(model, table).open(request)
+
+
+def _for_memory(task: TaskSection, table: MemoryTable, *, problem: str | None) -> TaskSection:
+    """Returns a task's section for rows that need no ids and tell nothing of its problem."""
+    changed: dict[str, Any] = {}
+    if isinstance(task, TableSection) and task.problem == "auto":
+        changed["problem"] = problem
+    name = getattr(task, "id", None)
+    if name is not None and not any(isinstance(row, Mapping) and name in row for row in table.rows):
+        changed["id"] = None
+    return task.model_copy(update=changed)
+
+
+def _task_of(model: InferenceModel, table: MemoryTable) -> TaskSection:
+    """Returns the section of a task head that says no more than its kind."""
+    kind = model.heads.task
+    if kind == "sequence_classification":
+        # Where a checkpoint does not say it, as Hugging Face takes it.
+        guessed = "regression" if len(model.heads.labels) == 1 else "single_label"
+        return TableSection(
+            train="(none)",
+            text="text",
+            pair="pair" if table.has("pair", width=2) else None,
+            label="label",
+            problem=model.heads.problem or guessed,
+        )
+    if kind == "token_classification":
+        return TokenClassificationSection()
+    if kind == "question_answering":
+        return SquadSection()
+    first = table.rows[0]
+    names = first if isinstance(first, dict) else {"text": 0, **_numbered(len(first) - 1)}
+    choices = tuple(name for name in names if name.startswith("choice"))
+    return MultipleChoiceSection(text="text", choices=choices, label="label")
+
+
+def _numbered(count: int) -> dict[str, int]:
+    return {f"choice{number}": number for number in range(count)}

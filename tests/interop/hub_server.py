@@ -1,0 +1,151 @@
+"""A hub on loopback: what of Hugging Face's server fetching and pushing a model needs."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub:
+    """Models by name, their files in directories; what was pushed; what was asked."""
+
+    def __init__(self, models: dict[str, Path]) -> None:
+        self.models = models
+        self.pushed: dict[str, dict[str, bytes]] = {}
+        self.created: list[dict[str, Any]] = []
+        self.requests: list[tuple[str, str, str | None]] = []  # method, path, authorization
+        self.gated: set[str] = set()
+        self.address = ""
+
+
+@contextlib.contextmanager
+def serve(models: dict[str, Path]) -> Iterator[Hub]:
+    """Runs a hub for as long as the block."""
+    hub = Hub(models)
+
+    class Handler(_Handler):
+        served = hub
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.address = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    served: Hub
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Stays silent."""
+
+    def do_HEAD(self) -> None:
+        self._read(body=False)
+
+    def do_GET(self) -> None:
+        self._read(body=True)
+
+    def do_POST(self) -> None:
+        self._note()
+        size = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(size) if size else self._chunks()
+        if self.path == "/api/repos/create":
+            asked = json.loads(body)
+            self.served.created.append(asked)
+            name = f"{asked['organization']}/{asked['name']}"
+            return self._answer({"url": f"{self.served.address}/{name}"})
+        name, _, rest = self.path.removeprefix("/api/models/").partition("/preupload/")
+        if rest:
+            files = [
+                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for file in json.loads(body)["files"]
+            ]
+            return self._answer({"files": files})
+        name = self.path.removeprefix("/api/models/").partition("/commit/")[0]
+        for line in body.splitlines():
+            item = json.loads(line)
+            if item["key"] == "file":
+                content = base64.b64decode(item["value"]["content"])
+                self.served.pushed.setdefault(name, {})[item["value"]["path"]] = content
+        url = f"{self.served.address}/{name}/commit/{COMMIT}"
+        return self._answer({"commitUrl": url, "commitOid": COMMIT, "success": True})
+
+    def _read(self, *, body: bool) -> None:
+        self._note()
+        path = self.path.partition("?")[0]
+        if path.startswith("/api/models/"):
+            name, kind, revision = self._parts(path.removeprefix("/api/models/"))
+            if name in self.served.gated:
+                return self._answer({}, code=403, error="GatedRepo")
+            if name not in self.served.models:
+                return self._answer({}, code=401, error="RepoNotFound")
+            if revision not in ("main", COMMIT):
+                return self._answer({}, code=404, error="RevisionNotFound")
+            if kind == "tree":
+                return self._answer([self._file(file) for file in self._files(name)])
+            siblings = [{"rfilename": file.name} for file in self._files(name)]
+            return self._answer({"id": name, "sha": COMMIT, "siblings": siblings, "tags": []})
+        name, _, file = path.strip("/").partition(f"/resolve/{COMMIT}/")
+        content = (self.served.models[name] / file).read_bytes()
+        return self._send(content, body=body, kind="application/octet-stream")
+
+    def _parts(self, path: str) -> tuple[str, str, str]:
+        owner, name, *rest = path.split("/")
+        return f"{owner}/{name}", rest[0] if rest else "", rest[1] if rest[1:] else "main"
+
+    def _files(self, name: str) -> list[Path]:
+        return sorted(file for file in self.served.models[name].iterdir() if file.is_file())
+
+    def _file(self, file: Path) -> dict[str, Any]:
+        oid = hashlib.sha1(file.read_bytes()).hexdigest()
+        return {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": oid}
+
+    def _chunks(self) -> bytes:
+        found = b""
+        while size := int(self.rfile.readline().strip() or b"0", 16):
+            found += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return found
+
+    def _note(self) -> None:
+        found = self.headers.get("Authorization")
+        self.served.requests.append((self.command, self.path, found))
+
+    def _answer(self, content: Any, *, code: int = 200, error: str | None = None) -> None:
+        self._send(json.dumps(content).encode(), body=True, code=code, error=error)
+
+    def _send(
+        self,
+        content: bytes,
+        *,
+        body: bool,
+        code: int = 200,
+        kind: str = "application/json",
+        error: str | None = None,
+    ) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
+        if error is not None:
+            self.send_header("X-Error-Code", error)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)

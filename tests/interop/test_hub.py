@@ -1,0 +1,129 @@
+"""Models by name, fetched from and pushed to a hub on loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from click.testing import CliRunner, Result
+from transformers import BertForMaskedLM
+
+import bert_jax
+from bert_jax.cli import cli
+from bert_jax.errors import UserError
+from bert_jax.interop.hub import is_hub_name
+from bert_jax.verbs.import_checkpoint import find_origin
+from tests.feature_extraction.runs import PIECES
+from tests.interop.hf_checkpoints import hf_config, hf_model
+from tests.interop.hub_server import COMMIT, Hub, serve
+
+NAME = "someone/tiny-bert"
+TOKEN = "hf_secretsecretsecretsecret"
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    directory = tmp_path_factory.mktemp("hub")
+    hf_model(BertForMaskedLM, hf_config(vocab_size=len(PIECES))).save_pretrained(directory)
+    (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+    (directory / "large.msgpack").write_bytes(b"is not for us")
+    with serve({NAME: directory}) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def online(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets this test, and no other, reach the hub, with a cache and a token of its own."""
+    constants = huggingface_hub.constants
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.chdir(tmp_path)
+    hub.requests.clear()
+    hub.gated.clear()
+
+
+def test_a_name_is_imported_with_its_commit_and_without_a_trace_of_the_token(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = invoke("import", f"{NAME}@main", "run")
+    assert done.exit_code == 0, (done.output, done.exception)
+    origin = json.loads((tmp_path / "run" / "provenance.json").read_text())["imported_from"]
+    assert (origin["hub"], origin["revision"]) == (NAME, COMMIT)
+    assert {"config.json", "model.safetensors", "vocab.txt"} <= origin["sha256"].keys()
+    assert not any("msgpack" in path for _, path, _ in hub.requests)
+    assert {found for *_, found in hub.requests} == {f"Bearer {TOKEN}"}
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert TOKEN.encode() not in b"".join(file.read_bytes() for file in files)
+    assert TOKEN not in done.output
+    # The cache serves the rest, without the network.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    fetched = len(hub.requests)
+    model = bert_jax.load(NAME)
+    assert COMMIT in repr(model)
+    text = "w1 [MASK] w2"
+    assert model.fill_mask(text) == bert_jax.load("run").fill_mask(text)
+    first, again = find_origin(NAME), find_origin(f"hf://{NAME}@{COMMIT}")
+    assert first == again
+    assert first.name == f"{NAME}@{COMMIT}"
+    assert Path(first.run_dir, "config.yaml").exists()
+    assert len(hub.requests) == fetched
+
+
+def test_an_export_is_pushed(hub: Hub, tmp_path: Path) -> None:
+    assert invoke("import", NAME, "run").exit_code == 0
+    done = invoke("export", "run", "out", "--push", "me/mine")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert f"{hub.address}/me/mine/commit/{COMMIT}" in done.output
+    pushed = hub.pushed["me/mine"]
+    assert pushed["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert {"README.md", "config.json", "vocab.txt"} <= pushed.keys()
+    assert hub.created[-1]["name"] == "mine"
+    assert "public" not in str(hub.created[-1].get("visibility"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("someone/tiny-berd", "someone/tiny-berd: found no such directory here, and no such model"),
+        (f"{NAME}@v9", f"{NAME}: found no revision v9 on http://127"),
+        ("someone/gated", "someone/gated: its owner gives access on request"),
+        ("hf://nobody", "hf://nobody: allowed: owner/name"),
+    ],
+)
+def test_what_is_not_there_or_not_allowed_is_one_line(hub: Hub, name: str, message: str) -> None:
+    hub.gated.add("someone/gated")
+    done = invoke("import", name, "run")
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert message in done.output
+    assert not Path("run").exists()
+
+
+def test_without_a_hub_or_the_library_it_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"nothing in the cache, and http://127.0.0.1:9 does not"):
+        bert_jax.load(NAME)
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"pip install 'bert-jax\[hub\]'"):
+        bert_jax.load(NAME)
+
+
+def test_paths_are_paths(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    assert is_hub_name("google-bert/bert-base-uncased")
+    assert is_hub_name("google-bert/bert-base-uncased@v1.0")
+    for path in ("runs/misspelt", "run", "./a/b", "/a/b", "a/b/c", "gs://a/b"):
+        assert not is_hub_name(path), path

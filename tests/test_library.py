@@ -1,0 +1,191 @@
+"""`bert_jax.load`: a model in memory, beside the PyTorch model that it came from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from transformers import BertForPreTraining, BertForSequenceClassification
+
+import bert_jax
+from bert_jax.data.memory_table import MemoryTable
+from bert_jax.errors import UserError
+from tests.feature_extraction.runs import IDS, PIECES, pieces_of
+from tests.interop.hf_checkpoints import hf_config, hf_model
+
+NAMES = ("bad", "good", "other")
+
+
+def save(model: Any, directory: Path) -> Path:
+    model.save_pretrained(directory)
+    (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BertForPreTraining]:
+    config = hf_config(vocab_size=len(PIECES))
+    model = hf_model(BertForPreTraining, config)
+    return save(model, tmp_path_factory.mktemp("pretrained") / "hf"), model
+
+
+@pytest.fixture(scope="module")
+def classifier(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[bert_jax.LoadedModel, BertForSequenceClassification]:
+    labels = dict(enumerate(NAMES))
+    config = hf_config(
+        vocab_size=len(PIECES), id2label=labels, label2id={n: i for i, n in labels.items()}
+    )
+    model = hf_model(BertForSequenceClassification, config)
+    directory = save(model, tmp_path_factory.mktemp("classifier") / "hf")
+    return bert_jax.load(directory), model
+
+
+def ids_of(text: str, pair: str | None = None) -> dict[str, torch.Tensor]:
+    first = ["[CLS]", *pieces_of(text), "[SEP]"]
+    second = [] if pair is None else [*pieces_of(pair), "[SEP]"]
+    return {
+        "input_ids": torch.tensor([[IDS[piece] for piece in [*first, *second]]]),
+        "token_type_ids": torch.tensor([[0] * len(first) + [1] * len(second)]),
+    }
+
+
+def test_a_hugging_face_directory_and_its_import_answer_alike(
+    pretrained: tuple[Path, BertForPreTraining], tmp_path: Path
+) -> None:
+    directory, reference = pretrained
+    model = bert_jax.load(directory)
+    run = bert_jax.import_checkpoint(str(directory), str(tmp_path / "run"))
+    text = "w1 [MASK] w3x1 [MASK] w5 [MASK]"
+    one = model.fill_mask(text, top_k=3)
+    assert one.text == text
+    assert [len(candidates) for candidates in one.masks] == [3, 3, 3]
+    several = model.fill_mask([text, "[MASK] w2"], top_k=3)
+    assert [piece for piece, _ in several[0].masks[1]] == [piece for piece, _ in one.masks[1]]
+    assert bert_jax.fill_mask(str(run), text, top_k=3)[0].masks[2][0].piece == one.masks[2][0].piece
+    with torch.no_grad():
+        logits = reference(**ids_of(text)).prediction_logits[0, 2]
+    logits[:5] = -torch.inf
+    assert one.masks[0][0].probability == pytest.approx(logits.softmax(0).max().item(), rel=1e-3)
+    vectors = model.encode(["w1 w2", ("w3", "w4x2")], layers="last", pool="cls")
+    with torch.no_grad():
+        states = [
+            reference.bert(**ids_of(*texts)).last_hidden_state[0, 0]
+            for texts in (("w1 w2",), ("w3", "w4x2"))
+        ]
+    np.testing.assert_allclose(vectors, np.stack([state.numpy() for state in states]), atol=1e-4)
+    np.testing.assert_allclose(
+        model.encode("w1 w2", layers="last", pool="cls"), vectors[0], atol=1e-5
+    )
+    assert model.features(["w1 w3x1"], level="word")[0].units == ["w1", "w3x1"]
+    assert model.tokenizer.vocab_size == len(PIECES)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(model.params))
+    with pytest.raises(UserError, match="allowed: a model that was fine-tuned"):
+        model.predict(["w1"])
+
+
+class Frame:
+    """What of pandas' DataFrame is used."""
+
+    columns = ("text", "pair")
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def to_dict(self, orient: str) -> list[dict[str, Any]]:
+        assert orient == "records"
+        return self.rows
+
+
+class Dataset:
+    """What of Hugging Face's Dataset is used."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Any:
+        return iter(self.rows)
+
+
+def test_rows_of_every_form_are_predicted_as_by_hugging_face(
+    classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
+) -> None:
+    model, reference = classifier
+    pairs = [("w1 w2", "w3"), ("w7x1", "w8 w9"), ("w4", "w4")]
+    with torch.no_grad():
+        expected = [reference(**ids_of(*pair)).logits[0].softmax(0).numpy() for pair in pairs]
+    dicts = [{"text": text, "pair": pair} for text, pair in pairs]
+    forms: list[Any] = [
+        pairs,
+        np.asarray(pairs),
+        dicts,
+        {"text": [text for text, _ in pairs], "pair": np.asarray([pair for _, pair in pairs])},
+        Frame(dicts),
+        Dataset(dicts),
+        iter(pairs),
+    ]
+    for rows in forms:
+        found = model.predict(rows)
+        chances = [list(record["probabilities"].values()) for record in found]
+        np.testing.assert_allclose(chances, expected, atol=1e-4)
+        assert [record["prediction"] for record in found] == [
+            NAMES[row.argmax()] for row in expected
+        ]
+        assert [record["id"] for record in found] == [0, 1, 2]
+    single = model.predict(["w1 w2"])
+    with torch.no_grad():
+        alone = reference(**ids_of("w1 w2")).logits[0].softmax(0).numpy()
+    np.testing.assert_allclose(list(single[0]["probabilities"].values()), alone, atol=1e-4)
+    assert model.predict([]) == []
+
+
+def test_what_was_compiled_for_a_shape_serves_the_next_call(
+    classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
+) -> None:
+    model, _ = classifier
+    model.predict(["w1 w2", "w3", "w4"])
+    model.encode(["w1 w2", "w3", "w4"])
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: compiled.append(event) if "backend_compile" in event else None
+    )
+    model.predict(["w5", "w6 w1", "w8"])
+    model.encode([f"w{number}" for number in range(4)])
+    assert compiled == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([1.5], "rows: row 1: found float, allowed: a text, a tuple of texts or a dict of columns"),
+        (["a", ("a", "b", "c")], "rows: row 2: found 3 values, allowed: text, pair"),
+        ([{"texts": "a"}], 'task.text: found "text", allowed: texts .*did you mean "texts"'),
+        ([{"text": None}], 'rows: row 1: "text" found null, allowed: text'),
+        ({"text": ["a", "b"], "pair": ["c"]}, "columns of different lengths"),
+        (3, "rows: found int, allowed: texts"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_named(
+    classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
+    rows: Any,
+    message: str,
+) -> None:
+    with pytest.raises(UserError, match=message):
+        classifier[0].predict(rows)
+
+
+def test_numpy_and_missing_values_become_plain() -> None:
+    table = MemoryTable.of([{"text": np.str_("a"), "label": np.int64(3), "pair": float("nan")}])
+    assert table.rows == ({"text": "a", "label": 3, "pair": None},)
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="found no checkpoint, allowed: a Hugging Face directory"):
+        bert_jax.load(tmp_path)
