@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from bert_jax.verbs.import_checkpoint import import_checkpoint
     from bert_jax.verbs.jobs import jobs
     from bert_jax.verbs.load import load
+    from bert_jax.verbs.new import new
     from bert_jax.verbs.plan import plan
     from bert_jax.verbs.predict import predict
     from bert_jax.verbs.pretrain import pretrain
@@ -171,6 +172,7 @@ __all__ = [
     "load",
     "load_config",
     "load_tokenizer",
+    "new",
     "open_dataset",
     "parse_config",
     "plan",

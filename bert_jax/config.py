@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.resources
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import pydantic
 from etils import epath
 
 from bert_jax.data.loader.section import LoaderSection
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.read import MAX_DEPTH, shown
+from bert_jax.files.remote import is_remote
 from bert_jax.files.yaml_file import dump_yaml, parse_yaml, read_yaml
 from bert_jax.launch.section import SubmitSection
 from bert_jax.model.config import ModelSection
@@ -23,6 +25,9 @@ from bert_jax.section import PathText, Section
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.train.sections import TrainSection
 from bert_jax.validation import validate
+
+_CONFIGS: Final = "bert_jax.configs"
+_SUFFIX: Final = ".yaml"
 
 
 class RunConfig(Section):
@@ -62,14 +67,59 @@ def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfi
     ``load_config("run.yaml", ["train.phases.0.steps=100", "mesh.tensor=2"])``
 
     Args:
-        path: local or gs://.
+        path: local or gs://; or one that comes with the package, ``configs/finetune/mrpc.yaml`` or
+            ``finetune/mrpc``, where no file of that name is here.
         overrides: ``dotted.key=value``, the value in YAML; a number in the key indexes a list.
 
     Raises:
         UserError: no such file, not YAML, an unknown key, a value of the wrong type, an override
             without ``=``.
     """
-    return parse_config(read_yaml(path), overrides, source=str(path))
+    packaged = find_packaged(path)
+    values = read_yaml(path) if packaged is None else parse_yaml(packaged, str(path))
+    return parse_config(values, overrides, source=str(path))
+
+
+def packaged_configs() -> list[str]:
+    """Returns the names of the configurations that come with the package: ``finetune/mrpc``."""
+    root = importlib.resources.files(_CONFIGS)
+    return sorted(
+        f"{folder.name}/{file.name.removesuffix(_SUFFIX)}"
+        for folder in root.iterdir()
+        if folder.is_dir()
+        for file in folder.iterdir()
+        if file.name.endswith(_SUFFIX)
+    )
+
+
+def read_packaged(name: str) -> str:
+    """Returns the text of a configuration of the package.
+
+    Args:
+        name: one of `packaged_configs`.
+    """
+    root = importlib.resources.files(_CONFIGS)
+    return root.joinpath(f"{name}{_SUFFIX}").read_text(encoding="utf-8")
+
+
+def find_packaged(path: epath.PathLike) -> str | None:
+    """Returns the text of a configuration of the package, None if a path is not one.
+
+    Args:
+        path: as a user names it; a file that is there is no name.
+
+    Raises:
+        UserError: no such file, but the name of one of the package is near.
+    """
+    if is_remote(path) or epath.Path(path).exists():
+        return None
+    name = str(path).removeprefix("configs/").removesuffix(_SUFFIX)
+    known = packaged_configs()
+    if name in known:
+        return read_packaged(name)
+    if near := did_you_mean(name, known):
+        raise UserError(f"{path}: no such file, and no configuration of the package{near}")
+    return None
 
 
 def parse_config(values: Any, overrides: Sequence[str] = (), *, source: str) -> RunConfig:

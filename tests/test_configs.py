@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+import bert_jax
+from bert_jax.cli import cli
 from bert_jax.config import RunConfig, dump_config, load_config, parse_config
+from bert_jax.errors import UserError
 from bert_jax.model.config import resolve_architecture
 from bert_jax.train.sections import schedule_segments
 from tests.project import ROOT
@@ -17,8 +21,7 @@ FILES = sorted((ROOT / "configs").rglob("*.yaml"))
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_committed_configuration_is_whole(path: Path) -> None:
     config = load_config(path)
-    if path.parent.name == "finetune":
-        assert config.finetune is not None
+    if config.finetune is not None:
         assert config.model is None  # it is the origin's
         return
     assert config.model is not None
@@ -61,3 +64,43 @@ def test_a_number_without_a_dot_is_a_number_as_in_every_other_language() -> None
 def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     assert load_config(tmp_path / "empty.yaml") == RunConfig()
+
+
+def test_a_configuration_of_the_package_is_found_by_its_name_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = load_config(ROOT / "configs" / "finetune" / "mrpc.yaml", ["seed=5"])
+    for name in ("configs/finetune/mrpc.yaml", "finetune/mrpc.yaml", "finetune/mrpc"):
+        assert load_config(name, ["seed=5"]) == expected
+    with pytest.raises(
+        UserError, match=r'^finetune/mprc.yaml: no such file.*did you mean "finetune'
+    ):
+        load_config("finetune/mprc.yaml")
+    with pytest.raises(UserError, match=r"^nothing.like.it.yaml: no such file"):
+        load_config("nothing.like.it.yaml")
+    (tmp_path / "finetune").mkdir()
+    (tmp_path / "finetune" / "mrpc.yaml").write_text("seed: 9")
+    assert load_config("finetune/mrpc.yaml").seed == 9
+
+
+def test_new_writes_a_commented_configuration_that_the_verbs_accept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind in ("table", "glue", "pretrain"):
+        done = CliRunner().invoke(cli, ["new", kind])
+        assert done.exit_code == 0, done.output
+        assert done.output.startswith(f"{kind}.yaml: ")
+        load_config(f"{kind}.yaml")
+        assert (tmp_path / f"{kind}.yaml").read_text().count("#") > 5
+    assert bert_jax.new("table", "mine.yaml") == Path("mine.yaml")
+    assert "bert-jax finetune mine.yaml" in Path("mine.yaml").read_text()
+    for arguments, message in (
+        (["new", "table"], "table.yaml: is already there; allowed: another name, or --force"),
+        (["new", "tabel"], 'found "tabel", allowed: glue, pretrain, table; did you mean "table"?'),
+    ):
+        refused = CliRunner().invoke(cli, arguments)
+        assert refused.exit_code == 2
+        assert message in refused.output
+    assert CliRunner().invoke(cli, ["new", "table", "--force"]).exit_code == 0

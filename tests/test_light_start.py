@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.corpus import write_tokenizer
+from tests.project import ROOT, environment
+
 HEAVY = ("jax", "flax", "optax", "grain", "orbax", "scipy", "tensorflow_datasets", "pyarrow")
 
 
@@ -50,3 +53,59 @@ def test_a_training_process_does_not_load_pytorch(tmp_path: Path) -> None:
     )
     assert done.stdout.split() == ["False"]
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
+
+
+_MISTAKES = """
+import sys
+
+sys.modules["jax"] = None  # importing it raises
+from click.testing import CliRunner
+from bert_jax.cli import cli
+
+for arguments in (
+    ["pretrain", "pretrain.yaml"],
+    ["pretrain", "pretrain.yaml", "train.phases.0.stepz=3"],
+    ["pretrain", "pretrain.yaml", "tokenizer=nowhere"],
+    ["pretrain", "pretrain.yaml", "optimizer.warmup_steps=1000"],
+    ["finetune", "finetune.yaml"],
+    ["finetune", "finetune.yaml", "finetune.init_from=run"],
+):
+    found = CliRunner().invoke(cli, arguments)
+    assert found.exit_code == 2, (arguments, found.output, found.exception)
+    print(found.output.strip())
+"""
+
+
+def test_mistakes_that_need_no_jax_to_be_seen_are_told_before_it_is_loaded(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    (tmp_path / "pretrain.yaml").write_text(
+        "{run_dir: new, tokenizer: tokenizer, model: {size: tiny}, "
+        "train: {phases: [{dataset: dataset, steps: 10}]}}"
+    )
+    (tmp_path / "finetune.yaml").write_text(
+        "{run_dir: new, finetune: {init_from: nowhere, "
+        "task: {kind: table, train: none.csv, text: text, label: label}}}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", _MISTAKES],
+        cwd=tmp_path,
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    expected = (
+        "dataset: no such directory; expected a dataset",
+        'pretrain.yaml: train.phases.0.stepz: unknown key; did you mean "steps"?',
+        "nowhere: found no such directory, allowed: a tokenizer directory",
+        "optimizer.warmup_steps: found 1000, allowed: at most the 10 steps",
+        "nowhere: no such directory; expected a run directory",
+        "none.csv: no such file",
+    )
+    assert len(told) == len(expected)
+    for line, beginning in zip(told, expected, strict=True):
+        assert line.startswith(f"bert-jax: {beginning}")

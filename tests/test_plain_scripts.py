@@ -1,39 +1,64 @@
-"""A script without the ``if __name__ == "__main__":`` guard, or a notebook, is run once."""
+"""A script without the ``__main__`` guard runs once, from text to a classifier."""
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.project import ROOT, environment
 
-SCRIPT = """
-print("the script runs")
-from bert_jax.pipelines.engines.local import WorkerPool
-
-with WorkerPool(2) as pool:
-    print(sorted(found for _, found in pool.run(len, ["a", "bb"])))
-
-from tests.data.memory_dataset import LoaderSection, MemoryDataset, make_loader
-
-loader = make_loader(MemoryDataset(64), batch_size=8, section=LoaderSection(workers=1))
-with loader.batches(first_step=0) as batches:
-    print(len(next(batches)["input_ids"]))
-"""
+# Smaller, and with worker processes wherever there may be some.
+CHANGES = (
+    ('"steps": 500', '"steps": 3'),
+    ('"batch_size": 32', '"batch_size": 8'),
+    ('"max_seq_length": 64}', '"max_seq_length": 64, "workers": 2, "dupe_factor": 1}'),
+    ('"run_dir": "runs/small",', '"run_dir": "runs/small", "loader": {"workers": 1},'),
+    ('"size": 2000', '"size": 640'),
+    ("] * 20", "] * 6"),
+    ('"max_length": 64}', '"max_length": 16, "epochs": 1}'),
+)
 
 
-def test_workers_do_not_run_the_script_that_started_them(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+def test_the_script_of_the_documentation_runs_once(project: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+    found = re.search(r'^```python title="classifier.py"\n(.*?)^```$', page, re.M | re.S)
+    assert found is not None
+    text = found[1]
+    assert len([line for line in text.splitlines() if line]) <= 24
+    for old, new in CHANGES:
+        assert old in text, old
+        text = text.replace(old, new)
+    (tmp_path / "classifier.py").write_text(f"print('the script runs')\n{text}")
+    shutil.copytree(project / "text", tmp_path / "text")
     done = subprocess.run(
-        [sys.executable, script],
+        [sys.executable, "classifier.py"],
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=600,
         env=environment(),
-        cwd=ROOT,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["the script runs", "[1, 2]", "8"]
+    lines = done.stdout.splitlines()
+    assert lines.count("the script runs") == 1
+    assert lines[-1] in ("5", "4", "1")
+    order = [next(i for i, line in enumerate(lines) if re.search(each, line)) for each in TOLD]
+    assert order == sorted(order), done.stdout
+    assert "Traceback" not in done.stderr
+
+
+# What a run tells, in this order.
+TOLD = (
+    r"tokenised part 1 of",
+    r"compiling the step \(8 × 64 tokens\) …",
+    r"step 1 of 3: done after",
+    r"^done: 3 steps$",
+    r"^examples: train ",
+    r"starts fresh",
+    r"compiling .*tokens\) …",
+    r"best: step ",
+)

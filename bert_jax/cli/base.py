@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from bert_jax.cli.large_pages import with_large_pages
 from bert_jax.errors import PeerLost, RunStopped, UserError
 from bert_jax.parallel.channel import PEER_LOST, current_channel, end_now
 from bert_jax.parallel.section import MeshSection
@@ -147,5 +148,6 @@ def process_started() -> float:
 def main() -> None:
     """The console script."""
     if sys.argv[1:2] and sys.argv[1] in _TRAINING_VERBS:
+        with_large_pages()
         STOP.listen(owns_process=True)  # before anything that takes time
     cli()

@@ -27,6 +27,18 @@ from bert_jax.parallel.stop_signal import INTERRUPTED
 
 
 @cli.command()
+@click.argument("kind", metavar="table|glue|pretrain")
+@click.argument("path", metavar="[FILE]", required=False)
+@force_option
+@verb
+def new(kind: str, path: str | None, force: bool) -> None:
+    """Write a commented configuration to begin with, to KIND.yaml or FILE."""
+    from bert_jax.verbs.new import new as run
+
+    click.echo(f"{run(kind, path, force=force)}: change what is yours in it")
+
+
+@cli.command()
 @config_argument
 @overrides_argument
 @force_option

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.rules import check_divides
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import CONFIG, claim_run, open_run, write_run
+from bert_jax.runs.execution import suited_to
 from bert_jax.runs.lock import hold_run
 from bert_jax.task import Objective, Params
 from bert_jax.text import Tokenizer, load_tokenizer
@@ -67,6 +69,7 @@ def prepare(
     require_trackers(section.trackers, key="train.trackers")
     schedule = join(schedule_segments(section, settings.optimizer))
     mesh = open_mesh(settings.mesh)
+    settings = _executed_on(mesh, settings, say=say)
     tokenizer = load_tokenizer(settings.tokenizer)
     architecture = resolve_architecture(settings.model, vocab_size=tokenizer.vocab_size)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
@@ -115,6 +118,17 @@ def prepare(
             },
         ),
     )
+
+
+def _executed_on(
+    mesh: Mesh, settings: PretrainSettings, *, say: Callable[[str], None]
+) -> PretrainSettings:
+    """Returns the settings with what they leave to the devices filled in."""
+    execution = settings.model.execution
+    chosen = "dtype" in execution.model_fields_set
+    execution = suited_to(execution, mesh, chosen=chosen, say=say)
+    model = settings.model.model_copy(update={"execution": execution})
+    return dataclasses.replace(settings, model=model)
 
 
 def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:

@@ -100,7 +100,6 @@ def _task_of(model: InferenceModel, table: MemoryTable) -> TaskSection:
         # Where a checkpoint does not say it, as Hugging Face takes it.
         guessed = "regression" if len(model.heads.labels) == 1 else "single_label"
         return TableSection(
-            train="(none)",
             text="text",
             pair="pair" if table.has("pair", width=2) else None,
             label="label",

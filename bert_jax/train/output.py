@@ -79,7 +79,5 @@ def open_output(
     # Figures are written once, by the first process.
     writer: Writer = NoWriter()
     if jax.process_index() == 0:
-        writer = RunWriter(
-            spec.run_dir, resume_step=first, say=display.say, trackers=spec.trackers
-        )
+        writer = RunWriter(spec.run_dir, resume_step=first, say=display.say, trackers=spec.trackers)
     return Output(with_heartbeat(writer), display, examples, watch)

@@ -21,7 +21,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import bert_jax
-from bert_jax import errors
 from bert_jax.cli import cli
 from bert_jax.config import RunConfig
 from bert_jax.section import Section
@@ -166,13 +165,17 @@ def _commands() -> Iterator[str]:
 
 
 def _python() -> str:
-    verbs = [getattr(bert_jax, name) for name in bert_jax.__all__ if name != "__version__"]
-    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind)]
-    names = [f"{thing.__module__}.{thing.__qualname__}" for thing in verbs]
-    names += ["bert_jax.config.load_config", "bert_jax.config.parse_config"]
-    names += [
-        f"bert_jax.errors.{kind.__name__}" for kind in kinds if kind.__module__ == errors.__name__
+    exported = [getattr(bert_jax, name) for name in bert_jax.__all__ if name != "__version__"]
+    # Sections are on the page of settings.
+    shown = [
+        thing
+        for thing in exported
+        if not (inspect.isclass(thing) and issubclass(thing, pydantic.BaseModel))
+        or thing is RunConfig
     ]
+    functions = [thing for thing in shown if not inspect.isclass(thing)]
+    classes = [thing for thing in shown if inspect.isclass(thing)]
+    names = [f"{thing.__module__}.{thing.__qualname__}" for thing in (*functions, *classes)]
     return "# Python\n\n" + "".join(f"::: {name}\n\n" for name in names)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -21,6 +22,7 @@ from bert_jax.diagnostics.network import (
 from bert_jax.diagnostics.storage import check_run_dir
 from bert_jax.parallel.section import DistributedSection, MeshSection
 from bert_jax.verbs.doctor import DoctorReport, Finding, doctor, render
+from tests.project import project_config, write_config
 
 
 def texts(report: DoctorReport, topic: str) -> list[str]:
@@ -181,3 +183,22 @@ def test_the_command_ends_with_one_where_there_is_a_problem_and_else_with_zero(
     ill = CliRunner().invoke(cli, ["doctor", str(tmp_path / "run.yaml")])
     assert ill.exit_code == 1, ill.output
     assert ill.output.splitlines()[-1].startswith("1 problem,")
+
+
+def test_what_a_configuration_reads_is_looked_at_and_its_own_size_counted(
+    project: Path, tmp_path: Path
+) -> None:
+    values = project_config(project) | {"run_dir": str(tmp_path / "run"), "mesh": {}}
+    config = write_config(tmp_path / "run.yaml", values)
+    whole = CliRunner().invoke(cli, ["doctor", str(config)])
+    assert whole.exit_code == 0, whole.output
+    assert "tokenizer: " in whole.output
+    assert re.search(r"dataset: .*dataset32, [\d,]+ of train", whole.output)
+    assert re.search(r"checkpoints of this model \(0\.\d MB each\)", whole.output)
+    lacking = CliRunner().invoke(
+        cli, ["doctor", str(config), "train.phases.0.dataset=none", "tokenizer=nowhere"]
+    )
+    assert lacking.exit_code == 1
+    assert "tokenizer: nowhere: found no such directory" in lacking.output
+    assert "dataset: none: no such directory" in lacking.output
+    assert "2 problems" in lacking.output

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import bert_jax
 from bert_jax.cli import cli
+from bert_jax.train.writer import read_metrics
 from tests.tasks.runs import BAD, FILLERS, GOOD, tiny_run
 
 
@@ -168,6 +169,8 @@ def test_a_family_is_trained_evaluated_predicted_and_submitted(name: str, tmp_pa
     run_dir = tmp_path / "tuned"
     concluded = json.loads((run_dir / "evaluation.json").read_text())["scores"]
     assert np.isfinite(concluded[metric])
+    # Also of a run with fewer steps than finetune.log_every.
+    assert np.isfinite(read_metrics(run_dir, kind="train")[-1]["loss"])
     assert "</html>" in (run_dir / "report.html").read_text()
     said = ok("evaluate", run_dir, "--batch-size", 3)
     assert metric in said

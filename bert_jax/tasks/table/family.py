@@ -37,7 +37,7 @@ class TableSection(Section):
 
     kind: Literal["table"] = "table"
     """This family."""
-    train: PathText
+    train: PathText | None = None
     """A .csv, .tsv, .jsonl or .parquet file."""
     dev: PathText | None = None
     """Likewise; picks the best checkpoint. None: a part of `train`."""
@@ -139,7 +139,7 @@ def _labelling(
         problem, why = _problem(section, request, found)
         notes.append(f"problem: {problem}, since {why}")
     names = request.labels or find_names(
-        found.get("train") or list(_rows(section, Path(section.train), labelled=True)),
+        found.get("train") or _training_rows(section, request),
         column=section.label,
         problem=problem,
         separator=section.label_separator,
@@ -152,6 +152,10 @@ def _labelling(
     return Labelling(problem, tuple(names), section.threshold), notes
 
 
+def _training_rows(section: TableSection, request: DataRequest) -> list[TextRow]:
+    return list(_rows(section, request.source(section, "train"), labelled=True))
+
+
 def _problem(
     section: TableSection, request: DataRequest, found: dict[str, list[TextRow]]
 ) -> tuple[ProblemName, str]:
@@ -160,7 +164,7 @@ def _problem(
         return find_problem(found["train"])
     if request.labels is not None and len(request.labels) == 1:
         return "regression", "the model has one label"
-    if Path(section.train).suffix in (".csv", ".tsv"):
+    if section.train is None or Path(section.train).suffix in (".csv", ".tsv"):
         return "single_label", "the model has several labels, and the table no lists"
     # One labelled row of the training set is enough to tell.
     for row in _rows(section, Path(section.train), labelled=True):

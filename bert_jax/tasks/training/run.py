@@ -99,7 +99,8 @@ def _train_spec(
         step=shared.spec,
         phases=[phase],
         intervals=Intervals(
-            log_every=section.log_every,
+            # A short run reports its training loss too.
+            log_every=min(section.log_every, phase.steps),
             evaluate_every=every,
             checkpoint_every=every,
             checksum_every=section.checksum_every,

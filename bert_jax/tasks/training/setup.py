@@ -23,6 +23,7 @@ from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finet
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.rules import batch_parts, check_divides
 from bert_jax.runs.directory import PROVENANCE, Run, claim_run, open_run
+from bert_jax.runs.execution import SLOWER, suited_to
 from bert_jax.runs.parameters import load_params
 from bert_jax.runs.resume_check import find_changes, refuse_other_settings
 from bert_jax.section import under
@@ -173,9 +174,11 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
         architecture = architecture.with_dropout(section.dropout)
     if section.dtype is not None:
         execution = execution.model_copy(update={"dtype": section.dtype})
-    model = ModelSection.of(architecture, execution=execution, heads=family.heads)
     initialise(settings.mesh)
     mesh = make_mesh(settings.mesh)
+    chosen = section.dtype is not None
+    execution = suited_to(execution, mesh, chosen=chosen, say=lambda line: None)
+    model = ModelSection.of(architecture, execution=execution, heads=family.heads)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     _check_batch(section, mesh)
     task = FinetuneTask(
@@ -243,6 +246,9 @@ def tell_data(prepared: TrainingSetup, console: Console) -> None:
     console.print(f"examples: {sizes}", markup=False, soft_wrap=True)
     for note in prepared.family.notes:
         console.print(note, markup=False, soft_wrap=True)
+    dtype = prepared.model_section.execution.dtype
+    if prepared.section.dtype is None and dtype != prepared.origin.model.execution.dtype:
+        console.print(SLOWER, markup=False, soft_wrap=True)
     if fresh:
         console.print(f"{fresh} starts fresh", markup=False, soft_wrap=True)
 

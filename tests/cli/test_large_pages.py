@@ -1,0 +1,61 @@
+"""Training verbs start again with malloc's large pages, once, and only where that helps."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax.cli.large_pages import with_large_pages
+from tests.project import bert_jax
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What the process would be replaced by."""
+    found: list[list[str]] = []
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop("GLIBC_TUNABLES", None)
+    monkeypatch.setattr(os, "execv", lambda program, arguments: found.append(arguments))
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "bert_jax.cli", "pretrain", "a b"])
+    return found
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Path:
+    path = tmp_path / "enabled"
+    path.write_text("always [madvise] never\n")
+    return path
+
+
+def test_it_starts_again_with_its_arguments_and_hands_nothing_on(
+    started: list[list[str]], kernel: Path
+) -> None:
+    with_large_pages(kernel)
+    assert started == [[sys.executable, "-m", "bert_jax.cli", "pretrain", "a b"]]
+    assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    with_large_pages(kernel)  # in the process that was started
+    assert len(started) == 1
+    assert "GLIBC_TUNABLES" not in os.environ
+
+
+def test_it_does_not_where_that_changes_nothing_or_the_user_has_chosen(
+    started: list[list[str]], kernel: Path, tmp_path: Path
+) -> None:
+    with_large_pages(tmp_path / "no such file")
+    kernel.write_text("[always] madvise never\n")
+    with_large_pages(kernel)
+    kernel.write_text("always [madvise] never\n")
+    os.environ["GLIBC_TUNABLES"] = ""
+    with_large_pages(kernel)
+    assert started == []
+
+
+def test_a_command_that_was_started_again_ends_as_it_would_have() -> None:
+    done = bert_jax("pretrain", "no/such.yaml")
+    assert done.returncode == 2
+    assert done.stderr.startswith("bert-jax: no/such.yaml: no such file")

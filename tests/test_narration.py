@@ -1,0 +1,119 @@
+"""What a process is at is said: at once, when it lasts, and when it is done."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from bert_jax import narration
+from bert_jax.narration import Narrator, doing, hush, narrator_of, speaking
+from bert_jax.train.progress_display import ProgressDisplay
+from bert_jax.train.throughput import Throughput
+
+
+@pytest.fixture
+def console(monkeypatch: pytest.MonkeyPatch) -> Console:
+    """Plain output, with a tenth of the patience."""
+    monkeypatch.setattr(narration, "_BEGIN", 0.05)
+    monkeypatch.setattr(narration, "_QUIET", ((float("inf"), 0.2),))
+    monkeypatch.setattr(narration, "_TELL", 0.1)
+    return Console(file=io.StringIO(), width=80)
+
+
+def said(console: Console) -> list[str]:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def wait_for(console: Console, lines: int) -> list[str]:
+    end = time.monotonic() + 30
+    while len(said(console)) < lines:
+        assert time.monotonic() < end, said(console)
+        time.sleep(0.01)
+    return said(console)
+
+
+def test_a_stage_that_lasts_is_told_while_it_does_and_when_it_is_done(console: Console) -> None:
+    with speaking(console), doing("reading the dataset"):
+        found = wait_for(console, 3)
+    assert found[0] == "reading the dataset …"
+    assert all(re.fullmatch(r"reading the dataset … \d+ s", line) for line in found[1:])
+    assert re.fullmatch(r"reading the dataset: \d+\.\d s", said(console)[-1])
+
+
+def test_a_short_stage_is_not_told_unless_it_is_to_be_at_once(console: Console) -> None:
+    with speaking(console):
+        with doing("opening the devices"):
+            pass
+        assert said(console) == []
+        with doing("compiling the step", at_once=True):
+            assert said(console) == ["compiling the step …"]
+    assert said(console) == ["compiling the step …"]
+
+
+def test_the_innermost_stage_is_told_and_nothing_after_an_error(console: Console) -> None:
+    def fail() -> None:
+        with doing("outer", at_once=True):
+            with doing("inner"):
+                wait_for(console, 3)
+            raise ValueError("broken")
+
+    with speaking(console):
+        with pytest.raises(ValueError, match="broken"):
+            fail()
+        count = len(said(console))
+        time.sleep(0.3)
+    lines = said(console)
+    assert lines[:2] == ["outer …", "inner …"]
+    assert len(lines) == count
+    assert not any(line.startswith("outer:") for line in lines)
+
+
+def test_without_a_console_and_on_other_processes_nothing_is_said(console: Console) -> None:
+    with doing("nothing"):
+        pass
+    with speaking(None), doing("nothing"):
+        pass
+    with speaking(console):
+        assert narrator_of(console) is narrator_of(console)
+        hush()
+        with doing("nothing", at_once=True):
+            pass
+    assert said(console) == []
+
+
+SPEED = Throughput(tokens_per_second=1234.5, rows_per_second=10, input_share=0.03, mfu=None)
+SCORES = {"loss": 6.9123, "mlm_loss": 6.2, "mlm_accuracy": 0.121, "learning_rate": 9.9e-5}
+
+
+def test_eighty_columns_show_step_loss_speed_and_the_time_left() -> None:
+    terminal = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    display = ProgressDisplay(Narrator(terminal), first_step=0, total_steps=1_000_000)
+    display.step_done(1)
+    display.report(123_456, SCORES, SPEED)
+    display.step_done(123_457)
+    live = display._now()[:80]
+    assert live.startswith("step 123457/1000000 loss 6.912 tokens/s 1,234 eta 0:00:0")
+    display.close()
+    assert isinstance(terminal.file, io.StringIO)
+    shown = terminal.file.getvalue()
+    assert "step 1 of 1,000,000: done after" in shown
+    assert "step 123456/1000000 loss 6.912 tokens/s 1,234 eta" in shown
+
+
+def test_plain_output_tells_of_steps_between_two_reports_when_they_take_long(
+    console: Console,
+) -> None:
+    display = ProgressDisplay(narrator_of(console), first_step=4, total_steps=9)
+    display.step_done(5)
+    display.report(6, SCORES, SPEED)
+    display.step_done(7)
+    lines = wait_for(console, 3)
+    display.close()
+    assert lines[0].startswith("step 5 of 9: done after")
+    assert lines[1].startswith("step 6/9 loss 6.912 tokens/s")
+    assert lines[2].startswith("step 7/9 loss 6.912 tokens/s")
