@@ -32,8 +32,8 @@ from bert_jax.feature_extraction.extractor import ExtractionSettings, FeatureExt
 from bert_jax.feature_extraction.layers import select_layers
 from bert_jax.feature_extraction.probe import probe
 from bert_jax.feature_extraction.texts import InputText
+from bert_jax.inference.model import model_of_run
 from bert_jax.runs.directory import open_run
-from bert_jax.runs.parameters import load_params
 from bert_jax.verbs.features import features
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 
@@ -117,11 +117,10 @@ def our_features(
     run_dir: Path, sentences: list[str]
 ) -> tuple[Callable[[], np.ndarray], FeatureExtractor]:
     """Returns what computes the last layer's means, and the extractor it does so with."""
-    run = open_run(str(run_dir))
-    loaded = load_params(run, checkpoint="last")
-    layers = select_layers("last", depth=run.architecture.num_hidden_layers)
+    model = model_of_run(open_run(str(run_dir)), checkpoint="last")
+    layers = select_layers("last", depth=model.architecture.num_hidden_layers)
     settings = ExtractionSettings(layers=layers, batch_size=BATCH)
-    extractor = FeatureExtractor(settings, run, loaded)
+    extractor = FeatureExtractor(settings, model)
     texts = [InputText(line, text, None, None) for line, text in enumerate(sentences, start=1)]
     return lambda: np.concatenate([found.vectors for found in extractor(texts)]), extractor
 

@@ -68,8 +68,11 @@ class LoadedModel:
     def __repr__(self) -> str:
         return f"LoadedModel({self._model.name!r}, step={self.step})"
 
+    # A text is a sequence of texts too; the first overload is the one that is meant.
     @overload
-    def fill_mask(self, texts: str, *, top_k: int = 5) -> Filled: ...
+    def fill_mask(  # pyright: ignore[reportOverlappingOverload]
+        self, texts: str, *, top_k: int = 5
+    ) -> Filled: ...
     @overload
     def fill_mask(self, texts: Sequence[str], *, top_k: int = 5) -> list[Filled]: ...
     def fill_mask(self, texts: str | Sequence[str], *, top_k: int = 5) -> Filled | list[Filled]:

@@ -165,7 +165,7 @@ def test_what_was_compiled_for_a_shape_serves_the_next_call(
     ("rows", "message"),
     [
         ([1.5], "rows: row 1: found float, allowed: a text, a tuple of texts or a dict of columns"),
-        (["a", ("a", "b", "c")], "rows: row 2: found 3 values, allowed: text, pair"),
+        ([("a", "b"), ("a", "b", "c")], "rows: row 2: found 3 values, allowed: text, pair"),
         ([{"texts": "a"}], 'task.text: found "text", allowed: texts .*did you mean "texts"'),
         ([{"text": None}], 'rows: row 1: "text" found null, allowed: text'),
         ({"text": ["a", "b"], "pair": ["c"]}, "columns of different lengths"),

@@ -14,7 +14,7 @@ from tests.project import ROOT, environment
 CHANGES = (
     ('"steps": 500', '"steps": 3'),
     ('"batch_size": 32', '"batch_size": 8'),
-    ('"max_seq_length": 64}', '"max_seq_length": 64, "workers": 2, "dupe_factor": 1}'),
+    ('"max_seq_length": 64,', '"max_seq_length": 64, "workers": 2, "dupe_factor": 1,'),
     ('"run_dir": "runs/small",', '"run_dir": "runs/small", "loader": {"workers": 1},'),
     ('"size": 2000', '"size": 640'),
     ("] * 20", "] * 6"),

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from jax._src.lib import utils
+from jax._src.lib import utils  # pyright: ignore[reportPrivateImportUsage]
 
 from bert_jax.narration import doing
 

@@ -131,7 +131,7 @@ def needs_labels(role: str) -> bool:
     return role.startswith(("train", "dev"))
 
 
-def count_notes(path: str | Path, found: Mapping[str, int]) -> list[str]:
+def count_notes(path: str | Path | MemoryTable, found: Mapping[str, int]) -> list[str]:
     """Returns a note for each finding that occurs: ``{"texts are cut": 3}`` → 3 texts are cut."""
     return [f"{path}: {count:,} {what}" for what, count in found.items() if count]
 

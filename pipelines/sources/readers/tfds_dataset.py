@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,9 @@ def _records(path: str, split: str, names: list[str]) -> Iterator[Any]:
         if builder.info.file_format in random_access:
             yield from builder.as_data_source(split=split)
             return
+        # Its log lines are not for users; errors come as exceptions.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
         try:
             import tensorflow as tf  # an extra of its own, and seconds to load
         except ImportError as error:
