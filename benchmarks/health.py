@@ -1,9 +1,10 @@
 """What watching over a run's numbers costs: withheld updates, limits, checksums of replicas.
 
 ``python -m benchmarks.health [--size L4H256] [--rounds N]``: the train step as pretraining runs it,
-beside the same step that applies every update whatever it is; the host's part of judging a step;
-and a comparison of all replicas, spread over the 1000 steps between two of them by default. The
-checksums run on `--devices` simulated devices, which share this machine's cores.
+beside the same step that applies every update whatever it is; the host's part of judging a step
+and of watching for one that hangs; and a comparison of all replicas, spread over the 1000 steps
+between two of them by default. The checksums run on `--devices` simulated devices, which share this
+machine's cores.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import jax
 import optax
+from etils import epath
 
 from benchmarks.report import interleaved, median_ratio, report
 from benchmarks.train_step import PREDICTIONS, RATE, architecture, make_batch
@@ -32,9 +34,11 @@ from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.bad_steps import BadStepGuard, StepHistory
 from bert_jax.train.compiled import lower_step, lower_train_step
-from bert_jax.train.sections import BadStepsSection, TrainSection
+from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.sections import BadStepsSection, TrainSection, WatchdogSection
 from bert_jax.train.state import TrainState, abstract_state, define_model, initialise
 from bert_jax.train.step import StepFigures, StepLimits, StepSpec, make_gradients
+from bert_jax.train.watchdog import Watchdog
 
 ROWS = 16
 
@@ -90,6 +94,7 @@ def measure(size: Architecture, steps: int, rounds: int) -> None:
     ratio = median_ratio(seconds["watched"], seconds["bare"])
     report("health.step_ratio", ratio, "x", peer="the step without limits", **facts)
     report("health.judging", judging() / step, "of a step", **facts)
+    report("health.watchdog", watching() / step, "of a step", **facts)
     checksum = statistics.median(compared["checksum"])
     every = TrainSection.model_fields["checksum_every"].default
     share = checksum / every / step
@@ -130,6 +135,19 @@ def judging(steps: int = 2000) -> float:
     for step in range(1, steps + 1):
         guard.judge(history, step, metrics, guard.limits(history, step))
     return (time.perf_counter() - started) / steps
+
+
+def watching(steps: int = 20_000) -> float:
+    """Returns the seconds that the account of time and the watchdog take over a step."""
+    nowhere = epath.Path("/nowhere")
+    watch = Stopwatch(nowhere, started=time.time())
+    with watch.on("train"), Watchdog(WatchdogSection(), watch, nowhere) as watchdog:
+        started = time.perf_counter()
+        for _ in range(steps):
+            with watch.on("input"):
+                pass
+            watchdog.step_done()
+        return (time.perf_counter() - started) / steps
 
 
 if __name__ == "__main__":

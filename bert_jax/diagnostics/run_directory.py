@@ -17,6 +17,7 @@ from bert_jax.files.read import read_bytes, read_json_object
 from bert_jax.runs.directory import CHECKPOINTS, PROVENANCE, open_run
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
 from bert_jax.train.manifest import foreign_files, read_manifest
+from bert_jax.train.time_account import describe_goodput, read_goodput
 from bert_jax.train.writer import METRICS, is_figures
 
 _TRAIN: Final = "train"
@@ -44,6 +45,8 @@ def check_run(run_dir: str) -> list[Finding]:
         findings.append(problem("configuration", str(error)))
     findings += _check_checkpoints(root / CHECKPOINTS)
     findings += _check_metrics(root / METRICS)
+    if (account := read_goodput(root)) is not None:
+        findings.append(ok("where the time went", describe_goodput(account)))
     datasets = provenance.get("datasets")
     if isinstance(datasets, dict):
         for path, fingerprint in datasets.items():

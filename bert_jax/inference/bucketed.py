@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from bert_jax.data.rows.length_buckets import buckets_of, buckets_up_to
 from bert_jax.parallel.mesh import process_share
 from bert_jax.parallel.rules import batch_parts, batch_sharding, replicated
+from bert_jax.parallel.stop_signal import STOP
 from bert_jax.task import Batch
 from bert_jax.train.prefetch import to_devices
 
@@ -84,6 +85,7 @@ class BucketedInference:
         """
         pending: tuple[np.ndarray, int, Any] | None = None
         for rows, length in self._plan(np.asarray(lengths)):
+            STOP.between_batches()
             outputs = self._dispatch(params, rows, length, make_batch)
             # Read the previous batch only now, so that the devices work while the host unpacks.
             if pending is not None:

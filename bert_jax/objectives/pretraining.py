@@ -126,7 +126,10 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
     for phase, opened in zip(section.phases, plan.phases, strict=True):
         if section.evaluation is not None and opened.evaluate is None:
             console.print(f"{phase.dataset} has no validation split: no evaluation", markup=False)
-    with hold_run(root), write_checkpoints(root, section.checkpoint) as checkpoints:
+    with (
+        hold_run(root) as check_lock,
+        write_checkpoints(root, section.checkpoint, mesh=plan.mesh) as checkpoints,
+    ):
         write_config = functools.partial(
             write_run,
             settings=settings.config,
@@ -145,6 +148,7 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
                 checkpoint_every=section.checkpoint.every,
                 checksum_every=section.checksum_every,
                 checkpoint_minutes=section.checkpoint.every_minutes,
+                local=section.checkpoint.local,
             ),
             selection=CheckpointSelection(
                 metric=plan.objective.best_metric, larger_is_better=False
@@ -154,6 +158,7 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
             seed=settings.seed,
             run_dir=root,
             checkpoints=checkpoints,
+            check_lock=check_lock,
             initial_params=_initial_params(plan, console=console),
             write_config=write_config if jax.process_index() == 0 else lambda folder: None,
             allow_data_change=settings.allow_data_change,

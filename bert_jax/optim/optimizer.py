@@ -18,7 +18,10 @@ NO_DECAY = ("bias", "scale")
 
 
 class MomentsState(NamedTuple):
-    """First and second moments of the gradients, laid out by `moment_sharding`."""
+    """First and second moments of the gradients, laid out by `moment_sharding`.
+
+    The transformation that makes them withholds a bad step's by itself, see `scale_by_bert_adam`.
+    """
 
     mu: Params
     nu: Params
@@ -57,8 +60,14 @@ def decay_mask(params: Params) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in NO_DECAY, params)
 
 
-def scale_by_bert_adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformation:
+def scale_by_bert_adam(
+    beta1: float, beta2: float, eps: float
+) -> optax.GradientTransformationExtraArgs:
     """Adam without bias correction: ``m / (√v + eps)``, both moments starting at zero.
+
+    ``update(…, applied=False)`` (bool [], traced) leaves the moments as they are. Chosen here,
+    before the update is computed from them, the new moments take the place of the old ones in
+    memory; chosen after it, both are needed at once and copied.
 
     Source: `AdamWeightDecayOptimizer` in google-research/bert `optimization.py`.
     """
@@ -69,16 +78,27 @@ def scale_by_bert_adam(beta1: float, beta2: float, eps: float) -> optax.Gradient
         )
 
     def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        applied: jax.typing.ArrayLike = True,
+        **_: Any,
     ) -> tuple[optax.Updates, MomentsState]:
         del params
         assert isinstance(state, MomentsState)
-        mu = jax.tree.map(lambda g, m: beta1 * m + (1 - beta1) * g, updates, state.mu)
-        nu = jax.tree.map(lambda g, v: beta2 * v + (1 - beta2) * jnp.square(g), updates, state.nu)
+
+        def choose(new: jax.Array, old: jax.Array) -> jax.Array:
+            return new if applied is True else jnp.where(applied, new, old)
+
+        mu = jax.tree.map(lambda g, m: choose(beta1 * m + (1 - beta1) * g, m), updates, state.mu)
+        nu = jax.tree.map(
+            lambda g, v: choose(beta2 * v + (1 - beta2) * jnp.square(g), v), updates, state.nu
+        )
         scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
         return scaled, MomentsState(mu=mu, nu=nu)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def find_moments(opt_state: Any) -> MomentsState | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import selectors
 import sys
 import threading
@@ -53,12 +54,18 @@ class Channel:
         self._all_left = threading.Event()
         self._ending: tuple[float, str] | None = None
         self._over = False
+        self._lock = threading.Lock()
+        self._rounds = 0  # of `exchange`
+        self._said: dict[int, dict[int, Any]] = {}  # round → values by process, at process 0
+        self._heard_all: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._handlers: dict[str, Handler] = {
             "beat": self._beat,
             "left": self._leave,
             "all_left": lambda *_: self._all_left.set(),
             "failed": self._fail,
             "gone": lambda _, message: self.end(PEER_LOST, str(message["line"])),
+            "said": lambda sender, message: self._say(sender, message["round"], message["value"]),
+            "all_said": lambda _, message: self._heard_all.put(message["values"]),
         }
 
     @property
@@ -79,6 +86,22 @@ class Channel:
         """Sends a message to process 0; from process 0, to all others."""
         for wire in list(self._wires.values()):
             wire.send({"kind": kind, **values})
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Returns what each process says, in their order; a round trip, and no device waits.
+
+        Call it in the main thread of every process, in the same order. A process that dies on the
+        way ends the others.
+
+        Args:
+            value: plain JSON.
+        """
+        self._rounds += 1
+        if self.index == 0:
+            self._say(0, self._rounds, value)
+        else:
+            self.send("said", round=self._rounds, value=value)
+        return self._heard_all.get()
 
     def leave(self) -> None:
         """Ends this process's part, and returns when all have ended theirs.
@@ -168,6 +191,18 @@ class Channel:
         )
         self.send("gone", line=line)
         self.end(PEER_LOST, line)
+
+    def _say(self, sender: int, number: int, value: Any) -> None:
+        """Process 0: passes on a round when it is complete."""
+        with self._lock:
+            values = self._said.setdefault(number, {})
+            values[sender] = value
+            if len(values) < self.count:
+                return
+            del self._said[number]
+        everything = [values[index] for index in range(self.count)]
+        self.send("all_said", values=everything)
+        self._heard_all.put(everything)
 
     def _beat(self, index: int, message: Message) -> None:
         if isinstance(message.get("step"), int):

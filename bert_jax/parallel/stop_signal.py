@@ -28,6 +28,10 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _SAME_REQUEST_SECONDS: Final = 1.0
 
 
+class EvaluationCut(Exception):
+    """A request to stop came in an evaluation, which ends on all processes after the same batch."""
+
+
 class StopSignal:
     """This process's ear for signals. There is one, `STOP`; the train loop asks it at every step.
 
@@ -37,7 +41,7 @@ class StopSignal:
     def __init__(self) -> None:
         """Hears nothing yet."""
         self._lock = threading.Condition()
-        self._steps = 0  # dispatched
+        self._steps = 0  # dispatched, and batches of evaluations
         self._unsaved = False  # a step was dispatched that no checkpoint holds
         self._wait_for_save: Callable[[], None] = lambda: None
         self._where = "before the first step: nothing had to be saved"
@@ -50,6 +54,7 @@ class StopSignal:
         self._channel: Channel | None = None
         self._also: Callable[[int], bool] = lambda _: False
         self._answers: dict[int, tuple[int, bool]] = {}
+        self._cutting = False  # in an evaluation that may be cut short
 
     def listen(self, *, owns_process: bool) -> None:
         """Hears signals from now on. Call it in the main thread; elsewhere it does nothing.
@@ -123,14 +128,40 @@ class StopSignal:
     def due(self, step: int) -> bool:
         """Says whether to save and stop after a step that was just dispatched; all say the same."""
         with self._lock:
-            self._steps += 1
             self._unsaved = True
             if self._channel is not None:
                 self._channel.step = step
-            while self._limit is not None and self._stop_at is None and self._steps >= self._limit:
-                self._lock.wait()  # a round trip; a death on the way ends the process
-            agreed = self._stop_at is not None and self._steps >= self._stop_at
+            agreed = self._count_step()
         return self._also(step) or agreed
+
+    @contextlib.contextmanager
+    def cutting(self) -> Iterator[None]:
+        """Lets `between_batches` end the block."""
+        self._cutting = True
+        try:
+            yield
+        finally:
+            self._cutting = False
+
+    def between_batches(self) -> None:
+        """Ends an evaluation that may be cut short: call it before each batch, on all processes.
+
+        Raises:
+            EvaluationCut: stop now; all processes do so before the same batch.
+        """
+        if not self._cutting:
+            return
+        with self._lock:
+            agreed = self._count_step()
+        if agreed:
+            raise EvaluationCut
+
+    def _count_step(self) -> bool:
+        """Counts a step, or a batch that counts like one; says whether it is time to stop."""
+        self._steps += 1
+        while self._limit is not None and self._stop_at is None and self._steps >= self._limit:
+            self._lock.wait()  # a round trip; a death on the way ends the process
+        return self._stop_at is not None and self._steps >= self._stop_at
 
     def _hear(self, descriptor: int) -> None:
         while heard := os.read(descriptor, 1):

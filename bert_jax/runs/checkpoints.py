@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from etils import epath
+from jax.sharding import Mesh
 
 from bert_jax.runs.directory import CHECKPOINTS
-from bert_jax.runs.messages import warn_aloud
 from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.checkpoint_local import LocalCheckpoints
 from bert_jax.train.checkpoint_store import CheckpointReader, CheckpointWriter
+from bert_jax.train.checkpoint_tiers import TieredCheckpoints
+from bert_jax.train.messages import warn_aloud
 from bert_jax.train.sections import CheckpointSection
 
 DEFAULTS: Final = CheckpointSection()
@@ -25,6 +28,7 @@ def write_checkpoints(
     section: CheckpointSection = DEFAULTS,
     *,
     save_bytes: int | None = None,
+    mesh: Mesh | None = None,
 ) -> CheckpointWriter:
     """Opens a run's checkpoints to add to them. The caller must be the run's only writer.
 
@@ -33,6 +37,13 @@ def write_checkpoints(
         section: what to keep, and what to do when a save fails.
         save_bytes: how much may be on its way to the disk at a time, at least the largest array;
             None for the store's own limit.
+        mesh: that the state lies on; without it nothing is saved on the hosts' own disks.
+
+    Raises:
+        UserError: the run's directory or the local one cannot be written.
     """
     path = epath.Path(run_dir) / CHECKPOINTS
+    if section.local is not None and mesh is not None:
+        local = LocalCheckpoints(section.local, epath.Path(run_dir), mesh, say=warn_aloud)
+        return TieredCheckpoints(path, section, local, save_bytes=save_bytes, say=warn_aloud)
     return Checkpointer(path, section, save_bytes=save_bytes, say=warn_aloud)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import jax
@@ -13,14 +13,14 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.lock import Lock, lock_at
 from bert_jax.files.remote import is_remote
-from bert_jax.runs.messages import warn_aloud
 from bert_jax.train.agreement import from_first_process
+from bert_jax.train.messages import warn_aloud
 
 LOCK: Final = ".lock"
 
 
 @contextlib.contextmanager
-def hold_run(run_dir: epath.Path) -> Iterator[Lock]:
+def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
     """Keeps other processes from writing to a run directory while the block lasts.
 
     Of the processes of one job only the first holds the lock. A lock whose holder was killed is
@@ -29,10 +29,15 @@ def hold_run(run_dir: epath.Path) -> Iterator[Lock]:
     Args:
         run_dir: exists.
 
+    Yields:
+        What makes sure that the lock is still ours: a RunStopped when this machine stood still for
+        so long that another process has taken it. Call it before writing.
+
     Raises:
         UserError: another process is writing there.
     """
-    yield from _hold(run_dir / LOCK, what=str(run_dir))
+    with _hold(run_dir / LOCK, what=str(run_dir)) as lock:
+        yield lock.check if jax.process_index() == 0 else lambda: None
 
 
 @contextlib.contextmanager
@@ -46,9 +51,11 @@ def hold_output(output: epath.PathLike) -> Iterator[Lock]:
         UserError: another process is writing it.
     """
     path = epath.Path(output)
-    yield from _hold(path.with_name(f".{path.name}{LOCK}"), what=os.fspath(output))
+    with _hold(path.with_name(f".{path.name}{LOCK}"), what=os.fspath(output)) as lock:
+        yield lock
 
 
+@contextlib.contextmanager
 def _hold(path: epath.Path, *, what: str) -> Iterator[Lock]:
     lock = lock_at(path, say=lambda line: warn_aloud(f"{what}: {line}"))
     from_first_process(lambda: _take(lock, path, what))

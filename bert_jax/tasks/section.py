@@ -11,7 +11,7 @@ from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.registry import TaskSection
 from bert_jax.tasks.sweep.grid import SweepSection
-from bert_jax.train.sections import BadStepsSection
+from bert_jax.train.sections import BadStepsSection, WatchdogSection
 
 
 class FinetuneSection(Section):
@@ -50,6 +50,8 @@ class FinetuneSection(Section):
     checksum_every: int | None = pydantic.Field(default=1000, ge=1)
     """Steps from one comparison of the state's replicas to the next. null: they are not
     compared."""
+    watchdog: WatchdogSection | None = WatchdogSection()
+    """When a step is taken to hang. null: never."""
     log_every: int = pydantic.Field(default=20, ge=1)
     """Steps from one line of metrics to the next."""
     example_log: bool = False

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from bert_jax.errors import UserError
+from bert_jax.parallel.channel import current_channel
 
 
 def from_first_process(find_out: Callable[[], Any]) -> Any:
@@ -22,20 +20,27 @@ def from_first_process(find_out: Callable[[], Any]) -> Any:
     Raises:
         UserError: what it raised there, on all processes.
     """
-    if jax.process_count() == 1:
+    if (channel := current_channel()) is None or jax.process_count() == 1:
         return find_out()
     answer: dict[str, Any] = {}
-    if jax.process_index() == 0:
+    if channel.index == 0:
         try:
             answer = {"found": find_out()}
         except UserError as error:
             answer = {"error": str(error)}
-    raw = np.frombuffer(json.dumps(answer).encode(), np.uint8)
-    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(raw))))
-    padded = np.zeros(length, np.uint8)
-    if jax.process_index() == 0:
-        padded[:] = raw
-    answer = json.loads(bytes(multihost_utils.broadcast_one_to_all(padded)))
+    answer = channel.exchange(answer)[0]
     if "error" in answer:
         raise UserError(answer["error"])
     return answer["found"]
+
+
+def from_all_processes(value: Any) -> list[Any]:
+    """Returns what each process says, on all of them; each must call it.
+
+    Args:
+        value: plain JSON.
+    """
+    channel = current_channel()
+    if channel is None or jax.process_count() == 1:
+        return [value]
+    return channel.exchange(value)

@@ -139,6 +139,14 @@ class Checkpointer:
         }
         self._save(step, items, selection_score)
 
+    def save_local(self, state: TrainState, *, step: int, progress: Mapping[str, Any]) -> None:
+        """Does nothing: see `bert_jax.train.checkpoint_tiers`."""
+
+    def add_score(self, step: int, score: SelectionScore) -> None:
+        """Says of a whole checkpoint how an evaluation that came later ranks it."""
+        self._settle()
+        self._found.add_score(step, score)
+
     def save_params(
         self, params: Params, *, step: int, selection_score: SelectionScore | None = None
     ) -> None:

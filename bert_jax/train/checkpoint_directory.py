@@ -18,6 +18,7 @@ from bert_jax.train.manifest import (
     Damage,
     SelectionScore,
     read_manifest,
+    replace_manifest,
     verify,
 )
 from bert_jax.train.sections import CheckpointSection
@@ -25,6 +26,8 @@ from bert_jax.train.sections import CheckpointSection
 # Directories that Orbax is writing to, and those that are being deleted.
 _TEMPORARY: Final = ".orbax-checkpoint-tmp"
 _DELETED: Final = ".deleted-"
+# What Orbax's own handlers write, with which versions before manifests saved.
+_ORBAX: Final = "_CHECKPOINT_METADATA"
 
 
 class StepEntry(NamedTuple):
@@ -78,6 +81,13 @@ class CheckpointDirectory:
         """Counts a checkpoint that has just been saved, and so is whole."""
         self._entries[step] = StepEntry(None, True, sorted(parts), score)
         self._verified |= {(step, part): None for part in parts}
+
+    def add_score(self, step: int, score: SelectionScore) -> None:
+        """Writes the score of an evaluation that came after the checkpoint was saved."""
+        self._entries[step] = self._entries[step]._replace(score=score)
+        if jax.process_index() == 0:
+            directory = self.path / str(step)
+            replace_manifest(directory, read_manifest(directory, step=step)._replace(score=score))
 
     def newest(self, parts: Collection[str] | None) -> int | None:
         """Returns the newest checkpoint whose files are those that were saved.
@@ -206,7 +216,7 @@ def _look(directory: epath.Path, step: int) -> StepEntry:
     if not directory.is_dir():
         return StepEntry("is a file, allowed: a directory", False, [], None)
     if not (directory / MANIFEST).exists():
-        if not (directory / COMMITTED).exists():
+        if not any((directory / name).exists() for name in (COMMITTED, _ORBAX)):
             return StepEntry(f"not finished (no {MANIFEST})", False, [], None)
         return StepEntry(f"no {MANIFEST}: lost, or saved by another version", True, [], None)
     try:

@@ -98,6 +98,14 @@ class CheckpointWriter(CheckpointReader, Protocol):
         """
         ...
 
+    def save_local(self, state: TrainState, *, step: int, progress: Mapping[str, Any]) -> None:
+        """Starts saving the state on this host's own disk; does nothing where none is set."""
+        ...
+
+    def add_score(self, step: int, score: SelectionScore) -> None:
+        """Says of a whole checkpoint how an evaluation that came later ranks it."""
+        ...
+
     def save_params(
         self, params: Params, *, step: int, selection_score: SelectionScore | None = None
     ) -> None:

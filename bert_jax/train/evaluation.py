@@ -7,6 +7,7 @@ from typing import cast
 
 from jax.sharding import Mesh
 
+from bert_jax.parallel.stop_signal import STOP
 from bert_jax.task import Batch, Params, Task
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import compile_evaluation
@@ -40,6 +41,7 @@ def make_evaluation(
         totals: dict[str, tuple[float, float]] = {}
         with open_batches() as rows:
             for fed in prefetch_to_device(rows, mesh, shares=shares):
+                STOP.between_batches()
                 batch = cast(Batch, fed.batch)  # never in parts: there is one program
                 totals = sums_of.add(totals, sums_of.to_host(step(params, batch)))
         return task.score(totals)

@@ -40,6 +40,8 @@ class Stopwatch:
         self._started, self._starts = started, 1
         self._kind, self._since = "start", time.monotonic()
         self._compiled = self._compiling.seconds
+        # (step, seconds by kind) of this process's start and of each of its checkpoints.
+        self._saved = [(0, dict.fromkeys(_LOSABLE, 0.0))]
 
     def resume(self, step: int) -> None:
         """Adds the time of earlier processes of this run.
@@ -47,8 +49,11 @@ class Stopwatch:
         Args:
             step: that this one goes on from; what they did beyond it is lost.
         """
-        if not self._before:
-            return
+        if self._before:
+            self._add_earlier(step)
+        self._saved = [(step, {kind: self._seconds[kind] for kind in _LOSABLE})]
+
+    def _add_earlier(self, step: int) -> None:
         last = self._before[-1]
         kept = [line for line in self._before if line["step"] <= step][-1:]
         counted = goodput_of(kept[0]).seconds if kept else dict.fromkeys(KINDS, 0.0)
@@ -78,10 +83,24 @@ class Stopwatch:
         finally:
             self._turn_to(before)
 
-    def waited(self, seconds: float) -> None:
-        """Counts a part of the time since the kind was last changed as waiting for input."""
-        self._seconds["input"] += seconds
-        self._seconds[self._kind] -= seconds
+    @property
+    def input_seconds(self) -> float:
+        """Seconds spent waiting for input so far, those of now apart."""
+        return self._seconds["input"]
+
+    def saved(self, step: int) -> None:
+        """Remembers how much of what can be lost was spent up to a checkpoint."""
+        self._turn_to(self._kind)
+        self._saved.append((step, {kind: self._seconds[kind] for kind in _LOSABLE}))
+
+    def rewind(self, step: int) -> None:
+        """Counts what was spent since a checkpoint as lost: the run goes back to it."""
+        self._turn_to(self._kind)
+        while len(self._saved) > 1 and self._saved[-1][0] > step:
+            self._saved.pop()
+        for kind, before in self._saved[-1][1].items():
+            self._seconds["lost"] += self._seconds[kind] - before
+            self._seconds[kind] = before
 
     def write(self, writer: Writer, *, step: int, finished: bool = False) -> None:
         """Writes a line of metrics.jsonl.

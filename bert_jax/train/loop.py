@@ -1,6 +1,6 @@
 """The one train loop.
 
-Read `train` and `_Loop.run_phase` from top to bottom. The loop dispatches step N, and only then
+Read `train` and `_Loop.run` from top to bottom. The loop dispatches step N, and only then
 reads the metrics of step N−1, so that the devices never wait for the host.
 """
 
@@ -16,19 +16,20 @@ from rich.console import Console
 from bert_jax.parallel.stop_signal import STOP, StopSignal
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import StepPrograms, lower_train_step
+from bert_jax.train.evaluations import Evaluations
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.manifest import SelectionScore
+from bert_jax.train.messages import warn_aloud
 from bert_jax.train.output import Output, open_output
 from bert_jax.train.prefetch import DeviceBatch, prefetch_to_device
-from bert_jax.train.progress_display import loudly
 from bert_jax.train.recovery import Recovery, RollbackDue, RunningStep
 from bert_jax.train.replicas import ReplicaCheck
+from bert_jax.train.reports import PhaseReports
 from bert_jax.train.restore import restore_or_initialise
-from bert_jax.train.spec import Evaluate, Phase, TrainSpec
+from bert_jax.train.spec import Phase, TrainSpec
 from bert_jax.train.state import TrainState, abstract_state
-from bert_jax.train.step import HEALTHY, STEP_METRICS, TrainStep
+from bert_jax.train.step import HEALTHY, TrainStep
 from bert_jax.train.step_tracker import StepTracker
-from bert_jax.train.throughput import Meter
 from bert_jax.train.watchdog import Watchdog
 
 
@@ -55,7 +56,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
     watch = Stopwatch(spec.run_dir, started=spec.started)
     abstract = abstract_state(spec.step.model, spec.step.optimizer, spec.mesh)
     with watch.on("restore"):
-        state, progress = restore_or_initialise(spec, abstract, say=loudly(console))
+        state, progress = restore_or_initialise(spec, abstract, say=warn_aloud)
     spec.write_config(spec.run_dir)
     tracker = StepTracker(progress, phases=spec.phases, intervals=spec.intervals)
     first, last = progress.step, tracker.last_step
@@ -72,17 +73,14 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
             loop.watchdog,
         ):
             stop.saved(first, spec.checkpoints.wait)
-            for phase in tracker.remaining_phases():
-                loop.run_phase(phase, stop)
-                if loop.interrupted:
-                    break
+            loop.run(stop)
         with watch.on("save"):
             spec.checkpoints.wait()
         if tracker.progress.step > first:
             output.tell_time(step=tracker.progress.step, finished=not loop.interrupted)
     finally:
         output.close()
-    return Outcome(tracker.progress.step, loop.interrupted, loop.scores)
+    return Outcome(tracker.progress.step, loop.interrupted, loop.evaluations.scores)
 
 
 class _Loop:
@@ -95,16 +93,24 @@ class _Loop:
         tracker: StepTracker,
         output: Output,
     ) -> None:
-        self.spec, self.state, self.tracker = spec, state, tracker
-        self.output, self.writer, self.display = output, output.writer, output.display
-        self.watch = output.watch
+        self.spec, self.state, self.tracker, self.output = spec, state, tracker, output
         self.recovery, self.replicas = Recovery(spec, tracker, output), ReplicaCheck(spec)
+        self.evaluations = Evaluations(spec, tracker, output)
         self.watchdog = Watchdog(spec.watchdog, output.watch, spec.run_dir)
         self.interrupted = False
-        self.scores: Mapping[str, float] = {}
 
-    def run_phase(self, phase: Phase, stop: StopSignal) -> None:
-        """Runs a phase to its end, or until a signal or a lack of patience stops the run."""
+    def run(self, stop: StopSignal) -> None:
+        """Runs the phases that are left, or until a signal or a lack of patience stops the run."""
+        self.evaluations.make_up(self.state.params, stop)
+        if self.evaluations.cut:
+            self.interrupted = True
+            return
+        for phase in self.tracker.remaining_phases():
+            self._run_phase(phase, stop)
+            if self.interrupted:
+                return
+
+    def _run_phase(self, phase: Phase, stop: StopSignal) -> None:
         while True:
             try:
                 return self._run_steps(phase, stop)
@@ -114,38 +120,41 @@ class _Loop:
     def _run_steps(self, phase: Phase, stop: StopSignal) -> None:
         """Runs the steps of a phase that are left."""
         spec, tracker = self.spec, self.tracker
-        meter = Meter(flops_per_row=phase.flops_per_row)
-        if phase.watch:
-            self.display.say(phase.watch.expectation, style="dim")
+        reports = PhaseReports(phase, spec.step.task, tracker, self.output)
         lower = functools.partial(lower_train_step, spec.step, accumulation=phase.accumulation)
         step_fn = phase.step or StepPrograms(lower, shapes=phase.shapes)
         running: RunningStep | None = None
         with phase.loader.batches(
             first_step=tracker.first_batch(), with_examples=spec.example_log
         ) as rows:
-            batches = prefetch_to_device(rows, spec.mesh, shares=spec.share.count)
+            batches = prefetch_to_device(
+                rows, spec.mesh, shares=spec.share.count, watch=self.output.watch
+            )
             for step, batch in enumerate(batches, start=tracker.progress.step + 1):
                 # Step N is dispatched; while the devices compute it, step N−1 is read.
                 previous, running = running, self._dispatch(step_fn, step, batch)
-                if previous is not None and not self._finish_step(phase, previous, meter):
+                if previous is not None and not self._finish_step(previous, reports):
                     # Step N−1 was bad and froze the state: step N has changed nothing.
                     running = self._dispatch(step_fn, step, batch)
                 due = tracker.due_after_next(stop_requested=stop.due(tracker.progress.step + 1))
-                if not (due.evaluate or due.save or self.replicas.due(step)):
+                if not (due.anything or self.replicas.due(step)):
                     continue
 
-                self._finish_step(phase, running, meter)
+                self._finish_step(running, reports)
                 running, score = None, None
                 self.replicas.check(self.state, step=step)
-                if due.evaluate and phase.evaluate:
-                    score = self._evaluate(phase, phase.evaluate)
-                if due.save or tracker.out_of_patience:
+                if due.evaluate:
+                    score = self.evaluations.run(phase, self.state.params, stop)
+                stopping = due.stop or self.evaluations.cut
+                if due.save or stopping or tracker.out_of_patience:
                     self._save(score)
-                    stop.saved(tracker.progress.step, spec.checkpoints.wait)
-                if due.end_phase or due.stop or tracker.out_of_patience:
-                    self._say_why(stopped=due.stop, end_phase=due.end_phase)
+                    stop.saved(step, spec.checkpoints.wait)
+                elif due.save_local:
+                    self._save(None, local=True)
+                if due.end_phase or stopping or tracker.out_of_patience:
+                    self._say_why(stopped=stopping, end_phase=due.end_phase)
                     return
-                meter.restart()
+                reports.restart()
 
     def _dispatch(self, step_fn: TrainStep, step: int, batch: DeviceBatch) -> RunningStep:
         """Starts a step on the devices."""
@@ -153,7 +162,7 @@ class _Loop:
         self.state, figures = step_fn(self.state, batch.batch, self.recovery.withheld(limits))
         return RunningStep(step, batch, limits, figures)
 
-    def _finish_step(self, phase: Phase, running: RunningStep, meter: Meter) -> bool:
+    def _finish_step(self, running: RunningStep, reports: PhaseReports) -> bool:
         """Reads a step's metrics, counts it, and reports when it is time.
 
         Returns:
@@ -164,67 +173,35 @@ class _Loop:
         applied = metrics.pop(HEALTHY)[0] > 0
         self.tracker.finish_step(metrics if applied else {})
         self.watchdog.step_done()
-        batch = running.batch
-        self.output.examples.write(batch.examples, self.tracker.progress)
-        meter.add(tokens=batch.tokens, rows=phase.batch_size, waited=batch.waited)
-        self.watch.waited(batch.waited)
+        self.output.examples.write(running.batch.examples, self.tracker.progress)
         if bad:
             self.state = self.recovery.respond(bad, running, self.state)
-        if self.tracker.report_due:
-            self._report(phase, meter)
+        reports.add(running.batch)
         return applied
 
-    def _report(self, phase: Phase, meter: Meter) -> None:
-        """Writes and shows the scores and the speed since the last report."""
-        step, window = self.tracker.progress.step, self.tracker.take_window()
-        if not window:
-            return  # all were skipped
-        scores = self.spec.step.task.score(window) | sums_of.select(window, *STEP_METRICS)
-        throughput = meter.read()
-        self.writer.write("train", step, scores)
-        speed = {name: value for name, value in throughput._asdict().items() if value is not None}
-        self.writer.write("speed", step, speed)
-        self.watch.write(self.writer, step=step)
-        self.display.report(step, scores, throughput)
-        if phase.watch and (warning := phase.watch.warn(step=step, scores=scores)):
-            self.display.say(warning, style="yellow")
-
-    def _evaluate(self, phase: Phase, evaluate: Evaluate) -> SelectionScore:
-        """Evaluates, reports, and returns the selection score."""
-        progress = self.tracker.progress
-        with self.watch.on("evaluate"):
-            self.scores = scores = evaluate(self.state.params)
-        self.writer.write("validation", progress.step, scores)
-        remark = phase.watch.remark(scores) if phase.watch else ""
-        self.display.evaluated(progress.step, scores, remark)
-        score = self.spec.selection.score(scores, phase=progress.phase, data=phase.validation)
-        progress.record_evaluation(score.value, comparison=score.comparison)
-        return score
-
-    def _save(self, selection_score: SelectionScore | None) -> None:
-        """Starts saving state and progress together."""
-        progress = self.tracker.progress
-        self.output.flush()
-        with self.watch.on("save"):
-            self.spec.checkpoints.save(
-                self.state,
-                step=progress.step,
-                progress=progress.to_json(),
-                selection_score=selection_score,
-            )
-        self.watch.write(self.writer, step=progress.step)
+    def _save(self, selection_score: SelectionScore | None, *, local: bool = False) -> None:
+        """Starts saving state and progress together, in the run directory or on the local disk."""
+        progress, output, checkpoints = self.tracker.progress, self.output, self.spec.checkpoints
+        self.spec.check_lock()
+        output.flush()
+        saved = {"step": progress.step, "progress": progress.to_json()}
+        with output.watch.on("save"):
+            if local:
+                checkpoints.save_local(self.state, **saved)
+            else:
+                checkpoints.save(self.state, **saved, selection_score=selection_score)
+        output.watch.saved(progress.step)
+        output.watch.write(output.writer, step=progress.step)
 
     def _say_why(self, *, stopped: bool, end_phase: bool) -> None:
         """Says why the run ends before its last step, if it does."""
-        progress = self.tracker.progress
+        progress, say = self.tracker.progress, self.output.display.say
         if self.tracker.out_of_patience:
             if not end_phase:
-                self.display.say(
+                say(
                     f"ended at step {progress.step}: {progress.without_better} evaluations without "
                     f"a better {self.spec.selection.metric}"
                 )
         elif stopped:
             self.interrupted = True
-            self.display.say(
-                f"stopped at step {progress.step}, saved; the same command goes on from here"
-            )
+            say(f"stopped at step {progress.step}, saved; the same command goes on from here")

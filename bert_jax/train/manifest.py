@@ -68,9 +68,14 @@ def write_manifest(directory: epath.Path, *, step: int, score: SelectionScore | 
     """
     paths = _files(directory)
     manifest = Manifest(step, dict(zip(paths, _records(paths.values()), strict=True)), score)
+    replace_manifest(directory, manifest)
+    return manifest
+
+
+def replace_manifest(directory: epath.Path, manifest: Manifest) -> None:
+    """Writes a manifest in one piece, in place of one that is there."""
     body = _to_json(manifest)
     write_whole(directory / MANIFEST, json.dumps({"sha256": _checksum(body), **body}, indent=1))
-    return manifest
 
 
 def read_manifest(directory: epath.Path, *, step: int) -> Manifest:

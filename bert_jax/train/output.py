@@ -33,6 +33,7 @@ class Output(NamedTuple):
         """Drops what was written of steps beyond one: the run has gone back to it."""
         self.writer.rewind(step)
         self.examples.rewind(step)
+        self.watch.rewind(step)
 
     def tell_time(self, *, step: int, finished: bool) -> None:
         """Writes and shows where the time went.

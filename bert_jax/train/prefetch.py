@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from bert_jax.data.example_indices import detach
 from bert_jax.data.rows.collate import count_tokens
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.task import HostBatch, StepBatch
+from bert_jax.train.goodput import Stopwatch
 
 
 class DeviceBatch(NamedTuple):
@@ -26,7 +28,7 @@ class DeviceBatch(NamedTuple):
 
 
 def prefetch_to_device(
-    rows: Iterator[HostBatch], mesh: Mesh, *, shares: int
+    rows: Iterator[HostBatch], mesh: Mesh, *, shares: int, watch: Stopwatch | None = None
 ) -> Iterator[DeviceBatch]:
     """Yields batches already on the devices.
 
@@ -37,11 +39,13 @@ def prefetch_to_device(
         rows: this process's rows of each batch.
         mesh: over which rows are split.
         shares: number of different shares of a batch that processes hold.
+        watch: told of the waiting; None where it is a part of something else.
     """
     sharding = batch_sharding(mesh)
     while True:
         started = time.perf_counter()
-        host = next(rows, None)
+        with contextlib.nullcontext() if watch is None else watch.on("input"):
+            host = next(rows, None)
         waited = time.perf_counter() - started
         if host is None:
             return

@@ -28,6 +28,7 @@ class TrainProgress:
     without_better: int = 0  # evaluations since
     history: StepHistory = dataclasses.field(default_factory=StepHistory)  # of the phase
     comparison: str | None = None  # what the best one was best of
+    unevaluated: bool = False  # a signal cut the evaluation of this step short
 
     @classmethod
     def at(cls, step: int, phases: Sequence[int]) -> TrainProgress:
@@ -81,4 +82,5 @@ class TrainProgress:
             without_better=saved["without_better"],
             history=StepHistory.from_json(saved.get("history", {})),
             comparison=saved.get("comparison"),
+            unevaluated=saved.get("unevaluated", False),
         )

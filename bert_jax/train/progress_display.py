@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 
 import jax
@@ -74,13 +73,6 @@ def make_display(console: Console, *, first_step: int, total_steps: int) -> Prog
     if jax.process_index() != 0:
         console = Console(quiet=True)
     return ProgressDisplay(console, first_step=first_step, total_steps=total_steps)
-
-
-def loudly(console: Console) -> Callable[[str], None]:
-    """Returns what shows a line that nobody should miss, on the first process alone."""
-    if jax.process_index() != 0:
-        return lambda line: None
-    return functools.partial(console.print, style="bold yellow", markup=False, soft_wrap=True)
 
 
 def format_scores(scores: Mapping[str, float]) -> str:

@@ -105,7 +105,9 @@ class Recovery:
         abstract = jax.tree.map(abstract_like, state)
         for leaf in jax.tree.leaves(state):
             leaf.delete()
-        state, progress = restore_or_initialise(self._spec, abstract, say=self._output.display.say)
+        with self._output.watch.on("restore"):
+            state, progress = restore_or_initialise(self._spec, abstract, say=self._display.say)
+        progress.unevaluated = False  # a start has made up for it, and its figures stand
         left_out = self._rollbacks.add(bad, progress, at=self._tracker.progress)
         left_out.apply(progress)
         self._tracker.progress = progress

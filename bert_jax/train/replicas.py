@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bert_jax.errors import RunStopped
+from bert_jax.parallel.channel import current_channel
 from bert_jax.parallel.replica_checksum import Deviation, find_deviations
 from bert_jax.train.spec import TrainSpec
 from bert_jax.train.state import TrainState
@@ -49,10 +52,16 @@ def describe(found: list[Deviation]) -> str:
     outvoted = [each for each in found if each.outvoted]
     named = outvoted or found
     devices = ", ".join(
-        f"device {each.device.id} (process {each.device.process_index}, {each.device.device_kind})"
+        f"device {each.device.id} ({_process(each.device)}, {each.device.device_kind})"
         for each in named
     )
     arrays = list(dict.fromkeys(name for each in named for name in each.arrays))
     more = f" and {len(arrays) - 1} more" if len(arrays) > 1 else ""
     doubt = "" if outvoted else "; no majority tells which of them is wrong"
     return f"replicas differ: {devices} in {arrays[0]}{more}{doubt}"
+
+
+def _process(device: Any) -> str:
+    """Returns ``process 1``, with several hosts ``process 1 on host-b``."""
+    channel, index = current_channel(), device.process_index
+    return f"process {index}" + (f" on {channel.members[index].host}" if channel else "")

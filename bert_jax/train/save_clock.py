@@ -13,9 +13,8 @@ from bert_jax.train.agreement import from_first_process
 class SaveClock:
     """Counts the minutes since the last save.
 
-    Several processes save together, so the first one's clock counts for all. Asking it makes the
-    hosts wait for their devices, so it is asked at report steps alone; one process looks at its
-    clock at every step.
+    Several processes save together, so the first one's clock counts for all. Asking it is a round
+    trip, so it is asked at report steps alone; one process looks at its clock at every step.
     """
 
     def __init__(

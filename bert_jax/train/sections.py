@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 import pydantic
 
@@ -55,6 +55,29 @@ class EvaluationSection(Section):
     """Of the validation split to take. None: all of them."""
 
 
+class LocalCheckpointSection(Section):
+    """Checkpoints on each host's own disk or in its memory, between those of the run directory.
+
+    They are due after `every` steps or `every_minutes`, whichever comes first. The newest `keep`
+    stay: with two, all hosts have one of the same step, whenever one of them dies.
+    """
+
+    directory: PathText
+    """On every host, such as `/mnt/localssd` or `/dev/shm`; runs may share it."""
+    every: int | None = pydantic.Field(default=None, ge=1)
+    """Steps from one to the next."""
+    every_minutes: float | None = pydantic.Field(default=5.0, gt=0, le=525_600)
+    """Minutes from one to the next."""
+    keep: int = pydantic.Field(default=2, ge=1)
+    """Newest ones to keep."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.every is None and self.every_minutes is None:
+            raise ValueError("every: found none, nor every_minutes, allowed: either or both")
+        return self
+
+
 class CheckpointSection(Section):
     """When to save and what to keep.
 
@@ -78,6 +101,8 @@ class CheckpointSection(Section):
     """Best ones to keep, by the loss on the validation split."""
     on_error: Literal["stop", "warn"] = "stop"
     """What a save that fails does to the run."""
+    local: LocalCheckpointSection | None = None
+    """More of them on each host's own disk. None: only those in the run directory."""
 
 
 class BadStepsSection(Section):

@@ -17,7 +17,12 @@ from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.checkpoint_store import CheckpointWriter
-from bert_jax.train.sections import BadStepsSection, TrainSection, WatchdogSection
+from bert_jax.train.sections import (
+    BadStepsSection,
+    LocalCheckpointSection,
+    TrainSection,
+    WatchdogSection,
+)
 from bert_jax.train.step import StepSpec, TrainStep
 
 HostBatches: TypeAlias = AbstractContextManager[Iterator[HostBatch]]
@@ -78,6 +83,7 @@ class Intervals:
     evaluate_every: int | None
     checkpoint_every: int
     checkpoint_minutes: float | None = None  # whichever comes first
+    local: LocalCheckpointSection | None = None  # checkpoints on each host's own disk
     checksum_every: int | None = None  # the replicas of the state; None: never
     patience: int | None = None  # evaluations without a better one before the run ends
 
@@ -95,6 +101,8 @@ class TrainSpec:
     seed: int
     run_dir: epath.Path
     checkpoints: CheckpointWriter
+    # Raises RunStopped when another process has taken the run directory: before each save.
+    check_lock: Callable[[], None]
     initial_params: Callable[[Params], Params]  # fresh parameters → those to start from
     # Makes a folder self-contained: the run's, once it is certain that it can go on, and dumps.
     write_config: Callable[[epath.Path], None]

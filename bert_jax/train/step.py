@@ -14,7 +14,7 @@ import optax
 from flax import nnx
 
 from bert_jax.data.rows.collate import parts_of
-from bert_jax.optim.optimizer import schedule_count
+from bert_jax.optim.optimizer import MomentsState, schedule_count
 from bert_jax.parallel.rules import constrain
 from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
@@ -102,7 +102,7 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         spec: of the step.
         accumulation: microbatches per step.
     """
-    optimizer = spec.optimizer
+    optimizer = optax.with_extra_args_support(spec.optimizer)
     gradients = make_gradients(spec.task, spec.model, rng=spec.rng, accumulation=accumulation)
 
     def step(
@@ -114,11 +114,10 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         within = (value <= limits.loss) & (norm <= limits.gradient_norm)
         healthy = state.healthy & finite & within
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, applied=healthy)
         params = cast(Params, optax.apply_updates(state.params, updates))
         changed = TrainState(state.step + 1, state.rng, params, opt_state, healthy)
-        kept = state._replace(healthy=healthy)
-        new_state = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), changed, kept)
+        new_state = _where(healthy, changed, state._replace(healthy=healthy))
 
         one = jnp.ones((), jnp.float32)
         metrics = metrics | {
@@ -130,6 +129,15 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         return new_state, StepFigures(metrics, jax.tree.map(jnp.sqrt, squares))
 
     return step
+
+
+def _where(healthy: jax.Array, changed: TrainState, kept: TrainState) -> TrainState:
+    """Returns either state; the moments have been chosen already, where they were made."""
+
+    def choose(new: Any, old: Any) -> Any:
+        return new if isinstance(new, MomentsState) else jnp.where(healthy, new, old)
+
+    return jax.tree.map(choose, changed, kept, is_leaf=lambda node: isinstance(node, MomentsState))
 
 
 def make_gradients(

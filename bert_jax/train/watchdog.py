@@ -26,6 +26,8 @@ from bert_jax.train.sections import WatchdogSection
 HANGS: Final = 43  # the exit code
 _LAST_STEPS: Final = 64  # whose median is taken
 _FEWEST_STEPS: Final = 5
+# Longer than files in a bucket are asked for again, and than a slow disk takes.
+_INPUT_SECONDS: Final = 1200.0
 _LOWERED: Final = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _COMPILED: Final = "/jax/core/compile/backend_compile_duration"
 
@@ -34,7 +36,8 @@ class Watchdog:
     """Watches the time since the last step was done; a context manager.
 
     Only what the stopwatch counts as training is watched, and of that not what is compiled: JAX
-    reports the end of lowering, after which the compiler runs, and the end of that.
+    reports the end of lowering, after which the compiler runs, and the end of that. Waiting for
+    input is no part of a step, and hangs after a time of its own.
     """
 
     def __init__(
@@ -50,13 +53,14 @@ class Watchdog:
         self._section, self._watch, self._run_dir = section, watch, run_dir
         self._steps: collections.deque[float] = collections.deque(maxlen=_LAST_STEPS)
         self._beat, self._compiling = time.monotonic(), False
+        self._input = 0.0  # seconds waited for input before the last step was done
         self._ended = threading.Event()
 
     def step_done(self) -> None:
         """Says that a step is done."""
-        now = time.monotonic()
-        self._steps.append(now - self._beat)
-        self._beat = now
+        now, waited = time.monotonic(), self._watch.input_seconds
+        self._steps.append(max(now - self._beat - (waited - self._input), 0.0))
+        self._beat, self._input = now, waited
 
     def __enter__(self) -> Watchdog:
         if self._section is not None:
@@ -83,14 +87,20 @@ class Watchdog:
     def _look(self, section: WatchdogSection) -> None:
         pause = min(section.floor_seconds / 10, 5.0)
         while not self._ended.wait(pause):
-            if self._compiling or self._watch.kind != "train":
+            kind = self._watch.kind
+            if self._compiling or kind not in ("train", "input"):
                 self._beat = time.monotonic()
                 continue
             steps = list(self._steps)
             if len(steps) < _FEWEST_STEPS:
                 continue
             median, waited = statistics.median(steps), time.monotonic() - self._beat
-            if waited > max(section.floor_seconds, section.factor * median):
+            limit = max(section.floor_seconds, section.factor * median)
+            if kind == "train":
+                waited -= self._watch.input_seconds - self._input
+            else:
+                limit = max(limit, _INPUT_SECONDS)
+            if waited > limit:
                 self._end(waited, median)
 
     def _end(self, waited: float, median: float) -> None:

@@ -57,13 +57,14 @@ def finetune(
         return sweep(settings, points, console=console)
     prepared = prepare(settings)
     root = claim(prepared)
-    with hold_run(root):
+    with hold_run(root) as check_lock:
         if (root / SWEEP).exists():
             raise UserError(
                 f"run_dir: {root} holds a sweep; allowed: its settings, or a new run_dir"
             )
         tell_data(prepared, console)
-        return run_finetuning(prepared, root, FinetunePrograms(prepared), console=console)
+        programs = FinetunePrograms(prepared)
+        return run_finetuning(prepared, root, programs, check_lock=check_lock, console=console)
 
 
 def finetune_settings(config: RunConfig) -> FinetuneSettings:

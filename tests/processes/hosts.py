@@ -7,6 +7,7 @@ with server.start("pretrain", config, f"run_dir={run}", count=2, directory=tmp_p
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -48,8 +49,9 @@ class Host:
 
     def send(self, number: signal.Signals) -> None:
         """Sends the process a signal, if it is still there."""
-        if not self.ended.is_set():
-            os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # its end has not been heard of yet
+            if not self.ended.is_set():
+                os.kill(self.pid, number)
 
     def wait(self, timeout: float = TIMEOUT) -> int:
         """Returns the exit code; of a process killed by a signal, minus its number."""

@@ -42,3 +42,27 @@ def test_two_processes_train_as_one_does(server: ForkServer, config: Path, tmp_p
         params_of(two),
         params_of(one),
     )
+
+
+def test_two_processes_save_by_the_clock_and_pass_over_a_damaged_checkpoint_together(
+    server: ForkServer, config: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    clock = ("train.checkpoint.every=100000", "train.checkpoint.every_minutes=0.00001")
+    more = (*clock, "train.log_every=2", "train.evaluation=null", "train.checkpoint.keep_last=9")
+    with server.start(
+        "pretrain", config, f"run_dir={run}", *more, count=2, directory=tmp_path
+    ) as job:
+        assert job.wait() == [0, 0], job.said()
+    steps = sorted(int(path.name) for path in (run / "checkpoints").iterdir())
+    assert steps == [2, 4, 6, 8]  # at report steps alone: all processes ask for the time there
+    damaged = next((run / "checkpoints" / "8" / "optimizer" / "d").iterdir())
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with server.start(
+        "pretrain", config, f"run_dir={run}", *more, count=2, directory=tmp_path
+    ) as job:
+        assert job.wait() == [0, 0], job.said()
+        assert "resuming at step 6 of 8" in job[0].out
+    assert "checkpoint 8: optimizer/d/" in job[0].err
+    assert "using 6 instead" in job[0].err
+    assert "WARNING" not in job[1].err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.runs.checkpoints import open_checkpoints
 from tests.processes.hosts import ForkServer, Job
 from tests.project import ROOT, environment
 
@@ -28,6 +30,12 @@ def steps_saved(run_dir: Path) -> set[str]:
 def until_it_trains(job: Job, run_dir: Path) -> None:
     metrics = run_dir / "metrics.jsonl"
     job.wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started: loader workers, and what starts those."""
+    listed = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in listed for child in path.read_text().split()]
 
 
 @pytest.mark.parametrize(("number", "to"), [(signal.SIGTERM, [1]), (signal.SIGINT, [0, 1])])
@@ -54,13 +62,89 @@ def test_a_signal_before_the_first_step_ends_all_with_nothing_to_save(
 ) -> None:
     run = tmp_path / "run"
     with server.start("pretrain", config, f"run_dir={run}", count=2, directory=tmp_path) as job:
-        job.wait_until(lambda: all("Gloo" in host.out for host in job))  # they have joined
+        job.wait_until(lambda: (run / ".lock").exists())  # they have joined
         job[1].send(signal.SIGTERM)
         assert job.wait() == [3, 3], job.said()
     for host in job:
         assert "bert-jax: stopped by SIGTERM before the first step: nothing had to be saved" in (
             host.err
         )
+
+
+def test_a_signal_to_the_process_group_stops_a_run_with_loader_workers(
+    server: ForkServer, config: Path, tmp_path: Path
+) -> None:
+    """As Ctrl-C in a terminal does, or a launcher: the workers get it too."""
+    run = tmp_path / "run"
+    with server.start(
+        "pretrain",
+        config,
+        f"run_dir={run}",
+        *ENDLESS,
+        "loader.workers=1",
+        count=1,
+        directory=tmp_path,
+    ) as job:
+        until_it_trains(job, run)
+        assert children(job[0].pid)
+        os.killpg(job[0].pid, signal.SIGINT)
+        assert job.wait() == [3], job.said()
+    assert "Traceback" not in job[0].err
+    stopped = re.search(r"stopped at step (\d+), saved", job[0].out)
+    assert stopped, job.said()
+    assert steps_saved(run) == {stopped[1]}
+
+
+def test_a_second_signal_ends_at_once_and_leaves_the_last_checkpoint_whole(
+    server: ForkServer, config: Path, tmp_path: Path
+) -> None:
+    """The step that the first one waits for does not come: its loader worker is stopped."""
+    run = tmp_path / "run"
+    often = (*ENDLESS[:2], "train.checkpoint.every=2", "loader.workers=1", "loader.prefetch=1")
+    with server.start(
+        "pretrain", config, f"run_dir={run}", *often, count=1, directory=tmp_path
+    ) as job:
+        job.wait_until(lambda: (run / "checkpoints" / "4").exists())
+        for child in children(job[0].pid):
+            os.kill(child, signal.SIGSTOP)
+        time.sleep(1)  # the batches that were read ahead are used up
+        os.kill(job[0].pid, signal.SIGTERM)
+        time.sleep(1.5)
+        assert not job[0].ended.is_set(), job.said()
+        os.kill(job[0].pid, signal.SIGTERM)
+        assert job.wait(timeout=20) == [128 + signal.SIGTERM], job.said()
+    said = re.search(
+        r"bert-jax: a second SIGTERM: ended at once; its checkpoint stands\n", job[0].err
+    )
+    assert said, job.said()
+    with open_checkpoints(run) as checkpoints:
+        newest = checkpoints.latest_step()
+        assert newest is not None
+        assert newest == max(int(path.name) for path in (run / "checkpoints").iterdir())
+
+
+def test_a_signal_ends_a_run_that_compiles(
+    server: ForkServer, config: Path, tmp_path: Path
+) -> None:
+    """The main thread is in the compiler, for long: 24 layers, none like the other."""
+    long = ("model.architecture.num_hidden_layers=24", "model.execution.scan_layers=false")
+    with server.start(
+        "pretrain",
+        config,
+        f"run_dir={tmp_path / 'run'}",
+        *long,
+        count=1,
+        directory=tmp_path,
+        environment={"JAX_LOG_COMPILES": "1", "JAX_ENABLE_COMPILATION_CACHE": "false"},
+    ) as job:
+        job.wait_until(lambda: "jaxpr to MLIR module conversion jit(step)" in job[0].err)
+        time.sleep(0.2)
+        job[0].send(signal.SIGTERM)
+        assert job.wait() == [3], job.said()
+    assert "Finished XLA compilation of jit(step)" not in job[0].err
+    assert "bert-jax: stopped by SIGTERM before the first step: nothing had to be saved" in (
+        job[0].err
+    )
 
 
 def test_a_signal_in_the_first_second_ends_with_one_line(config: Path, tmp_path: Path) -> None:

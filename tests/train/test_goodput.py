@@ -49,8 +49,9 @@ def attempt(
     with watch.on("train"):
         watch.write(writer, step=first)
         for step in range(first + 1, last + 1):
-            clock.now += 10
-            watch.waited(1.0)
+            clock.now += 9
+            with watch.on("input"):
+                clock.now += 1
             watch.write(writer, step=step)
             if step == save_at:
                 with watch.on("save"):
@@ -110,6 +111,29 @@ def test_the_time_after_a_finished_run_is_not_its_own(tmp_path: Path, clock: Fak
     assert (found.seconds["down"], found.seconds["train"], found.seconds["lost"]) == (0, 36, 0)
 
 
+def test_what_a_rollback_undoes_is_lost_and_not_trained(tmp_path: Path, clock: FakeTime) -> None:
+    watch = Stopwatch(epath.Path(tmp_path), started=clock.now)
+    watch.resume(0)
+    with watch.on("train"):
+        for step in range(1, 8):
+            clock.now += 9
+            with watch.on("input"):
+                clock.now += 1
+            if step in (2, 4):
+                watch.saved(step)
+        watch.rewind(4)
+        found = watch.read().seconds
+        assert (found["train"], found["input"], found["lost"]) == (36, 4, 30)
+        clock.now += 10
+        watch.rewind(2)  # a checkpoint that turned out to be damaged
+        found = watch.read().seconds
+        assert (found["train"], found["input"], found["lost"]) == (18, 2, 60)
+        clock.now += 10
+        watch.rewind(0)
+    found = watch.read().seconds
+    assert (found["train"], found["input"], found["lost"]) == (0, 0, 90)
+
+
 def test_lines_of_other_kinds_and_lines_that_lack_a_key_are_no_account(tmp_path: Path) -> None:
     assert read_goodput(tmp_path) is None
     (tmp_path / "metrics.jsonl").write_text('{"kind": "goodput", "step": 1, "train": 2.0}\n')
@@ -145,7 +169,6 @@ def test_an_account_costs_next_to_nothing(tmp_path: Path) -> None:
     watch = Stopwatch(epath.Path(tmp_path), started=time.time())
     began = time.process_time()
     for _ in range(10_000):
-        watch.waited(0.0)
-        with watch.on("save"):
+        with watch.on("input"), watch.on("save"):
             pass
     assert time.process_time() - began < 1.0  # 100 µs a step: 0.1% of a step of 100 ms

@@ -19,6 +19,7 @@ from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.train import loop
 from bert_jax.train.example_log import read_example_log, times_seen
+from bert_jax.train.time_account import read_goodput
 from bert_jax.train.writer import read_metrics
 from tests.parallel.test_replica_checksum import corrupt
 from tests.project import project_config, write_config
@@ -244,6 +245,24 @@ def test_fine_tuning_has_the_same_answers(tmp_path: Path, monkeypatch: pytest.Mo
     said = ok("replay", folder)
     assert "row_weights[0] = nan" in said
     assert "reproduces: yes" in said
+
+
+def test_fine_tuning_rolls_back_past_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten steps an epoch, a checkpoint after each: the bad one is the fourth of the second."""
+    read = poison_finetuning(monkeypatch, {13: nan})
+    config = write_config(tmp_path / "config.yaml", tiny_config(tmp_path, example_log=True))
+    run_dir = tmp_path / "tuned"
+    said = ok("finetune", config, "finetune.bad_steps.on_non_finite=rollback")
+    assert "step 14: back to step 10; rows 160 to 223 of phase 0 are left out" in said
+    assert read.count(13) == 1
+    (line,) = bad_lines(run_dir)
+    assert (line["step"], line["at"], line["rollback"]) == (10, 14, 1)
+    assert sorted(read_example_log(run_dir)) == list(range(1, 21))
+    found = read_goodput(run_dir)
+    assert found is not None
+    assert found.seconds["lost"] > 0  # four steps and a dump
 
 
 def test_a_damaged_dump_is_refused_in_one_line(

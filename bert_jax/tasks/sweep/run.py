@@ -13,9 +13,10 @@ resumes within the run that was stopped. They share their compiled programs (`Fi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import jax
@@ -96,7 +97,7 @@ def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: 
         RunStopped: no run ended with a figure.
     """
     prepared = prepare(settings)
-    if not prepared.dev:
+    if not prepared.family.dev:
         raise UserError(
             f"finetune.task.dev: found none, allowed: a file, since {len(points)} runs are "
             f"compared by their dev figures"
@@ -104,12 +105,17 @@ def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: 
     root = claim_run(
         settings.run_dir, architecture=prepared.architecture, tokenizer=prepared.origin.tokenizer
     )
-    with hold_run(root):
-        return _sweep(prepared, root, points, console=console)
+    with hold_run(root) as check_lock:
+        return _sweep(prepared, root, points, check_lock=check_lock, console=console)
 
 
 def _sweep(
-    prepared: TrainingSetup, root: epath.Path, points: Sequence[SweepPoint], *, console: Console
+    prepared: TrainingSetup,
+    root: epath.Path,
+    points: Sequence[SweepPoint],
+    *,
+    check_lock: Callable[[], None],
+    console: Console,
 ) -> Outcome:
     settings = prepared.settings
     record = SweepRecord(root, settings=prepared.decisive(), metric=prepared.family.best_metric)
@@ -126,7 +132,10 @@ def _sweep(
             run_dir = str(root / RUNS / point.name)
             asked = point_settings(settings, point, run_dir=run_dir)
             own = prepared._replace(settings=dataclasses.replace(asked, started=time.time()))
-            result = _run_point(own, point, programs, console)
+            run = functools.partial(
+                run_finetuning, programs=programs, check_lock=check_lock, console=console
+            )
+            result = _run_point(own, point, run, console)
             if result is None:
                 return Outcome(0, True, {})
             record.add(result)
@@ -155,13 +164,13 @@ def point_settings(
 
 
 def _run_point(
-    prepared: TrainingSetup, point: SweepPoint, programs: FinetunePrograms, console: Console
+    prepared: TrainingSetup, point: SweepPoint, run: Callable[..., Outcome], console: Console
 ) -> RunResult | None:
     """Runs one point, from where it was stopped; None if it is stopped again."""
     started = time.monotonic()
     root = claim(prepared)
     try:
-        outcome = run_finetuning(prepared, root, programs, console=console)
+        outcome = run(prepared, root)
     except RunStopped as stopped:
         _say(console, f"{point.name}: {stopped}")
         seconds = time.monotonic() - started
@@ -170,7 +179,7 @@ def _run_point(
         return None
     found = read_evaluation(open_run(root))
     assert found is not None  # `conclude` has written it
-    lines = read_text(root / PREDICTIONS / f"{prepared.dev[0]}.jsonl").splitlines()
+    lines = read_text(root / PREDICTIONS / f"{prepared.family.dev[0]}.jsonl").splitlines()
     why = degenerate(prepared.family, [json.loads(line) for line in lines])
     seconds = time.monotonic() - started
     metric = prepared.family.best_metric

@@ -20,12 +20,17 @@ from bert_jax.tasks.training.setup import TrainingSetup, origin_params
 from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.checkpoint_store import CheckpointWriter
 from bert_jax.train.loop import Outcome, train
-from bert_jax.train.sections import CheckpointSection, WatchdogSection
+from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.spec import Intervals, Phase, TrainSpec
 
 
 def run_finetuning(
-    prepared: TrainingSetup, root: epath.Path, programs: FinetunePrograms, *, console: Console
+    prepared: TrainingSetup,
+    root: epath.Path,
+    programs: FinetunePrograms,
+    *,
+    check_lock: Callable[[], None],
+    console: Console,
 ) -> Outcome:
     """Trains to the end, and writes figures, predictions and the report.
 
@@ -33,13 +38,15 @@ def run_finetuning(
         prepared: a run.
         root: its directory, from `claim`.
         programs: that it shares with other runs.
+        check_lock: raises RunStopped when another process has taken the directory.
         console: where progress is shown.
 
     Raises:
         RunStopped: numbers went bad, see `bert_jax.train.recovery`.
     """
     with write_checkpoints(root, CheckpointSection(keep_last=1)) as checkpoints:
-        outcome = train(_train_spec(prepared, root, checkpoints, programs), console=console)
+        spec = _train_spec(prepared, root, checkpoints, programs, check_lock=check_lock)
+        outcome = train(spec, console=console)
     if outcome.interrupted:
         return outcome
     scores = conclude(
@@ -52,11 +59,12 @@ def dev_evaluation(
     prepared: TrainingSetup, predictor: Predictor
 ) -> Callable[[Any], dict[str, float]] | None:
     """Returns what computes the dev figures of parameters; None without a dev split."""
-    if not prepared.dev:
+    dev = prepared.family.dev
+    if not dev:
         return None
 
     def scores(params: Any) -> dict[str, float]:
-        found = predict_splits(predictor, params, prepared.family, prepared.dev)
+        found = predict_splits(predictor, params, prepared.family, dev)
         return score_splits(prepared.family, found)
 
     return scores
@@ -67,6 +75,8 @@ def _train_spec(
     root: epath.Path,
     checkpoints: CheckpointWriter,
     programs: FinetunePrograms,
+    *,
+    check_lock: Callable[[], None],
 ) -> TrainSpec:
     settings, section = prepared.settings, prepared.section
     share = process_share(prepared.mesh)
@@ -83,7 +93,7 @@ def _train_spec(
         flops_per_row=prepared.flops_per_row(batches.plan),
         evaluate=dev_evaluation(prepared, programs.predictor),
         watch=None,
-        validation=" ".join(prepared.content[name] for name in prepared.dev) or "nothing",
+        validation=" ".join(prepared.content[name] for name in prepared.family.dev) or "nothing",
         step=shared.at(section.optimizer.learning_rate),
     )
     write_config = functools.partial(
@@ -111,11 +121,12 @@ def _train_spec(
         seed=settings.seed,
         run_dir=root,
         checkpoints=checkpoints,
+        check_lock=check_lock,
         initial_params=functools.partial(origin_params, prepared),
         write_config=write_config if jax.process_index() == 0 else lambda folder: None,
         allow_data_change=settings.allow_data_change,
         example_log=section.example_log,
-        watchdog=WatchdogSection(),
+        watchdog=section.watchdog,
         started=settings.started,
         bad_steps=section.bad_steps,
         task_facts={"class_weights": prepared.task.class_weights},

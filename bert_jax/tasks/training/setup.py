@@ -32,7 +32,7 @@ from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.task import FinetuneTask
 from bert_jax.tasks.training.settings import FinetuneSettings
-from bert_jax.train.sections import BadStepsSection
+from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import ModelDefinition, define_model
 
 # What may change when a run resumes: it decides no number, or what to do when numbers go bad.
@@ -42,6 +42,8 @@ FREE: Final = (
     "finetune.example_log",
     "finetune.checksum_every",
     *(f"finetune.bad_steps.{name}" for name in BadStepsSection.model_fields),
+    "finetune.watchdog",
+    *(f"finetune.watchdog.{name}" for name in WatchdogSection.model_fields),
 )
 
 # Settings that decide which rows a run reads, and in which order.
@@ -64,11 +66,6 @@ class TrainingSetup(NamedTuple):
     def section(self) -> FinetuneSection:
         """The settings of the `finetune` section."""
         return self.settings.finetune
-
-    @property
-    def dev(self) -> list[str]:
-        """The names of the dev splits; the first decides which checkpoint is the best."""
-        return self.family.dev
 
     @property
     def content(self) -> dict[str, str]:

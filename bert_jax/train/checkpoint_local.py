@@ -1,0 +1,277 @@
+"""Checkpoints on each host's own disk, or in its memory: quick to write, and gone with the host.
+
+Orbax's own second tier (`orbax.checkpoint.experimental.emergency`) keeps each host's part on its
+disk only where another slice holds a replica of it, and needs a mesh axis that says so; its
+multi-tier form needs a service of GKE. Here a host writes the pieces of its own devices, whatever
+the mesh, in a thread of its own and waiting for nobody. What all hosts have whole is found out when
+a run starts: they say over their own connection what they have, and the newest common one is used.
+
+``<directory>/<hash of the run directory>/process_<i>/<step>/{pieces.npz,saved.json,manifest.json}``
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from bert_jax.errors import UserError, first_line
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object
+from bert_jax.files.remote import is_remote
+from bert_jax.train.agreement import from_all_processes, from_first_process
+from bert_jax.train.finite import refuse_non_finite
+from bert_jax.train.manifest import Damage, read_manifest, verify, write_manifest
+from bert_jax.train.sections import LocalCheckpointSection
+from bert_jax.train.state import TrainState
+
+STARTS: Final = "local_checkpoints.json"  # in the run directory
+_KEPT_STARTS: Final = 64
+_PIECES: Final = "pieces.npz"
+_SAVED: Final = "saved.json"
+_UNFINISHED: Final = ".tmp"
+
+
+class _Have(NamedTuple):
+    """A checkpoint that a host has whole."""
+
+    step: int
+    start: str  # of the run, in which it was saved: another's of the same step is not the same
+
+
+class LocalCheckpoints:
+    """One host's, of one run. All processes open it, look for the newest and restore together."""
+
+    def __init__(
+        self,
+        section: LocalCheckpointSection,
+        run_dir: epath.Path,
+        mesh: Mesh,
+        *,
+        say: Callable[[str], None],
+    ) -> None:
+        """Opens the directory, and registers this start of the run in the run directory.
+
+        Checkpoints of starts that the run directory does not know belong to a run that lay there
+        before, and are deleted.
+
+        Args:
+            section: where, and how many to keep.
+            run_dir: exists; the caller is its only writer.
+            mesh: that the state lies on. Checkpoints of another layout are not used.
+            say: called with a line about checkpoints that cannot be used, or were not saved.
+
+        Raises:
+            UserError: the directory cannot be written to.
+        """
+        if is_remote(section.directory):
+            raise UserError(
+                f"train.checkpoint.local.directory: found {section.directory}, allowed: a "
+                f"directory on each host's own disk, or in its memory"
+            )
+        self._section, self._say = section, say
+        of_run = hashlib.sha256(os.fspath(run_dir).encode()).hexdigest()[:16]
+        process = jax.process_index()
+        self._path = Path(section.directory) / of_run / f"process_{process}"
+        own = [device.id for device in mesh.devices.flat if device.process_index == process]
+        self._layout = f"{dict(mesh.shape)} over {jax.process_count()} processes, here {own}"
+        starts = from_first_process(lambda: _register(run_dir / STARTS))
+        self._starts: Sequence[str] = starts
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="local")
+        self._saving: concurrent.futures.Future[None] | None = None
+        self._verified: dict[int, bool] = {}
+        self.failed = ""  # why the last save failed
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+        except OSError as error:
+            raise UserError(
+                f"train.checkpoint.local.directory: cannot write {self._path} "
+                f"({error.strerror or error})"
+            ) from error
+
+    def newest(self, *, above: int) -> int | None:
+        """Returns the newest step that every host has whole; older ones of another start apart.
+
+        Args:
+            above: the newest step of the run directory; none older is of use.
+        """
+        self.wait()
+        mine = [have for have in self._listed() if have.step > above and self._whole(have.step)]
+        everyone = [[_Have(*have) for have in host] for host in from_all_processes(mine)]
+        common = set.intersection(*map(set, everyone))
+        if common:
+            return max(common).step
+        if any(everyone):
+            lists = "; ".join(
+                f"process {index}: {', '.join(str(have.step) for have in sorted(host)) or 'none'}"
+                for index, host in enumerate(everyone)
+            )
+            self._say(
+                f"{self._section.directory}: no checkpoint newer than {above} that every host has "
+                f"whole ({lists}); going on without"
+            )
+        return None
+
+    def save(self, state: TrainState, *, step: int, progress: Mapping[str, Any]) -> None:
+        """Copies this host's pieces of the state and starts writing them.
+
+        A failure is said aloud and keeps nobody from training: the run directory has its own.
+        """
+        self.wait()
+        pieces: dict[str, np.ndarray] = {}
+        for name, leaf in _named(state):
+            shards = {
+                _range(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards
+            }
+            pieces |= {f"{name}@{key}": data for key, data in shards.items()}
+        held = jax.device_get(pieces)
+        if jax.default_backend() == "cpu":  # the next step overwrites what this would be a view of
+            held = {name: np.array(piece) for name, piece in held.items()}
+        saved = {"start": self._starts[-1], "layout": self._layout, "progress": dict(progress)}
+        self._saving = self._thread.submit(self._write, step, held, saved)
+
+    def restore(self, wanted: TrainState, *, step: int) -> TrainState:
+        """Reads arrays of a step that `newest` returned; parts of `wanted` may be None.
+
+        Raises:
+            UserError: a number is not finite, or a piece is missing.
+        """
+        with np.load(self._path / str(step) / _PIECES, allow_pickle=False) as pieces:
+
+            def read(path: Any, leaf: Any) -> jax.Array:
+                name = _name(path)
+
+                def piece(index: Any) -> np.ndarray:
+                    key = f"{name}@{_range(index, leaf.shape)}"
+                    if key not in pieces:
+                        raise UserError(
+                            f"{self._path / str(step)}: {key} is missing; allowed: the mesh "
+                            f"and the model that it was saved with, or deleting it"
+                        )
+                    shape = [
+                        len(range(*part.indices(size)))
+                        for part, size in zip(index, leaf.shape, strict=True)
+                    ]
+                    return pieces[key].view(leaf.dtype).reshape(shape)
+
+                return jax.make_array_from_callback(leaf.shape, leaf.sharding, piece)
+
+            restored = jax.tree_util.tree_map_with_path(read, wanted)
+        refuse_non_finite(restored, where=str(self._path / str(step)))
+        return restored
+
+    def progress(self, step: int) -> Mapping[str, Any]:
+        """Returns the progress saved with a step."""
+        return self._saved(step)["progress"]
+
+    def forget_after(self, step: int) -> None:
+        """Deletes what is newer than the step that the run goes on from: it will be done again."""
+        for have in self._listed():
+            if have.step > step:
+                self._delete(have.step)
+
+    def wait(self) -> None:
+        """Waits until what was saved is whole on disk, or has failed."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.result()
+
+    def close(self) -> None:
+        """Waits, and ends the thread."""
+        self.wait()
+        self._thread.shutdown()
+
+    def _write(self, step: int, pieces: Mapping[str, np.ndarray], saved: Mapping[str, Any]) -> None:
+        """Writes a checkpoint beside its place, and gives it its name when it is whole."""
+        aside = self._path / f"{step}{_UNFINISHED}"
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            # As bytes: NumPy's own format does not know bfloat16.
+            raw = {name: piece.reshape(-1).view(np.uint8) for name, piece in pieces.items()}
+            np.savez(aside / _PIECES, **raw)  # pyright: ignore[reportArgumentType]
+            (aside / _SAVED).write_text(json.dumps(saved))
+            write_manifest(epath.Path(aside), step=step, score=None)
+            self._delete(step)
+            aside.rename(self._path / str(step))
+            self._verified[step] = True
+            for old in sorted(have.step for have in self._listed())[: -self._section.keep]:
+                self._delete(old)
+        except (OSError, UserError) as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            self._say(
+                f"{self._path}: checkpoint {step} was NOT SAVED ({first_line(error)}); training "
+                f"goes on"
+            )
+
+    def _listed(self) -> list[_Have]:
+        """Returns what lies here of this run and layout, its files not compared."""
+        found = []
+        for path in self._path.iterdir():
+            if not path.name.isdecimal():
+                continue
+            try:
+                saved = self._saved(int(path.name))
+                if saved["start"] in self._starts and saved["layout"] == self._layout:
+                    found.append(_Have(int(path.name), saved["start"]))
+            except (UserError, KeyError):
+                continue  # cut off, or damaged
+        return found
+
+    def _whole(self, step: int) -> bool:
+        if step not in self._verified:
+            directory = epath.Path(self._path / str(step))
+            try:
+                verify(directory, read_manifest(directory, step=step), parts=None)
+                self._verified[step] = True
+            except (Damage, OSError):
+                self._verified[step] = False
+        return self._verified[step]
+
+    def _saved(self, step: int) -> dict[str, Any]:
+        return read_json_object(epath.Path(self._path / str(step) / _SAVED))
+
+    def _sweep(self) -> None:
+        """Deletes what was cut off, and what another run under this name has left."""
+        known = {str(have.step) for have in self._listed()}
+        for path in self._path.iterdir():
+            if path.name not in known:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _delete(self, step: int) -> None:
+        self._verified.pop(step, None)
+        shutil.rmtree(self._path / str(step), ignore_errors=True)
+
+
+def _register(path: epath.Path) -> list[str]:
+    """Adds a start to those that the run directory knows, and returns them, the new one last."""
+    starts = read_json_object(path).get("starts", []) if path.exists() else []
+    starts = [*map(str, starts), uuid.uuid4().hex][-_KEPT_STARTS:]
+    write_whole(path, json.dumps({"starts": starts}))
+    return starts
+
+
+def _named(state: TrainState) -> list[tuple[str, jax.Array]]:
+    return [(_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)]
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _range(index: Sequence[slice], shape: Sequence[int]) -> str:
+    """Returns which part of an array a piece is: ``0:32,16:32``; of a scalar, nothing."""
+    bounds = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
+    return ",".join(f"{start}:{stop}" for start, stop in bounds)

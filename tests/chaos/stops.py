@@ -1,0 +1,82 @@
+"""Stops real `pretrain` runs by signals at random instants, and starts them again."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from bert_jax.runs.checkpoints import open_checkpoints
+from tests.processes.hosts import ForkServer, Job
+
+STOPPED: Final = r"(?:stopped at step (\d+), saved|at step (\d+): its checkpoint stands)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """What a signal to one process led to."""
+
+    host: int  # that got it
+    seconds: float  # until all had ended
+    step: int  # saved
+
+
+def stop_at_random(
+    server: ForkServer, config: Path, run_dir: Path, *, count: int, random_: random.Random
+) -> Stop:
+    """Starts a run, or goes on with it, and sends SIGTERM to one process.
+
+    The instant lies up to five seconds after the first report of this start: in a step, in an
+    evaluation or in a save.
+    """
+    before = _reports(run_dir)
+    directory = run_dir.parent / f"{run_dir.name}.out"
+    with server.start(
+        "pretrain", config, f"run_dir={run_dir}", count=count, directory=directory
+    ) as job:
+        job.wait_until(lambda: _reports(run_dir) != before, timeout=900)
+        time.sleep(random_.uniform(0, 5))
+        host = random_.randrange(count)
+        sent = time.monotonic()
+        job[host].send(signal.SIGTERM)
+        codes = job.wait(timeout=900)
+        assert codes == [3] * count, job.said()
+        seconds = max(each.ended_at or 0.0 for each in job) - sent
+        return Stop(host, seconds, _saved(job, run_dir))
+
+
+def _saved(job: Job, run_dir: Path) -> int:
+    """The step that process 0 says was saved, which is the newest there is, and whole."""
+    said = re.search(STOPPED, job[0].out + job[0].err)
+    assert said, job.said()
+    step = int(said[1] or said[2])
+    with open_checkpoints(run_dir) as checkpoints:
+        assert checkpoints.all_steps()[-1] == step, job.said()
+        assert checkpoints.problem(step) is None
+    return step
+
+
+def _reports(run_dir: Path) -> int:
+    """The size of metrics.jsonl, which every report changes."""
+    path = run_dir / "metrics.jsonl"
+    return path.stat().st_size if path.exists() else 0
+
+
+def table(stops: list[Stop], count: int) -> str:
+    """Returns the stops as Markdown."""
+    seconds = sorted(stop.seconds for stop in stops)
+    head = ["processes", "stops", "of process 0", "seconds, median", "seconds, most", "last step"]
+    row = [
+        count,
+        len(stops),
+        sum(stop.host == 0 for stop in stops),
+        f"{seconds[len(seconds) // 2]:.1f}",
+        f"{seconds[-1]:.1f}",
+        stops[-1].step,
+    ]
+    lines = [head, ["--:"] * len(head), row]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

@@ -1,0 +1,64 @@
+"""Several processes fine-tune, evaluate and predict as one does, on data that do not divide."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bert_jax.cli import cli
+from bert_jax.train.writer import read_metrics
+from tests.processes.hosts import ForkServer
+from tests.processes.test_verbs import on_two
+from tests.project import write_config
+from tests.tasks.runs import tiny_config, write_table
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def alone(*arguments: object) -> None:
+    """Runs a verb in this process, on its devices."""
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, (result.output, result.exception)
+
+
+def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    """70 rows in batches of 16, 37 to evaluate on: the last batch is uneven."""
+    values = tiny_config(tmp_path, epochs=1, log_every=1)
+    values["mesh"] = {"platform": "cpu", "data": 2}
+    values["finetune"]["task"] |= {
+        "train": str(write_table(tmp_path, 70, 3)),
+        "dev": str(write_table(tmp_path, 37, 4)),
+    }
+    config = write_config(tmp_path / "config.yaml", values)
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone("finetune", config, f"run_dir={one}")
+    with server.start("finetune", config, f"run_dir={two}", count=2, directory=tmp_path) as job:
+        assert job.wait() == [0, 0], job.said()
+        assert "best: step" in job[0].out
+        assert job[1].out.count("\n") <= 1  # what Gloo says
+    for expected, found in zip(read_metrics(one), read_metrics(two), strict=True):
+        kind = expected.pop("kind")
+        assert found.pop("kind") == kind
+        if kind not in ("speed", "goodput"):
+            assert found == pytest.approx(expected, rel=1e-4)
+    names = ("evaluation.json", "predictions/dev.jsonl", "report.html", "provenance.json")
+    assert all((two / name).exists() for name in names)
+
+    unlabelled = write_table(tmp_path, 5, 6)  # fewer than a batch: one share is empty
+    written = [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
+    on_two(server, "predict", two, written[1], "--input", unlabelled, directory=tmp_path)
+    alone("predict", two, written[0], "--input", unlabelled)
+    assert records(written[1]) == pytest.approx(records(written[0]), rel=1e-5)
+    on_two(server, "evaluate", two, directory=tmp_path)
+    figures = json.loads((two / "evaluation.json").read_text())
+    assert figures["examples"] == 37
+    alone("evaluate", two)
+    assert figures == json.loads((two / "evaluation.json").read_text())
