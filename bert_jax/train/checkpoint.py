@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import jax
 import jax.numpy as jnp
@@ -200,7 +200,7 @@ class Checkpointer:
         if self._failed is not None:
             raise self._failed
 
-    def __enter__(self) -> Checkpointer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:

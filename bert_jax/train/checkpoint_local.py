@@ -91,7 +91,7 @@ class LocalCheckpoints:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="local")
         self._saving: concurrent.futures.Future[None] | None = None
         self._verified: dict[int, bool] = {}
-        self.failed = ""  # why the last save failed
+
         try:
             self._path.mkdir(parents=True, exist_ok=True)
             self._sweep()

@@ -64,7 +64,7 @@ class TieredCheckpoints(Checkpointer):
         """Reads the parameters alone."""
         if step != self._chosen:
             return super().restore_params(abstract_params, step=step)
-        wanted = TrainState(None, None, abstract_params, None, None)
+        wanted = TrainState(None, None, abstract_params, (), None)
         return self._local.restore(wanted, step=step).params
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:

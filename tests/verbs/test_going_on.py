@@ -150,7 +150,7 @@ def test_local_checkpoints_of_a_run_that_was_deleted_are_not_taken_for_those_of_
         ("{directory: gs://bucket/x}", "allowed: a directory on each host's own disk"),
         ("{directory: /proc/x}", "cannot write /proc/x/"),
         ("{directory: /x, every_minutes: null}", "found none, nor every_minutes"),
-        ("{directry: /x}", 'did you mean "directory"'),
+        ("{every: 2}", "train.checkpoint.local.directory: missing"),
     ],
 )
 def test_a_local_directory_that_cannot_be_is_one_line(
