@@ -17,6 +17,7 @@ from tests.processes.hosts import ForkServer, Job
 STAGES: Final = ("first start", "resume", "phase switch", "save", "steps")
 
 KILLS_A_RUN: Final = 8  # then it may come to its end
+SLOW: Final = 3600.0  # seconds of a run, on a machine with other work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,24 +65,24 @@ def undisturbed(
     for name in (f"first{count}", f"undisturbed{count}"):
         began = time.monotonic()
         with start(server, config, directory / name, count) as job:
-            assert job.wait() == [0] * count, job.said()
+            assert job.wait(timeout=SLOW) == [0] * count, job.said()
         seconds = time.monotonic() - began
     reference = Reference(directory / f"undisturbed{count}")
     reference.check(directory / f"first{count}")
     return Battlefield(server, config, count, directory, reference, seconds, first_phase)
 
 
-def kill_until(field: Battlefield, *, kills: int, seed: int, deadline: float) -> Tally:
+def kill_until(field: Battlefield, tally: Tally, *, kills: int, seed: int, deadline: float) -> None:
     """Kills so many times, over as many runs as it takes; every run comes to its end.
 
     Args:
         field: what to run.
+        tally: counts; of use also where a difference is found.
         kills: how many.
         seed: of the instants.
         deadline: of `time.monotonic`: no kill after it.
     """
     random_ = random.Random(f"{seed} {field.count}")
-    tally = Tally(field.count)
     while tally.kills < kills and time.monotonic() < deadline:
         run_dir = field.directory / f"killed{field.count}-{tally.runs}"
         most = min(KILLS_A_RUN, kills - tally.kills)
@@ -89,7 +90,6 @@ def kill_until(field: Battlefield, *, kills: int, seed: int, deadline: float) ->
         _one_run(field, run_dir, instants, tally, random_)
         field.reference.check(run_dir)
         tally.runs += 1
-    return tally
 
 
 def _one_run(
@@ -105,7 +105,7 @@ def _one_run(
         with field.start(run_dir) as job:
             instant = next(instants, None)
             if instant is None or ended_within(job, instant):
-                codes = job.wait()
+                codes = job.wait(timeout=SLOW)
                 assert codes == [0] * field.count, job.said()
                 return
             kill(job, random_)

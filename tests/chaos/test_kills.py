@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bert_jax.train.time_account import read_goodput
-from tests.chaos.kills import kill_until, table, undisturbed
+from tests.chaos.kills import Tally, kill_until, table, undisturbed
 from tests.processes.conftest import server  # noqa: F401
 from tests.processes.hosts import ForkServer
 from tests.project import project_config, write_config
@@ -40,7 +40,8 @@ def test_a_few_kills_leave_no_trace(
     tmp_path: Path,
 ) -> None:
     field = undisturbed(server, config, tmp_path, count=1, first_phase=FIRST_PHASE)
-    tally = kill_until(field, kills=4, seed=0, deadline=time.monotonic() + 300)
+    tally = Tally(1)
+    kill_until(field, tally, kills=4, seed=0, deadline=time.monotonic() + 300)
     assert tally.kills == 4, table([tally])
     account = read_goodput(tmp_path / "killed1-0")
     assert account is not None
@@ -59,12 +60,15 @@ def test_many_kills_of_one_two_and_four_processes_leave_no_trace(
     counts = [int(count) for count in os.environ.get("CHAOS_PROCESSES", "1,2,4").split(",")]
     seconds = 60 * float(os.environ.get("CHAOS_MINUTES", "120"))
     seed = int(os.environ.get("CHAOS_SEED", "0"))
-    began, tallies = time.monotonic(), []
+    began, tallies = time.monotonic(), list[Tally]()
     for done, count in enumerate(counts):
         field = undisturbed(server, config, tmp_path, count=count, first_phase=FIRST_PHASE)
         deadline = began + seconds * (done + 1) / len(counts)
         share = kills // len(counts) + (done < kills % len(counts))
-        tallies.append(kill_until(field, kills=share, seed=seed, deadline=deadline))
-        with capsys.disabled():
-            print("\n" + table(tallies))
+        tallies.append(Tally(count))
+        try:
+            kill_until(field, tallies[-1], kills=share, seed=seed, deadline=deadline)
+        finally:
+            with capsys.disabled():
+                print("\n" + table(tallies))
     assert all(tally.kills for tally in tallies)

@@ -32,7 +32,7 @@ def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
 ) -> None:
     """70 rows in batches of 16, 37 to evaluate on: the last batch is uneven."""
     values = tiny_config(tmp_path, epochs=1, log_every=1)
-    values["mesh"] = {"platform": "cpu", "data": 2}
+    values["mesh"] = {"platform": "cpu"}
     values["finetune"]["task"] |= {
         "train": str(write_table(tmp_path, 70, 3)),
         "dev": str(write_table(tmp_path, 37, 4)),
@@ -56,7 +56,9 @@ def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
     written = [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
     on_two(server, "predict", two, written[1], "--input", unlabelled, directory=tmp_path)
     alone("predict", two, written[0], "--input", unlabelled)
-    assert records(written[1]) == pytest.approx(records(written[0]), rel=1e-5)
+    for found, expected in zip(*map(records, reversed(written)), strict=True):
+        assert found.pop("probabilities") == pytest.approx(expected.pop("probabilities"), rel=1e-4)
+        assert found == expected
     on_two(server, "evaluate", two, directory=tmp_path)
     figures = json.loads((two / "evaluation.json").read_text())
     assert figures["examples"] == 37

@@ -123,28 +123,31 @@ def test_a_second_signal_ends_at_once_and_leaves_the_last_checkpoint_whole(
         assert newest == max(int(path.name) for path in (run / "checkpoints").iterdir())
 
 
-def test_a_signal_ends_a_run_that_compiles(
-    server: ForkServer, config: Path, tmp_path: Path
-) -> None:
-    """The main thread is in the compiler, for long: 24 layers, none like the other."""
-    long = ("model.architecture.num_hidden_layers=24", "model.execution.scan_layers=false")
-    with server.start(
-        "pretrain",
-        config,
-        f"run_dir={tmp_path / 'run'}",
-        *long,
-        count=1,
-        directory=tmp_path,
-        environment={"JAX_LOG_COMPILES": "1", "JAX_ENABLE_COMPILATION_CACHE": "false"},
-    ) as job:
-        job.wait_until(lambda: "jaxpr to MLIR module conversion jit(step)" in job[0].err)
-        time.sleep(0.2)
-        job[0].send(signal.SIGTERM)
-        assert job.wait() == [3], job.said()
-    assert "Finished XLA compilation of jit(step)" not in job[0].err
-    assert "bert-jax: stopped by SIGTERM before the first step: nothing had to be saved" in (
-        job[0].err
+def test_a_signal_ends_a_run_that_compiles(config: Path, tmp_path: Path) -> None:
+    """The main thread is in the compiler, for long: 12 layers, unrolled."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "bert_jax.cli", "pretrain", str(config)),
+            *(f"run_dir={tmp_path / 'run'}", "mesh.simulated_devices=1"),
+            *("model.architecture.num_hidden_layers=12", "model.execution.unroll=12"),
+        ],
+        cwd=ROOT,
+        env=environment() | {"JAX_LOG_COMPILES": "1", "JAX_ENABLE_COMPILATION_CACHE": "false"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if re.search(r"Finished jaxpr to MLIR module conversion \S*step", line):
+            break
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    said = process.stderr.read()
+    assert process.wait() == 3
+    assert not re.search(r"Finished XLA compilation of \S*step", said)
+    assert "bert-jax: stopped by SIGTERM before the first step: nothing had to be saved" in said
+    process.stderr.close()
 
 
 def test_a_signal_in_the_first_second_ends_with_one_line(config: Path, tmp_path: Path) -> None:
