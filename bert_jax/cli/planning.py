@@ -31,6 +31,12 @@ from bert_jax.cli.base import cli, config_argument, overrides_argument, verb
     "--save-executable", metavar="DIR", help="For `train.executables`: no compiling on the pod."
 )
 @click.option("--breakdown", is_flag=True, help="Cycles by kind and source line; all collectives.")
+@click.option(
+    "--suggest/--no-suggest",
+    default=None,
+    help="Look for settings that fit. [default: where the run does not]",
+)
+@click.option("--html", metavar="FILE", help="Write a page with charts.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @verb
 def plan(
@@ -44,6 +50,8 @@ def plan(
     fresh: bool,
     save_executable: str | None,
     breakdown: bool,
+    suggest: bool | None,
+    html: str | None,
     as_json: bool,
 ) -> None:
     """Compile a run for a TPU that is not here: does it fit, how fast is it, what does it cost.
@@ -67,14 +75,20 @@ def plan(
         vocab_size=vocab_size,
         quick=quick,
         fresh=fresh,
+        suggest=suggest,
         save_executable=save_executable,
     )
     if not plans:  # executables for CPU devices alone
         return
+    if html is not None:
+        from bert_jax.files.atomic import write_whole
+        from bert_jax.planning.page import render_plans
+
+        write_whole(html, render_plans(plans, price_list, title=config))
     if as_json:
         click.echo(plans_as_json(plans, price_list))
     else:
         # A file or a pipe has no width; the tables' own is then right.
         console = Console() if sys.stdout.isatty() else Console(width=140)
-        show_plans(plans, price_list, console=console, breakdown=breakdown)
+        show_plans(plans, price_list, console=console, with_breakdown=breakdown)
     sys.exit(0 if all(found.fits for found in plans) else 1)

@@ -41,6 +41,7 @@ def _plan(found: Plan, prices: Prices) -> dict[str, Any]:
             "prices": {"date": prices.date, "source": prices.source},
         },
         "notes": list(found.notes),
+        "suggestions": [dataclasses.asdict(one) for one in found.suggestions],
         "phases": [
             {
                 "steps": phase.steps,

@@ -14,6 +14,7 @@ from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compiled_step import CompiledStep, Memory
 from bert_jax.planning.cycles import Cycles
 from bert_jax.planning.prices import Prices
+from bert_jax.planning.suggest import Fitting
 
 MATRIX_UNITS = "matrix units"
 VECTOR_UNITS = "vector units and memory"
@@ -66,6 +67,21 @@ class PhasePlan:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """Settings under which the largest phase fits.
+
+    Attributes:
+        overrides: ``key=value``, to paste after the configuration; empty: as it is.
+        seconds: of a step, estimated.
+        peak_bytes: of a chip's HBM, by the compiler's own figure.
+    """
+
+    overrides: tuple[str, ...]
+    seconds: float
+    peak_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """A run on one topology.
 
@@ -74,12 +90,14 @@ class Plan:
         slices: of it.
         phases: compiled.
         notes: what a reader must know of how the figures came about.
+        suggestions: settings that fit, fastest first, where they were looked for.
     """
 
     topology: TpuTopology
     slices: int
     phases: Sequence[PhasePlan]
     notes: tuple[str, ...] = ()
+    suggestions: tuple[Suggestion, ...] = ()
 
     @property
     def chips(self) -> int:
@@ -103,6 +121,20 @@ class Plan:
     @staticmethod
     def _peak(step: CompiledStep) -> int:
         return step.memory.peak if step.memory else step.needed_bytes or 0
+
+    def suggested(self, fitting: Sequence[Fitting]) -> Plan:
+        """Returns the plan with candidates that fit, fastest first."""
+        per_chip = self.topology.accelerator.devices_per_chip
+        found = [
+            Suggestion(
+                overrides=one.overrides,
+                seconds=self.estimate(one.step).seconds,
+                peak_bytes=self._peak(one.step) * per_chip,
+            )
+            for one in fitting
+        ]
+        ordered = sorted(found, key=lambda one: one.seconds)
+        return dataclasses.replace(self, suggestions=tuple(ordered))
 
     def estimate(self, step: CompiledStep) -> StepEstimate:
         """Returns the time of one of its steps.

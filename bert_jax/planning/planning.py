@@ -14,6 +14,7 @@ from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compiler import Compiler, compiled_step, save_for_cpu
 from bert_jax.planning.estimate import PhasePlan, Plan
 from bert_jax.planning.request import CompileRequest, StepKind
+from bert_jax.planning.suggest import find_fitting
 from bert_jax.train.sections import TrainSection
 
 # Of a scanned encoder's, base at 512 tokens on v5e:4x4, see docs/planning.md.
@@ -27,6 +28,7 @@ class PlanSettings:
     Attributes:
         vocab_size: of the tokenizer.
         quick: scan the layers where the run would unroll them: compiles in a tenth of the time.
+        suggest: look for settings that fit; None: where the run does not.
     """
 
     vocab_size: int
@@ -36,6 +38,7 @@ class PlanSettings:
     optimizer: OptimizerSection
     train: TrainSection
     quick: bool = False
+    suggest: bool | None = None
 
     def request(self, topology: str, *, model: ModelSection) -> CompileRequest:
         """Returns the request for the train step of the first phase."""
@@ -94,7 +97,18 @@ def make_plan(settings: PlanSettings, topology: str, *, compiler: Compiler) -> P
     notes = [note] if note else []
     if settings.train.evaluation and not settings.train.evaluation.examples:
         notes.append("evaluation is not in the hours: train.evaluation.examples is not set")
-    return Plan(topology=found, slices=settings.mesh.slices, phases=phases, notes=tuple(notes))
+    made = Plan(topology=found, slices=settings.mesh.slices, phases=phases, notes=tuple(notes))
+    wanted = not made.fits if settings.suggest is None else settings.suggest
+    if not wanted:
+        return made
+    sections = settings.train.phases
+    largest = max(
+        range(len(sections)),
+        key=lambda at: sections[at].batch_size * sections[at].seq_length ** 2,
+    )
+    request = request.model_copy(update={"phase": largest})
+    only_look = dataclasses.replace(compiler, save_to=None)
+    return made.suggested(find_fitting(request, found, compiler=only_look))
 
 
 def save_cpu_executables(settings: PlanSettings, topology: str, *, compiler: Compiler) -> None:

@@ -1,4 +1,4 @@
-"""Line charts, scatter plots and histograms by Vega-Lite.
+"""Line charts, bars, scatter plots and histograms by Vega-Lite.
 
 The specifications are `templates/charts/*.json`. `templates/charts.js` renders them in the browser
 with `templates/vega.js.gz`: Vega 6, Vega-Lite 6 and Vega-Embed 7 (BSD-3-Clause) in one file, from
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -136,6 +136,35 @@ def histogram(title: str, counts: Sequence[int], *, edges: Sequence[float], x_la
         f"highest from {number(edges[most])}: {number(counts[most])}"
     )
     return Chart(title, label, spec, ["Logarithmic scale."])
+
+
+def bar_chart(title: str, bars: Sequence[tuple[str, Mapping[str, float]]], *, unit: str) -> Chart:
+    """Returns horizontal bars, each stacked of the same parts.
+
+    Args:
+        title: what is shown.
+        bars: name and size of each part, from top to bottom; at least one, of few parts.
+        unit: of the sizes.
+
+    Raises:
+        ValueError: no bar, or too many parts.
+    """
+    parts = list(dict.fromkeys(part for _, sizes in bars for part in sizes))
+    if not bars or len(parts) > STYLES:
+        raise ValueError(f"found {len(bars)} bars of {len(parts)} parts, allowed: {STYLES} parts")
+    values = [
+        {"bar": name, "part": part, "at": parts.index(part), "value": float(f"{size:.5g}")}
+        for name, sizes in bars
+        for part, size in sizes.items()
+    ]
+    names = list(dict.fromkeys(name for name, _ in bars))
+    spec = chart_spec("bars", values=values, bars=names, parts=parts, unit=unit)
+    words = "; ".join(
+        f"{name} {number(sum(sizes.values()))} "
+        f"({', '.join(f'{part} {number(size)}' for part, size in sizes.items())})"
+        for name, sizes in bars
+    )
+    return Chart(title, f"{title}, {unit}: {words}", spec)
 
 
 def chart_spec(name: str, **values: Any) -> Spec:

@@ -25,6 +25,7 @@ def plan(
     vocab_size: int | None = None,
     quick: bool = False,
     fresh: bool = False,
+    suggest: bool | None = None,
     save_executable: str | None = None,
     console: Console | None = None,
 ) -> list[Plan]:
@@ -41,6 +42,7 @@ def plan(
         vocab_size: of a tokenizer that is not here yet.
         quick: scan the layers where the run would unroll them.
         fresh: compile even what is kept from before.
+        suggest: look for settings that fit, by compiling up to ten; None: where the run does not.
         save_executable: directory for the compiled steps, which `train.executables` names then;
             local or gs://. With it, ``cpu:8`` is a topology too, of which there is no plan.
         console: where progress is shown; standard error where none is given.
@@ -62,6 +64,7 @@ def plan(
         optimizer=config.optimizer,
         train=need(config.train, "train", "plan"),
         quick=quick,
+        suggest=suggest,
     )
     if quick and save_executable is not None:
         raise UserError("--quick: another program than the run's; allowed: without it, to save one")

@@ -1,6 +1,7 @@
 """``python -m tests.parallel.count_compilations VERB …``: the command line, with JAX's own counts.
 
-Prints a last line of JSON: programs asked of the persistent cache, and found there.
+Prints a last line of JSON: how often each program was compiled, or read from the persistent cache;
+how many were asked of that cache, and found there.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import collections
 import json
 import sys
+from typing import Any
 
 import jax
 
@@ -16,17 +18,24 @@ from bert_jax.cli import cli
 
 def main(arguments: list[str]) -> None:
     """Runs a verb and prints the counts."""
-    counts: collections.Counter[str] = collections.Counter()
-    jax.monitoring.register_event_listener(lambda event, **_: counts.update([event]))
+    events: collections.Counter[str] = collections.Counter()
+    programs: collections.Counter[str] = collections.Counter()
+
+    def heard(event: str, _: float, **facts: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            programs[facts["fun_name"]] += 1
+
+    jax.monitoring.register_event_listener(lambda event, **_: events.update([event]))
+    jax.monitoring.register_event_duration_secs_listener(heard)
     try:
         cli(arguments, standalone_mode=False)
     finally:
-        print()
         found = {
-            "asked": counts["/jax/compilation_cache/compile_requests_use_cache"],
-            "hits": counts["/jax/compilation_cache/cache_hits"],
+            "asked": events["/jax/compilation_cache/compile_requests_use_cache"],
+            "hits": events["/jax/compilation_cache/cache_hits"],
+            "programs": programs,
         }
-        print(json.dumps(found), flush=True)
+        print(f"\n{json.dumps(found)}", flush=True)
 
 
 if __name__ == "__main__":

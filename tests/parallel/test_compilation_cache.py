@@ -26,7 +26,7 @@ def configuration(project: Path, folder: Path, name: str, **mesh: Any) -> Path:
     return write_config(folder / f"{name}.yaml", values | {"run_dir": str(folder / name)})
 
 
-def pretrain(config: Path, home: Path) -> dict[str, int]:
+def pretrain(config: Path, home: Path) -> dict[str, Any]:
     """As a user does who has set nothing; returns how often the cache was asked, and hit."""
     settings = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     inherited = {name: value for name, value in environment().items() if name not in settings}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,18 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 
-from bert_jax.config import RunConfig, parse_config
+from bert_jax.config import parse_config
 from bert_jax.errors import UserError
 from bert_jax.train.executables import Executables, facts_of, save_executable
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs.plan import plan
-from bert_jax.verbs.pretrain import pretrain
-from tests.project import project_config
+from tests.project import ROOT, environment, project_config, write_config
 
 STEPS = 6
 
 
-def configuration(root: Path, run_dir: Path, **train: Any) -> RunConfig:
-    """A few steps with evaluations, on all simulated devices."""
+def configuration(root: Path, run_dir: Path, **train: Any) -> dict[str, Any]:
+    """A few steps with evaluations, on two simulated devices."""
     values = project_config(root)
     first = values["train"]["phases"][0]
     values["train"] |= {
@@ -42,44 +41,40 @@ def configuration(root: Path, run_dir: Path, **train: Any) -> RunConfig:
         "log_every": 1,
         **train,
     }
-    return parse_config(
-        values | {"run_dir": str(run_dir), "mesh": {"platform": "cpu"}}, source="test"
-    )
+    return values | {"run_dir": str(run_dir)}
 
 
 @pytest.fixture(scope="module")
-def saved(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The directory of the run's executables, and what was said when another process saved them."""
+def saved(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the run's executables, saved by processes of their own."""
     folder, said = tmp_path_factory.mktemp("executables"), io.StringIO()
+    config = parse_config(configuration(project, folder / "never"), source="test")
     console = Console(file=said, width=200)
-    topology = f"cpu:{len(jax.devices())}"
-    config = configuration(project, folder / "never")
-    assert plan(config, [topology], save_executable=str(folder), console=console) == []
-    return folder, said.getvalue()
+    assert plan(config, ["cpu:2"], save_executable=str(folder), console=console) == []
+    assert said.getvalue().count("saved ") == 2
+    return folder
 
 
-@contextlib.contextmanager
-def counted_compilations() -> Iterator[Counter[str]]:
-    """Yields how often programs of each name are compiled."""
-    counts: Counter[str] = Counter()
+def trained(folder: Path, config: dict[str, Any]) -> tuple[str, Counter[str]]:
+    """Trains in another process; returns what was said and how often programs were compiled."""
+    path = write_config(folder / f"{Path(config['run_dir']).name}.yaml", config)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.parallel.count_compilations", "pretrain", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=ROOT,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    output, _, counts = done.stdout.rstrip().rpartition("\n")
+    return output, Counter(json.loads(counts)["programs"])
 
-    def heard(event: str, _: float, **facts: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            counts[facts["fun_name"]] += 1
 
-    jax.monitoring.register_event_duration_secs_listener(heard)
-    try:
-        yield counts
-    finally:
-        jax.monitoring.unregister_event_duration_listener(heard)
-
-
-def trained(config: RunConfig) -> tuple[str, Counter[str]]:
-    """Trains; returns what was said and what was compiled."""
-    said = io.StringIO()
-    with counted_compilations() as counts:
-        pretrain(config, console=Console(file=said, width=200))
-    return said.getvalue(), counts
+def steps_compiled(programs: Counter[str]) -> int:
+    """How often a train or evaluation step was."""
+    return sum(count for name, count in programs.items() if "step" in name)
 
 
 def numbers(run_dir: Path) -> list[dict[str, Any]]:
@@ -89,40 +84,33 @@ def numbers(run_dir: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_run_with_saved_executables_compiles_no_step_and_has_the_same_numbers(
-    project: Path, saved: tuple[Path, str], tmp_path: Path
+    project: Path, saved: Path, tmp_path: Path
 ) -> None:
-    folder, said = saved
-    assert said.count("saved ") == 2
-    loading = configuration(project, tmp_path / "loaded", executables=str(folder))
-    output, loaded = trained(loading)
+    loading = configuration(project, tmp_path / "loaded", executables=str(saved))
+    output, loaded = trained(tmp_path, loading)
     assert "train step loaded from" in output
     assert "evaluation step loaded from" in output
     assert "compiling it took" in output
-    _, compiled = trained(configuration(project, tmp_path / "compiled"))
-    assert {name: compiled[name] - loaded[name] for name in compiled} | {"step": 0} == {
-        name: 0 for name in compiled
-    }
-    assert compiled["step"] - loaded["step"] == 2
-    assert loaded["step"] == 0
+    output, compiled = trained(tmp_path, configuration(project, tmp_path / "compiled"))
+    assert "loaded from" not in output
+    assert steps_compiled(loaded) == 0
+    assert steps_compiled(compiled) == (compiled - loaded).total() == 2  # train and evaluation
     assert numbers(tmp_path / "loaded") == numbers(tmp_path / "compiled")
     assert len(numbers(tmp_path / "loaded")) == STEPS + STEPS // 3
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_executables_of_another_configuration_are_named_and_compiled_anew(
-    project: Path, saved: tuple[Path, str], tmp_path: Path
+    project: Path, saved: Path, tmp_path: Path
 ) -> None:
-    folder, _ = saved
-    other = configuration(project, tmp_path / "run", executables=str(folder))
-    other = other.model_copy(
-        update={"optimizer": other.optimizer.model_copy(update={"learning_rate": 2e-3})}
-    )
-    output, compiled = trained(other)
-    (train_file,) = folder.glob("train-*")
+    other = configuration(project, tmp_path / "run", executables=str(saved))
+    other["optimizer"] |= {"learning_rate": 2e-3}
+    output, compiled = trained(tmp_path, other)
+    (train_file,) = saved.glob("train-*")
     assert f"{train_file} is for another program" in output
     assert "the train step is compiled anew" in output
     assert "evaluation step loaded from" in output  # which has no learning rate
-    assert compiled["step"] == 1
+    assert steps_compiled(compiled) == 1
 
 
 def double(mesh: Mesh) -> jax.stages.Lowered:

@@ -21,6 +21,7 @@ from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from tests.planning.nested_loops import INNER, OUTER
 from tests.project import ROOT, environment, invoke, refused
+from tests.report.strict_html import Document
 
 pytestmark = [
     pytest.mark.slow,
@@ -162,8 +163,13 @@ def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
     assert found["estimated"]["dollars_spot"] is None
     dollars = found["estimated"]["dollars_on_demand"]
     assert dollars == pytest.approx(found["estimated"]["chip_hours"] * 0.5)
-    shown = run_plan(workplace, *arguments, "--breakdown")
+    page = workplace / "plan.html"
+    shown = run_plan(workplace, *arguments, "--breakdown", "--html", str(page))
     assert shown.exit_code == 0, shown.stderr
+    html = page.read_text(encoding="utf-8")
+    Document(html)
+    for expected in ("HBM of a chip, GiB: v5e:2x2, phase 0", "cycles by line", "our contract"):
+        assert expected in html
     for expected in ("v5e:2x2", "matrix products", "model/layers.py:", "all-gather", "2026-01-31"):
         assert expected in shown.stdout
 
@@ -184,9 +190,29 @@ def test_a_mistake_is_one_line(workplace: Path, arguments: tuple[str, ...], expe
     assert expected in refused("plan", config, "--vocab-size", VOCABULARY, *arguments)
 
 
+@pytest.mark.chaos  # three more programs to compile
+def test_settings_that_fit_are_compiled_and_printed_to_paste(
+    workplace: Path, planned: dict[str, Any]
+) -> None:
+    result = run_plan(workplace, "--topology", "v5e:2x2", "--suggest", "--json")
+    assert result.exit_code == 0, result.stderr
+    (found,) = json.loads(result.stdout)
+    suggestions = found["suggestions"]
+    assert len(suggestions) == 4
+    assert [one["seconds"] for one in suggestions] == sorted(one["seconds"] for one in suggestions)
+    (unchanged,) = [one for one in suggestions if not one["overrides"]]
+    assert unchanged["seconds"] == planned["phases"][0]["train"]["estimated"]["seconds"]
+    best = suggestions[0]["overrides"]
+    again = run_plan(workplace, "--topology", "v5e:2x2", "--json", *best)
+    assert again.exit_code == 0, again.stderr
+    (planned_again,) = json.loads(again.stdout)
+    train = planned_again["phases"][0]["train"]
+    assert train["estimated"]["seconds"] == suggestions[0]["seconds"]
+
+
 def test_a_run_that_does_not_fit_says_what_it_needs(workplace: Path) -> None:
     arguments = ("train.evaluation=null", "train.phases.0.batch_size=4000000")
-    result = run_plan(workplace, "--topology", "v5e:2x2", "--json", *arguments)
+    result = run_plan(workplace, "--topology", "v5e:2x2", "--json", "--no-suggest", *arguments)
     assert result.exit_code == 1, result.stderr
     (found,) = json.loads(result.stdout)
     step = found["phases"][0]["train"]
@@ -205,7 +231,7 @@ def test_nested_loops_of_a_real_program_have_their_trips(tmp_path: Path) -> None
         env=environment() | dict(_ENVIRONMENT),
         cwd=ROOT,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.exit_code == 0, done.stderr[-3000:]
     program = Program.of(parse_hlo(output.read_text(encoding="utf-8")))
     found = count_cycles(program, bytes_per_cycle=500.0)
     assert len(found.unknown_loops) == 1  # that of the data

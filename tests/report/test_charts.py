@@ -10,6 +10,7 @@ from bert_jax.report.charts import (
     Chart,
     Series,
     Spec,
+    bar_chart,
     chart_spec,
     histogram,
     line_chart,
@@ -83,6 +84,20 @@ def test_lines_can_be_told_apart_without_colour() -> None:
 def test_colours_follow_the_theme_of_the_page() -> None:
     made = line_chart("t", [Series("a", [(1, 1.0)])])
     assert lines(made)["encoding"]["color"]["scale"]["range"] == ["var(--series-0)"]
+
+
+def test_bars_are_stacked_of_the_same_parts_and_told_in_words() -> None:
+    made = bar_chart("HBM", [("v3", {"held": 1.0, "free": 3.0}), ("v4", {"held": 2})], unit="GiB")
+    values = made.spec["data"]["values"]
+    assert [(row["bar"], row["part"], row["value"]) for row in values] == [
+        ("v3", "held", 1.0),
+        ("v3", "free", 3.0),
+        ("v4", "held", 2.0),
+    ]
+    assert made.spec["encoding"]["color"]["scale"]["domain"] == ["held", "free"]
+    assert made.label == "HBM, GiB: v3 4.0000 (held 1.0000, free 3.0000); v4 2 (held 2)"
+    with pytest.raises(ValueError, match="5 parts"):
+        bar_chart("HBM", [("v3", {str(part): 1.0 for part in range(5)})], unit="GiB")
 
 
 def test_a_scatter_plot_rings_the_points_farthest_from_the_diagonal() -> None:

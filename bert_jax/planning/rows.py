@@ -1,0 +1,199 @@
+"""What tables of a plan say, in the terminal and on the page alike: headings and rows of text."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from bert_jax.parallel.accelerators import GIB
+from bert_jax.planning.collectives import Collective
+from bert_jax.planning.compiled_step import CompiledStep
+from bert_jax.planning.cycles import Cycles
+from bert_jax.planning.estimate import PhasePlan, Plan, gradient_bytes, uncounted_kernels
+from bert_jax.planning.prices import Prices
+
+NOTHING = "—"
+LINES = 15  # of source in a breakdown
+
+Row = tuple[str, ...]
+
+
+class Rows(NamedTuple):
+    """One table; the first `texts` columns are words, the others numbers."""
+
+    title: str
+    headings: Row
+    rows: Sequence[Row]
+    texts: int
+
+
+def name_of(found: Plan) -> str:
+    """Returns ``v5e:4x4``, or ``v5e:4x4 × 2`` for two slices."""
+    return found.topology.name + (f" × {found.slices}" if found.slices > 1 else "")
+
+
+def overview(plans: Sequence[Plan], prices: Prices) -> Rows:
+    """Time and money of each plan, a row a phase."""
+    headings = (
+        *("topology", "chips", "phase", "fits", "bound"),
+        *("step", "MFU", "rows/s", "hours", "chip-hours", "on demand", "spot"),
+    )
+    rows = []
+    for found in plans:
+        hours = found.hours
+        total = (
+            _number(hours, ",.1f"),
+            _number(None if hours is None else hours * found.chips, ",.0f"),
+            _number(found.dollars(prices, spot=False), "$,.0f"),
+            _number(found.dollars(prices, spot=True), "$,.0f"),
+        )
+        for index, phase in enumerate(found.phases):
+            name = (name_of(found), str(found.chips)) if index == 0 else ("", "")
+            size = f"{phase.steps:,} × {phase.batch_size} × {phase.seq_length}"
+            fits = "yes" if phase.fits else "NO"
+            rows.append(
+                (*name, size, fits, *_times(found, phase), *(total if index == 0 else ("",) * 4))
+            )
+    return Rows("Time and cost (estimated)", headings, rows, 5)
+
+
+def _times(found: Plan, phase: PhasePlan) -> Row:
+    if phase.train.cycles is None:
+        return (NOTHING,) * 4
+    estimate = found.estimate(phase.train)
+    return (
+        estimate.bound,
+        f"{estimate.seconds * 1e3:,.1f} ms",
+        f"{estimate.mfu:.1%}",
+        f"{estimate.rows_per_second:,.0f}",
+    )
+
+
+def memory(plans: Sequence[Plan]) -> Rows:
+    """HBM of each program by kind."""
+    headings = (
+        *("topology", "phase", "parameters", "optimizer", "batch", "temporaries", "gradients ≤"),
+        *("program", "peak", "of"),
+    )
+    rows = [
+        (name_of(found), f"{index} {kind}", *_gibibytes(found, kind, step))
+        for found in plans
+        for index, phase in enumerate(found.phases)
+        for kind, step in (("train", phase.train), ("evaluation", phase.evaluation))
+        if step is not None
+    ]
+    return Rows("HBM per chip, GiB (compiled)", headings, rows, 2)
+
+
+def _gibibytes(found: Plan, kind: str, step: CompiledStep) -> Row:
+    accelerator = found.topology.accelerator
+    unit = GIB / accelerator.devices_per_chip
+    held = step.memory
+    if held is None:
+        limit = (step.available_bytes or 0) / unit
+        return (*(NOTHING,) * 6, f"{(step.needed_bytes or 0) / unit:.2f}", f"{limit:.2f}")
+    gradients = gradient_bytes(held) if kind == "train" else 0
+    sizes = (held.parameters, held.optimizer, held.batch, held.temporaries, gradients)
+    shown = (f"{size / unit:.2f}" for size in (*sizes, held.program, held.peak))
+    return (*shown, f"{accelerator.hbm_bytes / GIB:.2f}")
+
+
+def breakdown(found: Plan) -> Iterator[Rows]:
+    """Yields what the train steps of a plan spend their cycles on, and their collectives."""
+    for index, phase in enumerate(found.phases):
+        cycles = phase.train.cycles
+        if cycles is None:
+            continue
+        title = f"{name_of(found)}, phase {index}, train step"
+        kinds = {
+            **cycles.by_kind,
+            "in all": cycles.total,
+            "of that by bytes alone": cycles.by_bytes,
+        }
+        lines = dict(list(cycles.by_line.items())[:LINES])
+        yield _shares(found, cycles, f"{title}: cycles by kind", kinds)
+        yield _shares(found, cycles, f"{title}: cycles by line", lines)
+        yield _collectives(found, phase.train, f"{title}: collectives")
+
+
+def _shares(found: Plan, cycles: Cycles, title: str, shares: Mapping[str, int]) -> Rows:
+    clock = found.topology.accelerator.clock_hz
+    rows = [
+        (
+            name or "the compiler's own",
+            f"{count / 1e6:,.1f}",
+            f"{count / clock * 1e3:,.2f}",
+            f"{count / max(cycles.total, 1):.1%}",
+        )
+        for name, count in shares.items()
+    ]
+    return Rows(title, (title.rpartition(" ")[2], "million cycles", "ms", "share"), rows, 1)
+
+
+def _collectives(found: Plan, step: CompiledStep, title: str) -> Rows:
+    headings = (
+        *("kind", "axis", "link", "dtype", "overlaps"),
+        *("times", "MB", "ms alone", "ms exposed"),
+    )
+    groups: dict[Row, list[Collective]] = defaultdict(list)
+    for one in step.collectives:
+        overlaps = "yes" if one.overlaps else "no"
+        groups[one.kind, " × ".join(one.axes), one.link, "+".join(one.dtypes), overlaps].append(one)
+    clock = found.topology.accelerator.clock_hz
+    rows = [
+        (
+            *key,
+            f"{sum(one.trips for one in members):,}",
+            f"{sum(one.bytes * one.trips for one in members) / 1e6:,.1f}",
+            f"{sum(one.seconds * one.trips for one in members) * 1e3:,.2f}",
+            f"{sum(one.exposed_seconds(clock) for one in members) * 1e3:,.2f}",
+        )
+        for key, members in sorted(groups.items())
+    ]
+    return Rows(title, headings, rows, 5)
+
+
+def suggestions(plans: Sequence[Plan]) -> Rows:
+    """The settings that fit, fastest first; empty where none were looked for."""
+    rows = [
+        (
+            name_of(found),
+            " ".join(one.overrides) or "as configured",
+            f"{one.seconds * 1e3:,.1f} ms",
+            f"{one.peak_bytes / GIB:.2f}",
+        )
+        for found in plans
+        for one in found.suggestions
+    ]
+    title = "What fits, fastest first: the step of the largest phase (estimated)"
+    return Rows(title, ("topology", "settings", "step", "peak, GiB"), rows, 2)
+
+
+def notes(found: Plan) -> list[str]:
+    """What a reader must know of how the figures came about."""
+    lines = list(found.notes)
+    for index, phase in enumerate(found.phases):
+        cycles = phase.train.cycles
+        if cycles and cycles.unknown_loops:
+            loops = ", ".join(cycles.unknown_loops)
+            lines.append(f"phase {index}: trips unknown, counted once: {loops}")
+        if cycles and (kernels := uncounted_kernels(cycles)):
+            lines.append(f"phase {index}: {kernels} kernel calls are not in the cycles")
+    return [f"{name_of(found)}: {line}" for line in lines]
+
+
+def sources(prices: Prices) -> str:
+    """What is compiled, what is estimated, and of when the prices are."""
+    return (
+        "Compiled: memory, cycles of the core, bytes and kinds of collectives. Estimated from "
+        "them: all times, MFU, hours and dollars; no waiting for input, no checkpoints. "
+        f"Prices of {prices.date}, {prices.source}"
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    if value is None:
+        return NOTHING
+    dollars = form.startswith("$")
+    return ("$" if dollars else "") + format(value, form.lstrip("$"))
