@@ -32,6 +32,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     COMPILED = tempfile.TemporaryDirectory(prefix="bert_jax_tests_")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+# A line of the program where JAX would write down ten for every operation.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "1"
 # Hugging Face's libraries must not look for a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -42,19 +44,25 @@ from jaxtyping import install_import_hook
 # Flax layer, and the annotated shapes catch what "raise" is there to catch.
 install_import_hook("bert_jax.model", "beartype.beartype")
 
-# A fixture for every test; after the hook, since it imports the models.
-from tests.project import project  # noqa: F401
+# After the hook, since they import the models.
+from tests.executables import keep_executables
+from tests.project import project  # noqa: F401  (a fixture for every test)
+
+keep_executables()
+
+LONG = ("chaos", "feature_extraction", "processes")  # folders
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts files that take long first, so that at the end no process waits for another's long file.
 
     One process runs a file (``--dist loadfile``), so that what many of its tests look at is made
-    once. After those with slow tests come verbs and training, and last the light files of data.
+    once. After those with slow tests, or many that take seconds each, come verbs and training, and
+    last the light files of data.
     """
     items.sort(key=lambda item: item.path.as_posix(), reverse=True)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: item.path not in slow and item.path.parent.name not in LONG)
 
 
 def pytest_collection_finish() -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner, Result
 from rich.console import Console
 
+from bert_jax.cli import cli
 from bert_jax.config import parse_config
 from bert_jax.pipelines.python_docs.corpus import write_python_docs
 from bert_jax.verbs.examples import examples
@@ -21,6 +23,7 @@ from bert_jax.verbs.vocab import vocab
 ROOT = Path(__file__).resolve().parent.parent
 
 VOCAB_SIZE = 640
+MESH = {"platform": "cpu", "data": 4, "fsdp": 2}
 
 
 def project_config(root: Path) -> dict[str, Any]:
@@ -73,10 +76,47 @@ def project_config(root: Path) -> dict[str, Any]:
     }
 
 
+def one_phase(root: Path, *, steps: int = 12, **train: Any) -> dict[str, Any]:
+    """One phase on the eight devices of a test's own process.
+
+    Tests with as many steps on this mesh run one program, which is compiled once for all of them.
+
+    Args:
+        root: of the project.
+        steps: of the phase.
+        **train: more settings of the section "train".
+    """
+    values = project_config(root)
+    values["mesh"] = MESH
+    phase = values["train"]["phases"][0] | {"steps": steps}
+    values["train"] |= {"phases": [phase], **train}
+    return values
+
+
 def write_config(path: Path, config: dict[str, Any]) -> Path:
     """Writes a configuration file."""
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return path
+
+
+def invoke(*arguments: object) -> Result:
+    """Runs the command line in this process."""
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def ok(*arguments: object) -> str:
+    """Runs the command line in this process, which must succeed; returns all that it wrote."""
+    result = invoke(*arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def refused(*arguments: object) -> str:
+    """Runs the command line in this process, which must refuse; returns the one line it says."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2, (result.output, result.exception)
+    (line,) = (line for line in result.stderr.splitlines() if line.startswith("bert-jax: "))
+    return line
 
 
 def bert_jax(*arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:

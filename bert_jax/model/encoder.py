@@ -15,6 +15,7 @@ from bert_jax.model.attention import SelfAttention
 from bert_jax.model.config import Activation, Architecture, Execution, Remat
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, dropout, subkey
+from bert_jax.model.parameter_rngs import ParameterRngs
 from bert_jax.parallel.rules import constrain
 
 # What the backward pass keeps of a layer: everything, everything but what is inside attention
@@ -153,21 +154,20 @@ def _stack_layers(
     *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
 ) -> EncoderLayer:
     """Returns one layer module whose every parameter carries all layers along a leading axis."""
+    graphdefs: list[nnx.GraphDef[EncoderLayer]] = []
 
     def draw(key: Array) -> nnx.State:
         layer = EncoderLayer(
-            architecture=architecture, execution=execution, rngs=nnx.Rngs(params=key)
+            architecture=architecture, execution=execution, rngs=ParameterRngs(key)
         )
-        return nnx.split(layer)[1]
+        graphdef, state = nnx.split(layer)
+        graphdefs.append(graphdef)
+        return state
 
-    keys = jax.random.split(rngs.params(), architecture.num_hidden_layers)
-    stacked = jax.vmap(draw)(keys)
-    one_layer = nnx.eval_shape(
-        lambda: EncoderLayer(architecture=architecture, execution=execution, rngs=nnx.Rngs(0))
-    )
+    stacked = jax.vmap(draw)(jax.random.split(rngs.params(), architecture.num_hidden_layers))
     stacked = jax.tree.map(
         lambda param: param.replace(param[...], logical=("layers", *param.logical)),
         stacked,
         is_leaf=lambda node: isinstance(node, nnx.Variable),
     )
-    return nnx.merge(nnx.graphdef(one_layer), stacked)
+    return nnx.merge(graphdefs[0], stacked)

@@ -13,6 +13,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from bert_jax.model.parameter_rngs import ParameterRngs
 from bert_jax.parallel.rules import moment_sharding, parameter_sharding, replicated
 from bert_jax.task import Params, Task
 
@@ -44,7 +45,7 @@ def define_model(build: Callable[[nnx.Rngs], nnx.Module]) -> ModelDefinition:
     Args:
         build: makes the model, as `Task.build` does.
     """
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(params=0))))
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: build(ParameterRngs(0))))
     axes = jax.tree.map(
         lambda param: param.logical, state, is_leaf=lambda node: isinstance(node, nnx.Variable)
     )
@@ -117,7 +118,7 @@ def _initialiser(
 
     def draw(keys: jax.Array) -> TrainState:
         model_key = jax.random.wrap_key_data(keys[0], impl="threefry2x32")
-        params = nnx.to_pure_dict(nnx.split(build(nnx.Rngs(params=model_key)))[1])
+        params = nnx.to_pure_dict(nnx.split(build(ParameterRngs(model_key)))[1])
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             rng=keys[1],

@@ -30,10 +30,12 @@ class Battlefield:
     reference: Reference
     seconds: float  # that an undisturbed run takes
     first_phase: int  # its steps
+    at_last: Sequence[str] = ()  # settings of the start that is not killed
 
-    def start(self, run_dir: Path) -> Job:
+    def start(self, run_dir: Path, *, last: bool) -> Job:
         """Starts the run, or goes on with it."""
-        return start(self.server, self.config, run_dir, self.count)
+        settings = self.at_last if last else ()
+        return start(self.server, self.config, run_dir, self.count, settings=settings)
 
 
 @dataclasses.dataclass
@@ -50,25 +52,34 @@ class Tally:
         return self.stages.total()
 
 
-def start(server: ForkServer, config: Path, run_dir: Path, count: int) -> Job:
+def start(
+    server: ForkServer, config: Path, run_dir: Path, count: int, *, settings: Sequence[str] = ()
+) -> Job:
     """Starts a run of so many processes."""
     directory = run_dir.parent / f"{run_dir.name}.out"
-    return server.start("pretrain", config, f"run_dir={run_dir}", count=count, directory=directory)
+    return server.start(
+        "pretrain", config, f"run_dir={run_dir}", *settings, count=count, directory=directory
+    )
 
 
 def undisturbed(
     server: ForkServer, config: Path, directory: Path, *, count: int, first_phase: int
 ) -> Battlefield:
     """Runs twice without a kill: the first compiles, the second tells how long a run takes."""
-    seconds = 0.0
-    for name in (f"first{count}", f"undisturbed{count}"):
-        began = time.monotonic()
-        with start(server, config, directory / name, count) as job:
-            assert job.wait() == [0] * count, job.said()
-        seconds = time.monotonic() - began
-    reference = Reference(directory / f"undisturbed{count}")
-    reference.check(directory / f"first{count}")
+    first, second = (directory / f"{name}{count}" for name in ("first", "undisturbed"))
+    run_whole(server, config, first, count)
+    seconds = run_whole(server, config, second, count)
+    reference = Reference(second)
+    reference.check(first)
     return Battlefield(server, config, count, directory, reference, seconds, first_phase)
+
+
+def run_whole(server: ForkServer, config: Path, run_dir: Path, count: int) -> float:
+    """Runs to the end; returns the seconds that it took."""
+    began = time.monotonic()
+    with start(server, config, run_dir, count) as job:
+        assert job.wait() == [0] * count, job.said()
+    return time.monotonic() - began
 
 
 def kill_until(field: Battlefield, *, kills: int, seed: int, deadline: float) -> Tally:
@@ -101,9 +112,8 @@ def _one_run(
 ) -> None:
     checked: set[int] = set()
     while True:
-        before = size(run_dir)
-        with field.start(run_dir) as job:
-            instant = next(instants, None)
+        before, instant = size(run_dir), next(instants, None)
+        with field.start(run_dir, last=instant is None) as job:
             if instant is None or ended_within(job, instant):
                 codes = job.wait()
                 assert codes == [0] * field.count, job.said()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from bert_jax.train.time_account import read_goodput
-from tests.chaos.kills import kill_until, table, undisturbed
+from tests.chaos.kills import Battlefield, kill_until, run_whole, table, undisturbed
+from tests.chaos.reference import Reference
 from tests.processes.conftest import server  # noqa: F401
 from tests.processes.hosts import ForkServer
 from tests.project import project_config, write_config
@@ -34,14 +35,20 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
 
 
-def test_a_few_kills_leave_no_trace(
+def test_a_few_kills_leave_no_trace_even_with_other_loader_workers(
     server: ForkServer,  # noqa: F811
     config: Path,
     tmp_path: Path,
 ) -> None:
-    field = undisturbed(server, config, tmp_path, count=1, first_phase=FIRST_PHASE)
-    tally = kill_until(field, kills=4, seed=0, deadline=time.monotonic() + 300)
-    assert tally.kills == 4, table([tally])
+    whole = tmp_path / "whole"
+    # Half of it compiles, which those that are killed need not.
+    seconds = run_whole(server, config, whole, 1) / 2
+    field = Battlefield(
+        *(server, config, 1, tmp_path, Reference(whole), seconds, FIRST_PHASE),
+        at_last=("loader.workers=1",),
+    )
+    tally = kill_until(field, kills=3, seed=0, deadline=time.monotonic() + 300)
+    assert tally.kills == 3, table([tally])
     account = read_goodput(tmp_path / "killed1-0")
     assert account is not None
     assert account.finished

@@ -120,12 +120,12 @@ def test_a_workers_error_reaches_the_caller_and_ends_the_other_workers():
 
 
 def test_closing_after_one_batch_leaves_no_worker_behind():
-    section = LoaderSection(workers=2, prefetch=1)
+    section = LoaderSection(workers=1, prefetch=1)
     with make_loader(MemoryDataset(8), batch_size=8, section=section).batches(
         first_step=0
     ) as batches:
         next(batches)
-        assert len(multiprocessing.active_children()) == 2
+        assert len(multiprocessing.active_children()) == 1
     assert multiprocessing.active_children() == []
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 from transformers import BertModel
 
-from bert_jax.cli import cli
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 from tests.interop.hf_checkpoints import hf_config, hf_model
+from tests.project import invoke
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = [*SPECIAL, *(f"w{number}" for number in range(60)), *(f"##x{n}" for n in range(9)), "a"]
@@ -71,7 +71,7 @@ def write_lines(path: Path, lines: Sequence[str]) -> Path:
 
 def features(*arguments: object) -> Result:
     """Runs the verb as a user would."""
-    return CliRunner().invoke(cli, ["features", *map(str, arguments)])
+    return invoke("features", *arguments)
 
 
 def refusal(*arguments: object) -> str:

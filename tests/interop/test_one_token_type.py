@@ -7,23 +7,16 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from click.testing import CliRunner, Result
 from transformers import BertConfig, BertForPreTraining
 
-from bert_jax.cli import cli
 from tests.interop.hf_checkpoints import hf_config, hf_model, mixed_batch, read_run, save
-
-
-def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(cli, list(map(str, arguments)))
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result
+from tests.project import ok
 
 
 def test_a_model_with_one_token_type_is_imported_and_takes_pairs(tmp_path: Path) -> None:
     config = hf_config(type_vocab_size=1)
     source = save(hf_model(BertForPreTraining, config), tmp_path / "hf")
-    said = run("import", source, tmp_path / "run").output
+    said = ok("import", source, tmp_path / "run")
     assert "type_vocab_size is 1: both spans of a pair get token type 0" in said
     found = read_run(tmp_path / "run")
     assert found.run.architecture.type_vocab_size == 1
@@ -34,6 +27,6 @@ def test_a_model_with_one_token_type_is_imported_and_takes_pairs(tmp_path: Path)
     np.testing.assert_array_equal(both, one)  # mixed_batch has type 0 alone
     assert not batch["token_type_ids"].any()
 
-    assert "w" in run("fill-mask", tmp_path / "run", "w1 [MASK] w2").output
-    run("export", tmp_path / "run", tmp_path / "back")
+    assert "w" in ok("fill-mask", tmp_path / "run", "w1 [MASK] w2")
+    ok("export", tmp_path / "run", tmp_path / "back")
     assert BertConfig.from_pretrained(tmp_path / "back").type_vocab_size == 1

@@ -13,9 +13,8 @@ import pytest
 import safetensors.numpy
 import torch
 import transformers
-from click.testing import CliRunner, Result
 
-from bert_jax.cli import cli
+from tests.project import invoke
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrst", "##a", "##b"]
 
@@ -38,14 +37,10 @@ def checkpoint(tmp_path: Path) -> Path:
     return directory
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, list(map(str, arguments)))
-
-
 def refused(checkpoint: Path, *options: object) -> str:
     """Imports, and returns the line with which it was refused."""
     target = checkpoint.parent / "run"
-    result = run("import", checkpoint, target, *options)
+    result = invoke("import", checkpoint, target, *options)
     assert result.exit_code == 2, result.output
     assert not target.exists()
     left = [path.name for path in checkpoint.parent.iterdir()]
@@ -69,23 +64,23 @@ def change_weights(checkpoint: Path, change: Callable[[dict[str, np.ndarray]], N
 
 def test_a_whole_checkpoint_is_imported_and_never_overwritten_unasked(checkpoint: Path) -> None:
     target = checkpoint.parent / "run"
-    first = run("import", checkpoint, target)
+    first = invoke("import", checkpoint, target)
     assert first.exit_code == 0, first.output
-    again = run("import", checkpoint, target)
+    again = invoke("import", checkpoint, target)
     assert again.exit_code == 2
     assert "is already there; allowed: a new directory, or --force" in again.stderr
     (target / "mark").touch()
-    assert run("import", checkpoint, target, "--force").exit_code == 0
+    assert invoke("import", checkpoint, target, "--force").exit_code == 0
     assert not (target / "mark").exists()
     assert sorted(path.name for path in target.parent.iterdir()) == ["hf", "run"]
 
 
 def test_a_failed_import_leaves_the_old_run_as_it_was(checkpoint: Path) -> None:
     target = checkpoint.parent / "run"
-    assert run("import", checkpoint, target).exit_code == 0
+    assert invoke("import", checkpoint, target).exit_code == 0
     before = (target / "config.yaml").read_bytes()
     change_config(checkpoint, hidden_act="swish")
-    assert run("import", checkpoint, target, "--force").exit_code == 2
+    assert invoke("import", checkpoint, target, "--force").exit_code == 2
     assert (target / "config.yaml").read_bytes() == before
 
 
@@ -135,7 +130,7 @@ def test_an_index_that_names_anything_but_a_file_beside_it(
     (checkpoint / "model.safetensors").rename(checkpoint.parent / "outside.bin")
     index = checkpoint / f"{file}.index.json"
     index.write_text(json.dumps({"weight_map": {"bert.pooler.dense.bias": name}}))
-    result = run("import", checkpoint, checkpoint.parent / "run")
+    result = invoke("import", checkpoint, checkpoint.parent / "run")
     assert result.exit_code == 2, result.output
     (line,) = result.stderr.splitlines()
     assert f"{index}: " in line
@@ -251,30 +246,30 @@ def test_an_import_without_the_mlm_head_does_not_guess_words(checkpoint: Path) -
 
     change_weights(checkpoint, bare)
     target = checkpoint.parent / "run"
-    assert run("import", checkpoint, target).exit_code == 0
-    filled = run("fill-mask", target, "a [MASK] b")
+    assert invoke("import", checkpoint, target).exit_code == 0
+    filled = invoke("fill-mask", target, "a [MASK] b")
     assert filled.exit_code == 2
     assert "has no head but a pooler, so it cannot say which word is missing" in filled.stderr
-    evaluated = run("evaluate", target)
+    evaluated = invoke("evaluate", target)
     assert evaluated.exit_code == 2
     assert "need a pooler, an MLM head and a next-sentence head" in evaluated.stderr
 
 
 def test_an_export_as_a_class_whose_head_is_not_there(checkpoint: Path) -> None:
     target, output = checkpoint.parent / "run", checkpoint.parent / "out"
-    assert run("import", checkpoint, target).exit_code == 0
-    result = run("export", target, output, "--as", "BertForQuestionAnswering")
+    assert invoke("import", checkpoint, target).exit_code == 0
+    result = invoke("export", target, output, "--as", "BertForQuestionAnswering")
     assert result.exit_code == 2
     assert 'found "BertForQuestionAnswering", allowed with these heads: BertForPreTraining' in (
         result.stderr
     )
     assert not output.exists()
-    assert run("export", target, output, "--as", "BertForMaskedLM").exit_code == 0
+    assert invoke("export", target, output, "--as", "BertForMaskedLM").exit_code == 0
     config = json.loads((output / "config.json").read_text())
     assert config["architectures"] == ["BertForMaskedLM"]
     card = (output / "README.md").read_text()
     assert "Provenance" in card
     assert "learning_rate" not in card  # nothing here has trained it
-    again = run("export", target, output)
+    again = invoke("export", target, output)
     assert again.exit_code == 2
     assert "or --force" in again.stderr

@@ -10,34 +10,23 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from click.testing import CliRunner, Result
 
-from bert_jax.cli import cli
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_moments, load_params
 from bert_jax.train.progress import TrainProgress
 from tests.interop.tf1_writer import read_tf1
-from tests.project import project_config, write_config
+from tests.project import MESH, ok, project_config, refused, write_config
 
 STEPS = 6
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, list(map(str, arguments)))
-
-
-def run(*arguments: object) -> Result:
-    result = invoke(*arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result
 
 
 @pytest.fixture(scope="module")
 def settings(project: Path) -> dict[str, Any]:
     """Two short phases, the whole in `STEPS` steps, on this process's eight devices."""
     values = project_config(project)
-    values["mesh"] = {"platform": "cpu", "data": 8}
+    values["mesh"] = MESH
+    values["train"]["evaluation"] = None
     for phase, steps in zip(values["train"]["phases"], (4, 2), strict=True):
         phase["steps"] = steps
     return values
@@ -48,7 +37,7 @@ def trained(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
     """A run of a few steps, with moments that are not zero."""
     root = tmp_path_factory.mktemp("trained")
     config = write_config(root / "config.yaml", settings)
-    run("pretrain", config, f"run_dir={root / 'run'}")
+    ok("pretrain", config, f"run_dir={root / 'run'}")
     return root / "run"
 
 
@@ -63,14 +52,14 @@ def everything(directory: Path) -> list[Any]:
 def test_a_run_survives_google_researchs_format_with_moments_and_step(
     trained: Path, tmp_path: Path
 ) -> None:
-    run("export", trained, tmp_path / "tf", "--to", "tf")
+    ok("export", trained, tmp_path / "tf", "--to", "tf")
     tensors = read_tf1(tmp_path / "tf" / "bert_model.ckpt")
     assert tensors["global_step"] == STEPS
     assert "bert/pooler/dense/kernel/adam_v" in tensors
-    run("import", tmp_path / "tf", tmp_path / "back")
+    ok("import", tmp_path / "tf", tmp_path / "back")
     for ours, back in zip(everything(trained), everything(tmp_path / "back"), strict=True):
         np.testing.assert_array_equal(back, ours)
-    run("export", tmp_path / "back", tmp_path / "again", "--to", "tf")
+    ok("export", tmp_path / "back", tmp_path / "again", "--to", "tf")
     again = read_tf1(tmp_path / "again" / "bert_model.ckpt")
     assert {name: value.tobytes() for name, value in again.items()} == {
         name: value.tobytes() for name, value in tensors.items()
@@ -80,16 +69,14 @@ def test_a_run_survives_google_researchs_format_with_moments_and_step(
 def test_pretraining_goes_on_from_an_imported_step(
     trained: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    run("export", trained, tmp_path / "tf", "--to", "tf")
+    ok("export", trained, tmp_path / "tf", "--to", "tf")
     back = tmp_path / "back"
-    run("import", tmp_path / "tf" / "bert_model.ckpt", back)
+    ok("import", tmp_path / "tf" / "bert_model.ckpt", back)
     config = write_config(tmp_path / "config.yaml", settings)
-    refused = invoke("pretrain", config, f"run_dir={back}")
-    assert refused.exit_code == 2
-    (line,) = refused.stderr.splitlines()
+    line = refused("pretrain", config, f"run_dir={back}")
     assert f"found {STEPS} steps in all, but the imported checkpoint is at step {STEPS}" in line
-    result = run("pretrain", config, f"run_dir={back}", "train.phases.1.steps=4")
-    assert f"resuming at step {STEPS} of {STEPS + 2}" in result.stdout
+    said = ok("pretrain", config, f"run_dir={back}", "train.phases.1.steps=4")
+    assert f"resuming at step {STEPS} of {STEPS + 2}" in said
     lines = [json.loads(text) for text in (back / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [STEPS + 2]
 
@@ -107,37 +94,30 @@ def test_an_imported_step_falls_into_its_phase() -> None:
 def test_a_run_goes_to_hugging_face_and_fills_the_same_words_when_it_is_back(
     trained: Path, tmp_path: Path
 ) -> None:
-    run("export", trained, tmp_path / "hf")
+    ok("export", trained, tmp_path / "hf")
     card = (tmp_path / "hf" / "README.md").read_text()
     assert json.loads((trained / "provenance.json").read_text())["tokenizer_hash"] in card
     assert (trained / "config.yaml").read_text().strip() in card
     assert "seq_length: 48" in card
-    run("import", tmp_path / "hf", tmp_path / "back")
+    ok("import", tmp_path / "hf", tmp_path / "back")
     sentence = "the function returns a [MASK] ."
-    first, second = (run("fill-mask", at, sentence).output for at in (trained, tmp_path / "back"))
+    first, second = (ok("fill-mask", at, sentence) for at in (trained, tmp_path / "back"))
     assert first.splitlines()[1].split()[::2] == second.splitlines()[1].split()[::2]
 
 
 def test_a_run_goes_to_stablehlo_with_the_outputs_asked_for(trained: Path, tmp_path: Path) -> None:
     output = tmp_path / "program"
-    run("export", trained, output, "--to", "stablehlo", "--outputs", "pooled,mlm_logits")
+    ok("export", trained, output, "--to", "stablehlo", "--outputs", "pooled,mlm_logits")
     signature = json.loads((output / "signature.json").read_text())
     assert "mlm_logits" in json.dumps(signature)
     assert "last_hidden_state" not in json.dumps(signature["outputs"])
     assert safetensors.numpy.load_file(output / "model.safetensors")
     assert "jax.export.deserialize" in (output / "README.md").read_text()
-    refused = CliRunner().invoke(
-        cli,
-        ["export", str(trained), str(tmp_path / "x"), "--to", "stablehlo", "--outputs", "poold"],
-    )
-    assert refused.exit_code == 2
-    assert 'did you mean "pooled"' in refused.stderr
+    misspelt = ("--to", "stablehlo", "--outputs", "poold")
+    assert 'did you mean "pooled"' in refused("export", trained, tmp_path / "x", *misspelt)
     assert not (tmp_path / "x").exists()
 
 
 def test_an_option_of_another_format_is_refused(trained: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        cli, ["export", str(trained), str(tmp_path / "x"), "--to", "tf", "--as", "BertModel"]
-    )
-    assert result.exit_code == 2
-    assert "--as: found with --to tf, allowed: with --to hf" in result.stderr
+    line = refused("export", trained, tmp_path / "x", "--to", "tf", "--as", "BertModel")
+    assert "--as: found with --to tf, allowed: with --to hf" in line

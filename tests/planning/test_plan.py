@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import Result
 
 from bert_jax.planning.compiler import _ENVIRONMENT
 from bert_jax.planning.cycles import count_cycles
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from tests.planning.nested_loops import INNER, OUTER
-from tests.project import ROOT, bert_jax, environment, said
+from tests.project import ROOT, environment, invoke, refused
 
 pytestmark = [
     pytest.mark.slow,
@@ -70,17 +71,16 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ["XDG_CACHE_HOME"] = before
 
 
-def run_plan(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """As a user does."""
-    config = folder / "run.yaml"
-    return bert_jax("plan", config, "--vocab-size", VOCABULARY, *arguments, timeout=900)
+def run_plan(folder: Path, *arguments: str) -> Result:
+    """As a user does; the compiler runs in processes of its own."""
+    return invoke("plan", folder / "run.yaml", "--vocab-size", VOCABULARY, *arguments)
 
 
 @pytest.fixture(scope="module")
 def planned(workplace: Path) -> dict[str, Any]:
     """The plan of the tiny run for four v5e chips."""
     result = run_plan(workplace, "--topology", "v5litepod-4", "--json")
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.stderr
     assert "compiled phase 0 train step" in result.stderr
     (found,) = json.loads(result.stdout)
     return found
@@ -155,7 +155,7 @@ def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
     )
     arguments = ("--topology", "v5e:2x2", "--prices", str(prices))
     again = run_plan(workplace, *arguments, "--json")
-    assert again.returncode == 0, again.stderr
+    assert again.exit_code == 0, again.stderr
     assert "compiled" not in again.stderr
     (found,) = json.loads(again.stdout)
     assert found["phases"] == planned["phases"]
@@ -163,7 +163,7 @@ def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
     dollars = found["estimated"]["dollars_on_demand"]
     assert dollars == pytest.approx(found["estimated"]["chip_hours"] * 0.5)
     shown = run_plan(workplace, *arguments, "--breakdown")
-    assert shown.returncode == 0, shown.stderr
+    assert shown.exit_code == 0, shown.stderr
     for expected in ("v5e:2x2", "matrix products", "model/layers.py:", "all-gather", "2026-01-31"):
         assert expected in shown.stdout
 
@@ -180,13 +180,14 @@ def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
     ids=["topology", "mesh", "slices", "batch", "prices"],
 )
 def test_a_mistake_is_one_line(workplace: Path, arguments: tuple[str, ...], expected: str) -> None:
-    assert expected in said(run_plan(workplace, *arguments))
+    config = workplace / "run.yaml"
+    assert expected in refused("plan", config, "--vocab-size", VOCABULARY, *arguments)
 
 
 def test_a_run_that_does_not_fit_says_what_it_needs(workplace: Path) -> None:
     arguments = ("train.evaluation=null", "train.phases.0.batch_size=4000000")
     result = run_plan(workplace, "--topology", "v5e:2x2", "--json", *arguments)
-    assert result.returncode == 1, result.stderr
+    assert result.exit_code == 1, result.stderr
     (found,) = json.loads(result.stdout)
     step = found["phases"][0]["train"]
     assert not found["fits"]

@@ -8,6 +8,7 @@ and ``{"id": …, "code": …}`` when the process has ended. A request: ``id``, 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import selectors
@@ -31,6 +32,9 @@ from bert_jax.cli import main
 
 def serve() -> None:
     """Forks for every request until standard input ends; then kills what is left."""
+    # As in conftest.py: no process looks through what was imported for cycles.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     # Nothing has been computed: the threads that JAX warns of have not been started.
     warnings.filterwarnings("ignore", message=".*os.fork.*")
     wake, woken = os.pipe()
@@ -94,6 +98,7 @@ def run(request: dict[str, Any]) -> None:
             if value is not None:
                 os.environ[name] = value
         sys.argv = ["bert-jax", *request["arguments"]]
+        sys.modules["__main__"] = sys.modules["bert_jax.cli"]  # what loader workers import first
         main()
         code = 0
     except SystemExit as ended:

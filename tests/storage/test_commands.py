@@ -8,10 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from etils import epath
 
-from bert_jax.cli import cli
 from bert_jax.files import bucket as client
 from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.lock import ObjectLock
@@ -19,19 +17,12 @@ from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import LOCK
 from bert_jax.runs.parameters import load_params
 from bert_jax.train.writer import read_metrics
-from tests.project import project_config, write_config
+from tests.project import MESH, invoke, ok, project_config, write_config
 from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
 from tests.tasks.runs import write_table
 
 STEPS = 12
-
-
-def invoke(*arguments: object) -> Result:
-    """Runs a verb in this process, through the command line's entry point."""
-    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result
 
 
 def params_of(run_dir: epath.PathLike) -> dict[str, Any]:
@@ -54,7 +45,7 @@ def config(
     values = project_config(project)
     values |= {"tokenizer": f"{bucket}/tokenizer", "run_dir": f"{bucket}/run"}
     values["examples"] |= {"tokenizer": f"{bucket}/tokenizer", "output": f"{bucket}/dataset32"}
-    values["mesh"] = {"platform": "cpu", "data": -1}
+    values["mesh"] = MESH
     values["loader"] = {"cache": {"directory": str(tmp_path_factory.mktemp("cache"))}}
     phase = {"dataset": f"{bucket}/dataset32", "steps": STEPS, "seq_length": 32, "batch_size": 8}
     values["train"] |= {
@@ -73,13 +64,13 @@ def bucket(cloud: Cloud, config: tuple[epath.Path, Path]) -> epath.Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "FIRST_PAUSE_SECONDS", 0.05)
         cloud.proxy.inject(Faults.share(0.05, seed=5))
-        invoke("examples", path)
-        invoke("pretrain", path)
+        ok("examples", path)
+        ok("pretrain", path)
         assert min(cloud.proxy.failed[kind] for kind in ("refused", "reset", "slow")) > 1
         # As if the process was killed while it saved its last step.
         (bucket / "run" / "checkpoints" / str(STEPS)).rmtree()
-        result = invoke("pretrain", path)
-        assert f"resuming at step 6 of {STEPS}" in result.output
+        said = ok("pretrain", path)
+        assert f"resuming at step 6 of {STEPS}" in said
     cloud.proxy.reset()
     return bucket
 
@@ -90,7 +81,7 @@ def test_a_run_on_a_bucket_that_fails_is_the_run_on_a_disk(
     made = {path.name: path.read_bytes() for path in (bucket / "dataset32").iterdir()}
     assert made == {path.name: path.read_bytes() for path in (project / "dataset32").iterdir()}
 
-    invoke(
+    ok(
         *("pretrain", config[1], f"run_dir={tmp_path / 'run'}"),
         f"train.phases.0.dataset={project / 'dataset32'}",
     )
@@ -104,21 +95,21 @@ def test_a_run_on_a_bucket_that_fails_is_the_run_on_a_disk(
 
 def test_every_verb_reads_a_run_in_a_bucket(bucket: epath.Path, tmp_path: Path) -> None:
     run = bucket / "run"
-    assert f"step {STEPS} {bucket}/dataset32 " in invoke("evaluate", run).output
+    assert f"step {STEPS} {bucket}/dataset32 " in ok("evaluate", run)
     assert (run / "evaluation.json").exists()
-    invoke("fill-mask", run, "the [MASK] of a day .")
-    invoke("export", run, tmp_path / "hf")
+    ok("fill-mask", run, "the [MASK] of a day .")
+    ok("export", run, tmp_path / "hf")
     assert (tmp_path / "hf" / "model.safetensors").exists()
-    assert f"{run} can be written" in invoke("doctor", config_of(tmp_path, run)).output
+    assert f"{run} can be written" in ok("doctor", config_of(tmp_path, run))
 
 
 def test_a_run_in_a_bucket_is_fine_tuned_into_another(bucket: epath.Path, tmp_path: Path) -> None:
     task = {"kind": "table", "text": "text", "label": "label"}
     task |= {"train": str(write_table(tmp_path, 32, 1)), "dev": str(write_table(tmp_path, 16, 2))}
-    finetune = {"init_from": f"{bucket}/run", "task": task, "max_length": 32, "epochs": 1}
+    finetune = {"init_from": f"{bucket}/run", "task": task, "max_length": 8, "epochs": 1}
     values = {"run_dir": f"{bucket}/tuned", "finetune": finetune | {"batch_size": 16}}
-    invoke("finetune", write_config(tmp_path / "tune.yaml", values))
-    assert "accuracy" in invoke("evaluate", bucket / "tuned").output
+    ok("finetune", write_config(tmp_path / "tune.yaml", values))
+    assert "accuracy" in ok("evaluate", bucket / "tuned")
 
 
 def test_a_second_run_on_the_same_directory_is_refused(
@@ -130,7 +121,7 @@ def test_a_second_run_on_the_same_directory_is_refused(
     assert lock.take()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ObjectLock.__init__, "__kwdefaults__", {"heartbeat_seconds": 0.5})
-        result = CliRunner().invoke(cli, ["pretrain", str(config[1])])
+        result = invoke("pretrain", config[1])
     lock.give_back()
     assert result.exit_code == 2, result.output
     assert f"{bucket}/run: another process is writing there" in result.stderr

@@ -1,6 +1,6 @@
-"""``python -m tests.train.tpu_program v5e:4x4 2 base``: compiles a train step for a topology.
+"""``python -m tests.train.tpu_program v5e:4x4,2,base …``: compiles train steps for topologies.
 
-Prints one JSON line about the program; a process of its own for test_tpu_compile.py.
+Prints one JSON line about each program; a process of its own for test_tpu_compile.py.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from bert_jax.train.state import abstract_state, define_model
 from bert_jax.train.step import StepSpec
 
 # Pieces, and the rows, positions and predictions of the global batch, for each size of model.
-SHAPES: Final = {"base": (30_522, 256, 512, 77), "mini": (4_096, 64, 128, 20)}
+SHAPES: Final = {"base": (30_522, 256, 512, 77), "tiny": (2_048, 64, 128, 20)}
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 COLLECTIVE = re.compile(rf" ({'|'.join(KINDS)})(?:-start)?\(")
 SUM = re.compile(r" (?:all-reduce|reduce-scatter)(?:-start)?\(.*?replica_groups=(.*)")
 
 
 def lower(
-    topology: str, *, tensor: int, size: Literal["base", "mini"]
+    topology: str, *, tensor: int, size: Literal["base", "tiny"]
 ) -> tuple[jax.stages.Lowered, int]:
     """The train step that pretraining runs, for shapes alone."""
     vocab_size, rows, length, predictions = SHAPES[size]
@@ -92,7 +92,7 @@ def group_size(groups: str, *, devices: int) -> int:
     return groups.lstrip("{").partition("}")[0].count(",") + 1
 
 
-def describe(topology: str, *, tensor: int, size: Literal["base", "mini"]) -> dict[str, Any]:
+def describe(topology: str, *, tensor: int, size: Literal["base", "tiny"]) -> dict[str, Any]:
     """What the compiled program needs and how its devices talk."""
     lowered, devices = lower(topology, tensor=tensor, size=size)
     compiled = lowered.compile()
@@ -108,5 +108,7 @@ def describe(topology: str, *, tensor: int, size: Literal["base", "mini"]) -> di
 
 
 if __name__ == "__main__":
-    wanted: Any = sys.argv[3]
-    print(json.dumps(describe(sys.argv[1], tensor=int(sys.argv[2]), size=wanted)))
+    for argument in sys.argv[1:]:
+        topology, tensor, size = argument.split(",")
+        wanted: Any = size
+        print(json.dumps(describe(topology, tensor=int(tensor), size=wanted)))

@@ -11,17 +11,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import bert_jax
-from bert_jax.cli import cli
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.train import loop
 from bert_jax.train.example_log import read_example_log, times_seen
 from bert_jax.train.writer import read_metrics
 from tests.parallel.test_replica_checksum import corrupt
-from tests.project import project_config, write_config
+from tests.project import invoke, ok, one_phase, write_config
 from tests.tasks.runs import tiny_config
 from tests.train.poison import (
     mark,
@@ -38,26 +36,15 @@ STEPS = 16
 @pytest.fixture(scope="module")
 def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """16 steps, a checkpoint every 6; a window of 8 steps."""
-    values = project_config(project)
-    values["mesh"] = {"platform": "cpu", "data": 4, "fsdp": 2}
-    values["train"] |= {
-        "phases": [values["train"]["phases"][0] | {"steps": STEPS}],
-        "evaluation": None,
-        "checkpoint": {"every": 6, "keep_last": 9},
-        "bad_steps": {"window": 8},
-        "log_every": 1,
-    }
+    values = one_phase(
+        project,
+        steps=STEPS,
+        evaluation=None,
+        checkpoint={"every": 6, "keep_last": 9},
+        bad_steps={"window": 8},
+        log_every=1,
+    )
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
-
-
-def ok(*arguments: object) -> str:
-    result = invoke(*arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
 
 
 def bad_lines(run_dir: Path) -> list[dict[str, Any]]:
@@ -88,22 +75,30 @@ def resumed_at(step: int, run_dir: Path, copy: Path) -> Path:
     return copy
 
 
-def test_a_nan_is_skipped_and_the_run_goes_on_bit_for_bit_after_a_kill(
+SKIP_SPIKES = "train.bad_steps.on_spike=skip"
+
+
+def test_a_nan_and_a_spike_are_skipped_and_the_run_goes_on_bit_for_bit_after_a_kill(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One right before a checkpoint, so that the next step begins with it in the history.
-    poison_pretraining(monkeypatch, {4: nan, 5: nan})
+    poison_pretraining(monkeypatch, {4: nan, 5: nan, 13: spike})
     run_dir = tmp_path / "run"
-    said = ok("pretrain", config, f"run_dir={run_dir}")
+    said = ok("pretrain", config, f"run_dir={run_dir}", SKIP_SPIKES)
     assert "step 5: loss nan, gradient_norm nan: skipped, its update is not applied" in said
     lines = bad_lines(run_dir)
-    assert [(line["step"], line["at"], line["skip"]) for line in lines] == [(5, 5, 1), (6, 6, 1)]
-    assert sorted(losses(run_dir)) == [step for step in range(1, STEPS + 1) if step not in (5, 6)]
+    assert [(line["step"], line["at"]) for line in lines] == [(5, 5), (6, 6), (14, 14)]
+    assert all(line["skip"] == 1 for line in lines)
+    assert lines[-1]["gradient_norm"] > 5 * lines[-1]["gradient_norm_limit"]
+    assert "step 14: loss" in said
+    applied = [step for step in range(1, STEPS + 1) if step not in (5, 6, 14)]
+    assert sorted(losses(run_dir)) == applied
     assert all(np.isfinite(loss) for loss in losses(run_dir).values())
     assert not list(run_dir.glob("bad_step_*"))
 
     killed = resumed_at(6, run_dir, tmp_path / "killed")
-    assert "resuming at step 6 of 16" in ok("pretrain", config, f"run_dir={killed}")
+    again = ok("pretrain", config, f"run_dir={killed}", SKIP_SPIKES)
+    assert "resuming at step 6 of 16" in again
     assert_same_run(killed, run_dir)
 
 
@@ -216,7 +211,8 @@ def test_rollbacks_that_do_not_help_stop_the_run(
     ]
 
 
-@pytest.mark.parametrize("response", [pytest.param("warn", marks=pytest.mark.chaos), "skip"])
+@pytest.mark.chaos
+@pytest.mark.parametrize("response", ["warn", "skip"])
 def test_a_spike_is_answered_as_set_and_a_resumed_run_judges_alike(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, response: str
 ) -> None:

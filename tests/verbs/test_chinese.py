@@ -8,20 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from bert_jax.cli import cli
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.train.writer import read_metrics
 from tests.corpus import SPECIAL
 from tests.data.chinese import LEXICON
-from tests.project import project_config, write_config
+from tests.project import invoke, project_config, write_config
 
 CHARACTERS = "我他在是去的看有来上"
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
 @pytest.fixture

@@ -8,24 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from bert_jax.cli import cli
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.train.example_log import read_example_log, times_seen
 from bert_jax.train.time_account import read_goodput
 from bert_jax.train.writer import read_metrics
-from tests.project import project_config, write_config
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
-
-
-def ok(*arguments: object) -> str:
-    result = invoke(*arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
+from tests.project import MESH, invoke, ok, project_config, write_config
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +29,7 @@ def small(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         "validation_fraction": 0.0,
         "max_seq_length": 32,
     }
-    values["mesh"] = {"platform": "cpu", "data": 8}
+    values["mesh"] = MESH
     values["train"] |= {
         "phases": [{"dataset": str(root / "dataset"), "steps": 12, "batch_size": 8}],
         "log_every": 2,

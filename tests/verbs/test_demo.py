@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from bert_jax.cli import cli
+from tests.project import ok
 
 SHORT = (
     "train.phases.0.steps=6",
@@ -24,14 +23,13 @@ SHORT = (
 def test_the_demo_goes_from_text_to_filled_masks_and_goes_on_where_it_stopped(
     tmp_path: Path,
 ) -> None:
-    arguments = ["demo", "--dir", str(tmp_path / "demo"), *SHORT]
-    result = CliRunner().invoke(cli, arguments)
-    assert result.exit_code == 0, (result.output, result.stderr, result.exception)
-    assert "on 2 × 2 × 2 simulated devices" in result.output
-    assert "step 6/6" in result.output
-    assert "always giving the commoner answer has 5" in result.output
-    assert result.output.count("%  ") >= 3 * 4  # five candidates for each of three sentences
-    assert f"The run lies in {tmp_path / 'demo' / 'run'}" in result.output
+    arguments = ["demo", "--dir", tmp_path / "demo", *SHORT]
+    said = ok(*arguments)
+    assert "on 2 × 2 × 2 simulated devices" in said
+    assert "step 6/6" in said
+    assert "always giving the commoner answer has 5" in said
+    assert said.count("%  ") >= 3 * 4  # five candidates for each of three sentences
+    assert f"The run lies in {tmp_path / 'demo' / 'run'}" in said
 
     run = tmp_path / "demo" / "run"
     assert (run / "checkpoints" / "6").is_dir()
@@ -39,7 +37,6 @@ def test_the_demo_goes_from_text_to_filled_masks_and_goes_on_where_it_stopped(
     assert evaluation["step"] == 6
     assert 6.0 < evaluation["scores"]["mlm_loss"] < 8.0
 
-    again = CliRunner().invoke(cli, ["demo", "--dir", str(tmp_path / "demo"), *SHORT])
-    assert again.exit_code == 0
-    assert "step 3/6" not in again.output
-    assert "tokenised" not in again.output
+    again = ok(*arguments)
+    assert "step 3/6" not in again
+    assert "tokenised" not in again

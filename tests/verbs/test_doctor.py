@@ -7,11 +7,9 @@ from pathlib import Path
 
 import jax
 import pytest
-from click.testing import CliRunner
 from rich.console import Console
 
 import bert_jax
-from bert_jax.cli import cli
 from bert_jax.diagnostics.network import (
     ExpectedHosts,
     check_coordinator,
@@ -21,6 +19,7 @@ from bert_jax.diagnostics.network import (
 from bert_jax.diagnostics.storage import check_run_dir
 from bert_jax.parallel.section import DistributedSection, MeshSection
 from bert_jax.verbs.doctor import DoctorReport, Finding, doctor, render
+from tests.project import invoke
 
 
 def texts(report: DoctorReport, topic: str) -> list[str]:
@@ -174,10 +173,10 @@ def test_report_on_a_terminal_keeps_square_brackets() -> None:
 def test_the_command_ends_with_one_where_there_is_a_problem_and_else_with_zero(
     tmp_path: Path,
 ) -> None:
-    sound = CliRunner().invoke(cli, ["doctor"])
+    sound = invoke("doctor")
     assert sound.exit_code == 0, sound.output
     assert sound.output.splitlines()[-1].startswith("0 problems")
     (tmp_path / "run.yaml").write_text("run_dir: /proc/run\n")
-    ill = CliRunner().invoke(cli, ["doctor", str(tmp_path / "run.yaml")])
+    ill = invoke("doctor", tmp_path / "run.yaml")
     assert ill.exit_code == 1, ill.output
     assert ill.output.splitlines()[-1].startswith("1 problem,")

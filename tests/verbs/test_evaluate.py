@@ -8,34 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from transformers import BertForPreTraining
 
-from bert_jax.cli import cli
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.model.config import HeadsSection
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 from tests.interop.hf_checkpoints import hf_config, hf_model
-from tests.project import VOCAB_SIZE
+from tests.project import VOCAB_SIZE, ok, refused
 from tests.tasks.runs import tiny_run
 from tests.tasks.squad_data import question, squad, write
 
 BEST, LAST = 10, 20
-
-
-def ok(*arguments: object) -> str:
-    """Runs the command line, which must succeed."""
-    result = CliRunner().invoke(cli, list(map(str, arguments)))
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
-
-
-def refused(*arguments: object) -> str:
-    """Runs the command line, which must refuse in one line."""
-    result = CliRunner().invoke(cli, list(map(str, arguments)))
-    assert result.exit_code == 2, (result.output, result.exception)
-    (line,) = result.stderr.splitlines()
-    return line
 
 
 def squad_run(directory: Path) -> tuple[Path, str]:

@@ -13,28 +13,16 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
-from bert_jax.cli import INTERRUPTED, cli
+from bert_jax.cli import INTERRUPTED
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.train.example_log import times_seen
 from bert_jax.train.writer import read_metrics
+from tests.project import invoke, ok
 from tests.tasks.runs import tiny_config, write_table
-
-
-def run(*arguments: object) -> Result:
-    """Runs the command line."""
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
-
-
-def ok(*arguments: object) -> str:
-    """Runs the command line, which must succeed, and returns what it says."""
-    result = run(*arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
 
 
 def config_file(directory: Path, **changes: Any) -> Path:
@@ -90,7 +78,7 @@ def test_the_same_command_again_changes_nothing(tuned: Path) -> None:
 
 
 def test_other_settings_in_the_same_directory_are_refused(tuned: Path) -> None:
-    result = run("finetune", tuned / "config.yaml", "finetune.optimizer.learning_rate=1e-4")
+    result = invoke("finetune", tuned / "config.yaml", "finetune.optimizer.learning_rate=1e-4")
     assert result.exit_code == 2
     assert "finetune.optimizer.learning_rate: found 0.0001, but" in result.output
     assert "holds a run with 0.002" in result.output
@@ -168,7 +156,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
         return evaluated(*arguments)
 
     monkeypatch.setattr(Predictor, "__call__", stop)
-    result = run("finetune", config, again)
+    result = invoke("finetune", config, again)
     assert result.exit_code == INTERRUPTED, result.output
     assert not (tmp_path / "stopped" / "evaluation.json").exists()
     monkeypatch.undo()
@@ -239,14 +227,14 @@ def test_the_dev_set_split_off_is_the_same_for_every_seed(tuned: Path) -> None:
 
 
 def test_labels_that_were_flipped_are_refused(tmp_path: Path) -> None:
-    config = config_file(tmp_path, epochs=1)
+    config = config_file(tmp_path, epochs=1, max_length=8)
     ok("finetune", config)
     train = Path(yaml.safe_load(config.read_text())["finetune"]["task"]["train"])
     rows = train.read_text()
     flip = {"good": "bad", "bad": "good"}
     lines = [line.rsplit(",", 1) for line in rows.splitlines()]
     train.write_text("".join(f"{text},{flip.get(label, label)}\n" for text, label in lines))
-    refused = run("finetune", config)
+    refused = invoke("finetune", config)
     assert refused.exit_code == 2, refused.output
     assert "content.train: found " in refused.output
     assert "or --allow-data-change" in refused.output

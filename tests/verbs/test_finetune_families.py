@@ -11,16 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from bert_jax.cli import cli
+from tests.project import invoke, ok
 from tests.tasks.runs import BAD, FILLERS, GOOD, tiny_run
-
-
-def ok(*arguments: object) -> str:
-    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
 
 
 def words(rng: np.random.Generator, size: int) -> list[str]:
@@ -164,9 +157,7 @@ def test_a_family_is_trained_evaluated_predicted_and_submitted(name: str, tmp_pa
     assert len((tmp_path / "dev.jsonl").read_text().splitlines()) >= 8
     submission = tmp_path / "submission"
     if official is None:
-        refused = CliRunner().invoke(
-            cli, ["predict", str(run_dir), str(submission), "--submission", "--input", dev]
-        )
+        refused = invoke("predict", run_dir, submission, "--submission", "--input", dev)
         assert refused.exit_code == 2
         assert "which no benchmark takes" in refused.output
         assert not submission.exists()

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from bert_jax.cli import cli
+from tests.project import refused
 from tests.tasks.runs import tiny_config
 
 
@@ -26,12 +25,9 @@ def mistake(tmp_path: Path, values: dict[str, Any], *overrides: str) -> str:
     path = tmp_path / "config.yaml"
     values = values | {"run_dir": str(tmp_path / "tuned")}
     path.write_text(yaml.safe_dump(values))
-    result = CliRunner().invoke(cli, ["finetune", str(path), *overrides])
-    assert result.exit_code == 2, (result.output, result.exception)
+    line = refused("finetune", path, *overrides)
     assert not (tmp_path / "tuned").exists()
-    lines = [line for line in result.stderr.splitlines() if line.startswith("bert-jax: ")]
-    assert len(lines) == 1, result.stderr
-    return lines[0]
+    return line
 
 
 @pytest.mark.parametrize(
@@ -155,8 +151,7 @@ def test_a_wrong_command_is_named(
         origin if each == "ORIGIN" else str(tmp_path / each) if each.startswith("out") else each
         for each in arguments
     ]
-    result = CliRunner().invoke(cli, given)
-    assert result.exit_code == 2, (result.output, result.exception)
+    line = refused(*given)
     for part in expected:
-        assert part in result.stderr
+        assert part in line
     assert not list(tmp_path.iterdir())

@@ -15,10 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from etils import epath
 
-from bert_jax.cli import cli
 from bert_jax.config import load_config
 from bert_jax.model.config import HeadsSection
 from bert_jax.parallel.mesh import open_mesh
@@ -26,7 +24,7 @@ from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import open_run, write_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.train.writer import read_metrics
-from tests.project import ROOT, environment, project_config, write_config
+from tests.project import ROOT, environment, invoke, one_phase, write_config
 
 STEPS = 12
 
@@ -34,13 +32,12 @@ STEPS = 12
 @pytest.fixture(scope="module")
 def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One phase of 12 steps on this process's eight devices."""
-    values = project_config(project)
-    values["mesh"] = {"platform": "cpu", "data": 4, "fsdp": 2}
-    values["train"] |= {
-        "phases": [values["train"]["phases"][0] | {"steps": STEPS}],
-        "evaluation": {"every": 6, "examples": 24},
-        "checkpoint": {"every": 6, "keep_last": 1},
-    }
+    values = one_phase(
+        project,
+        steps=STEPS,
+        evaluation={"every": 6, "examples": 24},
+        checkpoint={"every": 6, "keep_last": 1},
+    )
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
 
 
@@ -50,11 +47,6 @@ def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("trained") / "run"
     assert invoke("pretrain", config, f"run_dir={run_dir}").exit_code == 0
     return run_dir
-
-
-def invoke(*arguments: object) -> Result:
-    """Runs a verb in this process, through the command line's entry point."""
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
 def params_of(run_dir: Path, checkpoint: str = "last") -> dict[str, Any]:

@@ -6,28 +6,21 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from bert_jax.cli import cli
 from bert_jax.train.writer import read_metrics
-from tests.project import project_config, write_config
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+from tests.project import invoke, one_phase, write_config
 
 
 @pytest.mark.slow
 def test_a_packed_run_resumes_and_refuses_another_packing(project: Path, tmp_path: Path) -> None:
-    values = project_config(project)
-    phase = values["train"]["phases"][0] | {"steps": 6, "packing": {"max_examples": 4}}
-    values["mesh"] = {"platform": "cpu", "data": 8}
-    values["train"] |= {
-        "phases": [phase],
-        "log_every": 1,
-        "evaluation": {"every": 6, "examples": 24},
-        "checkpoint": {"every": 3},
-    }
+    values = one_phase(
+        project,
+        steps=6,
+        log_every=1,
+        evaluation={"every": 6, "examples": 24},
+        checkpoint={"every": 3},
+    )
+    values["train"]["phases"][0]["packing"] = {"max_examples": 4}
     config = write_config(tmp_path / "run.yaml", values)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     result = invoke("pretrain", config, f"run_dir={whole}")

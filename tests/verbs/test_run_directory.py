@@ -8,18 +8,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from etils import epath
 from safetensors.numpy import load_file, save_file
 
-from bert_jax.cli import cli
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import LOCK, hold_output, hold_run
 from bert_jax.runs.parameters import load_params
-from tests.project import project_config, write_config
+from tests.project import invoke, one_phase, refused, write_config
 
 FIRST, LAST = 2, 4
 SENTENCE = "the function returns a [MASK] ."
@@ -27,17 +25,12 @@ SENTENCE = "the function returns a [MASK] ."
 
 @pytest.fixture(scope="module")
 def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four steps on two of this process's devices, each second one saved; data of its own."""
-    values = project_config(project)
+    """Four steps, each second one saved; data of its own."""
     data = tmp_path_factory.mktemp("data") / "dataset32"
     shutil.copytree(project / "dataset32", data)
-    values["mesh"] = {"platform": "cpu"}
-    phase = values["train"]["phases"][0] | {"steps": LAST, "dataset": str(data)}
-    values["train"] |= {
-        "phases": [phase],
-        "evaluation": None,
-        "checkpoint": {"every": FIRST, "keep_last": 2},
-    }
+    checkpoint = {"every": FIRST, "keep_last": 2}
+    values = one_phase(project, steps=LAST, evaluation=None, checkpoint=checkpoint)
+    values["train"]["phases"][0]["dataset"] = str(data)
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
 
 
@@ -52,18 +45,6 @@ def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
-
-
-def refused(*arguments: object) -> str:
-    """The one line of a mistake."""
-    result = invoke(*arguments)
-    assert result.exit_code == 2, result.output
-    assert isinstance(result.exception, SystemExit)
-    return " ".join(result.output.split())
 
 
 def flip(file: Path) -> None:

@@ -12,10 +12,8 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 from rich.console import Console
 
-from bert_jax.cli import cli
 from bert_jax.config import RunConfig, parse_config
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.runs.directory import open_run
@@ -27,6 +25,7 @@ from bert_jax.train.loop import Outcome
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs.export import export
 from bert_jax.verbs.finetune import finetune, finetune_settings
+from tests.project import invoke
 from tests.tasks.runs import tiny_config
 
 RATE, TOO_LOW, TOO_HIGH = 1e-3, 1e-6, 1e30
@@ -149,10 +148,6 @@ def test_the_table_has_a_line_for_each_learning_rate_and_marks_the_best(swept: P
     assert [cell.strip() for cell in failed.split("│")][3:-1] == ["2", "–", "–", "–", "–", "2", "–"]
     rows = list(csv.DictReader((swept / "sweep.csv").read_text().splitlines()))
     assert [row["name"] for row in rows] == list(runs(swept))
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
 def test_the_run_directory_of_a_sweep_is_an_ordinary_run(swept: Path, tmp_path: Path) -> None:
