@@ -6,24 +6,31 @@ would read them from disk and link them again, a quarter of a second of CPU time
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from jax._src import compiler  # there is no public place to put this
 
+WORTH_KEEPING = 0.1  # seconds that it took to compile
+MOST = 64  # of them, of megabytes each: a test asks for what the tests right before it ran
+
 
 def keep_executables() -> None:
     """From here on, an executable that this process has is taken before the one on disk."""
-    kept: dict[str, tuple[Any, Any]] = {}
+    kept: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
     read, write = compiler._cache_read, compiler._cache_write
 
+    def remember(cache_key: str, found: tuple[Any, Any]) -> tuple[Any, Any]:
+        kept[cache_key] = found
+        kept.move_to_end(cache_key)
+        if len(kept) > MOST:
+            kept.popitem(last=False)
+        return found
+
     def take(module_name: str, cache_key: str, *more: Any) -> tuple[Any, Any]:
-        if cache_key not in kept:
-            found = read(module_name, cache_key, *more)
-            if found[0] is None:
-                return found
-            kept[cache_key] = found
-        return kept[cache_key]
+        found = kept.get(cache_key) or read(module_name, cache_key, *more)
+        return found if found[0] is None else remember(cache_key, found)
 
     def keep(
         cache_key: str,
@@ -33,8 +40,8 @@ def keep_executables() -> None:
         executable: Any,
         host_callbacks: Sequence[Any],
     ) -> None:
-        if not host_callbacks:
-            kept[cache_key] = executable, seconds
+        if seconds > WORTH_KEEPING and not host_callbacks:
+            remember(cache_key, (executable, seconds))
         write(cache_key, seconds, module_name, backend, executable, host_callbacks)
 
     compiler._cache_read, compiler._cache_write = take, keep
