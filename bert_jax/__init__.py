@@ -48,7 +48,11 @@ if TYPE_CHECKING:
     )
     from bert_jax.objectives.section import ObjectiveSection
     from bert_jax.optim.sections import FinetuneOptimizerSection, OptimizerSection
-    from bert_jax.parallel.section import DistributedSection, MeshSection
+    from bert_jax.parallel.section import (
+        CompilationCacheSection,
+        DistributedSection,
+        MeshSection,
+    )
     from bert_jax.pipelines.cleaning.settings import (
         BoilerplateSection,
         CleaningSection,
@@ -74,7 +78,9 @@ if TYPE_CHECKING:
         BadStepsSection,
         CheckpointSection,
         EvaluationSection,
+        LocalCheckpointSection,
         PhaseSection,
+        ProfileSection,
         TrainSection,
         WatchdogSection,
     )
@@ -111,6 +117,7 @@ __all__ = [
     "Candidate",
     "CheckpointSection",
     "CleaningSection",
+    "CompilationCacheSection",
     "ContaminationSection",
     "Dataset",
     "Demo",
@@ -131,6 +138,7 @@ __all__ = [
     "LimitsSection",
     "LoadedModel",
     "LoaderSection",
+    "LocalCheckpointSection",
     "MaskingSection",
     "MeshSection",
     "MixtureSection",
@@ -144,6 +152,7 @@ __all__ = [
     "PeerLost",
     "PhaseSection",
     "Predictions",
+    "ProfileSection",
     "Provenance",
     "RunConfig",
     "RunStopped",
@@ -215,7 +224,7 @@ _PLACES: Final = {
     ],
     "objectives.section": ["ObjectiveSection"],
     "optim.sections": ["FinetuneOptimizerSection", "OptimizerSection"],
-    "parallel.section": ["DistributedSection", "MeshSection"],
+    "parallel.section": ["CompilationCacheSection", "DistributedSection", "MeshSection"],
     "pipelines.cleaning.settings": [
         "BoilerplateSection",
         "CleaningSection",
@@ -241,7 +250,9 @@ _PLACES: Final = {
         "BadStepsSection",
         "CheckpointSection",
         "EvaluationSection",
+        "LocalCheckpointSection",
         "PhaseSection",
+        "ProfileSection",
         "TrainSection",
         "WatchdogSection",
     ],

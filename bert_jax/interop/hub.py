@@ -156,5 +156,5 @@ def _in_one_line(name: str, revision: str) -> Iterator[None]:
         code = getattr(error.response, "status_code", "an error")
         hint = "; allowed: `hf auth login` or HF_TOKEN" if code in (401, 403) else ""
         raise UserError(f"{name}: {where} answered {code}{hint}") from None
-    except errors.HTTPError as error:
+    except errors.HTTPError as error:  # pyright: ignore[reportPrivateImportUsage]
         raise UserError(f"{name}: {where} does not answer ({first_line(error)})") from None

@@ -106,7 +106,7 @@ def project(x: Array, kernel: Array, *, inputs: int, gradient_dtype: Dtype) -> A
     """
     leading = x.shape[: x.ndim - inputs]
     rows = x.reshape(math.prod(leading), -1)
-    y = product(rows, kernel.reshape(rows.shape[1], -1), x.dtype, gradient_dtype)
+    y: Array = product(rows, kernel.reshape(rows.shape[1], -1), x.dtype, gradient_dtype)
     return y.reshape(*leading, *kernel.shape[inputs:])
 
 

@@ -51,7 +51,9 @@ def cut_back(run_dir: Path, copy: Path, *, step: int) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("packing", [None, {"max_examples": 4}])
+@pytest.mark.parametrize(
+    "packing", [None, pytest.param({"max_examples": 4}, marks=pytest.mark.chaos)]
+)
 def test_every_example_of_an_epoch_is_seen_once_over_kills_meshes_and_batch_sizes(
     small: dict[str, Any], tmp_path: Path, packing: dict[str, int] | None
 ) -> None:
