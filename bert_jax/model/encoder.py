@@ -15,11 +15,7 @@ from bert_jax.model.attention import SelfAttention
 from bert_jax.model.config import Activation, Architecture, Execution, Remat
 from bert_jax.model.dropout import dropout
 from bert_jax.model.embeddings import Embeddings
-<<<<<<< HEAD
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, subkey
-=======
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, dropout, subkey
->>>>>>> origin/main
 from bert_jax.model.parameter_rngs import ParameterRngs
 from bert_jax.parallel.rules import constrain
 

@@ -79,19 +79,11 @@ def run_whole(server: ForkServer, config: Path, run_dir: Path, count: int) -> fl
     """Runs to the end; returns the seconds that it took."""
     began = time.monotonic()
     with start(server, config, run_dir, count) as job:
-<<<<<<< HEAD
         assert job.wait(timeout=SLOW) == [0] * count, job.said()
     return time.monotonic() - began
 
 
 def kill_until(field: Battlefield, tally: Tally, *, kills: int, seed: int, deadline: float) -> None:
-=======
-        assert job.wait() == [0] * count, job.said()
-    return time.monotonic() - began
-
-
-def kill_until(field: Battlefield, *, kills: int, seed: int, deadline: float) -> Tally:
->>>>>>> origin/main
     """Kills so many times, over as many runs as it takes; every run comes to its end.
 
     Args:

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 from bert_jax.train.time_account import read_goodput
-<<<<<<< HEAD
 from tests.chaos.kills import Battlefield, Tally, kill_until, run_whole, table, undisturbed
-=======
-from tests.chaos.kills import Battlefield, kill_until, run_whole, table, undisturbed
->>>>>>> origin/main
 from tests.chaos.reference import Reference
 from tests.processes.conftest import server  # noqa: F401
 from tests.processes.hosts import ForkServer
@@ -51,12 +47,8 @@ def test_a_few_kills_leave_no_trace_even_with_other_loader_workers(
         *(server, config, 1, tmp_path, Reference(whole), seconds, FIRST_PHASE),
         at_last=("loader.workers=1",),
     )
-<<<<<<< HEAD
     tally = Tally(1)
     kill_until(field, tally, kills=3, seed=0, deadline=time.monotonic() + 300)
-=======
-    tally = kill_until(field, kills=3, seed=0, deadline=time.monotonic() + 300)
->>>>>>> origin/main
     assert tally.kills == 3, table([tally])
     account = read_goodput(tmp_path / "killed1-0")
     assert account is not None

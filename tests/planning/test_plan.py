@@ -21,10 +21,7 @@ from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from tests.planning.nested_loops import INNER, OUTER
 from tests.project import ROOT, environment, invoke, refused
-<<<<<<< HEAD
 from tests.report.strict_html import Document
-=======
->>>>>>> origin/main
 
 pytestmark = [
     pytest.mark.slow,
@@ -166,7 +163,6 @@ def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
     assert found["estimated"]["dollars_spot"] is None
     dollars = found["estimated"]["dollars_on_demand"]
     assert dollars == pytest.approx(found["estimated"]["chip_hours"] * 0.5)
-<<<<<<< HEAD
     page = workplace / "plan.html"
     shown = run_plan(workplace, *arguments, "--breakdown", "--html", str(page))
     assert shown.exit_code == 0, shown.stderr
@@ -174,10 +170,6 @@ def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
     Document(html)
     for expected in ("HBM of a chip, GiB: v5e:2x2, phase 0", "cycles by line", "our contract"):
         assert expected in html
-=======
-    shown = run_plan(workplace, *arguments, "--breakdown")
-    assert shown.exit_code == 0, shown.stderr
->>>>>>> origin/main
     for expected in ("v5e:2x2", "matrix products", "model/layers.py:", "all-gather", "2026-01-31"):
         assert expected in shown.stdout
 
@@ -196,7 +188,6 @@ def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
 def test_a_mistake_is_one_line(workplace: Path, arguments: tuple[str, ...], expected: str) -> None:
     config = workplace / "run.yaml"
     assert expected in refused("plan", config, "--vocab-size", VOCABULARY, *arguments)
-<<<<<<< HEAD
 
 
 @pytest.mark.chaos  # three more programs to compile
@@ -217,17 +208,11 @@ def test_settings_that_fit_are_compiled_and_printed_to_paste(
     (planned_again,) = json.loads(again.stdout)
     train = planned_again["phases"][0]["train"]
     assert train["estimated"]["seconds"] == suggestions[0]["seconds"]
-=======
->>>>>>> origin/main
 
 
 def test_a_run_that_does_not_fit_says_what_it_needs(workplace: Path) -> None:
     arguments = ("train.evaluation=null", "train.phases.0.batch_size=4000000")
-<<<<<<< HEAD
     result = run_plan(workplace, "--topology", "v5e:2x2", "--json", "--no-suggest", *arguments)
-=======
-    result = run_plan(workplace, "--topology", "v5e:2x2", "--json", *arguments)
->>>>>>> origin/main
     assert result.exit_code == 1, result.stderr
     (found,) = json.loads(result.stdout)
     step = found["phases"][0]["train"]

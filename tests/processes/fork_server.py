@@ -99,11 +99,7 @@ def run(request: dict[str, Any]) -> None:
             if value is not None:
                 os.environ[name] = value
         sys.argv = ["bert-jax", *request["arguments"]]
-<<<<<<< HEAD
-        sys.modules["__main__"] = sys.modules["bert_jax.cli"]  # what loader workers import first
-=======
         sys.modules["__main__"] = types.ModuleType("__main__")  # loader workers import none
->>>>>>> origin/main
         main()
         code = 0
     except SystemExit as ended:

@@ -20,11 +20,7 @@ from bert_jax.diagnostics.network import (
 from bert_jax.diagnostics.storage import check_run_dir
 from bert_jax.parallel.section import DistributedSection, MeshSection
 from bert_jax.verbs.doctor import DoctorReport, Finding, doctor, render
-<<<<<<< HEAD
 from tests.project import invoke, project_config, write_config
-=======
-from tests.project import invoke
->>>>>>> origin/main
 
 
 def texts(report: DoctorReport, topic: str) -> list[str]:

@@ -12,11 +12,8 @@ import numpy as np
 import pytest
 import yaml
 
-<<<<<<< HEAD
 import bert_jax
 from bert_jax.train.writer import read_metrics
-=======
->>>>>>> origin/main
 from tests.project import invoke, ok
 from tests.tasks.runs import BAD, FILLERS, GOOD, tiny_run
 
