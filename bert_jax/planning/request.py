@@ -91,7 +91,8 @@ def _code() -> str:
     """Returns a digest of the packages that a step is made of, and of those that read it."""
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
-    for package in ("model", "objectives", "optim", "parallel", "planning", "train", "data/rows"):
+    packages = ("kernels", "model", "objectives", "optim", "parallel", "planning", "train")
+    for package in (*packages, "data/rows"):
         for path in sorted((root / package).rglob("*.py")):
             digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
