@@ -11,7 +11,7 @@ from typing import Any, Final
 from bert_jax.errors import UserError
 from bert_jax.files.yaml_file import dump_yaml
 from bert_jax.launch.job import JOB_LABEL, Attempt
-from bert_jax.launch.jobset import GROUP, PLURAL, VERSION, jobset
+from bert_jax.launch.jobset import DIRECTORY, GROUP, PLURAL, VERSION, jobset
 from bert_jax.launch.launcher import (
     Existing,
     Observation,
@@ -122,6 +122,7 @@ class GkeJobSets:
                     zone=self._cluster or self._namespace,
                     state=state,
                     bills=state in (State.STARTING, State.ACTIVE, State.DELETING),
+                    directory=item["metadata"].get("annotations", {}).get(DIRECTORY, ""),
                 )
             )
         return found

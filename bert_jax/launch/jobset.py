@@ -16,6 +16,9 @@ GROUP: Final = "jobset.x-k8s.io"
 VERSION: Final = "v1alpha2"
 PLURAL: Final = "jobsets"
 
+DIRECTORY: Final = "bert-jax/job"
+"""The annotation that says where the job's files lie."""
+
 REPLICATED: Final = "slice"
 """The name of the replicated Job: pods are NAME-slice-SLICE-WORKER-…."""
 
@@ -62,7 +65,7 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
             "submit.image: missing; submit.launcher: gke needs a container, which "
             "tpu_setup/Dockerfile makes"
         )
-    alone = {_EXCLUSIVE: _POOL}
+    alone = {_EXCLUSIVE: _POOL} if topology.hosts > 1 else {}
     permanent = {"onExitCodes": {"operator": "In", "values": [1, 2]}, "action": "FailJob"}
     job = {
         "parallelism": topology.hosts,
@@ -82,7 +85,7 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
             "name": attempt.resource,
             "namespace": submit.namespace,
             "labels": attempt.job.labels,
-            **({"annotations": alone} if topology.hosts > 1 else {}),
+            "annotations": {DIRECTORY: str(attempt.job.directory), **alone},
         },
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},

@@ -6,13 +6,17 @@ import json
 import shlex
 from typing import Any, Final
 
-from google.cloud import tpu_v2
-from google.protobuf import duration_pb2
-
 from bert_jax.errors import UserError
 from bert_jax.launch.job import Attempt
 from bert_jax.launch.machine import metadata
+from bert_jax.launch.pace import NOT_INSTALLED
 from bert_jax.parallel.topology import TpuTopology
+
+try:
+    from google.cloud import tpu_v2
+    from google.protobuf import duration_pb2
+except ImportError as error:
+    raise UserError(NOT_INSTALLED) from error
 
 SCRIPT: Final = "startup-script"
 """The attribute whose value Google's machines run as root when they start."""

@@ -13,14 +13,13 @@ from bert_jax.launch.google_calls import GoogleCalls, emulated_channel, exceptio
 from bert_jax.launch.job import JOB_LABEL, Attempt, JobFiles
 from bert_jax.launch.launcher import Existing, Observation, Request, State, Unavailable
 from bert_jax.launch.pace import NOT_INSTALLED, Pace
+from bert_jax.launch.queued_resource import as_command, as_json, creation, parent, place
 
 try:
     from google.cloud import tpu_v2
     from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
 except ImportError as error:
     raise UserError(NOT_INSTALLED) from error
-
-from bert_jax.launch.queued_resource import as_command, as_json, creation, parent, place
 
 _Phase = tpu_v2.QueuedResourceState.State
 _STATES: Final = {

@@ -142,6 +142,7 @@ def test_a_jobset_waits_runs_and_is_deleted(world: World) -> None:
     assert world.launcher.observe(attempt).state == State.ACTIVE
     (found,) = world.launcher.existing()
     assert (found.job, found.resource, found.bills) == ("base", "base-1", True)
+    assert found.directory == f"{BUCKET}/jobs/base"
     world.launcher.delete(attempt)
     assert world.cluster.jobsets == {}
     assert world.clock.slept == [10.0, 10.0]  # its pods took a while

@@ -145,6 +145,16 @@ def test_what_is_rendered_needs_no_service_and_is_what_is_sent(
     ]
 
 
+@pytest.mark.parametrize("evil", ["; touch x", "$(touch x)", "`touch x`", "\n touch x", "'x"])
+def test_a_printed_command_is_one_command_whatever_a_bucket_is_called(evil: str) -> None:
+    (request,) = QueuedResources(PROJECT).render(make_attempt(f"gs://b{evil}"))
+    words = shlex.split(request.command)
+    assert f"--metadata=bert-jax-attempt=1,bert-jax-job=gs://b{evil}/jobs/base" in words
+    assert [word for word in words if not word.startswith("--")] == [
+        *("gcloud", "compute", "tpus", "queued-resources", "create", "base-1")
+    ]
+
+
 def test_what_exists_may_be_asked_for_again(world: World) -> None:
     attempt = world.attempt()
     world.launcher.create(attempt)
@@ -204,8 +214,8 @@ def test_capacity_that_never_comes_ends_when_the_request_does(world: World) -> N
     ("answer", "line"),
     [
         (
-            tpu_service.denied("tpu.queuedResources.create"),
-            r"project test-project: no permission \(.*tpu\.queuedResources\.create.*\); needed: "
+            tpu_service.denied("tpu.nodes.create"),
+            r"project test-project: no permission \(.*tpu\.nodes\.create.*\); needed: "
             r"roles/tpu\.admin$",
         ),
         (

@@ -1,0 +1,31 @@
+"""The examples of tpu_setup go with the table of accelerators and the command line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import yaml
+
+from bert_jax.config import parse_config
+from bert_jax.parallel.topology import parse_topology
+
+FOLDER = Path(__file__).parents[2] / "tpu_setup"
+
+
+def test_the_skypilot_example_asks_for_what_there_is() -> None:
+    task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
+    topology = parse_topology(task["resources"]["accelerators"])
+    runtime = task["resources"]["accelerator_args"]["runtime_version"]
+    assert runtime == topology.accelerator.runtime_version
+    program, verb, _, *overrides = shlex.split(task["run"])
+    assert (program, verb) == ("bert-jax", "pretrain")
+    parse_config({}, overrides, source="skypilot.yaml")
+
+
+def test_the_custom_role_names_permissions_once() -> None:
+    role = yaml.safe_load((FOLDER / "role.yaml").read_text())
+    permissions = role["includedPermissions"]
+    assert len(set(permissions)) == len(permissions)
+    assert all(re.fullmatch(r"[a-z]+\.[a-z]+\.[a-zA-Z]+", each) for each in permissions)

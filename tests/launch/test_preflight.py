@@ -1,0 +1,140 @@
+"""What would be paid for in vain is found before anything is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.launch.cloud_checks import check_accelerators, check_quotas
+from bert_jax.launch.google_calls import EMULATOR
+from bert_jax.launch.job import Job, Placement
+from bert_jax.launch.preflight import (
+    Finding,
+    Inputs,
+    check_bucket,
+    check_layout,
+    refuse,
+)
+from tests.launch import tpu_service
+from tests.launch.cloud_jobs import Clock, make_attempt
+from tests.launch.tpu_service import TpuService
+from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuService]:
+    """Google's services."""
+    service = TpuService(clock=lambda: 0.0)
+    with service.serving() as address:
+        monkeypatch.setenv(EMULATOR, address)
+        yield service
+
+
+def job_on(*places: tuple[str, str, int], bucket: str = "gs://b", **submit: Any) -> Job:
+    """Returns a job with placements."""
+    placements = tuple(Placement(on=on, zone=zone, slices=slices) for on, zone, slices in places)
+    on, zone, _ = places[0]
+    job = make_attempt(bucket, on=on, zone=zone, **submit).job
+    return job.model_copy(update={"placements": placements})
+
+
+def verdicts(findings: Iterator[Finding]) -> list[str]:
+    return [finding.verdict for finding in findings]
+
+
+PACE = Clock().pace
+
+
+def test_a_zone_that_offers_the_accelerator_is_fine_and_another_says_where_it_is(
+    service: TpuService,
+) -> None:
+    job = job_on(("v5e:4x4", "us-west4-a", 1), ("v6e:4x4", "us-west4-a", 1), ("v6e:4x4", "x-y", 1))
+    findings = list(check_accelerators(job, pace=PACE))
+    assert [finding.verdict for finding in findings] == ["fine", "wrong", "wrong"]
+    assert findings[1].line.startswith(
+        'submit.zone: found "us-west4-a", which offers v5litepod-4, v5litepod-16 and no v6e-16; '
+        "v6e is in us-central1-b, us-east1-d"
+    )
+    assert findings[2].line.startswith('submit.zone: found "x-y", which offers no TPU and no')
+    assert service.requests == {"ListAcceleratorTypes": 2}  # once for a zone
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (tpu_service.not_enabled(), r"gcloud services enable tpu\.googleapis\.com"),
+        (tpu_service.denied("tpu.acceleratortypes.list"), r"needed: roles/tpu\.admin"),
+    ],
+)
+def test_no_access_is_one_line(service: TpuService, answer: Any, line: str) -> None:
+    service.faults.next_errors["ListAcceleratorTypes"] = [answer]
+    with pytest.raises(UserError, match=line):
+        list(check_accelerators(job_on(("v5e:4x4", "us-west4-a", 1)), pace=PACE))
+
+
+def test_quota_is_compared_with_all_slices(service: TpuService) -> None:
+    places = [("v5e:4x4", "us-west4-a", slices) for slices in (1, 2, 3)]
+    found = list(check_quotas(job_on(*places), pace=PACE))
+    assert [finding.verdict for finding in found] == ["fine", "fine", "wrong"]
+    assert found[2].line.startswith(
+        "quota TPUV5sLitepodPerProjectPerZoneForTPUAPI in us-west4-a: found 32, needed 48; ask"
+    )
+    # A zone of its own without a figure has nothing; v5p counts TensorCores.
+    assert verdicts(check_quotas(job_on(("v6e:4x4", "us-east5-b", 1)), pace=PACE)) == ["wrong"]
+    spot = job_on(("v5p:2x2x2", "us-west4-a", 1), provisioning="spot")
+    (finding,) = check_quotas(spot, pace=PACE)
+    assert finding.line == (
+        "quota TPUV5PPreemptiblePerProjectPerZoneForTPUAPI in us-west4-a: 32, needed 16"
+    )
+
+
+def test_a_quota_that_cannot_be_seen_is_unknown_and_nothing_worse(service: TpuService) -> None:
+    assert verdicts(check_quotas(job_on(("v4:2x2x4", "us-central2-b", 1)), pace=PACE)) == [
+        "unknown"
+    ]
+    service.faults.next_errors["GetQuotaInfo"] = [tpu_service.denied("cloudquotas.quotas.get")]
+    (finding,) = check_quotas(job_on(("v5e:4x4", "us-west4-a", 1)), pace=PACE)
+    assert finding.verdict == "unknown"
+    assert "needed: roles/cloudquotas.viewer" in finding.line
+
+
+def test_a_bucket_is_written_to_and_compared_with_the_zones(cloud: Cloud) -> None:  # noqa: F811
+    bucket = cloud.make_bucket()
+    job = job_on(
+        ("v5e:4x4", "us-central1-a", 1), ("v5e:4x4", "europe-west4-b", 1), bucket=str(bucket)
+    )
+    fine, warning = check_bucket(job)
+    assert fine.line == f"{bucket} can be written; it lies in US-CENTRAL1"
+    assert warning.verdict == "warning"
+    assert warning.placement == job.placements[1]
+    assert list(epath.Path(bucket).iterdir()) == []  # nothing is left
+
+
+def test_a_bucket_that_is_not_there_is_wrong(cloud: Cloud) -> None:  # noqa: F811
+    (finding,) = check_bucket(job_on(("v5e:4x4", "us-central1-a", 1), bucket="gs://no-such"))
+    assert finding.verdict == "wrong"
+    assert "no such bucket" in finding.line
+
+
+def test_batch_and_mesh_must_go_with_hosts_and_devices() -> None:
+    placements = [Placement(on="v5e:4x4", zone="z"), Placement(on="v5e:4x4", slices=3, zone="z")]
+    inputs = Inputs(None, {}, {"train.phases.0.batch_size": 256}, (-1, 4, 1))
+    (finding,) = check_layout(placements, inputs)
+    assert finding.placement == placements[1]
+    assert finding.line == "train.phases.0.batch_size: found 256, allowed: a multiple of 12 hosts"
+    (finding,) = check_layout(placements[:1], Inputs(None, {}, {}, (4, 2, 1)))
+    assert finding.line == "mesh: found 4 × 2 × 1, which does not make 16 devices"
+
+
+def test_a_job_goes_where_nothing_is_wrong() -> None:
+    here, there = Placement(on="v5e:4x4", zone="a"), Placement(on="v5e:4x4", zone="b")
+    findings = [Finding("wrong", "quota", here), Finding("warning", "far", there)]
+    assert refuse(findings, [here, there]) == (there,)
+    with pytest.raises(UserError, match="quota"):
+        refuse([*findings, Finding("wrong", "zone", there)], [here, there])
+    with pytest.raises(UserError, match="no tokenizer"):
+        refuse([Finding("wrong", "no tokenizer")], [here])
