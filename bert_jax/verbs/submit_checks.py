@@ -96,7 +96,12 @@ def _of_plan(
             continue
         try:
             (found,) = plan(
-                config, [placement.on], slices=placement.slices, quick=True, console=console
+                config,
+                [placement.on],
+                slices=placement.slices,
+                quick=True,
+                suggest=False,
+                console=console,
             )
         except (UserError, RunStopped) as error:
             yield Finding("unknown", f"plan: {first_line(error)}", placement)

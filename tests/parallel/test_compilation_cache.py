@@ -58,12 +58,12 @@ def test_a_second_start_compiles_no_step_and_computes_the_same(
     assert any("step" in name for name in entries)
     assert first["hits"] == 0
     # Killed while it wrote: JAX would neither read such an entry nor replace it.
-    entry = next(path for path in kept.glob("*-cache") if "step" not in path.name)
+    entry = next(path for path in kept.glob("*-cache") if "step" in path.name)
     (kept / f"{entry.name.removesuffix('-cache')}-atime").unlink()
     entry.write_bytes(entry.read_bytes()[:100])
     second = pretrain(configuration(project, tmp_path, "second"), tmp_path)
     assert second["hits"] == len(entries) - 1
-    assert {path.name for path in kept.glob("*-cache")} == entries
+    assert entry.stat().st_size > 100  # written again
     assert losses(tmp_path / "first") == losses(tmp_path / "second")
 
 
