@@ -217,10 +217,12 @@ def test_a_second_task_starts_from_the_first_ones_head(tuned: Path, tmp_path: Pa
 def test_the_dev_set_split_off_is_the_same_for_every_seed(tuned: Path) -> None:
     from bert_jax.config import load_config
     from bert_jax.tasks.training.setup import prepare
+    from bert_jax.verbs.finetune import finetune_settings
 
     def texts(seed: int) -> list[str]:
         override = [f"seed={seed}", "finetune.task.dev=null"]
-        split = prepare(load_config(tuned / "config.yaml", override)).family.splits["dev"]
+        settings = finetune_settings(load_config(tuned / "config.yaml", override))
+        split = prepare(settings).family.splits["dev"]
         return [str(split.row(at).sequences) for at in range(split.examples)]
 
     assert texts(1) == texts(2)
