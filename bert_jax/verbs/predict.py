@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
+from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import hold_output
@@ -52,6 +53,7 @@ def predict(
     """
     target = PredictionOutput(Path(output), submission, force, probabilities)
     target.check()
+    initialise(mesh or MeshSection())  # the lock is one for all processes of the job
     with hold_output(target.path):
         result = predict_to(
             target,

@@ -1,8 +1,10 @@
-"""Several processes fine-tune as one does, on data that do not divide."""
+"""Several processes fine-tune, evaluate and predict as one does, on data that do not divide."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -10,8 +12,13 @@ from click.testing import CliRunner
 from bert_jax.cli import cli
 from bert_jax.train.writer import read_metrics
 from tests.processes.hosts import ForkServer
+from tests.processes.test_verbs import on_two
 from tests.project import write_config
 from tests.tasks.runs import tiny_config, write_table
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def alone(*arguments: object) -> None:
@@ -20,7 +27,9 @@ def alone(*arguments: object) -> None:
     assert result.exit_code == 0, (result.output, result.exception)
 
 
-def test_two_processes_fine_tune_as_one_does(server: ForkServer, tmp_path: Path) -> None:
+def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
+    server: ForkServer, tmp_path: Path
+) -> None:
     """70 rows in batches of 16, 37 to evaluate on: the last batch is uneven."""
     values = tiny_config(tmp_path, epochs=1, log_every=1)
     values["mesh"] = {"platform": "cpu"}
@@ -42,3 +51,16 @@ def test_two_processes_fine_tune_as_one_does(server: ForkServer, tmp_path: Path)
             assert found == pytest.approx(expected, rel=1e-4)
     names = ("evaluation.json", "predictions/dev.jsonl", "report.html", "provenance.json")
     assert all((two / name).exists() for name in names)
+
+    unlabelled = write_table(tmp_path, 5, 6)  # fewer than a batch: one share is empty
+    written = [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
+    on_two(server, "predict", two, written[1], "--input", unlabelled, directory=tmp_path)
+    alone("predict", two, written[0], "--input", unlabelled)
+    for found, expected in zip(*map(records, reversed(written)), strict=True):
+        assert found.pop("probabilities") == pytest.approx(expected.pop("probabilities"), rel=1e-4)
+        assert found == expected
+    on_two(server, "evaluate", two, directory=tmp_path)
+    figures = json.loads((two / "evaluation.json").read_text())
+    assert figures["examples"] == 37
+    alone("evaluate", two)
+    assert figures == json.loads((two / "evaluation.json").read_text())
