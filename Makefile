@@ -31,6 +31,8 @@ define install
 		|| PIP_CONSTRAINT=$(CONSTRAINTS) $(PIP) install -qq --no-compile -e '$(1)'
 	@$(BYTECODE)
 endef
+# In a variable: a comma would end the argument of $(call).
+TEST_EXTRAS := .[test,docs]
 # Neither compiles to bytecode while it installs: pip would on one core, and the tests of every
 # package with it.
 BYTECODE = $(BIN)/python -m compileall -qq -j 0 -x '/tests/|/transformers/models/' $(VENV)/lib || true
@@ -112,7 +114,7 @@ $(VENV)/.torch: $(VENV)/.python
 
 $(VENV)/.test: $(VENV)/.torch $(SETTINGS)
 	@echo "Installing bert-jax and what its tests need ..."
-	$(call install,.[test,docs])
+	$(call install,$(TEST_EXTRAS))
 	@touch $(VENV)/.core $@
 
 # pyright resolves what tests and benchmarks import.
