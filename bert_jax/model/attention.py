@@ -11,9 +11,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from bert_jax.kernels.attention import fused_attention
+from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.config import Architecture, AttentionName, Execution
 from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import Dense, project_together, subkey
+from bert_jax.parallel.per_shard import per_shard
 from bert_jax.parallel.rules import constrain
 
 # Finite, so that a row without any visible key gives a uniform average and not a NaN.
@@ -54,7 +57,39 @@ def xla_attention(
     return jnp.einsum("bhlm,bmhk->blhk", weights_BHLM, v_BLHK)
 
 
-IMPLEMENTATIONS: Final[dict[AttentionName, AttentionCore]] = {"xla": xla_attention}
+def fused(
+    q_BLHK: Float[Array, "batch length heads head_dim"],
+    k_BLHK: Float[Array, "batch length heads head_dim"],
+    v_BLHK: Float[Array, "batch length heads head_dim"],
+    segment_ids: Int[Array, "batch length"],
+    *,
+    dropout_rate: float,
+    dropout_key: Array | None,
+) -> Float[Array, "batch length heads head_dim"]:
+    """The same as `xla_attention`, in one kernel (see `bert_jax.kernels.attention`)."""
+    batch, _, heads, columns = q_BLHK.shape
+    merged = [x.reshape(*x.shape[:2], -1) for x in (q_BLHK, k_BLHK, v_BLHK)]
+    draws = dropout_key is not None and dropout_rate > 0.0
+    seeds = tile_seeds(dropout_key, (batch, heads)) if draws and dropout_key is not None else ()
+
+    def kernel(q: Array, k: Array, v: Array, segments: Array, *seeds: Array) -> Array:
+        return fused_attention(q, k, v, segments, seeds or None, columns=columns, rate=dropout_rate)
+
+    rows = ("batch", "length", "heads")
+    run = per_shard(
+        kernel,
+        arguments=[rows, rows, rows, ("batch", "length"), *[("batch", "heads")] * len(seeds)],
+        result=rows,
+    )
+    return run(*merged, segment_ids, *seeds).reshape(q_BLHK.shape)
+
+
+# `auto` is resolved for a train step (execution.py); what only goes forward takes the reference.
+IMPLEMENTATIONS: Final[dict[AttentionName, AttentionCore]] = {
+    "auto": xla_attention,
+    "xla": xla_attention,
+    "fused": fused,
+}
 
 
 class SelfAttention(nnx.Module):
@@ -73,7 +108,8 @@ class SelfAttention(nnx.Module):
         )
         self.output = dense((heads, columns, width), ("heads", "head_dim", "embed"), outputs=1)
         self.core: AttentionName = execution.attention
-        self.remat_core = execution.remat == "attention"
+        # Of what `fused` keeps nothing is of size length x length.
+        self.remat_core = execution.remat == "attention" and execution.attention != "fused"
         self.dropout_rate = architecture.attention_probs_dropout_prob
 
     def __call__(
@@ -86,7 +122,7 @@ class SelfAttention(nnx.Module):
         """Returns the attention's output projection, before the residual sum."""
         q_BLHK, k_BLHK, v_BLHK = (
             constrain(y_BLHK, "batch", "length", "heads", "head_dim")
-            for y_BLHK in project_together(x_BLD, (self.query, self.key, self.value))
+            for y_BLHK in self._projected(x_BLD)
         )
         core = functools.partial(IMPLEMENTATIONS[self.core], dropout_rate=self.dropout_rate)
         if self.remat_core:
@@ -94,3 +130,10 @@ class SelfAttention(nnx.Module):
             core = jax.checkpoint(core)
         context_BLHK = core(q_BLHK, k_BLHK, v_BLHK, segment_ids, dropout_key=subkey(dropout_key, 0))
         return self.output(context_BLHK)
+
+    def _projected(self, x_BLD: Array) -> list[Array]:
+        maps = (self.query, self.key, self.value)
+        if self.core == "fused":
+            # Each is what the kernel reads as it comes out; parts of a wide one would be copied.
+            return [each(x_BLD) for each in maps]
+        return project_together(x_BLD, maps)

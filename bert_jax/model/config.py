@@ -15,7 +15,7 @@ Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
 Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "attention", "dots", "full"]
-AttentionName = Literal["xla"]
+AttentionName = Literal["auto", "xla", "fused"]
 TaskName = Literal[
     "sequence_classification", "token_classification", "question_answering", "multiple_choice"
 ]
@@ -93,14 +93,15 @@ class Execution(Section):
     """Of activations. Parameters, softmax, LayerNorm and loss are float32 in any case."""
     gradient_dtype: Dtype = "float32"
     """In which gradients of parameters, which are float32 themselves, are summed over devices."""
-    attention: AttentionName = "xla"
-    """Which implementation of attention runs."""
+    attention: AttentionName = "auto"
+    """`xla`: plain JAX, anywhere. `fused`: one kernel, on TPUs from v4 on, for rows of up to 512
+    tokens. `auto`: `fused` where it can run, in training."""
     remat: Remat = "none"
     """What the backward pass computes a second time instead of keeping it: attention weights, all
     but products, or whole layers."""
     unroll: int | None = pydantic.Field(default=None, ge=1)
-    """Layers per trip of the loop over layers. None: all of them if the model is shallow, else
-    one."""
+    """Layers per trip of the loop over layers. None: all of up to 24 in training on a TPU, all of
+    up to 4 elsewhere, else one."""
 
 
 class HeadsSection(Section):

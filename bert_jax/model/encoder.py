@@ -15,6 +15,7 @@ from bert_jax.model.attention import SelfAttention
 from bert_jax.model.config import Activation, Architecture, Execution, Remat
 from bert_jax.model.dropout import dropout
 from bert_jax.model.embeddings import Embeddings
+from bert_jax.model.execution import default_unroll
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, subkey
 from bert_jax.model.parameter_rngs import ParameterRngs
 from bert_jax.parallel.rules import constrain
@@ -29,9 +30,6 @@ REMAT: Final[dict[Remat, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     ),
     "full": jax.checkpoint,
 }
-
-
-SHALLOW: Final = 4  # layers
 
 
 class EncoderLayer(nnx.Module):
@@ -69,8 +67,8 @@ class EncoderLayer(nnx.Module):
 class Encoder(nnx.Module):
     """Embeddings and layers.
 
-    The layers' parameters are stacked along a leading axis and scanned, so that compile time does
-    not grow with depth.
+    The layers' parameters are stacked along a leading axis and scanned. Unrolled, the scan is a
+    row of layers to the compiler: fewer cycles, for a compile time that grows with depth.
     """
 
     def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
@@ -78,8 +76,7 @@ class Encoder(nnx.Module):
         self.layers = _stack_layers(architecture=architecture, execution=execution, rngs=rngs)
         self.depth = architecture.num_hidden_layers
         self.remat: Remat = execution.remat
-        # A loop costs a fifth of a step on a CPU; unrolled, a deep model costs minutes to compile.
-        self.unroll = execution.unroll or (self.depth if self.depth <= SHALLOW else 1)
+        self.unroll = execution.unroll or default_unroll(self.depth, on_tpu=False)
 
     def __call__(
         self,

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.model.config import Architecture, resolve_architecture
+from bert_jax.model.execution import resolve_execution
 from bert_jax.narration import doing
 from bert_jax.objectives.initial_parameters import ParameterOrigin
 from bert_jax.objectives.phases import PhaseOpener
@@ -81,7 +82,12 @@ def prepare(
     objective = make_objective(
         settings.objective,
         architecture=architecture,
-        execution=settings.model.execution,
+        execution=resolve_execution(
+            settings.model.execution,
+            architecture=architecture,
+            mesh=mesh,
+            longest=max(phase.seq_length for phase in section.phases),
+        ),
         tokenizer=tokenizer,
     )
     with doing("defining the model"):

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from bert_jax.model.config import ModelSection, resolve_architecture
-from bert_jax.model.encoder import SHALLOW
+from bert_jax.model.execution import default_unroll
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
@@ -142,7 +142,7 @@ def _model(settings: PlanSettings) -> tuple[ModelSection, str]:
     """Returns the model as it is to be compiled, and a note where the run's own differs."""
     section = settings.model
     depth = resolve_architecture(section, vocab_size=settings.vocab_size).num_hidden_layers
-    unroll = section.execution.unroll or (depth if depth <= SHALLOW else 1)
+    unroll = section.execution.unroll or default_unroll(depth, on_tpu=True)
     if not settings.quick or min(unroll, depth) == 1:
         return section, ""
     scanned = section.execution.model_copy(update={"unroll": 1})

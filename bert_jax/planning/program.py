@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, resolve_architecture
+from bert_jax.model.execution import resolve_execution
 from bert_jax.objectives.registry import make_objective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import join
@@ -69,7 +70,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     architecture = resolve_architecture(request.model, vocab_size=request.vocab_size)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     check_batches(request.train, mesh)
-    objective = _objective(request, architecture)
+    objective = _objective(request, architecture, mesh)
     model = define_model(objective.build)
     schedule = join(schedule_segments(request.train, request.optimizer))
     optimizer = make_optimizer(request.optimizer, schedule, model.axes)
@@ -141,13 +142,18 @@ def _but_params(state: TrainState) -> TrainState:
     return state._replace(params={})
 
 
-def _objective(request: CompileRequest, architecture: Architecture) -> Objective:
+def _objective(request: CompileRequest, architecture: Architecture, mesh: Mesh) -> Objective:
     # How words are found changes no shape, and the segmenter need not be installed here.
     masking = request.objective.masking.model_copy(update={"segmenter": None})
     return make_objective(
         request.objective.model_copy(update={"masking": masking}),
         architecture=architecture,
-        execution=request.model.execution,
+        execution=resolve_execution(
+            request.model.execution,
+            architecture=architecture,
+            mesh=mesh,
+            longest=max(phase.seq_length for phase in request.train.phases),
+        ),
         tokenizer=_tokenizer(request.vocab_size),
     )
 

@@ -1,0 +1,41 @@
+"""``python -m tests.model.kernel_program 128 v4:2x2x1 …``: compiles `fused` attention for chips.
+
+Forward and backward, with dropout. Prints the names of the kernels in each program, as JSON; a
+process of its own for test_kernel_compile.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from bert_jax.model.attention import fused
+from bert_jax.parallel.topology import parse_topology
+from bert_jax.planning.program import open_devices
+
+
+def kernels(topology: str, length: int) -> list[str]:
+    """The kernels in the lowered program, once the compiler has taken it."""
+    device = SingleDeviceSharding(open_devices(parse_topology(topology), slices=1)[0])
+
+    def of(dtype: jnp.dtype, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=device)
+
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+        out = fused(q, k, v, segments, dropout_rate=0.1, dropout_key=jax.random.key(0))
+        return out.astype(jnp.float32).sum()
+
+    x = of(jnp.bfloat16, 2, length, 2, 64)
+    step = jax.jit(jax.grad(loss, (0, 1, 2)))
+    lowered = step.lower(x, x, x, of(jnp.int32, 2, length))
+    lowered.compile()
+    return sorted(set(re.findall(r"attention_\w+ward", lowered.as_text())))
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: kernels(name, int(sys.argv[1])) for name in sys.argv[2:]}))

@@ -1,0 +1,32 @@
+"""The kernels compile for every generation that `auto` chooses them on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bert_jax.planning.compiler import _ENVIRONMENT
+
+TOPOLOGIES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
+)
+@pytest.mark.parametrize("length", [128, pytest.param(512, marks=pytest.mark.chaos)])
+def test_forward_and_backward_kernels_compile(length: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.model.kernel_program", str(length), *TOPOLOGIES],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **_ENVIRONMENT},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    expected = ["attention_backward", "attention_forward"]
+    assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(TOPOLOGIES, expected)
