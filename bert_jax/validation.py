@@ -42,11 +42,39 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
         raise UserError(
             f"{_at(source, '.'.join(filter(None, [key, *(name[:60] for name in place)])))}: {found}"
         )
+    values = _without_retired(section, values, source=source, key=key)
     try:
         # Through JSON: strict about types, and YAML has no sequence but lists.
         return section.model_validate_json(json.dumps(values))
     except pydantic.ValidationError as error:
         raise UserError(f"{source}: {_first_error(error, section, key)}") from error
+
+
+def _without_retired(
+    section: type[Section], values: Mapping[str, Any], *, source: str, key: str
+) -> dict[str, Any]:
+    """Returns values without the keys that are gone, in this section and those below it.
+
+    Raises:
+        UserError: another value of one is asked for than what is done now.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        below = f"{key}.{name}".strip(".")
+        if (gone := section.retired.get(name)) is not None:
+            if value != gone.written:
+                raise UserError(
+                    f"{source}: {below}: found {shown(value)}, allowed: no such key any more; "
+                    f"{gone.why}"
+                )
+            continue
+        field = section.model_fields.get(name)
+        if field is not None and isinstance(value, Mapping):
+            for nested in (field.annotation, *get_args(field.annotation)):
+                if isinstance(nested, type) and issubclass(nested, Section) and nested.retired:
+                    value = _without_retired(nested, value, source=source, key=below)
+        kept[name] = value
+    return kept
 
 
 def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str] | None:

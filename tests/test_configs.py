@@ -104,3 +104,13 @@ def test_new_writes_a_commented_configuration_that_the_verbs_accept(
         assert refused.exit_code == 2
         assert message in refused.output
     assert CliRunner().invoke(cli, ["new", "table", "--force"]).exit_code == 0
+
+
+def test_a_key_that_is_gone_opens_with_what_earlier_versions_wrote_and_is_refused_otherwise() -> (
+    None
+):
+    phases = [{"dataset": "data", "steps": 1}]
+    config = parse_config({"train": {"phases": phases, "rng": "auto"}}, source="run.yaml")
+    assert config == parse_config({"train": {"phases": phases}}, source="run.yaml")
+    with pytest.raises(UserError, match=r"^run.yaml: train.rng: found \"?rbg\"?, allowed: no such"):
+        parse_config({"train": {"phases": phases}}, ["train.rng=rbg"], source="run.yaml")

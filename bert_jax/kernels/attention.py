@@ -74,7 +74,7 @@ def fused_attention(
     k_BLW: Array,
     v_BLW: Array,
     segment_ids: Array,
-    seeds: tuple[Array, Array] | None,
+    seeds: tuple[Array, ...] | None,
     *,
     columns: int,
     rate: float,
@@ -88,7 +88,7 @@ def fused_attention(
         k_BLW: keys.
         v_BLW: values.
         segment_ids: int32 [B, L]; a token attends to its own segment alone.
-        seeds: of dropout, int32 [B, heads] each; None draws nothing.
+        seeds: of dropout, two of int32 [B, heads]; None draws nothing.
         columns: of a head.
         rate: share of probabilities dropped.
     """
@@ -103,7 +103,7 @@ def fused_attention(
     arrays = [jnp.pad(x, pad) if shape.padded > length else x for x in (scaled, k_BLW, v_BLW)]
     # Padding is a segment of its own, since others' padding may be one that is read: −1.
     segments = jnp.pad(segment_ids, pad[:2], constant_values=-1).astype(jnp.float32)
-    out = _attend(*arrays, segments[:, None, :], jnp.stack(seeds), shape)
+    out: Array = _attend(*arrays, segments[:, None, :], jnp.stack(seeds), shape)
     return out[:, :length]
 
 

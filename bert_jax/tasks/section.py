@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pydantic
 
 from bert_jax.model.config import Dtype
@@ -9,11 +11,18 @@ from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.registry import TaskSection
 from bert_jax.tasks.sweep.grid import SweepSection
-from bert_jax.train.sections import BadStepsSection, TrackerName, WatchdogSection
+from bert_jax.train.sections import (
+    RNG_RETIRED,
+    BadStepsSection,
+    TrackerName,
+    WatchdogSection,
+)
 
 
 class FinetuneSection(Section):
     """What to fine-tune, on what, and how long. The defaults are the paper's middle values."""
+
+    retired: ClassVar = {"rng": RNG_RETIRED}
 
     init_from: PathText
     """A run directory of `pretrain`, `import` or `finetune`; or a model on a hub:
