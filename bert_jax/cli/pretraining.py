@@ -123,7 +123,8 @@ def pretrain(
         train=need(loaded.train, "train", "pretrain"),
         optimizer=loaded.optimizer,
     )
-    require_inputs(inputs)
+    if not loaded.mesh.distributed.enabled:  # else the others would wait for one that never comes
+        require_inputs(inputs)
     with starting_jax():
         from bert_jax.verbs.pretrain import pretrain as run
     outcome = run(

@@ -66,12 +66,14 @@ def constraints() -> str:
     """Returns the versions of all packages here, as pip takes constraints.
 
     What hosts need and is not here (libtpu) is free. Local builds (``torch 2.13+cpu``) and packages
-    installed from a directory or URL are left out: no registry has them.
+    installed from a directory or URL are left out: no registry has them. So is this one.
     """
     lines = set()
     for found in metadata.distributions():
         name, version = found.metadata["Name"], found.version
-        if name and "+" not in version and found.read_text("direct_url.json") is None:
+        if name == _DISTRIBUTION or "+" in version:
+            continue
+        if name and found.read_text("direct_url.json") is None:
             lines.add(f"{name.lower().replace('_', '-')}=={version}\n")
     return "".join(sorted(lines))
 

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from bert_jax.errors import UserError
 from bert_jax.model.config import Remat
 from bert_jax.parallel.mesh import mesh_shape
+from bert_jax.parallel.rules import DATA, FSDP, TENSOR
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compiled_step import CompiledStep
 from bert_jax.planning.compiler import Compiler, compiled_step
@@ -57,7 +58,7 @@ class Candidate(NamedTuple):
                 "model": request.model.model_copy(update={"execution": execution}),
                 "train": request.train.model_copy(update={"phases": tuple(phases)}),
                 "mesh": request.mesh.model_copy(
-                    update={"data": -1, "fsdp": self.fsdp, "tensor": self.tensor}
+                    update={DATA: -1, FSDP: self.fsdp, TENSOR: self.tensor}
                 ),
             }
         )

@@ -25,6 +25,7 @@ from tests.feature_extraction.runs import (
     texts,
     write_lines,
 )
+from tests.support import relative_error
 
 TEXTS = [*texts(20), "w1x1", "w59"]
 FEW = [*texts(3), "w1x1", "w59"]  # each length of text is a program
@@ -172,7 +173,7 @@ def test_batch_size_and_devices_change_no_feature_and_no_order(
     reference = found[1, True]
     assert len(np.unique(reference.round(3), axis=0)) == len(set(lines))
     for other in found.values():
-        np.testing.assert_allclose(other, reference, atol=1e-6, rtol=1e-6)
+        assert relative_error(other, reference) < 1e-6
 
 
 def settings(**changes: Any) -> ExtractionSettings:

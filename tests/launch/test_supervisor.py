@@ -320,7 +320,7 @@ def test_a_bucket_that_cannot_be_reached_for_a_while_changes_nothing(
     down = pytest.MonkeyPatch()
 
     def take_down() -> None:
-        down.setattr(heartbeats, "_read", fail)
+        down.setattr(heartbeats, "read_host", fail)
         down.setattr("bert_jax.launch.supervisor.write_state", fail)
 
     # For longer than a silence of hosts is borne, which theirs is not.

@@ -231,7 +231,7 @@ def test_nested_loops_of_a_real_program_have_their_trips(tmp_path: Path) -> None
         env=environment() | dict(_ENVIRONMENT),
         cwd=ROOT,
     )
-    assert done.exit_code == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
     program = Program.of(parse_hlo(output.read_text(encoding="utf-8")))
     found = count_cycles(program, bytes_per_cycle=500.0)
     assert len(found.unknown_loops) == 1  # that of the data

@@ -188,14 +188,12 @@ def test_what_a_configuration_reads_is_looked_at_and_its_own_size_counted(
 ) -> None:
     values = project_config(project) | {"run_dir": str(tmp_path / "run"), "mesh": {}}
     config = write_config(tmp_path / "run.yaml", values)
-    whole = CliRunner().invoke(cli, ["doctor", str(config)])
+    whole = invoke("doctor", config)
     assert whole.exit_code == 0, whole.output
     assert "tokenizer: " in whole.output
     assert re.search(r"dataset: .*dataset32, [\d,]+ of train", whole.output)
     assert re.search(r"checkpoints of this model \(0\.\d MB each\)", whole.output)
-    lacking = CliRunner().invoke(
-        cli, ["doctor", str(config), "train.phases.0.dataset=none", "tokenizer=nowhere"]
-    )
+    lacking = invoke("doctor", config, "train.phases.0.dataset=none", "tokenizer=nowhere")
     assert lacking.exit_code == 1
     assert "tokenizer: nowhere: found no such directory" in lacking.output
     assert "dataset: none: no such directory" in lacking.output
