@@ -25,6 +25,8 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
+# As `make` sets it; a training verb that finds none would start itself a second time.
+os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 # What one test, or one process that a test starts, has compiled, the next need not. Workers of
 # pytest-xdist inherit the directory of the process that started them.
 COMPILED = None

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from bert_jax.errors import UserError
 from bert_jax.model.config import Remat
 from bert_jax.parallel.mesh import mesh_shape
-from bert_jax.parallel.rules import DATA, FSDP, TENSOR
+from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compiled_step import CompiledStep
 from bert_jax.planning.compiler import Compiler, compiled_step
@@ -25,6 +25,9 @@ _ENOUGH: Final = 4  # that fit
 # What the backward pass computes again, from the fastest to the smallest.
 _REMAT: Final[tuple[Remat, ...]] = ("none", "attention", "full")
 _ACCUMULATION: Final = (1, 2, 4, 8, 16)
+
+
+_MESH: Final = MeshSection.model_fields
 
 
 class Candidate(NamedTuple):
@@ -47,6 +50,13 @@ class Candidate(NamedTuple):
         )
         return tuple(f"{key}={new}" for key, old, new in found if old != new)
 
+    def _layout(self) -> dict[str, int]:
+        """Returns the candidate's keys of `mesh`."""
+        own = {
+            key: value for key, value in self._asdict().items() if key in MeshSection.model_fields
+        }
+        return {"data": -1, **own}
+
     def applied(self, request: CompileRequest) -> CompileRequest:
         """Returns the request with these settings."""
         execution = request.model.execution.model_copy(update={"remat": self.remat})
@@ -57,9 +67,7 @@ class Candidate(NamedTuple):
             update={
                 "model": request.model.model_copy(update={"execution": execution}),
                 "train": request.train.model_copy(update={"phases": tuple(phases)}),
-                "mesh": request.mesh.model_copy(
-                    update={DATA: -1, FSDP: self.fsdp, TENSOR: self.tensor}
-                ),
+                "mesh": request.mesh.model_copy(update=self._layout()),
             }
         )
 
