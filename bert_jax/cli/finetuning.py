@@ -49,8 +49,7 @@ def finetune(
     loaded = load_config(config, overrides)
     need(loaded.run_dir, "run_dir", "finetune")
     section = need(loaded.finetune, "finetune", "finetune")
-    if not loaded.mesh.distributed.enabled:  # else the others would wait for one that never comes
-        require_inputs(finetuning_inputs(section, is_hub=is_hub_name))
+    require_inputs(finetuning_inputs(section, is_hub=is_hub_name), loaded.mesh)
     with starting_jax():
         from bert_jax.verbs.finetune import finetune as run
     outcome = run(

@@ -123,8 +123,7 @@ def pretrain(
         train=need(loaded.train, "train", "pretrain"),
         optimizer=loaded.optimizer,
     )
-    if not loaded.mesh.distributed.enabled:  # else the others would wait for one that never comes
-        require_inputs(inputs)
+    require_inputs(inputs, loaded.mesh)
     with starting_jax():
         from bert_jax.verbs.pretrain import pretrain as run
     outcome = run(

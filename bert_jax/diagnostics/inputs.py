@@ -14,6 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.read import require_file
 from bert_jax.files.remote import is_remote
 from bert_jax.optim.sections import OptimizerSection
+from bert_jax.parallel.section import MeshSection
 from bert_jax.tasks.glue.family import GlueSection
 from bert_jax.tasks.glue.tfds import NAME as TFDS
 from bert_jax.tasks.section import FinetuneSection
@@ -40,12 +41,21 @@ def check_inputs(checks: Iterator[Check]) -> list[Finding]:
     return findings
 
 
-def require_inputs(checks: Iterator[Check]) -> None:
-    """Raises the first problem that a check finds.
+def require_inputs(checks: Iterator[Check], mesh: MeshSection) -> None:
+    """Raises the first problem that a check finds, before JAX is loaded.
+
+    One process of several looks later, once it has joined the others: they hear of its mistake
+    then, and before would wait for it.
+
+    Args:
+        checks: of `pretraining_inputs` or `finetuning_inputs`.
+        mesh: says whether there are other processes.
 
     Raises:
         UserError: there is one.
     """
+    if mesh.distributed.enabled:
+        return
     for _, check in checks:
         check()
 

@@ -24,8 +24,10 @@ from bert_jax.launch.assignment import Assignment, Told, read_assignment, read_t
 from bert_jax.launch.heartbeats import read_hosts
 from bert_jax.launch.job import RUN_JOB, Ending
 from bert_jax.launch.reports import Reports
-from bert_jax.launch.restarts import INTERRUPTED, PEER_LOST, Restarts, Verdict
+from bert_jax.launch.restarts import RestartDecision, Restarts
 from bert_jax.launch.run_process import RunProcess
+from bert_jax.parallel.channel import PEER_LOST
+from bert_jax.parallel.stop_signal import INTERRUPTED
 
 _MISTAKE = 2
 
@@ -66,13 +68,13 @@ class Agent:
         try:
             verdict = self._until_it_ends(read_assignment(self._told))
         except UserError as error:
-            verdict = Verdict("failed", _MISTAKE, str(error))
+            verdict = RestartDecision("failed", _MISTAKE, str(error))
         except _Stopped:
-            verdict = Verdict("stopped", INTERRUPTED, "SIGTERM")
+            verdict = RestartDecision("stopped", INTERRUPTED, "SIGTERM")
         except Exception as error:  # the bucket does not answer, the disk is full, ...
             if not isinstance(error, RunStopped):
                 self._reports.log(traceback.format_exc().encode())
-            verdict = Verdict("failed", PEER_LOST, first_line(error))
+            verdict = RestartDecision("failed", PEER_LOST, first_line(error))
             of_this_machine = True
         self._reports.say(f"{verdict.state}: {verdict.message}".rstrip(": "))
         # Without an exit code of the run, other machines are tried.
@@ -80,7 +82,7 @@ class Agent:
         self._reports.update(state=verdict.state, exit_code=exit_code, message=verdict.message)
         return verdict.exit_code
 
-    def _until_it_ends(self, assignment: Assignment) -> Verdict:
+    def _until_it_ends(self, assignment: Assignment) -> RestartDecision:
         if self._told.worker == 0:
             job = assignment.attempt.job
             write_whole(epath.Path(job.run_dir) / RUN_JOB, f"{self._told.files.directory}\n")
@@ -92,7 +94,7 @@ class Agent:
             verdict = self._restarts.judge(ending)
             if self._stop.is_set() and verdict.state == "restarting":
                 self._reports.update(ending)
-                return Verdict("stopped", INTERRUPTED, ending.message)
+                return RestartDecision("stopped", INTERRUPTED, ending.message)
             if verdict.pause is None:
                 self._reports.update(ending)
                 return verdict
@@ -135,13 +137,13 @@ class Agent:
         finally:
             self._process = None
 
-    def _failed_elsewhere(self, assignment: Assignment) -> Verdict | None:
+    def _failed_elsewhere(self, assignment: Assignment) -> RestartDecision | None:
         """Returns the end of a host without which there is no run."""
         failed = read_hosts(self._told.files, assignment.attempt).failed
         if failed is None:
             return None
         worker, status = failed
-        return Verdict("failed", status.exit_code or 1, f"host {worker}: {status.message}")
+        return RestartDecision("failed", status.exit_code or 1, f"host {worker}: {status.message}")
 
     def _on_signal(self, number: int, _: object) -> None:
         """Hands the request on to the run, which saves and ends."""

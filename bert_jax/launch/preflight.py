@@ -17,7 +17,7 @@ from bert_jax.files.remote import is_remote
 from bert_jax.launch.job import Job, Placement
 from bert_jax.text import load_tokenizer
 
-Verdict = Literal["fine", "warning", "wrong", "unknown"]
+FindingVerdict = Literal["fine", "warning", "wrong", "unknown"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Finding:
         placement: whose it is; None for the whole job's.
     """
 
-    verdict: Verdict
+    verdict: FindingVerdict
     line: str
     placement: Placement | None = None
 

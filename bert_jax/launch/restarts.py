@@ -6,18 +6,17 @@ import dataclasses
 from typing import Final, Literal
 
 from bert_jax.launch.job import Ending
+from bert_jax.parallel.channel import PEER_LOST
+from bert_jax.parallel.stop_signal import INTERRUPTED
 
-# As bert_jax.parallel and bert_jax.train have them, which would load JAX.
 _DONE: Final = 0
 _FINAL: Final = {1: "the run stopped itself", 2: "a mistake in the configuration"}
-INTERRUPTED: Final = 3
-PEER_LOST: Final = 4
 
 _LONGEST_PAUSE_SECONDS: Final = 120.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class RestartDecision:
     """What follows from an ending.
 
     Attributes:
@@ -47,13 +46,13 @@ class Restarts:
         self._furthest = -1  # step
         self._died_at: set[int | None] = set()  # since there was progress; None: before a report
 
-    def judge(self, ending: Ending) -> Verdict:
+    def judge(self, ending: Ending) -> RestartDecision:
         """Returns what follows."""
         code, said = ending.exit_code, ending.message
         if code == _DONE:
-            return Verdict("done", 0, said)
+            return RestartDecision("done", 0, said)
         if code in _FINAL:
-            return Verdict("failed", code, said or _FINAL[code])
+            return RestartDecision("failed", code, said or _FINAL[code])
         if ending.step is not None and ending.step > self._furthest:
             self._furthest = ending.step
             self._pause = self._first_pause
@@ -63,8 +62,8 @@ class Restarts:
                 where = (
                     "before its first report" if ending.step is None else f"at step {ending.step}"
                 )
-                return Verdict("failed", 1, f"the run died twice {where}: {said}")
+                return RestartDecision("failed", 1, f"the run died twice {where}: {said}")
             self._died_at.add(ending.step)
         pause = self._pause
         self._pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        return Verdict("restarting", code, said, pause)
+        return RestartDecision("restarting", code, said, pause)

@@ -16,9 +16,9 @@ from bert_jax.launch.job import Attempt, Job, JobFiles, Placement
 from bert_jax.launch.launcher import Launcher, Observation, State
 from bert_jax.launch.run_figures import RunFigures, read_figures
 from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, read_job, read_state
+from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.section import Section
 
-_PEER_LOST: Final = 4  # the exit code
 _RECENT_ATTEMPTS: Final = 3  # whose hosts are asked
 
 
@@ -222,7 +222,7 @@ def _restarts(record: AttemptRecord, hosts: Hosts | None) -> Iterator[Restart]:
     for worker, host in () if hosts is None else hosts.told.items():
         for ending in host.endings:
             # A host that lost another one tells nothing that the other does not.
-            if ending.exit_code not in (0, _PEER_LOST):
+            if ending.exit_code not in (0, PEER_LOST):
                 reason = f"exit code {ending.exit_code}: {ending.message}".rstrip(": ")
                 yield Restart(at=ending.at, what=f"host {worker}", step=ending.step, reason=reason)
     if record.end in ("taken", "broken"):

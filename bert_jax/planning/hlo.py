@@ -29,7 +29,6 @@ _CALLED = re.compile(
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
-_OP_NAME = re.compile(r'\bop_name="([^"]*)"')
 _TABLE_ROW = re.compile(r'^(\d+) (?:"(.*)"|\{(.*)\})$')
 _FIELD = re.compile(r"(\w+)=(\d+)")
 # Memory spaces: 0 (unwritten) is HBM; 1 is VMEM on the chip.
@@ -101,12 +100,6 @@ class Instruction:
         """Of the stack that traced it."""
         found = _FRAME.search(self.attributes)
         return int(found[1]) if found else None
-
-    @property
-    def op_name(self) -> str:
-        """JAX's name of it: ``jit(step)/jvp()/dot_general``."""
-        found = _OP_NAME.search(self.attributes)
-        return found[1] if found else ""
 
 
 Computation = Mapping[str, Instruction]  # by name, in the order of the schedule

@@ -37,7 +37,7 @@ def pretrain(
         allow_data_change: whether a run that resumes may have other data than it has read; a
             line says what changed and where it goes on.
         started: when this began, in seconds since 1970, for the account of where the time went;
-            None for now.
+            None if that is the call itself.
         console: where progress is shown; standard output where none is given.
 
     Returns:
