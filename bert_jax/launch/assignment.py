@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object
 from bert_jax.files.yaml_file import read_yaml
 from bert_jax.launch import machine
-from bert_jax.launch.job import Attempt, JobFiles, Placement
+from bert_jax.launch.job import Attempt, JobFiles, JobPlacement
 from bert_jax.launch.supervisor_state import read_job
 from bert_jax.validation import validate
 from bert_jax.version import __version__
@@ -152,7 +152,7 @@ def read_assignment(told: Told) -> Assignment:
             "allowed: the same; make the container anew, or submit with its version"
         )
     path = told.files.attempt(told.attempt)
-    placement = validate(Placement, read_json_object(path), source=str(path))
+    placement = validate(JobPlacement, read_json_object(path), source=str(path))
     attempt = Attempt(job, told.attempt, placement)
     if told.worker >= attempt.hosts:
         raise UserError(

@@ -6,9 +6,11 @@ import hashlib
 import sys
 from typing import Final
 
+from etils import epath
+
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.launch.job import Job, JobFiles
+from bert_jax.launch.job import RUN_JOB, Job, JobFiles
 from bert_jax.launch.wheel import PACKAGE, build_wheel, constraints, wheel_name
 
 HASHES: Final = "SHA256SUMS"
@@ -37,6 +39,8 @@ def software() -> dict[str, bytes]:
 def stage(job: Job, config: str) -> JobFiles:
     """Writes a job's directory; ``job.json`` comes last, so one that has it is complete.
 
+    The run's directory then names its job, so that `bert-jax status RUN` finds it at once.
+
     Args:
         job: to submit.
         config: of the run, as YAML, resolved.
@@ -55,4 +59,5 @@ def stage(job: Job, config: str) -> JobFiles:
     write_whole(files.software / HASHES, "".join(digests))
     write_whole(files.config, config)
     write_whole(files.job, job.model_dump_json(indent=1))
+    write_whole(epath.Path(job.run_dir) / RUN_JOB, f"{files.directory}\n")
     return files

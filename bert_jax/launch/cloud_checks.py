@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from bert_jax.errors import RunStopped, UserError, did_you_mean, first_line
 from bert_jax.launch.google_calls import GoogleCalls, emulated_channel, exceptions
-from bert_jax.launch.job import Job, Placement
+from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.pace import NOT_INSTALLED, Pace
-from bert_jax.launch.preflight import Finding
+from bert_jax.launch.preflight import PreflightFinding
 from bert_jax.launch.queued_resource import parent
 
 try:
@@ -21,7 +21,7 @@ except ImportError as error:
     raise UserError(NOT_INSTALLED) from error
 
 
-def check_accelerators(job: Job, *, pace: Pace | None = None) -> Iterator[Finding]:
+def check_accelerators(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFinding]:
     """Yields whether each zone offers what a placement wants.
 
     The first request tells whether there are credentials, the API is enabled and the user may
@@ -46,12 +46,12 @@ def check_accelerators(job: Job, *, pace: Pace | None = None) -> Iterator[Findin
             offered[zone] = _types(calls, client, project, zone)
         kind = topology.accelerator_type
         if kind in offered[zone]:
-            yield Finding("fine", f"{kind} is offered in {zone}", placement)
+            yield PreflightFinding("fine", f"{kind} is offered in {zone}", placement)
             continue
         known = ", ".join(topology.accelerator.zones)
         there = ", ".join(offered[zone]) or "no TPU"
         near = did_you_mean(zone, topology.accelerator.zones)
-        yield Finding(
+        yield PreflightFinding(
             "wrong",
             f'submit.zone: found "{zone}", which offers {there} and no {kind}; '
             f"{topology.accelerator.name} is in {known}{near}",
@@ -59,7 +59,7 @@ def check_accelerators(job: Job, *, pace: Pace | None = None) -> Iterator[Findin
         )
 
 
-def check_quotas(job: Job, *, pace: Pace | None = None) -> Iterator[Finding]:
+def check_quotas(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFinding]:
     """Yields whether the project's limits allow each placement; what is in use is not in them."""
     project = job.submit.project or ""
     calls = GoogleCalls(project, "cloudquotas", pace or Pace())
@@ -71,30 +71,34 @@ def check_quotas(job: Job, *, pace: Pace | None = None) -> Iterator[Finding]:
         quota = topology.accelerator.quota
         if quota is None:
             name = topology.accelerator.name
-            yield Finding("unknown", f"quota of {name}: its name is not published", placement)
+            yield PreflightFinding(
+                "unknown", f"quota of {name}: its name is not published", placement
+            )
             continue
         needed = topology.chips * placement.slices * quota.per_chip
         name = quota.spot if spot else quota.on_demand
         try:
             limit = _limit(calls, project, name, zone)
         except (UserError, RunStopped, exceptions.NotFound) as error:
-            yield Finding("unknown", f"quota {name}: {first_line(error)}", placement)
+            yield PreflightFinding("unknown", f"quota {name}: {first_line(error)}", placement)
             continue
         yield _compare(name, placement, limit=limit, needed=needed)
 
 
-def _compare(name: str, placement: Placement, *, limit: int | None, needed: int) -> Finding:
+def _compare(
+    name: str, placement: JobPlacement, *, limit: int | None, needed: int
+) -> PreflightFinding:
     zone = placement.zone
     if limit is None:
-        return Finding("unknown", f"quota {name}: no figure for {zone}", placement)
+        return PreflightFinding("unknown", f"quota {name}: no figure for {zone}", placement)
     if 0 <= limit < needed:
-        return Finding(
+        return PreflightFinding(
             "wrong",
             f"quota {name} in {zone}: found {limit}, needed {needed}; ask for more: "
             "https://console.cloud.google.com/iam-admin/quotas",
             placement,
         )
-    return Finding("fine", f"quota {name} in {zone}: {limit}, needed {needed}", placement)
+    return PreflightFinding("fine", f"quota {name} in {zone}: {limit}, needed {needed}", placement)
 
 
 def _types(calls: GoogleCalls, client: tpu_v2.TpuClient, project: str, zone: str) -> list[str]:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from bert_jax.launch.job import Attempt, Job, JobFiles, Placement
+from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Launcher
 
 UNCHECKED: Final = (
@@ -43,7 +43,7 @@ def dry_run(
     return "\n".join(_lines(job, launcher, config, software, unchecked)).rstrip() + "\n"
 
 
-def money(placement: Placement) -> str:
+def money(placement: JobPlacement) -> str:
     """Returns hours and dollars of a run at one place: ``31.5 h, $19.20 an hour, $605``."""
     hours, rate = placement.estimated_hours, placement.dollars_per_hour
     parts = [f"about {hours:.1f} h" if hours is not None else "hours not planned"]
@@ -53,7 +53,7 @@ def money(placement: Placement) -> str:
     return ", ".join(parts)
 
 
-def place(placement: Placement) -> str:
+def place(placement: JobPlacement) -> str:
     """Returns where an attempt runs: ``4 × v5e:4x4 in us-west4-a``."""
     slices = f"{placement.slices} × " if placement.slices > 1 else ""
     zone = f" in {placement.zone}" if placement.zone else ""

@@ -7,25 +7,22 @@ on this machine alike. Read `Agent.run` and `Agent._until_it_ends` from top to b
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
 import threading
 import traceback
 from pathlib import Path
 
-from etils import epath
-
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.data.google_bert.reader import is_google_bert
 from bert_jax.errors import RunStopped, UserError, first_line
-from bert_jax.files.atomic import write_whole
 from bert_jax.launch.assignment import Assignment, Told, read_assignment, read_told
 from bert_jax.launch.heartbeats import read_hosts
-from bert_jax.launch.job import RUN_JOB, Ending
+from bert_jax.launch.job import Ending
 from bert_jax.launch.reports import Reports
 from bert_jax.launch.restarts import RestartDecision, Restarts
 from bert_jax.launch.run_process import RunProcess
+from bert_jax.launch.stop_requests import stop_requests
 from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
@@ -62,8 +59,6 @@ class Agent:
         if before.state in ("done", "failed") and before.exit_code is not None:
             self._reports.say(f"{before.state} before this machine was started again")
             return before.exit_code
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
         of_this_machine = False
         try:
             verdict = self._until_it_ends(read_assignment(self._told))
@@ -82,10 +77,13 @@ class Agent:
         self._reports.update(state=verdict.state, exit_code=exit_code, message=verdict.message)
         return verdict.exit_code
 
+    def stop(self) -> None:
+        """Asks for the end, from any thread: the run saves first."""
+        self._stop.set()
+        if (process := self._process) is not None:
+            process.terminate()
+
     def _until_it_ends(self, assignment: Assignment) -> RestartDecision:
-        if self._told.worker == 0:
-            job = assignment.attempt.job
-            write_whole(epath.Path(job.run_dir) / RUN_JOB, f"{self._told.files.directory}\n")
         while True:
             self._reports.update(state="staging")
             self._stage(assignment)
@@ -145,11 +143,19 @@ class Agent:
         worker, status = failed
         return RestartDecision("failed", status.exit_code or 1, f"host {worker}: {status.message}")
 
-    def _on_signal(self, number: int, _: object) -> None:
-        """Hands the request on to the run, which saves and ends."""
-        self._stop.set()
-        if self._process is not None:
-            self._process.terminate()
+
+def run_agent(told: Told, directory: Path) -> int:
+    """Runs the agent of one host, which SIGTERM ends; returns the exit code.
+
+    Args:
+        told: by the startup script.
+        directory: for the run's heartbeat.
+    """
+    heartbeat = directory / "heartbeat.json"
+    reports = Reports(told, heartbeat)
+    agent = Agent(told, reports, heartbeat)
+    with stop_requests(agent.stop), reports:  # a signal does not cut the last upload short
+        return agent.run()
 
 
 def main() -> int:
@@ -160,9 +166,7 @@ def main() -> int:
         sys.stderr.write(f"bert-jax: {error}\n")
         return _MISTAKE
     with tempfile.TemporaryDirectory(prefix="bert_jax_host_") as directory:
-        heartbeat = Path(directory) / "heartbeat.json"
-        with Reports(told, heartbeat) as reports:
-            return Agent(told, reports, heartbeat).run()
+        return run_agent(told, Path(directory))
 
 
 if __name__ == "__main__":

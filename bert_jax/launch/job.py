@@ -17,11 +17,14 @@ Verb = Literal["pretrain", "finetune"]
 RUN_JOB: Final = "job.txt"
 """In a run's directory: the directory of the job that runs it."""
 
+JOBS: Final = "jobs"
+"""In a bucket: the directory of all jobs."""
+
 JOB_LABEL: Final = "bert-jax-job"
 """The label that all of our resources have; its value is the job's name."""
 
 
-class Placement(Section):
+class JobPlacement(Section):
     """Where one attempt runs.
 
     Attributes:
@@ -64,7 +67,7 @@ class Job(Section):
     working_directory: str | None = None
     submit: SubmitSection
     placements: Annotated[
-        tuple[Placement, ...], pydantic.BeforeValidator(as_tuple), pydantic.Field(min_length=1)
+        tuple[JobPlacement, ...], pydantic.BeforeValidator(as_tuple), pydantic.Field(min_length=1)
     ]
     version: str
     submitted: float
@@ -82,7 +85,7 @@ class Job(Section):
 
 def job_directory(bucket: str, name: str) -> epath.Path:
     """Returns where a job's files lie."""
-    return epath.Path(bucket) / "jobs" / name
+    return epath.Path(bucket) / JOBS / name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +135,7 @@ class JobFiles:
         return self.directory / "compiled"
 
     def attempt(self, number: int) -> epath.Path:
-        """The `Placement` of an attempt as JSON, there before its machines. The supervisor's."""
+        """The `JobPlacement` of an attempt as JSON, there before its machines. The supervisor's."""
         return self.directory / "attempts" / str(number) / "placement.json"
 
     def host(self, attempt: int, worker: int) -> epath.Path:
@@ -199,7 +202,7 @@ class Attempt:
 
     job: Job
     number: int
-    placement: Placement
+    placement: JobPlacement
 
     @property
     def resource(self) -> str:

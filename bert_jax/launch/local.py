@@ -80,7 +80,6 @@ class LocalLauncher:
                 "directory": str(attempt.job.directory),
                 "hosts": attempt.hosts,
                 "port": _free_port(),
-                "suspended": False,
             }
             directory.mkdir(parents=True, exist_ok=True)
             write_whole(directory / "startup.sh", startup_script())
@@ -108,13 +107,6 @@ class LocalLauncher:
         """Ends the hosts of something that exists, whoever made it."""
         self._delete(self._directory / existing.resource, grace_seconds=self._grace_seconds)
 
-    def suspend(self, attempt: Attempt) -> None:
-        """Takes the hosts back without a warning, as a cloud does with spot machines."""
-        directory = self._of(attempt)
-        found = read_json_object(_epath(directory / _RECORD))
-        write_whole(directory / _RECORD, json.dumps(found | {"suspended": True}))
-        LocalMachine(directory).kill(range(found["hosts"]), grace_seconds=0)
-
     def existing(self) -> list[Existing]:
         """Returns all machines of this user's jobs; those whose processes live count as billing."""
         found = []
@@ -140,8 +132,6 @@ class LocalLauncher:
         if not (directory / _RECORD).exists():
             return Observation(State.ABSENT)
         record = read_json_object(_epath(directory / _RECORD))
-        if record["suspended"]:
-            return Observation(State.SUSPENDED, "taken back")
         hosts = LocalMachine(directory)
         if any(hosts.alive(worker) for worker in range(record["hosts"])):
             return Observation(State.ACTIVE)

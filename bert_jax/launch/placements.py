@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from bert_jax.errors import UserError
-from bert_jax.launch.job import Placement
+from bert_jax.launch.job import JobPlacement
 from bert_jax.launch.section import SubmitSection
 from bert_jax.parallel.topology import parse_topology
 
@@ -16,7 +16,7 @@ def placements(
     *,
     rates: Mapping[str, float],
     hours: Mapping[tuple[str, int], float] | None = None,
-) -> tuple[Placement, ...]:
+) -> tuple[JobPlacement, ...]:
     """Returns every combination of `on`, `zone` and `slices`, the last one's values first.
 
     Args:
@@ -37,13 +37,13 @@ def placements(
                 f"submit.on: found {', '.join(on)} with {max(section.slices)} slices, allowed: "
                 "local alone, and --hosts"
             )
-        return (Placement(on="local", dollars_per_hour=0.0),)
+        return (JobPlacement(on="local", dollars_per_hour=0.0),)
     found = []
     for name, zone, slices in itertools.product(on, _zones(section), section.slices):
         topology = parse_topology(name)
         rate = rates.get(topology.accelerator.name)
         found.append(
-            Placement(
+            JobPlacement(
                 on=topology.name,
                 slices=slices,
                 zone=zone,
@@ -63,7 +63,7 @@ def _zones(section: SubmitSection) -> Sequence[str | None]:
     return section.zone
 
 
-def _check_prices(section: SubmitSection, found: Sequence[Placement]) -> None:
+def _check_prices(section: SubmitSection, found: Sequence[JobPlacement]) -> None:
     without = [each.on for each in found if each.dollars_per_hour is None]
     if section.limits.cost is not None and without:
         raise UserError(

@@ -14,14 +14,14 @@ from bert_jax.data.google_bert.reader import is_google_bert
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.remote import is_remote
-from bert_jax.launch.job import Job, Placement
+from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.text import load_tokenizer
 
 FindingVerdict = Literal["fine", "warning", "wrong", "unknown"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class PreflightFinding:
     """The result of one check.
 
     Attributes:
@@ -33,7 +33,7 @@ class Finding:
 
     verdict: FindingVerdict
     line: str
-    placement: Placement | None = None
+    placement: JobPlacement | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Inputs:
     mesh: tuple[int, ...]
 
 
-def check_inputs(inputs: Inputs) -> Iterator[Finding]:
+def check_inputs(inputs: Inputs) -> Iterator[PreflightFinding]:
     """Yields whether tokenizer and datasets are there, whole, and of each other.
 
     Sizes are compared here, every byte's SHA-256 on the hosts when they have copied it.
@@ -63,16 +63,16 @@ def check_inputs(inputs: Inputs) -> Iterator[Finding]:
         try:
             wanted = load_tokenizer(inputs.tokenizer).hash
         except UserError as error:
-            yield Finding("wrong", f"tokenizer: {error}")
+            yield PreflightFinding("wrong", f"tokenizer: {error}")
         except RunStopped as error:
-            yield Finding("unknown", f"tokenizer: {error}")
+            yield PreflightFinding("unknown", f"tokenizer: {error}")
         else:
-            yield Finding("fine", f"tokenizer {inputs.tokenizer} ({wanted[:12]})")
+            yield PreflightFinding("fine", f"tokenizer {inputs.tokenizer} ({wanted[:12]})")
     for key, path in inputs.datasets.items():
         yield _dataset(key, path, wanted)
 
 
-def check_layout(placements: Sequence[Placement], inputs: Inputs) -> Iterator[Finding]:
+def check_layout(placements: Sequence[JobPlacement], inputs: Inputs) -> Iterator[PreflightFinding]:
     """Yields what of a configuration does not go with the number of hosts and devices.
 
     `bert-jax plan` says more: whether the steps compile, and fit.
@@ -86,17 +86,17 @@ def check_layout(placements: Sequence[Placement], inputs: Inputs) -> Iterator[Fi
         free = -1 in inputs.mesh
         if devices % fixed or (not free and fixed != devices):
             asked = " × ".join(map(str, inputs.mesh))
-            yield Finding(
+            yield PreflightFinding(
                 "wrong", f"mesh: found {asked}, which does not make {devices} devices", placement
             )
         for key, rows in inputs.batch_sizes.items():
             if rows % hosts:
-                yield Finding(
+                yield PreflightFinding(
                     "wrong", f"{key}: found {rows}, allowed: a multiple of {hosts} hosts", placement
                 )
 
 
-def check_bucket(job: Job) -> Iterator[Finding]:
+def check_bucket(job: Job) -> Iterator[PreflightFinding]:
     """Yields whether the bucket can be written, and lies where the machines are."""
     bucket = job.submit.bucket or ""
     if not is_remote(bucket):
@@ -108,22 +108,24 @@ def check_bucket(job: Job) -> Iterator[Finding]:
             probe.delete(generation=generation)
         where = probe.location()
     except UserError as error:
-        yield Finding("wrong", f"submit.bucket: {error}")
+        yield PreflightFinding("wrong", f"submit.bucket: {error}")
         return
     except RunStopped as error:
-        yield Finding("unknown", f"submit.bucket: {error}")
+        yield PreflightFinding("unknown", f"submit.bucket: {error}")
         return
     if where is None:
-        yield Finding("unknown", f"where {bucket} lies: no permission storage.buckets.get")
+        yield PreflightFinding("unknown", f"where {bucket} lies: no permission storage.buckets.get")
         return
-    yield Finding("fine", f"{bucket} can be written; it lies in {where}")
+    yield PreflightFinding("fine", f"{bucket} can be written; it lies in {where}")
     for placement in job.placements:
         if placement.zone is not None and not _near(where, placement.zone):
             line = f"{bucket} lies in {where}: reading it from {placement.zone} is slow and costs"
-            yield Finding("warning", line, placement)
+            yield PreflightFinding("warning", line, placement)
 
 
-def refuse(findings: Sequence[Finding], placements: Sequence[Placement]) -> tuple[Placement, ...]:
+def refuse(
+    findings: Sequence[PreflightFinding], placements: Sequence[JobPlacement]
+) -> tuple[JobPlacement, ...]:
     """Returns the placements that nothing speaks against.
 
     Raises:
@@ -140,25 +142,25 @@ def refuse(findings: Sequence[Finding], placements: Sequence[Placement]) -> tupl
     return left
 
 
-def _dataset(key: str, path: str, tokenizer: str | None) -> Finding:
+def _dataset(key: str, path: str, tokenizer: str | None) -> PreflightFinding:
     try:
         if is_google_bert(path):
-            return Finding(
+            return PreflightFinding(
                 "fine", f"{key}: {path}: TFRecords; which tokenizer made them is unknown"
             )
         found = read_provenance(path).tokenizer_hash
         check_files(path)
     except UserError as error:
-        return Finding("wrong", f"{key}: {error}")
+        return PreflightFinding("wrong", f"{key}: {error}")
     except RunStopped as error:
-        return Finding("unknown", f"{key}: {error}")
+        return PreflightFinding("unknown", f"{key}: {error}")
     if tokenizer is not None and found != tokenizer:
-        return Finding(
+        return PreflightFinding(
             "wrong",
             f"{key}: {path} was made with another tokenizer ({found[:12]}) than the one given "
             f"({tokenizer[:12]})",
         )
-    return Finding("fine", f"{key}: {path}")
+    return PreflightFinding("fine", f"{key}: {path}")
 
 
 def _near(location: str, zone: str) -> bool:

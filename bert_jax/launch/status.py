@@ -12,7 +12,7 @@ from etils import epath
 
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.launch.heartbeats import Hosts, read_hosts
-from bert_jax.launch.job import Attempt, Job, JobFiles, Placement
+from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Launcher, Observation, State
 from bert_jax.launch.run_figures import RunFigures, read_figures
 from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, read_job, read_state
@@ -63,7 +63,7 @@ class JobStatus(Section):
     outcome: str | None = None
     message: str = ""
     attempt: int = 0
-    placement: Placement | None = None
+    placement: JobPlacement | None = None
     machines: State = State.ABSENT
     machines_seen: float | None = None
     machines_message: str = ""

@@ -9,7 +9,7 @@ import pydantic
 
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
-from bert_jax.launch.job import Job, JobFiles, Placement
+from bert_jax.launch.job import Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import State
 from bert_jax.section import Section, as_tuple
 from bert_jax.validation import validate
@@ -83,7 +83,7 @@ class SupervisorState(Section):
         """Attempts after which another one was needed."""
         return [record for record in self.attempts if record.end in ("taken", "broken")]
 
-    def dollars(self, placements: Sequence[Placement], now: float) -> float:
+    def dollars(self, placements: Sequence[JobPlacement], now: float) -> float:
         """Returns what all attempts have cost; one without a price counts as nothing."""
         return sum(
             record.hours(now) * (placements[record.placement].dollars_per_hour or 0.0)

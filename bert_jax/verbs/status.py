@@ -52,7 +52,7 @@ def job_of(target: str, *, bucket: str | None) -> JobFiles | None:
             return files
     if (root / "config.yaml").exists() and not (root / "job.json").exists():
         return None
-    return find_job(target, bucket=bucket)
+    return find_job(target, bucket=bucket, what="run or job")
 
 
 def _launcher(files: JobFiles) -> Launcher | None:

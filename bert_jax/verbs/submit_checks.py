@@ -9,10 +9,10 @@ from rich.console import Console
 from bert_jax.config import RunConfig
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.launch.dry_run import money, place
-from bert_jax.launch.job import Job, Placement
+from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.preflight import (
-    Finding,
     Inputs,
+    PreflightFinding,
     check_bucket,
     check_inputs,
     check_layout,
@@ -37,7 +37,7 @@ def checked(job: Job, config: RunConfig, *, planned: bool, say: Say) -> Job:
     inputs = inputs_of(config)
     findings = [*check_layout(job.placements, inputs), *check_inputs(inputs), *check_bucket(job)]
     findings += _of_cloud(job)
-    hours: dict[Placement, float] = {}
+    hours: dict[JobPlacement, float] = {}
     if planned and job.verb == "pretrain":
         findings += _of_plan(job.placements, config, hours)
     for finding in findings:
@@ -76,7 +76,7 @@ def inputs_of(config: RunConfig) -> Inputs:
     )
 
 
-def _of_cloud(job: Job) -> Sequence[Finding]:
+def _of_cloud(job: Job) -> Sequence[PreflightFinding]:
     if job.submit.launcher != "queued-resources" or job.submit.on == ("local",):
         return ()
     from bert_jax.launch.cloud_checks import check_accelerators, check_quotas
@@ -85,8 +85,8 @@ def _of_cloud(job: Job) -> Sequence[Finding]:
 
 
 def _of_plan(
-    placements: Sequence[Placement], config: RunConfig, hours: dict[Placement, float]
-) -> Iterator[Finding]:
+    placements: Sequence[JobPlacement], config: RunConfig, hours: dict[JobPlacement, float]
+) -> Iterator[PreflightFinding]:
     """Yields what `plan` says of each placement; writes down its hours."""
     from bert_jax.verbs.plan import plan  # brings JAX with it
 
@@ -104,11 +104,11 @@ def _of_plan(
                 console=console,
             )
         except (UserError, RunStopped) as error:
-            yield Finding("unknown", f"plan: {first_line(error)}", placement)
+            yield PreflightFinding("unknown", f"plan: {first_line(error)}", placement)
             continue
         if not found.fits:
             line = f"plan: the run does not fit, see `bert-jax plan … --topology {placement.on}`"
-            yield Finding("wrong", line, placement)
+            yield PreflightFinding("wrong", line, placement)
         elif found.hours is not None:
             hours[placement] = found.hours
-            yield Finding("fine", "plan: it fits", placement)
+            yield PreflightFinding("fine", "plan: it fits", placement)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bert_jax.launch.job import Attempt, Job, JobFiles, Placement
+from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
 from bert_jax.launch.pace import Pace
 from bert_jax.launch.section import SubmitSection
 from tests.launch.tpu_service import PROJECT
@@ -44,7 +44,7 @@ def make_attempt(
     **submit: Any,
 ) -> Attempt:
     """Returns an attempt of a job that is not staged."""
-    placement = Placement(on=on, slices=slices, zone=zone)
+    placement = JobPlacement(on=on, slices=slices, zone=zone)
     settings = {"bucket": bucket, "project": PROJECT, "on": on, **submit}
     job = Job(
         name=name,

@@ -12,7 +12,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.config import dump_config, parse_config
-from bert_jax.launch.job import HostStatus, Job, JobFiles, Placement
+from bert_jax.launch.job import HostStatus, Job, JobFiles, JobPlacement
 from bert_jax.launch.section import SubmitSection
 from bert_jax.version import __version__
 from tests.project import ROOT, environment
@@ -35,7 +35,7 @@ def write_job(
     """Writes a job of `on: local` with its first attempt; the wheel is not needed."""
     settings = SubmitSection(name=name, on=("local",), hosts=hosts, bucket=str(bucket))
     run_dir = config["run_dir"]
-    placement = Placement(on="local", dollars_per_hour=dollars_per_hour)
+    placement = JobPlacement(on="local", dollars_per_hour=dollars_per_hour)
     job = Job(
         name=name,
         run_dir=run_dir,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.files.lock import lock_at
-from bert_jax.launch.job import Attempt, HostStatus, Job, JobFiles, Placement
+from bert_jax.launch.job import Attempt, HostStatus, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Existing, Observation, Request, State, Unavailable
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import Supervisor
@@ -130,7 +130,7 @@ class World:
         self.clock = Clock()
         self.launcher = ScriptedLauncher(self.clock)
         placements = submit.pop("placements", None) or (
-            Placement(on="v5e:2x4", zone="us-west4-a", dollars_per_hour=10.0),
+            JobPlacement(on="v5e:2x4", zone="us-west4-a", dollars_per_hour=10.0),
         )
         self.job = Job(
             name="base",

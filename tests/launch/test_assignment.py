@@ -12,14 +12,14 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.launch import machine
 from bert_jax.launch.assignment import COMPILED, Assignment, read_assignment, read_told
-from bert_jax.launch.job import Placement
+from bert_jax.launch.job import JobPlacement
 from tests.launch.jobs import write_job
 from tests.project import ROOT
 from tests.storage.cloud import Cloud, _server, cloud  # noqa: F401
 
 
 def assignment(
-    directory: Path, placement: Placement, *, worker: int = 0, **told: str
+    directory: Path, placement: JobPlacement, *, worker: int = 0, **told: str
 ) -> Assignment:
     config = {"run_dir": str(directory / "run"), "loader": {"cache": {}}}
     files = write_job(directory, config, hosts=3)
@@ -29,7 +29,7 @@ def assignment(
 
 
 def test_a_tpu_gets_its_platform_slices_and_a_cache_that_outlives_it(tmp_path: Path) -> None:
-    placement = Placement(on="v5e:4x4", slices=2, zone="z")
+    placement = JobPlacement(on="v5e:4x4", slices=2, zone="z")
     found = assignment(tmp_path, placement, worker=7, BERT_JAX_HOME="/d: $(x)")
     verb, config, *overrides = found.command[3:]
     assert (verb, config) == ("pretrain", str(found.told.files.config))
@@ -44,7 +44,7 @@ def test_a_tpu_gets_its_platform_slices_and_a_cache_that_outlives_it(tmp_path: P
 
 def test_processes_of_this_machine_are_told_where_they_meet(tmp_path: Path) -> None:
     found = assignment(
-        tmp_path, Placement(on="local"), worker=2, BERT_JAX_COORDINATOR="127.0.0.1:99"
+        tmp_path, JobPlacement(on="local"), worker=2, BERT_JAX_COORDINATOR="127.0.0.1:99"
     )
     assert found.command[5:] == [
         "mesh.distributed.enabled=true",
@@ -57,7 +57,7 @@ def test_processes_of_this_machine_are_told_where_they_meet(tmp_path: Path) -> N
 
 def test_a_host_that_is_none_of_the_attempt_s_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="BERT_JAX_WORKER: found 3, allowed: 0 to 2 of 3 hosts"):
-        assignment(tmp_path, Placement(on="local"), worker=3)
+        assignment(tmp_path, JobPlacement(on="local"), worker=3)
 
 
 def test_jax_finds_in_a_bucket_what_another_machine_has_compiled(

@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.launch.dry_run import dry_run
 from bert_jax.launch.gke import GkeJobSets
-from bert_jax.launch.job import Placement
+from bert_jax.launch.job import JobPlacement
 from bert_jax.launch.launcher import Launcher
 from bert_jax.launch.queued_resources import QueuedResources
 from tests.launch.cloud_jobs import make_attempt
@@ -34,8 +34,8 @@ def test_a_dry_run_shows_requests_script_money_and_what_it_cannot_know(
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere")
     job = make_attempt("gs://bucket", image="image:1", limits={"cost": 500}).job
     places = (
-        Placement(on="v5e:4x4", zone="us-west4-a", dollars_per_hour=19.2, estimated_hours=31.46),
-        Placement(on="v5e:4x4", slices=2, zone="us-south1-a"),
+        JobPlacement(on="v5e:4x4", zone="us-west4-a", dollars_per_hour=19.2, estimated_hours=31.46),
+        JobPlacement(on="v5e:4x4", slices=2, zone="us-south1-a"),
     )
     job = job.model_copy(update={"placements": places})
     text = dry_run(job, launcher, config="seed: 1\n", software=SOFTWARE)

@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.launch import local
-from bert_jax.launch.job import Attempt, Job, Placement
+from bert_jax.launch.job import Attempt, Job, JobPlacement
 from bert_jax.launch.launcher import State
 from bert_jax.launch.local import LocalLauncher
 from bert_jax.launch.section import SubmitSection
@@ -30,7 +30,7 @@ def job_in(directory: Path, *, hosts: int = 2) -> Job:
         run_dir=str(directory / "run"),
         working_directory=str(directory),
         submit=SubmitSection(name="base", bucket=str(directory), on=("local",), hosts=hosts),
-        placements=(Placement(on="local", dollars_per_hour=0.0),),
+        placements=(JobPlacement(on="local", dollars_per_hour=0.0),),
         version="0.2.0",
         submitted=0.0,
     )
@@ -98,19 +98,6 @@ def test_hosts_are_seen_from_elsewhere_started_once_and_may_save(
     (port,) = {lines(attempt, worker)[0].rpartition(":")[2] for worker in (0, 1)}
     for worker in (0, 1):
         assert lines(attempt, worker) == [f"started 1 127.0.0.1:{port}", "saved"]
-
-
-def test_what_is_taken_back_is_gone_without_a_warning(
-    launcher: LocalLauncher, attempt: Attempt
-) -> None:
-    launcher.create(attempt)
-    eventually(lambda: len(runs(attempt)) == 2)
-    processes = runs(attempt)
-    launcher.suspend(attempt)
-    assert launcher.observe(attempt).state is State.SUSPENDED
-    assert not any(map(lives, processes))
-    assert all(lines(attempt, worker)[1:] == [] for worker in (0, 1))
-    assert [existing.bills for existing in launcher.existing()] == [False]
 
 
 def test_hosts_that_have_all_ended_have_failed(

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from bert_jax.launch.find import find_job
-from bert_jax.launch.job import Attempt
 from bert_jax.launch.local import LocalLauncher
-from bert_jax.launch.supervisor_state import read_job, read_state
+from bert_jax.launch.local_machine import LocalMachine
+from bert_jax.launch.supervisor_state import read_state
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
 from tests.processes.conftest import server  # noqa: F401
@@ -103,13 +103,13 @@ def test_hosts_taken_back_in_mid_run_are_made_again_and_end_as_if_nothing_had_be
         saved = run_dir / "checkpoints"
         wait_until(lambda: any((saved / str(step)).exists() for step in range(4, STEPS)), log)
         files = find_job("taken", bucket=str(bucket))
-        made = read_job(files)
-        launcher.suspend(Attempt(made, 1, made.placements[0]))
+        machines = LocalMachine(state / "bert-jax" / "machines" / "taken-1")
+        machines.kill(range(hosts), grace_seconds=0)  # as the kernel does that is out of memory
         assert process.wait(TIMEOUT) == 0, log.read_text()
         assert launcher.existing() == []
 
     found = read_state(files)
-    assert [record.end for record in found.attempts] == ["taken", "over"], log.read_text()
+    assert [record.end for record in found.attempts] == ["broken", "over"], log.read_text()
     assert found.outcome == "done"
     assert "resuming at step" in files.log(2, 0).read_text()
     jax.tree.map(np.testing.assert_array_equal, params_of(run_dir), params_of(undisturbed))

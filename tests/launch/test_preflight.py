@@ -11,10 +11,10 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.launch.cloud_checks import check_accelerators, check_quotas
 from bert_jax.launch.google_calls import EMULATOR
-from bert_jax.launch.job import Job, Placement
+from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.preflight import (
-    Finding,
     Inputs,
+    PreflightFinding,
     check_bucket,
     check_layout,
     refuse,
@@ -36,13 +36,13 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuService]:
 
 def job_on(*places: tuple[str, str, int], bucket: str = "gs://b", **submit: Any) -> Job:
     """Returns a job with placements."""
-    placements = tuple(Placement(on=on, zone=zone, slices=slices) for on, zone, slices in places)
+    placements = tuple(JobPlacement(on=on, zone=zone, slices=slices) for on, zone, slices in places)
     on, zone, _ = places[0]
     job = make_attempt(bucket, on=on, zone=zone, **submit).job
     return job.model_copy(update={"placements": placements})
 
 
-def verdicts(findings: Iterator[Finding]) -> list[str]:
+def verdicts(findings: Iterator[PreflightFinding]) -> list[str]:
     return [finding.verdict for finding in findings]
 
 
@@ -121,7 +121,10 @@ def test_a_bucket_that_is_not_there_is_wrong(cloud: Cloud) -> None:  # noqa: F81
 
 
 def test_batch_and_mesh_must_go_with_hosts_and_devices() -> None:
-    placements = [Placement(on="v5e:4x4", zone="z"), Placement(on="v5e:4x4", slices=3, zone="z")]
+    placements = [
+        JobPlacement(on="v5e:4x4", zone="z"),
+        JobPlacement(on="v5e:4x4", slices=3, zone="z"),
+    ]
     inputs = Inputs(None, {}, {"train.phases.0.batch_size": 256}, (-1, 4, 1))
     (finding,) = check_layout(placements, inputs)
     assert finding.placement == placements[1]
@@ -131,10 +134,10 @@ def test_batch_and_mesh_must_go_with_hosts_and_devices() -> None:
 
 
 def test_a_job_goes_where_nothing_is_wrong() -> None:
-    here, there = Placement(on="v5e:4x4", zone="a"), Placement(on="v5e:4x4", zone="b")
-    findings = [Finding("wrong", "quota", here), Finding("warning", "far", there)]
+    here, there = JobPlacement(on="v5e:4x4", zone="a"), JobPlacement(on="v5e:4x4", zone="b")
+    findings = [PreflightFinding("wrong", "quota", here), PreflightFinding("warning", "far", there)]
     assert refuse(findings, [here, there]) == (there,)
     with pytest.raises(UserError, match="quota"):
-        refuse([*findings, Finding("wrong", "zone", there)], [here, there])
+        refuse([*findings, PreflightFinding("wrong", "zone", there)], [here, there])
     with pytest.raises(UserError, match="no tokenizer"):
-        refuse([Finding("wrong", "no tokenizer")], [here])
+        refuse([PreflightFinding("wrong", "no tokenizer")], [here])

@@ -229,6 +229,10 @@ def test_the_commands_find_a_job_by_its_run_its_directory_and_its_name(
 
 
 def test_the_commands_say_what_there_is_not(files: JobFiles, tmp_path: Path) -> None:
+    (tmp_path / "neighbour").mkdir()
+    nowhere = run("status", str(tmp_path / "neighbur"))
+    assert nowhere.exit_code == 2
+    assert nowhere.stderr == f"bert-jax: {tmp_path}/neighbur: no such run or job\n"
     missing = run("status", "tinny", "--bucket", str(tmp_path))
     assert missing.exit_code == 2
     assert 'did you mean "tiny"?' in missing.stderr

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from bert_jax.cli import cli, launching
 from bert_jax.config import load_config
 from bert_jax.launch.find import find_job
-from bert_jax.launch.job import HostStatus, JobFiles, Placement
+from bert_jax.launch.job import HostStatus, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Observation, OutOfQuota, State
 from bert_jax.launch.lease import lease
 from bert_jax.launch.supervisor_state import read_job, read_state
@@ -138,6 +138,10 @@ def test_without_watch_it_says_how_to_watch_and_another_process_takes_it_up(
     directory = tmp_path / "b" / "jobs" / "bert-small-1"
     assert f"`bert-jax watch {directory}`" in begun.output
     assert list(cloud.machines) == ["bert-small-1-1"]
+    # No host has said a word, and the run's directory already tells which job it is of.
+    shown = run("status", tmp_path / "runs" / "BERT_small.1")
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.startswith(f"job        bert-small-1 ({directory})\n")
     watched = run("watch", directory)
     assert watched.exit_code == 0, watched.output
     assert cloud.machines == {}
@@ -274,8 +278,8 @@ def test_a_run_that_does_not_fit_is_refused_and_one_that_fits_is_priced(
 
     monkeypatch.setattr(plan_verb, "plan", plan)
     loaded = load_config(config)
-    places = [Placement(on="v5e:2x4", dollars_per_hour=3.84), Placement(on="v2:2x2")]
-    hours: dict[Placement, float] = {}
+    places = [JobPlacement(on="v5e:2x4", dollars_per_hour=3.84), JobPlacement(on="v2:2x2")]
+    hours: dict[JobPlacement, float] = {}
     findings = list(submit_checks._of_plan(places, loaded, hours))
     assert [finding.verdict for finding in findings] == ["fine", "wrong"]
     assert hours == {places[0]: 10.0}

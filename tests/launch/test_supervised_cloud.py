@@ -11,7 +11,7 @@ from google.cloud import tpu_v2
 
 from bert_jax.errors import UserError
 from bert_jax.launch import google_calls
-from bert_jax.launch.job import Attempt, Placement
+from bert_jax.launch.job import Attempt, JobPlacement
 from bert_jax.launch.launcher import State
 from bert_jax.launch.pace import Pace
 from bert_jax.launch.queued_resources import QueuedResources
@@ -21,7 +21,7 @@ from tests.launch.scripted import HOUR, World
 from tests.launch.tpu_service import PROJECT, TpuService, denied, too_fast
 
 PLACES = tuple(
-    Placement(on="v5e:2x4", zone=zone, dollars_per_hour=10.0)
+    JobPlacement(on="v5e:2x4", zone=zone, dollars_per_hour=10.0)
     for zone in ("us-west4-a", "us-east1-c")
 )
 

@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.launch import heartbeats, supervisor_state
-from bert_jax.launch.job import Attempt, Placement
+from bert_jax.launch.job import Attempt, JobPlacement
 from bert_jax.launch.launcher import OutOfQuota, State, Unavailable
 from bert_jax.launch.lease import lease
 from bert_jax.launch.section import LimitsSection
@@ -18,8 +18,8 @@ from bert_jax.launch.supervisor_state import read_state
 from tests.launch.scripted import HOUR, PACE, World
 
 TWO = (
-    Placement(on="v5e:2x4", zone="us-west4-a", dollars_per_hour=10.0),
-    Placement(on="v5e:2x4", zone="us-east1-c", dollars_per_hour=12.0),
+    JobPlacement(on="v5e:2x4", zone="us-west4-a", dollars_per_hour=10.0),
+    JobPlacement(on="v5e:2x4", zone="us-east1-c", dollars_per_hour=12.0),
 )
 
 
