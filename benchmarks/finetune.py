@@ -29,6 +29,7 @@ from benchmarks.hf_finetune import TABLES, Peer, Settings, read
 from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.config import parse_config
 from bert_jax.data.rows.collate import count_tokens
+from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.tasks.training.setup import origin_params, prepare
 from bert_jax.train.compiled import StepPrograms, lower_train_step
@@ -130,7 +131,11 @@ class Ours:
         self.mesh = prepared.mesh
         self.batches = prepared.batches(seed=1)
         model = prepared.model
-        optimizer, schedule = prepared.optimizer(steps_per_epoch=self.batches.plan.steps)
+        steps = self.batches.plan.steps
+        optimizer = prepared.optimizer(steps_per_epoch=steps)
+        self.schedule = make_schedule(
+            prepared.section.optimizer, total_steps=steps * prepared.section.epochs
+        )
         with jax.set_mesh(self.mesh):
             state = initialise(
                 prepared.task, optimizer, abstract_state(model, optimizer, self.mesh), seed=1
@@ -138,15 +143,10 @@ class Ours:
         self.state = state._replace(params=origin_params(prepared, state.params))
         lower = functools.partial(
             lower_train_step,
-            StepSpec(
-                task=prepared.task,
-                model=model,
-                optimizer=optimizer,
-                schedule=schedule,
-            ),
+            StepSpec(task=prepared.task, model=model, optimizer=optimizer),
             accumulation=1,
         )
-        self.run = StepPrograms(lower, shapes=self.batches.plan.shapes)
+        self.run = StepPrograms(lower, shapes=len(self.batches.plan.shapes))
         self.stream = self.batches.batches(first_step=0)
         self.pieces = self.positions = 0
         self.compile_seconds = self._compile()
@@ -170,7 +170,7 @@ class Ours:
         self.positions += sum(part["segment_ids"].size for part in batch)
         on_devices = to_devices(batch, batch_sharding(self.mesh), shares=1)
         with jax.set_mesh(self.mesh):
-            self.state, figures = self.run(self.state, on_devices, StepLimits())
+            self.state, figures = self.run(self.state, on_devices, StepLimits(), self.schedule)
         jax.block_until_ready(figures)
         return int(sum(part["row_weights"].sum() for part in batch))
 
@@ -178,7 +178,7 @@ class Ours:
         """Takes a step of every shape, and returns what the first steps took beyond others."""
         seconds = 0.0
         for at in itertools.count():
-            if self.programs == self.batches.plan.shapes or at == self.batches.plan.steps:
+            if self.programs == len(self.batches.plan.shapes) or at == self.batches.plan.steps:
                 break
             batch = self.batches.make(at)
             known = self.programs

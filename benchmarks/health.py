@@ -25,8 +25,8 @@ from benchmarks.train_step import PREDICTIONS, RATE, architecture, make_batch
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.objectives.bert import BertObjective
-from bert_jax.optim.optimizer import make_optimizer
-from bert_jax.optim.schedule import linear_schedule
+from bert_jax.optim.optimizer import make_optimizer, schedule_count
+from bert_jax.optim.schedule import Schedule, learning_rate, linear_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.replica_checksum import find_deviations
@@ -64,19 +64,19 @@ def measure(size: Architecture, steps: int, rounds: int) -> None:
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
     )
     model = define_model(task.build)
-    schedule = linear_schedule(ScheduleSegment(1_000_000, RATE, 10_000))
-    optimizer = make_optimizer(OptimizerSection(learning_rate=RATE), schedule, model.axes)
+    schedule = linear_schedule([ScheduleSegment(1_000_000, RATE, 10_000)])
+    optimizer = make_optimizer(OptimizerSection(), model.axes)
     mesh = make_mesh(MeshSection())
-    spec = StepSpec(task=task, model=model, optimizer=optimizer, schedule=schedule)
+    spec = StepSpec(task=task, model=model, optimizer=optimizer)
     with jax.set_mesh(mesh):
         batch = jax.device_put(make_batch(ROWS), batch_sharding(mesh))
         abstract = abstract_state(model, optimizer, mesh)
-        watched = lower_train_step(spec, abstract, batch, accumulation=1).compile()
-        bare = lower_step(unwatched(spec), abstract, batch).compile()
+        watched = lower_train_step(spec, abstract, batch, schedule, accumulation=1).compile()
+        bare = lower_step(unwatched(spec), abstract, batch, schedule).compile()
         fresh = functools.partial(initialise, task, optimizer, abstract, seed=0)
         runs = {
-            "watched": steps_of(watched, fresh(), batch, steps),
-            "bare": steps_of(bare, fresh(), batch, steps),
+            "watched": steps_of(watched, fresh(), (batch, StepLimits(), schedule), steps),
+            "bare": steps_of(bare, fresh(), (batch, StepLimits(), schedule), steps),
         }
         seconds = interleaved(runs, rounds=rounds)
         state = fresh()
@@ -103,9 +103,14 @@ def unwatched(spec: StepSpec) -> Any:
     """Returns the same step without limits, norms by layer and a state that can be kept."""
     gradients = make_gradients(spec.task, spec.model, accumulation=1)
 
-    def step(state: TrainState, batch: Any, limits: StepLimits) -> tuple[TrainState, StepFigures]:
+    def step(
+        state: TrainState, batch: Any, limits: StepLimits, schedule: Schedule
+    ) -> tuple[TrainState, StepFigures]:
         loss, metrics, grads = gradients(state, batch)
-        updates, opt_state = spec.optimizer.update(grads, state.opt_state, state.params)
+        rate = learning_rate(schedule, schedule_count(state.opt_state))
+        updates, opt_state = spec.optimizer.update(
+            grads, state.opt_state, state.params, learning_rate=rate
+        )
         params: Any = optax.apply_updates(state.params, updates)
         changed = TrainState(state.step + 1, state.rng, params, opt_state, state.healthy)
         return changed, StepFigures(metrics | {"loss": (loss, optax.tree.norm(grads))}, {})
@@ -113,13 +118,15 @@ def unwatched(spec: StepSpec) -> Any:
     return step
 
 
-def steps_of(step: Any, state: TrainState, batch: Any, steps: int) -> Callable[[], None]:
+def steps_of(
+    step: Any, state: TrainState, inputs: tuple[Any, ...], steps: int
+) -> Callable[[], None]:
     """Returns a function that runs so many steps."""
     held = [state]
 
     def run() -> None:
         for _ in range(steps):
-            held[0], _ = step(held[0], batch, StepLimits())
+            held[0], _ = step(held[0], *inputs)
         jax.block_until_ready(held[0])
 
     return run

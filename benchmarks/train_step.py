@@ -158,18 +158,18 @@ def our_steps(
     )
     mesh = make_mesh(MeshSection(), jax.devices()[:1])
     model = define_model(task.build)
-    schedule = linear_schedule(ScheduleSegment(1_000_000, RATE, 10_000))
-    optimizer = make_optimizer(OptimizerSection(learning_rate=RATE), schedule, model.axes)
+    schedule = linear_schedule([ScheduleSegment(1_000_000, RATE, 10_000)])
+    optimizer = make_optimizer(OptimizerSection(), model.axes)
     with jax.set_mesh(mesh):
         state = initialise(task, optimizer, abstract_state(model, optimizer, mesh), seed=0)
         placed = jax.device_put(batch, batch_sharding(mesh))
-        spec = StepSpec(task=task, model=model, optimizer=optimizer, schedule=schedule)
-        step = lower_train_step(spec, state, placed, accumulation=1).compile()
+        spec = StepSpec(task=task, model=model, optimizer=optimizer)
+        step = lower_train_step(spec, state, placed, schedule, accumulation=1).compile()
 
     def run() -> None:
         nonlocal state
         for _ in range(steps):
-            state, _ = step(state, placed, StepLimits())
+            state, _ = step(state, placed, StepLimits(), schedule)
         jax.block_until_ready(state)
 
     return run

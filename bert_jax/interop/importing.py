@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-import optax
 from etils import epath
 from jax.sharding import Mesh
 
@@ -154,8 +153,7 @@ def _train_state(
     """Returns the state that a run with these settings would have saved at that step."""
     for part in moments:
         _to_device(part)
-    # Only LAMB reads the axes; the learning rate is not part of the state.
-    optimizer = make_optimizer(section, optax.constant_schedule(0.0), axes=None)
+    optimizer = make_optimizer(section, axes=None)  # which only LAMB reads, in its updates
     fresh = jax.eval_shape(optimizer.init, params)
     return TrainState(
         step=jnp.asarray(step, jnp.int32),

@@ -22,7 +22,7 @@ from bert_jax.objectives.registry import make_objective
 from bert_jax.objectives.resume import DataFingerprints, check_resume
 from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.optim.optimizer import make_optimizer
-from bert_jax.optim.schedule import join
+from bert_jax.optim.schedule import Schedule, linear_schedule
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.rules import check_divides
 from bert_jax.runs.checkpoints import write_checkpoints
@@ -52,6 +52,7 @@ class PretrainPlan(NamedTuple):
     objective: Objective
     mesh: Mesh
     step: StepSpec
+    schedule: Schedule
     phases: list[Phase]
     compile_step: Compile
     data: DataFingerprints
@@ -72,7 +73,7 @@ def prepare(
     """
     section = settings.train
     require_trackers(section.trackers, key="train.trackers")
-    schedule = join(schedule_segments(section, settings.optimizer))
+    schedule = linear_schedule(schedule_segments(section, settings.optimizer))
     mesh = open_mesh(settings.mesh)
     settings = _executed_on(mesh, settings, say=say)
     tokenizer = load_tokenizer(settings.tokenizer)
@@ -114,9 +115,9 @@ def prepare(
         step=StepSpec(
             task=objective,
             model=model,
-            optimizer=make_optimizer(settings.optimizer, schedule, model.axes),
-            schedule=schedule,
+            optimizer=make_optimizer(settings.optimizer, model.axes),
         ),
+        schedule=schedule,
         phases=[each.phase for each in opened],
         compile_step=executables.compile_train if executables else COMPILER,
         data=DataFingerprints(
@@ -172,6 +173,7 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
         )
         spec = TrainSpec(
             step=plan.step,
+            schedule=plan.schedule,
             phases=plan.phases,
             intervals=Intervals(
                 log_every=section.log_every,

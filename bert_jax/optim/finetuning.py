@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax.typing import ArrayLike
 
 from bert_jax.errors import UserError
 from bert_jax.optim.layerwise import (
@@ -17,8 +16,13 @@ from bert_jax.optim.layerwise import (
     scale_by_unit,
     unfreezes_later,
 )
-from bert_jax.optim.optimizer import decay_mask, scale_by_bert_adam
-from bert_jax.optim.schedule import slanted_triangular, warmup_constant, warmup_linear
+from bert_jax.optim.optimizer import decay_mask, scale_by_bert_adam, scale_by_given_rate
+from bert_jax.optim.schedule import (
+    Schedule,
+    slanted_triangular,
+    warmup_constant,
+    warmup_linear,
+)
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.optim.units import (
     NEVER,
@@ -32,23 +36,22 @@ from bert_jax.optim.units import (
 Axes = Any  # a nested dict of LogicalAxes
 
 
-def make_schedule(section: FinetuneOptimizerSection, *, total_steps: int) -> optax.Schedule:
-    """Returns the learning rate by step for a peak of 1.
-
-    A product with the peak is all that a learning rate is, so a sweep over peaks shares this.
+def make_schedule(section: FinetuneOptimizerSection, *, total_steps: int) -> Schedule:
+    """Returns the learning rate by step.
 
     Args:
         section: the schedule's name and constants.
         total_steps: of the whole run, at least 1.
     """
+    peak = section.learning_rate
     if section.schedule == "slanted_triangular":
         return slanted_triangular(
-            steps=total_steps, cut_fraction=section.cut_fraction, ratio=section.ratio
+            peak=peak, steps=total_steps, cut_fraction=section.cut_fraction, ratio=section.ratio
         )
     warmup = math.ceil(total_steps * section.warmup_fraction)
     if section.schedule == "constant":
-        return warmup_constant(warmup_steps=warmup)
-    return warmup_linear(steps=total_steps, warmup_steps=warmup)
+        return warmup_constant(peak=peak, warmup_steps=warmup)
+    return warmup_linear(peak=peak, steps=total_steps, warmup_steps=warmup)
 
 
 def make_finetune_optimizer(
@@ -56,33 +59,22 @@ def make_finetune_optimizer(
     axes: Axes,
     *,
     depth: int,
-    total_steps: int,
     steps_per_epoch: int,
-    peak: ArrayLike | None = None,
-) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """Returns the optimizer, and the learning rate by step that it follows.
+) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimizer; `update` is given the learning rate, as that of `make_optimizer`.
 
     Args:
         section: the optimizer's constants.
         axes: the logical axes of every parameter.
         depth: layers of the encoder.
-        total_steps: optimizer steps of the whole run.
         steps_per_epoch: optimizer steps of an epoch.
-        peak: the learning rate in place of the section's: [], also a traced one, so that the
-            optimizer can be made inside a function that is mapped over learning rates.
 
     Raises:
         UserError: `freeze` names what the model does not have.
     """
-    shape = make_schedule(section, total_steps=total_steps)
-    top = section.learning_rate if peak is None else peak
-
-    def schedule(count: ArrayLike) -> ArrayLike:
-        return top * shape(count)
-
     # One flat chain, as `make_optimizer` makes it, so that `find_moments` reads either.
     parts = _direction(section, axes, depth=depth, steps_per_epoch=steps_per_epoch)
-    return optax.chain(*parts, optax.scale_by_learning_rate(schedule)), schedule
+    return optax.chain(*parts, scale_by_given_rate())
 
 
 def first_steps(

@@ -27,14 +27,13 @@ class MomentsState(NamedTuple):
     nu: Params
 
 
-def make_optimizer(
-    section: OptimizerSection, schedule: optax.Schedule, axes: Axes
-) -> optax.GradientTransformation:
+def make_optimizer(section: OptimizerSection, axes: Axes) -> optax.GradientTransformationExtraArgs:
     """Returns clip → moments → decay (→ trust ratio) → −learning rate.
+
+    ``update(…, learning_rate=rate)``: the rate comes from outside, see `scale_by_given_rate`.
 
     Args:
         section: which optimizer, and its constants.
-        schedule: learning rate by step.
         axes: the logical axes of every parameter; LAMB needs them to keep the layers of a
             stacked parameter apart.
     """
@@ -48,8 +47,37 @@ def make_optimizer(
     parts.append(optax.add_decayed_weights(section.weight_decay, mask=decay_mask))
     if section.name == "lamb":
         parts.append(scale_by_layer_trust_ratio(axes))
-    parts.append(optax.scale_by_learning_rate(schedule))
-    return optax.chain(*parts)
+    return optax.chain(*parts, scale_by_given_rate())
+
+
+def scale_by_given_rate() -> optax.GradientTransformationExtraArgs:
+    """Multiplies with minus the learning rate that `update` is given, and counts updates.
+
+    The rate is no part of the optimizer, so that one compiled step serves every schedule. What it
+    is a function of is: `schedule_count` of the state before the update.
+    """
+
+    def init(params: optax.Params) -> optax.ScaleByScheduleState:
+        del params
+        return optax.ScaleByScheduleState(count=jnp.zeros([], jnp.int32))
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        learning_rate: jax.typing.ArrayLike | None = None,
+        **_: Any,
+    ) -> tuple[optax.Updates, optax.ScaleByScheduleState]:
+        del params
+        if learning_rate is None:
+            raise ValueError("the update needs its learning rate")
+        assert isinstance(state, optax.ScaleByScheduleState)
+        factor = -jnp.asarray(learning_rate, jnp.float32)
+        scaled = jax.tree.map(lambda update: factor * update, updates)
+        return scaled, optax.ScaleByScheduleState(count=optax.safe_increment(state.count))
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def decay_mask(params: Params) -> Any:

@@ -1,51 +1,69 @@
-"""Learning-rate schedules: warm-up and decay as in google-research/bert, and of fine-tuning."""
+"""Learning-rate schedules as numbers that a compiled step takes in: one program serves them all."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 
 from bert_jax.optim.sections import ScheduleSegment
 
+Schedule: TypeAlias = np.ndarray | jax.Array  # float32 [segments, 6], from the functions below
 
-def linear_schedule(segment: ScheduleSegment) -> optax.Schedule:
-    """Returns the schedule of google-research/bert: linear warm-up, then linear decay to zero.
+
+class _Row(NamedTuple):
+    """A segment of a schedule: a rise from `low`, then a line down to it."""
+
+    warmup: float  # steps of the rise
+    end: float  # the step at which the line ends; infinite: it stays at the peak
+    fall: float  # steps in which the line comes down from the peak to `low`
+    height: float  # of the peak above `low`
+    low: float = 0.0
+    begin: float = 0.0  # the step of the run at which the segment's step 0 is
+
+
+def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
+    """Returns the rate of an update, float32, in the shape of `count`.
+
+    Args:
+        schedule: from one of the functions below.
+        count: updates before it, int32 of any shape.
+    """
+    count, schedule = jnp.asarray(count, jnp.float32), jnp.asarray(schedule)
+    later = schedule[1:, _Row._fields.index("begin")]
+    row = _Row(*jnp.moveaxis(schedule[(count[..., None] >= later).sum(-1)], -1, 0))
+    step = jnp.minimum(count - row.begin, row.end)
+    risen = step / jnp.maximum(row.warmup, 1.0)
+    line = jnp.minimum((row.end - step) / row.fall, 1.0)
+    return row.low + row.height * jnp.where(step < row.warmup, risen, line)
+
+
+def linear_schedule(segments: Sequence[ScheduleSegment]) -> Schedule:
+    """Returns google-research/bert's schedule: linear warm-up, then linear decay to zero.
 
     The decay is a line from `peak` at step 0 to 0 at the last step, and warm-up replaces its
     first part (google-research/bert `optimization.py`): after warm-up the rate goes on at
     ``peak · (1 − warmup/steps)``, not at the peak.
 
     Args:
-        segment: steps, peak rate, warm-up steps.
+        segments: steps, peak rate and warm-up steps of each, one after the other.
     """
-    steps, peak, warmup = segment
-
-    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
-        step = jnp.asarray(count, jnp.float32)
-        decayed = peak * (1.0 - jnp.minimum(step, steps) / steps)
-        if not warmup:
-            return decayed
-        return jnp.where(step < warmup, peak * step / warmup, decayed)
-
-    return schedule
+    rows: list[_Row] = []
+    begin = 0
+    for steps, peak, warmup in segments:
+        rows.append(_Row(warmup=warmup, end=steps, fall=steps, height=peak, begin=begin))
+        begin += steps
+    return np.array(rows, np.float32)
 
 
-def join(segments: Sequence[ScheduleSegment]) -> optax.Schedule:
-    """Returns the schedule of segments one after the other."""
-    ends: list[int] = []
-    for segment in segments[:-1]:
-        ends.append(segment.steps + (ends[-1] if ends else 0))
-    return optax.join_schedules([linear_schedule(segment) for segment in segments], ends)
+def warmup_linear(*, peak: float, steps: int, warmup_steps: int) -> Schedule:
+    """Returns a rise from 0 to the peak over the warm-up, then a line to 0 at the last step.
 
-
-def warmup_linear(*, steps: int, warmup_steps: int) -> optax.Schedule:
-    """Returns a rise from 0 to 1 over the warm-up, then a line from 1 to 0 at the last step.
-
-    ``warmup_linear(steps=4, warmup_steps=2)`` at steps 0 to 4 → 0, 0.5, 1, 0.5, 0
+    ``warmup_linear(peak=1, steps=4, warmup_steps=2)`` at steps 0 to 4 → 0, 0.5, 1, 0.5, 0
 
     Hugging Face's `get_linear_schedule_with_warmup`, under which published fine-tuning figures
     were made. `linear_schedule` is that of google-research/bert: its line starts at step 0 and
@@ -53,39 +71,31 @@ def warmup_linear(*, steps: int, warmup_steps: int) -> optax.Schedule:
     where warm-up ends.
 
     Args:
+        peak: the highest rate.
         steps: of the whole run; from there on the rate is 0.
         warmup_steps: at most `steps`; 0 starts at the peak.
     """
-
-    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
-        step = jnp.asarray(count, jnp.float32)
-        decayed = jnp.maximum(0.0, (steps - step) / max(1, steps - warmup_steps))
-        return jnp.where(step < warmup_steps, step / max(1, warmup_steps), decayed)
-
-    return schedule
+    fall = max(1, steps - warmup_steps)
+    return np.array([_Row(warmup=warmup_steps, end=steps, fall=fall, height=peak)], np.float32)
 
 
-def warmup_constant(*, warmup_steps: int) -> optax.Schedule:
-    """Returns a rise from 0 to 1 over the warm-up, then 1.
+def warmup_constant(*, peak: float, warmup_steps: int) -> Schedule:
+    """Returns a rise from 0 to the peak over the warm-up, then the peak.
 
-    ``warmup_constant(warmup_steps=2)`` at steps 0 to 4 → 0, 0.5, 1, 1, 1
+    ``warmup_constant(peak=1, warmup_steps=2)`` at steps 0 to 4 → 0, 0.5, 1, 1, 1
 
     Args:
-        warmup_steps: 0 for 1 throughout.
+        peak: the highest rate.
+        warmup_steps: 0 for the peak throughout.
     """
-
-    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
-        step = jnp.asarray(count, jnp.float32)
-        return jnp.where(step < warmup_steps, step / max(1, warmup_steps), 1.0)
-
-    return schedule
+    return np.array([_Row(warmup=warmup_steps, end=math.inf, fall=1, height=peak)], np.float32)
 
 
-def slanted_triangular(*, steps: int, cut_fraction: float, ratio: float) -> optax.Schedule:
-    """Returns a short rise from 1/ratio to 1, then a long fall back to 1/ratio.
+def slanted_triangular(*, peak: float, steps: int, cut_fraction: float, ratio: float) -> Schedule:
+    """Returns a short rise from peak/ratio to the peak, then a long fall back to peak/ratio.
 
-    ``slanted_triangular(steps=10, cut_fraction=0.2, ratio=32)`` at steps 0, 1, 2, 6, 10 → 1/32,
-    33/64, 1, 33/64, 1/32
+    ``slanted_triangular(peak=1, steps=10, cut_fraction=0.2, ratio=32)`` at steps 0, 1, 2, 6, 10 →
+    1/32, 33/64, 1, 33/64, 1/32
 
     Source: arXiv 1801.06146, equation 3. Its fall ends at ``cut / cut_fraction``, which is the
     last step only where ``cut_fraction · steps`` is whole; otherwise it ends earlier and the rate
@@ -93,15 +103,11 @@ def slanted_triangular(*, steps: int, cut_fraction: float, ratio: float) -> opta
     the last step.
 
     Args:
+        peak: the highest rate.
         steps: of the whole run.
         cut_fraction: the rise's part of the steps, rounded down to whole ones.
         ratio: of the peak to the lowest rate.
     """
-    cut = math.floor(steps * cut_fraction)
-
-    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
-        step = jnp.minimum(jnp.asarray(count, jnp.float32), steps)
-        risen = jnp.where(step < cut, step / max(1, cut), (steps - step) / max(1, steps - cut))
-        return (1.0 + risen * (ratio - 1.0)) / ratio
-
-    return schedule
+    cut, low = math.floor(steps * cut_fraction), peak / ratio
+    row = _Row(warmup=cut, end=steps, fall=max(1, steps - cut), height=peak - low, low=low)
+    return np.array([row], np.float32)

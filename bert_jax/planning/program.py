@@ -16,7 +16,7 @@ from bert_jax.model.config import Architecture, resolve_architecture
 from bert_jax.model.execution import resolve_execution
 from bert_jax.objectives.registry import make_objective
 from bert_jax.optim.optimizer import make_optimizer
-from bert_jax.optim.schedule import join
+from bert_jax.optim.schedule import linear_schedule
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_sharding, check_divides
 from bert_jax.parallel.topology import TpuTopology, parse_topology
@@ -72,23 +72,20 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     check_batches(request.train, mesh)
     objective = _objective(request, architecture, mesh)
     model = define_model(objective.build)
-    schedule = join(schedule_segments(request.train, request.optimizer))
-    optimizer = make_optimizer(request.optimizer, schedule, model.axes)
+    schedule = linear_schedule(schedule_segments(request.train, request.optimizer))
+    optimizer = make_optimizer(request.optimizer, model.axes)
     state = abstract_state(model, optimizer, mesh)
     phase = request.train.phases[request.phase]
     evaluation = request.train.evaluation
     with jax.set_mesh(mesh):
         if request.kind == "train":
             rows = phase.batch_size
-            spec = StepSpec(
-                task=objective,
-                model=model,
-                optimizer=optimizer,
-                schedule=schedule,
-            )
+            spec = StepSpec(task=objective, model=model, optimizer=optimizer)
             transform = _rows(objective, phase, evaluation=False)
             batch = _batch(transform, rows, mesh)
-            lowered = lower_train_step(spec, state, batch, accumulation=phase.accumulation)
+            lowered = lower_train_step(
+                spec, state, batch, schedule, accumulation=phase.accumulation
+            )
         else:
             rows = (evaluation and evaluation.batch_size) or phase.batch_size
             transform = _rows(objective, phase, evaluation=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import optax
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError, did_you_mean
@@ -64,8 +63,7 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
     with open_checkpoints(run.directory) as checkpoints:
         if section.name != "adamw" or not checkpoints.has_optimizer(loaded.step):
             return None
-        # The learning rate is no part of the state.
-        optimizer = make_optimizer(section, optax.constant_schedule(0.0), loaded.model.axes)
+        optimizer = make_optimizer(section, loaded.model.axes)
         abstract = abstract_state(loaded.model, optimizer, loaded.mesh)
         restored = checkpoints.restore_optimizer(abstract, step=loaded.step)
     return find_moments(restored.opt_state)

@@ -29,6 +29,7 @@ class LengthGroup(NamedTuple):
 
 
 PlannedBatch: TypeAlias = tuple[LengthGroup, ...]
+BatchShapes: TypeAlias = tuple[tuple[int, int], ...]  # (length, size) of each group of a batch
 
 
 class EpochPlan:
@@ -91,9 +92,11 @@ class EpochPlan:
         return self._batches[at]
 
     @property
-    def shapes(self) -> int:
-        """How many different shapes the batches have."""
-        return len({tuple(group[:2] for group in batch) for batch in self._plan(0)})
+    def shapes(self) -> frozenset[BatchShapes]:
+        """The shapes that the batches have, of any seed."""
+        return frozenset(
+            tuple((group.length, group.size) for group in batch) for batch in self._plan(0)
+        )
 
     @property
     def mean_length(self) -> float:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bert_jax.data.rows.collate import parts_of
+from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.rules import replicated
 from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
@@ -32,31 +33,40 @@ BatchShape: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape)
 
 
 def lower_train_step(
-    spec: StepSpec, state: TrainState, batch: StepBatch, *, accumulation: int
+    spec: StepSpec,
+    state: TrainState,
+    batch: StepBatch,
+    schedule: Schedule,
+    *,
+    accumulation: int,
 ) -> jax.stages.Lowered:
     """Returns the train step lowered for the layout of `state` and `batch`.
 
-    It takes `StepLimits` beside them, numbers of the host. Call it under `jax.set_mesh`. The state
-    is donated: the old one's memory becomes the new one's.
+    It takes `StepLimits` and a schedule beside them, numbers of the host. Call it under
+    `jax.set_mesh`. The state is donated: the old one's memory becomes the new one's.
 
     Args:
         spec: of the step.
         state: arrays, or the shapes of `abstract_state`.
         batch: arrays, or shapes with layouts.
+        schedule: any with as many segments; its numbers are no part of the program.
         accumulation: microbatches per step.
     """
-    return lower_step(make_train_step(spec, accumulation=accumulation), state, batch)
+    return lower_step(make_train_step(spec, accumulation=accumulation), state, batch, schedule)
 
 
-def lower_step(step: TrainStep, state: TrainState, batch: StepBatch) -> jax.stages.Lowered:
-    """Lowers a step for the layout of a state, which is donated, and of a batch."""
+def lower_step(
+    step: TrainStep, state: TrainState, batch: StepBatch, schedule: Schedule
+) -> jax.stages.Lowered:
+    """Lowers a step for the layout of a state, which is donated, of a batch and of a schedule."""
     layout = jax.tree.map(lambda leaf: leaf.sharding, state)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(layout, layout.step))
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=layout.step)
-    return jitted.lower(state, batch, StepLimits(scalar, scalar))
+    numbers = jax.ShapeDtypeStruct(schedule.shape, schedule.dtype, sharding=layout.step)
+    return jitted.lower(state, batch, StepLimits(scalar, scalar), numbers)
 
 
-LowerStep = Callable[[TrainState, StepBatch], jax.stages.Lowered]
+LowerStep = Callable[[TrainState, StepBatch, Schedule], jax.stages.Lowered]
 # What makes a program of a lowered step: the compiler, or files of what it has made before.
 Compile = Callable[[jax.stages.Lowered], jax.stages.Compiled]
 COMPILER: Final[Compile] = jax.stages.Lowered.compile
@@ -69,7 +79,7 @@ class StepPrograms:
         """Compiles nothing yet.
 
         Args:
-            lower: `lower_train_step` with all but its state and batch bound.
+            lower: `lower_train_step` with its spec and accumulation bound.
             shapes: how many different ones there are; a batch of one more is an error.
             compile_step: makes a program of it.
         """
@@ -77,7 +87,7 @@ class StepPrograms:
         self._programs: dict[BatchShape, jax.stages.Compiled] = {}
 
     def __call__(
-        self, state: TrainState, batch: StepBatch, limits: StepLimits
+        self, state: TrainState, batch: StepBatch, limits: StepLimits, schedule: Schedule
     ) -> tuple[TrainState, StepFigures]:
         """Runs the step, compiled for the shapes of `batch`.
 
@@ -90,8 +100,8 @@ class StepPrograms:
             if len(self._programs) == self._shapes:
                 raise RuntimeError(f"a batch of a shape that was not announced: {dict(shape)}")
             with compiling(f"{self._number()} ({describe_batch(batch)})"):
-                self._programs[shape] = self._compile(self._lower(state, batch))
-        return self._programs[shape](state, batch, limits)
+                self._programs[shape] = self._compile(self._lower(state, batch, schedule))
+        return self._programs[shape](state, batch, limits, schedule)
 
     @property
     def compiled(self) -> int:

@@ -14,6 +14,7 @@ import jax
 from rich.console import Console
 
 from bert_jax.narration import doing
+from bert_jax.parallel.rules import replicated
 from bert_jax.parallel.stop_signal import STOP, StopSignal
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import StepPrograms, lower_train_step
@@ -101,6 +102,8 @@ class _Loop:
         self.evaluations = Evaluations(spec, tracker, output)
         self.watchdog = Watchdog(spec.watchdog, output.watch, spec.run_dir)
         self.profile = StepProfile(spec.profile, spec.run_dir, say=output.display.say)
+        everywhere = replicated(spec.mesh)
+        self.schedule = jax.make_array_from_process_local_data(everywhere, spec.schedule)
         self.interrupted = False
 
     def run(self, stop: StopSignal) -> None:
@@ -167,7 +170,7 @@ class _Loop:
         limits = self.recovery.limits(step)
         withheld = self.recovery.withheld(limits)
         with self.profile.step(step):
-            self.state, figures = step_fn(self.state, batch.batch, withheld)
+            self.state, figures = step_fn(self.state, batch.batch, withheld, self.schedule)
         return RunningStep(step, batch, limits, figures)
 
     def _finish_step(self, running: RunningStep, reports: PhaseReports) -> bool:

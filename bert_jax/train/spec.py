@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from bert_jax.data.host_share import HostShare
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.errors import UserError
+from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train.checkpoint_selection import CheckpointSelection
@@ -96,6 +97,7 @@ class TrainSpec:
     """All that the train loop needs to run, restore and save."""
 
     step: StepSpec
+    schedule: Schedule  # learning rate by update
     phases: Sequence[Phase]
     intervals: Intervals
     selection: CheckpointSelection

@@ -15,6 +15,7 @@ from flax import nnx
 
 from bert_jax.data.rows.collate import parts_of
 from bert_jax.optim.optimizer import MomentsState, schedule_count
+from bert_jax.optim.schedule import Schedule, learning_rate
 from bert_jax.parallel.rules import constrain
 from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
@@ -42,7 +43,7 @@ class TrainStep(Protocol):
     """One optimizer step."""
 
     def __call__(
-        self, state: TrainState, batch: StepBatch, limits: StepLimits, /
+        self, state: TrainState, batch: StepBatch, limits: StepLimits, schedule: Schedule, /
     ) -> tuple[TrainState, StepFigures]:
         """Returns the new state and the step's figures."""
         ...
@@ -61,17 +62,18 @@ class StepSpec:
         task: gives loss and divisors.
         model: structure of the task's model.
         optimizer: from `make_optimizer`.
-        schedule: only to report the learning rate.
     """
 
     task: Task
     model: ModelDefinition
-    optimizer: optax.GradientTransformation
-    schedule: optax.Schedule
+    optimizer: optax.GradientTransformationExtraArgs
 
 
 def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
-    """Returns ``step(state, batch, limits) -> (state, figures)``.
+    """Returns ``step(state, batch, limits, schedule) -> (state, figures)``.
+
+    Limits and schedule are numbers that come in: one program serves every learning rate, warm-up
+    and number of steps. The state counts the updates, since a step may be skipped.
 
     The divisors of the loss are taken over the whole global batch before it is cut into
     microbatches, so accumulation changes memory and nothing else; likewise for the parts of a batch
@@ -83,11 +85,10 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         spec: of the step.
         accumulation: microbatches per step.
     """
-    optimizer = optax.with_extra_args_support(spec.optimizer)
     gradients = make_gradients(spec.task, spec.model, accumulation=accumulation)
 
     def step(
-        state: TrainState, batch: StepBatch, limits: StepLimits
+        state: TrainState, batch: StepBatch, limits: StepLimits, schedule: Schedule
     ) -> tuple[TrainState, StepFigures]:
         value, metrics, grads = gradients(state, batch)
         squares = squares_by_layer(grads, spec.model.axes)
@@ -95,7 +96,10 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         within = (value <= limits.loss) & (norm <= limits.gradient_norm)
         healthy = state.healthy & finite & within
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, applied=healthy)
+        rate = learning_rate(schedule, schedule_count(state.opt_state))
+        updates, opt_state = spec.optimizer.update(
+            grads, state.opt_state, state.params, applied=healthy, learning_rate=rate
+        )
         params = cast(Params, optax.apply_updates(state.params, updates))
         changed = TrainState(state.step + 1, state.rng, params, opt_state, healthy)
         new_state = _where(healthy, changed, state._replace(healthy=healthy))
@@ -104,7 +108,7 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         metrics = metrics | {
             "loss": (value, one),
             "gradient_norm": (norm, one),
-            "learning_rate": (spec.schedule(schedule_count(state.opt_state)), one),
+            "learning_rate": (rate, one),
             HEALTHY: (healthy.astype(jnp.float32), one),
         }
         return new_state, StepFigures(metrics, jax.tree.map(jnp.sqrt, squares))

@@ -13,14 +13,12 @@ import numpy as np
 from bert_jax.config import load_config
 from bert_jax.objectives.registry import objective_of
 from bert_jax.optim.optimizer import make_optimizer
-from bert_jax.optim.schedule import join
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.checkpoints import open_checkpoints
 from bert_jax.runs.directory import open_run
 from bert_jax.train.example_log import read_example_log
 from bert_jax.train.restore import restore_state
-from bert_jax.train.sections import schedule_segments
 from bert_jax.train.state import TrainState, abstract_state, define_model
 from bert_jax.train.writer import read_metrics
 
@@ -79,8 +77,7 @@ def _abstract(run_dir: Path) -> Callable[[], TrainState]:
         assert config.train is not None
         mesh = make_mesh(MeshSection(), jax.devices()[:1])
         model = define_model(objective_of(open_run(run_dir)).build)
-        schedule = join(schedule_segments(config.train, config.optimizer))
-        optimizer = make_optimizer(config.optimizer, schedule, model.axes)
+        optimizer = make_optimizer(config.optimizer, model.axes)
         return abstract_state(model, optimizer, mesh)
 
     return make

@@ -28,7 +28,7 @@ def layouts() -> dict[str, dict[str, Any]]:
     """``{"mlm/bias": {"shape": [256], "parameter": ["tensor"], "mu": …, "nu": …}, …}``."""
     mesh = make_mesh(MeshSection(data=2, fsdp=2, tensor=2), jax.devices()[:8])
     model = define_model(small_task().build)
-    optimizer = make_optimizer(OptimizerSection(), lambda step: 1e-4, model.axes)
+    optimizer = make_optimizer(OptimizerSection(), model.axes)
     state = abstract_state(model, optimizer, mesh)
     moments = _moments(state)
     trees = {"parameter": state.params, "mu": moments.mu, "nu": moments.nu}

@@ -64,9 +64,9 @@ def train_ours(
     task = objective_of(found.run)
     definition = define_model(task.build)
     schedule = linear_schedule(
-        ScheduleSegment(TRAIN_STEPS, section.learning_rate, section.warmup_steps)
+        [ScheduleSegment(TRAIN_STEPS, section.learning_rate, section.warmup_steps)]
     )
-    optimizer = make_optimizer(section, schedule, definition.axes)
+    optimizer = make_optimizer(section, definition.axes)
     mesh = make_mesh(MeshSection(), jax.devices()[:1])
     abstract = abstract_state(definition, optimizer, mesh)
     first = TrainState(
@@ -81,11 +81,11 @@ def train_ours(
     )
     compared, losses, norms = {}, [], []
     with jax.set_mesh(mesh):
-        spec = StepSpec(task=task, model=definition, optimizer=optimizer, schedule=schedule)
+        spec = StepSpec(task=task, model=definition, optimizer=optimizer)
         first_batch = on_mesh(batches[0], mesh)
-        step = lower_train_step(spec, abstract, first_batch, accumulation=1).compile()
+        step = lower_train_step(spec, abstract, first_batch, schedule, accumulation=1).compile()
         for count, batch in enumerate(batches, start=1):
-            state, (metrics, _) = step(state, on_mesh(batch, mesh), StepLimits())
+            state, (metrics, _) = step(state, on_mesh(batch, mesh), StepLimits(), schedule)
             losses.append(float(metrics["loss"][0]))
             norms.append(float(metrics["gradient_norm"][0]))
             if count in COMPARED:

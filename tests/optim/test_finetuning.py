@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from bert_jax.optim.finetuning import make_finetune_optimizer, make_schedule
-from bert_jax.optim.optimizer import find_moments
+from bert_jax.optim.optimizer import find_moments, schedule_count
+from bert_jax.optim.schedule import learning_rate
 from bert_jax.optim.sections import FinetuneOptimizerSection
 
 DEPTH, STEPS, EPOCH = 3, 20, 4
@@ -76,15 +77,15 @@ def parts(values: Any) -> dict[str, np.ndarray]:
 
 def ours(section: FinetuneOptimizerSection) -> list[dict[str, np.ndarray]]:
     """Parameters after every step."""
-    transform, _ = make_finetune_optimizer(
-        section, AXES, depth=DEPTH, total_steps=STEPS, steps_per_epoch=EPOCH
-    )
+    transform = make_finetune_optimizer(section, AXES, depth=DEPTH, steps_per_epoch=EPOCH)
+    schedule = make_schedule(section, total_steps=STEPS)
     params = jax.tree.map(jnp.asarray, tree(0))
     state, history = transform.init(params), []
 
     @jax.jit
     def advance(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        updates, state = transform.update(grads, state, params)
+        rate = learning_rate(schedule, schedule_count(state))
+        updates, state = transform.update(grads, state, params, learning_rate=rate)
         return optax.apply_updates(params, updates), state
 
     for step in range(STEPS):
@@ -174,50 +175,49 @@ def test_an_unfrozen_layer_starts_as_a_fresh_adam_would() -> None:
     assert_same(ours(section), torch_adamw(section, factors=factors, starts=starts))
 
 
-def test_one_optimizer_serves_a_mapped_sweep_over_learning_rates() -> None:
-    """Made within the mapped function, with a traced peak."""
+def test_one_optimizer_serves_a_mapped_sweep_over_schedules() -> None:
     section = FinetuneOptimizerSection(layer_decay=0.9, freeze=("layers.0",), unfreeze_every=1)
-    sizes = {"depth": DEPTH, "steps_per_epoch": EPOCH}
-    peaks = [1e-2, 5e-2]
+    transform = make_finetune_optimizer(section, AXES, depth=DEPTH, steps_per_epoch=EPOCH)
+    of_peaks = [section.model_copy(update={"learning_rate": peak}) for peak in (1e-2, 5e-2)]
+    schedules = np.stack([make_schedule(each, total_steps=STEPS) for each in of_peaks])
     start = jax.tree.map(jnp.asarray, tree(0))
     grads = jax.tree.map(lambda *leaves: np.stack(leaves), *map(gradients, range(STEPS)))
 
-    def with_peak(peak: jax.Array) -> Any:
-        transform, _ = make_finetune_optimizer(section, AXES, total_steps=STEPS, peak=peak, **sizes)
-
+    def under(schedule: jax.Array) -> Any:
         def advance(carry: Any, grads: Any) -> tuple[Any, None]:
             params, state = carry
-            updates, state = transform.update(grads, state, params)
+            rate = learning_rate(schedule, schedule_count(state))
+            updates, state = transform.update(grads, state, params, learning_rate=rate)
             return (optax.apply_updates(params, updates), state), None
 
         return jax.lax.scan(advance, (start, transform.init(start)), grads)[0][0]
 
-    mapped = jax.tree.map(np.asarray, jax.jit(jax.vmap(with_peak))(jnp.array(peaks)))
-    for index, peak in enumerate(peaks):
-        alone = ours(section.model_copy(update={"learning_rate": peak}))[-1]
+    mapped = jax.tree.map(np.asarray, jax.jit(jax.vmap(under))(schedules))
+    for index, each in enumerate(of_peaks):
+        alone = ours(each)[-1]
         found = parts(jax.tree.map(lambda leaf, i=index: leaf[i], mapped))
         for name, value in found.items():
             np.testing.assert_allclose(value, alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_the_rate_returned_is_the_rate_applied() -> None:
+def test_the_rate_given_is_the_rate_applied() -> None:
     """Read off a direction of 1: no moments to speak of, no decay, no clipping."""
     section = FinetuneOptimizerSection(
         learning_rate=2e-3, warmup_fraction=0.25, beta1=0.0, weight_decay=0.0, clip_norm=None
     )
-    transform, schedule = make_finetune_optimizer(
-        section, AXES, depth=DEPTH, total_steps=8, steps_per_epoch=4
-    )
+    transform = make_finetune_optimizer(section, AXES, depth=DEPTH, steps_per_epoch=4)
+    rates = learning_rate(make_schedule(section, total_steps=8), np.arange(9))
     params = jax.tree.map(jnp.asarray, tree(0))
     ones = jax.tree.map(jnp.ones_like, params)
     state, found = transform.init(params), []
     update = jax.jit(transform.update)
-    for _ in range(9):
-        updates, state = update(ones, state, params)
+    for step, rate in enumerate(rates):
+        assert int(schedule_count(state)) == step
+        updates, state = update(ones, state, params, learning_rate=rate)
         found.append(-float(updates["task"]["bias"][0]))
     expected = [2e-3 * part for part in (0, 1 / 2, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0)]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-9)
-    np.testing.assert_allclose([schedule(step) for step in range(9)], expected, rtol=1e-5)
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -234,17 +234,15 @@ def test_the_rate_returned_is_the_rate_applied() -> None:
     ],
 )
 def test_the_section_names_the_schedule(changes: dict[str, Any], expected: list[float]) -> None:
-    section = FinetuneOptimizerSection.model_validate(changes)
-    shape = make_schedule(section, total_steps=8)
-    found = [float(shape(step)) for step in (0, 1, 2, 3, 8)]
+    section = FinetuneOptimizerSection.model_validate({"learning_rate": 1, **changes})
+    schedule = make_schedule(section, total_steps=8)
+    found = learning_rate(schedule, np.array([0, 1, 2, 3, 8])).tolist()
     assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_releases_adam_keeps_its_moments_where_they_are_looked_for() -> None:
     section = FinetuneOptimizerSection(bias_correction=False)
-    transform, _ = make_finetune_optimizer(
-        section, AXES, depth=DEPTH, total_steps=8, steps_per_epoch=4
-    )
+    transform = make_finetune_optimizer(section, AXES, depth=DEPTH, steps_per_epoch=4)
     moments = find_moments(transform.init(tree(0)))
     assert moments is not None
     assert jax.tree.structure(moments.mu) == jax.tree.structure(tree(0))

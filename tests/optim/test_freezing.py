@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -76,15 +77,13 @@ def moved(
     model: ModelDefinition, section: FinetuneOptimizerSection, *, steps: int, epoch: int
 ) -> tuple[list[set[str]], Any]:
     """Returns the units in which some number has changed after each step, and the last state."""
-    transform, _ = make_finetune_optimizer(
-        section, model.axes, depth=DEPTH, total_steps=steps, steps_per_epoch=epoch
-    )
+    transform = make_finetune_optimizer(section, model.axes, depth=DEPTH, steps_per_epoch=epoch)
     params = draw(model, 0)
     first, state, found = by_unit(params), jax.jit(transform.init)(params), []
 
     @jax.jit
     def advance(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        updates, state = transform.update(grads, state, params)
+        updates, state = transform.update(grads, state, params, learning_rate=1e-4)
         return optax.apply_updates(params, updates), state
 
     for step in range(steps):
@@ -164,15 +163,14 @@ def test_its_state_lies_on_a_mesh_as_pretrainings_does(
     model: ModelDefinition, section: FinetuneOptimizerSection
 ) -> None:
     mesh = make_mesh(MeshSection(data=2, fsdp=2, tensor=2), jax.devices()[:8])
-    transform, _ = make_finetune_optimizer(
-        section, model.axes, depth=DEPTH, total_steps=8, steps_per_epoch=2
-    )
+    transform = make_finetune_optimizer(section, model.axes, depth=DEPTH, steps_per_epoch=2)
     abstract = abstract_state(model, transform, mesh)
     layouts = jax.tree.map(lambda leaf: leaf.sharding, (abstract.params, abstract.opt_state))
 
     def two_steps(grads: Any, params: Any) -> Any:
-        updates, state = transform.update(grads, transform.init(params), params)
-        return transform.update(grads, state, optax.apply_updates(params, updates))
+        update = functools.partial(transform.update, grads, learning_rate=1e-4)
+        updates, state = update(transform.init(params), params)
+        return update(state, optax.apply_updates(params, updates))
 
     params, grads = draw(model, 0), gradients(model, 1)
     with jax.set_mesh(mesh):
@@ -218,11 +216,10 @@ def test_a_frozen_encoder_costs_no_backward_pass(model: ModelDefinition) -> None
 def test_the_update_of_a_frozen_parameter_depends_on_no_gradient(model: ModelDefinition) -> None:
     """So that a compiler need not compute the gradient for it."""
     section = FinetuneOptimizerSection(freeze=("encoder",), clip_norm=None)
-    transform, _ = make_finetune_optimizer(
-        section, model.axes, depth=DEPTH, total_steps=8, steps_per_epoch=2
-    )
+    transform = make_finetune_optimizer(section, model.axes, depth=DEPTH, steps_per_epoch=2)
     state = jax.eval_shape(transform.init, model.params)
-    traced = jax.make_jaxpr(transform.update)(model.params, state, model.params)
+    update = functools.partial(transform.update, learning_rate=1e-4)
+    traced = jax.make_jaxpr(update)(model.params, state, model.params)
     _, used = pe.dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
     named = jax.tree.unflatten(
         jax.tree.structure(model.params), used[: len(jax.tree.leaves(model.params))]
@@ -287,6 +284,5 @@ def test_a_pooler_that_is_not_there_cannot_be_frozen() -> None:
             FinetuneOptimizerSection(freeze=("pooler",)),
             model.axes,
             depth=DEPTH,
-            total_steps=8,
             steps_per_epoch=2,
         )

@@ -52,11 +52,11 @@ def gradients(step: int) -> dict[str, Any]:
 
 def ours(section: OptimizerSection) -> list[dict[str, np.ndarray]]:
     """Parameters after every step."""
-    transform = make_optimizer(section, lambda step: jnp.asarray(RATES)[step], AXES)
+    transform = make_optimizer(section, AXES)
     params = jax.tree.map(jnp.asarray, tree(np.random.default_rng(0)))
     state, history = transform.init(params), []
     for step in range(STEPS):
-        updates, state = transform.update(gradients(step), state, params)
+        updates, state = transform.update(gradients(step), state, params, learning_rate=RATES[step])
         params = jax.tree.map(jnp.add, params, updates)
         history.append(flat(params))
     return history
@@ -182,9 +182,11 @@ def test_lamb_leaves_a_parameter_of_zeros_its_plain_step() -> None:
     """‖x‖ = 0 would otherwise keep it at zero for ever."""
     axes = {"kernel": ("embed", "mlp")}
     section = OptimizerSection(name="lamb", weight_decay=0.0, clip_norm=None)
-    transform = make_optimizer(section, lambda step: 1e-2, axes)
+    transform = make_optimizer(section, axes)
     params = {"kernel": jnp.zeros((2, 3))}
-    updates, _ = transform.update({"kernel": jnp.ones((2, 3))}, transform.init(params), params)
+    updates, _ = transform.update(
+        {"kernel": jnp.ones((2, 3))}, transform.init(params), params, learning_rate=1e-2
+    )
     expected = -1e-2 * 0.1 / (np.sqrt(0.001) + 1e-6)
     np.testing.assert_allclose(updates["kernel"], expected, rtol=1e-5)
 

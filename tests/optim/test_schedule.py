@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.optim.schedule import (
-    join,
+    learning_rate,
     linear_schedule,
     slanted_triangular,
     warmup_constant,
@@ -34,8 +35,8 @@ def released_rate(step: int, *, peak: float, steps: int, warmup: int) -> float:
 @settings(deadline=None, max_examples=15)
 def test_every_step_has_the_releases_rate(steps: int, warmup_share: float, peak: float) -> None:
     warmup = int(warmup_share * steps)
-    schedule = linear_schedule(ScheduleSegment(steps, peak, warmup))
-    found = np.asarray(schedule(np.arange(steps + 3)))
+    schedule = linear_schedule([ScheduleSegment(steps, peak, warmup)])
+    found = learning_rate(schedule, np.arange(LONGEST))[: steps + 3]
     expected = [
         released_rate(step, peak=peak, steps=steps, warmup=warmup) for step in range(steps + 3)
     ]
@@ -43,17 +44,17 @@ def test_every_step_has_the_releases_rate(steps: int, warmup_share: float, peak:
 
 
 def test_the_rate_falls_off_the_peak_where_warm_up_ends() -> None:
-    schedule = linear_schedule(ScheduleSegment(100, 1e-3, 10))
-    rates = [float(schedule(step)) for step in (0, 9, 10, 100)]
-    assert rates == pytest.approx([0.0, 9e-4, 9e-4, 0.0], rel=1e-6)
+    schedule = linear_schedule([ScheduleSegment(100, 1e-3, 10)])
+    rates = learning_rate(schedule, np.array([0, 9, 10, 100]))
+    assert rates.tolist() == pytest.approx([0.0, 9e-4, 9e-4, 0.0], rel=1e-6)
 
 
 def test_a_long_run_keeps_its_digits() -> None:
     """float32 holds every step number up to 2**24; the original run has a million."""
-    schedule = linear_schedule(ScheduleSegment(1_000_000, 1e-4, 10_000))
-    for step in (1, 9_999, 10_000, 500_001, 999_999):
-        expected = released_rate(step, peak=1e-4, steps=1_000_000, warmup=10_000)
-        assert float(schedule(step)) == pytest.approx(expected, rel=1e-5, abs=1e-11)
+    schedule = linear_schedule([ScheduleSegment(1_000_000, 1e-4, 10_000)])
+    steps = np.array([1, 9_999, 10_000, 500_001, 999_999])
+    expected = [released_rate(step, peak=1e-4, steps=1_000_000, warmup=10_000) for step in steps]
+    np.testing.assert_allclose(learning_rate(schedule, steps), expected, rtol=1e-6)
 
 
 def test_segments_follow_each_other_each_with_its_own_count() -> None:
@@ -62,20 +63,28 @@ def test_segments_follow_each_other_each_with_its_own_count() -> None:
         ScheduleSegment(5, 5e-4, 1),
         ScheduleSegment(4, 1e-4, 0),
     ]
-    joined = join(segments)
     expected = [
         released_rate(step, peak=peak, steps=steps, warmup=warmup)
         for steps, peak, warmup in segments
         for step in range(steps)
     ]
-    found = [float(joined(step)) for step in range(19)]
+    found = learning_rate(linear_schedule(segments), np.arange(19))
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
 
 
-def test_one_stretch_joined_is_that_stretch() -> None:
-    segment = ScheduleSegment(7, 1e-3, 3)
-    one, joined = linear_schedule(segment), join([segment])
-    assert [float(one(step)) for step in range(9)] == [float(joined(step)) for step in range(9)]
+def test_a_compiled_step_takes_in_any_schedule_with_as_many_segments() -> None:
+    compiled = jax.jit(learning_rate)
+    schedules = [
+        linear_schedule([ScheduleSegment(10, 1e-3, 0)]),
+        warmup_linear(peak=1e-4, steps=10, warmup_steps=3),
+        warmup_constant(peak=1e-4, warmup_steps=3),
+        slanted_triangular(peak=1e-4, steps=10, cut_fraction=0.25, ratio=32),
+    ]
+    for schedule in schedules:
+        for step in range(12):
+            expected = float(learning_rate(schedule, step))
+            assert float(compiled(schedule, np.int32(step))) == pytest.approx(expected, rel=3e-7)
+    assert compiled._cache_size() == 1
 
 
 def hugging_face_rates(name: str, *, peak: float, count: int, **constants: int) -> list[float]:
@@ -99,7 +108,8 @@ def test_the_linear_schedule_of_fine_tuning_is_hugging_faces(steps: int, warmup:
         num_warmup_steps=warmup,
         num_training_steps=steps,
     )
-    found = warmup_linear(steps=steps, warmup_steps=warmup)(np.arange(steps + 3))
+    schedule = warmup_linear(peak=1, steps=steps, warmup_steps=warmup)
+    found = learning_rate(schedule, np.arange(LONGEST))[: steps + 3]
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -108,23 +118,24 @@ def test_the_constant_schedule_is_hugging_faces(warmup: int) -> None:
     expected = hugging_face_rates(
         "get_constant_schedule_with_warmup", peak=1.0, count=12, num_warmup_steps=warmup
     )
-    found = warmup_constant(warmup_steps=warmup)(np.arange(12))
+    found = learning_rate(warmup_constant(peak=1, warmup_steps=warmup), np.arange(12))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_the_linear_schedule_of_fine_tuning_lies_above_the_releases_after_warm_up() -> None:
     """By warmup/steps of the peak where the warm-up ends; both are the same during it."""
-    ours = warmup_linear(steps=100, warmup_steps=10)
-    released = linear_schedule(ScheduleSegment(100, 1.0, 10))
-    gaps = [float(ours(step) - released(step)) for step in (0, 9, 10, 55, 100)]
-    assert gaps == pytest.approx([0.0, 0.0, 0.1, 0.05, 0.0], abs=1e-6)
+    steps = np.array([0, 9, 10, 55, 100])
+    ours = learning_rate(warmup_linear(peak=1, steps=100, warmup_steps=10), steps)
+    released = learning_rate(linear_schedule([ScheduleSegment(100, 1.0, 10)]), steps)
+    assert (ours - released).tolist() == pytest.approx([0.0, 0.0, 0.1, 0.05, 0.0], abs=1e-6)
 
 
 @given(steps=st.integers(1, LONGEST), warmup_share=st.floats(0, 1))
 @settings(deadline=None, max_examples=20)
 def test_the_linear_schedule_reaches_its_peak_and_its_end(steps: int, warmup_share: float) -> None:
     warmup = int(warmup_share * (steps - 1))
-    rates = np.asarray(warmup_linear(steps=steps, warmup_steps=warmup)(np.arange(LONGEST + 5)))
+    schedule = warmup_linear(peak=1, steps=steps, warmup_steps=warmup)
+    rates = np.asarray(learning_rate(schedule, np.arange(LONGEST + 5)))
     assert rates.min() >= 0.0
     assert rates.max() == rates[warmup] == pytest.approx(1.0, rel=1e-6)
     assert (rates[steps:] == 0.0).all()
@@ -147,14 +158,16 @@ def test_the_slanted_triangle_is_the_papers(steps: int, cut_fraction: float, rat
         paper_slanted_rate(step, steps=steps, cut_fraction=cut_fraction, ratio=ratio)
         for step in range(steps + 1)
     ]
-    schedule = slanted_triangular(steps=steps, cut_fraction=cut_fraction, ratio=ratio)
-    np.testing.assert_allclose(schedule(np.arange(steps + 1)), expected, rtol=1e-5)
+    schedule = slanted_triangular(peak=1, steps=steps, cut_fraction=cut_fraction, ratio=ratio)
+    found = learning_rate(schedule, np.arange(steps + 1))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_where_the_papers_triangle_falls_below_zero_ours_ends_at_its_lowest_rate() -> None:
     constants = {"steps": 19, "cut_fraction": 0.1, "ratio": 32.0}
     assert paper_slanted_rate(19, **constants) == pytest.approx(-30 / 32)
-    assert float(slanted_triangular(**constants)(19)) == pytest.approx(1 / 32)
+    schedule = slanted_triangular(peak=1, **constants)
+    assert float(learning_rate(schedule, 19)) == pytest.approx(1 / 32)
 
 
 @given(steps=st.integers(1, LONGEST), cut_fraction=st.floats(0, 0.99), ratio=st.floats(1, 100))
@@ -162,8 +175,8 @@ def test_where_the_papers_triangle_falls_below_zero_ours_ends_at_its_lowest_rate
 def test_the_slanted_triangle_keeps_between_its_lowest_rate_and_its_peak(
     steps: int, cut_fraction: float, ratio: float
 ) -> None:
-    schedule = slanted_triangular(steps=steps, cut_fraction=cut_fraction, ratio=ratio)
-    rates = np.asarray(schedule(np.arange(LONGEST + 5)))
+    schedule = slanted_triangular(peak=1, steps=steps, cut_fraction=cut_fraction, ratio=ratio)
+    rates = np.asarray(learning_rate(schedule, np.arange(LONGEST + 5)))
     assert rates.max() == pytest.approx(1.0, rel=1e-5)
     assert rates.argmax() == int(steps * cut_fraction) or ratio < 1.001
     assert rates.min() >= (1 - 1e-5) / ratio

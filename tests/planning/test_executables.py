@@ -87,11 +87,15 @@ def test_a_run_with_saved_executables_compiles_no_step_and_has_the_same_numbers(
     project: Path, saved: Path, tmp_path: Path
 ) -> None:
     loading = configuration(project, tmp_path / "loaded", executables=str(saved))
+    other = {"learning_rate": 2e-3, "warmup_steps": 1}  # which are no part of the program
+    loading["optimizer"] |= other
     output, loaded = trained(tmp_path, loading)
     assert "train step loaded from" in output
     assert "evaluation step loaded from" in output
     assert "compiling it took" in output
-    output, compiled = trained(tmp_path, configuration(project, tmp_path / "compiled"))
+    compiling = configuration(project, tmp_path / "compiled")
+    compiling["optimizer"] |= other
+    output, compiled = trained(tmp_path, compiling)
     assert "loaded from" not in output
     assert steps_compiled(loaded) == 0
     assert steps_compiled(compiled) == (compiled - loaded).total() == 2  # train and evaluation
@@ -104,12 +108,12 @@ def test_executables_of_another_configuration_are_named_and_compiled_anew(
     project: Path, saved: Path, tmp_path: Path
 ) -> None:
     other = configuration(project, tmp_path / "run", executables=str(saved))
-    other["optimizer"] |= {"learning_rate": 2e-3}
+    other["optimizer"] |= {"weight_decay": 0.1}
     output, compiled = trained(tmp_path, other)
     (train_file,) = saved.glob("train-*")
     assert f"{train_file} is for another program" in output
     assert "the train step is compiled anew" in output
-    assert "evaluation step loaded from" in output  # which has no learning rate
+    assert "evaluation step loaded from" in output  # which has no optimizer
     assert steps_compiled(compiled) == 1
 
 

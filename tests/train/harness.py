@@ -56,21 +56,17 @@ class Trainer:
     def __init__(self, setting: Setting, shape: tuple[int, int, int], batch: HostBatch) -> None:
         task = setting.task
         self.model = define_model(task.build)
-        self.schedule = linear_schedule(ScheduleSegment(20, PEAK, setting.section.warmup_steps))
-        self.optimizer = make_optimizer(setting.section, self.schedule, self.model.axes)
+        self.schedule = linear_schedule([ScheduleSegment(20, PEAK, setting.section.warmup_steps)])
+        self.optimizer = make_optimizer(setting.section, self.model.axes)
         data, fsdp, tensor = shape
         devices = jax.devices()[: data * fsdp * tensor]
         self.mesh = make_mesh(MeshSection(data=data, fsdp=fsdp, tensor=tensor), devices)
         self.abstract = abstract_state(self.model, self.optimizer, self.mesh)
         with jax.set_mesh(self.mesh):
-            spec = StepSpec(
-                task=task,
-                model=self.model,
-                optimizer=self.optimizer,
-                schedule=self.schedule,
-            )
+            spec = StepSpec(task=task, model=self.model, optimizer=self.optimizer)
+            placed = on_mesh(batch, self.mesh)
             self.compiled = lower_train_step(
-                spec, self.abstract, on_mesh(batch, self.mesh), accumulation=setting.accumulation
+                spec, self.abstract, placed, self.schedule, accumulation=setting.accumulation
             ).compile(compiler_options=QUICK)
 
     def place(self, state: TrainState) -> TrainState:
@@ -84,7 +80,7 @@ class Trainer:
     ) -> tuple[TrainState, dict[str, tuple[float, float]]]:
         """One step; the metrics as numbers."""
         with jax.set_mesh(self.mesh):
-            new, figures = self.compiled(state, on_mesh(batch, self.mesh), limits)
+            new, figures = self.compiled(state, on_mesh(batch, self.mesh), limits, self.schedule)
         self.gradient_norms = jax.device_get(figures.gradient_norms)
         return new, {name: (float(s), float(c)) for name, (s, c) in figures.metrics.items()}
 
@@ -97,7 +93,7 @@ def first_state(setting: Setting, shape: tuple[int, int, int] = (1, 1, 1)) -> An
         MeshSection(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: data * fsdp * tensor]
     )
     model = define_model(task.build)
-    optimizer = make_optimizer(setting.section, lambda step: PEAK, model.axes)
+    optimizer = make_optimizer(setting.section, model.axes)
     with jax.set_mesh(mesh):
         state = initialise(task, optimizer, abstract_state(model, optimizer, mesh), seed=1)
     return jax.device_get(state)

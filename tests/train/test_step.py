@@ -11,6 +11,7 @@ import pytest
 
 from bert_jax.objectives.bert import MLM_EPSILON
 from bert_jax.optim.optimizer import MomentsState
+from bert_jax.optim.schedule import learning_rate
 from bert_jax.train.state import TrainState
 from bert_jax.train.step import dropout_key
 from tests.support import relative_error, small_batch
@@ -91,7 +92,7 @@ def test_a_step_counts_and_reports_the_rate_it_used() -> None:
         assert int(state.step) == step
         state, metrics = trainer(Setting()).step(state, small_batch(seed=step))
         assert metrics["learning_rate"][0] == pytest.approx(
-            float(trainer(Setting()).schedule(step)), rel=1e-6
+            float(learning_rate(trainer(Setting()).schedule, step)), rel=1e-6
         )
         assert metrics["gradient_norm"][0] > 0
         assert metrics["healthy"] == (1.0, 1.0)

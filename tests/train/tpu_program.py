@@ -51,8 +51,8 @@ def lower(
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
     )
     model = define_model(task.build)
-    schedule = linear_schedule(ScheduleSegment(1_000_000, 1e-4, 10_000))
-    optimizer = make_optimizer(OptimizerSection(warmup_steps=10_000), schedule, model.axes)
+    schedule = linear_schedule([ScheduleSegment(1_000_000, 1e-4, 10_000)])
+    optimizer = make_optimizer(OptimizerSection(), model.axes)
     layout = batch_sharding(mesh)
 
     def of(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
@@ -69,8 +69,8 @@ def lower(
     }
     state = abstract_state(model, optimizer, mesh)
     with jax.set_mesh(mesh):
-        spec = StepSpec(task=task, model=model, optimizer=optimizer, schedule=schedule)
-        lowered = lower_train_step(spec, state, batch, accumulation=1)
+        spec = StepSpec(task=task, model=model, optimizer=optimizer)
+        lowered = lower_train_step(spec, state, batch, schedule, accumulation=1)
     return lowered, len(devices)
 
 

@@ -65,7 +65,7 @@ class Killed:
                 return run_finetuning(prepared, root, programs, **options)
             finally:
                 plan = prepared.batches(seed=0).plan
-                self.compiled.append(programs.steps(prepared, plan).compiled)
+                self.compiled.append(programs.steps(plan).programs.compiled)
 
         return run
 

@@ -10,6 +10,7 @@ import jax
 from etils import epath
 from rich.console import Console
 
+from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.mesh import process_share
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import open_run, write_run
@@ -82,19 +83,19 @@ def _train_spec(
     share = process_share(prepared.mesh)
     batches = prepared.batches(seed=settings.seed, share=share)
     steps = batches.plan.steps
-    shared = programs.steps(prepared, batches.plan)
+    shared = programs.steps(batches.plan)
     every = section.evaluate_every(steps)
     phase = Phase(
         steps=steps * section.epochs,
         batch_size=section.batch_size,
         accumulation=section.accumulation,
         loader=batches,
-        shapes=batches.plan.shapes,
+        shapes=len(batches.plan.shapes),
         flops_per_row=prepared.flops_per_row(batches.plan),
         evaluate=dev_evaluation(prepared, programs.predictor),
         watch=None,
         validation=" ".join(prepared.content[name] for name in prepared.family.dev) or "nothing",
-        step=shared.at(section.optimizer.learning_rate),
+        step=shared.programs,
     )
     write_config = functools.partial(
         write_run,
@@ -107,6 +108,7 @@ def _train_spec(
     )
     return TrainSpec(
         step=shared.spec,
+        schedule=make_schedule(section.optimizer, total_steps=phase.steps),
         phases=[phase],
         intervals=Intervals(
             # A short run reports its training loss too.

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 import jax
 import optax
 from etils import epath
-from jax.typing import ArrayLike
 from rich.console import Console
 
 from bert_jax.data.host_share import ONE_HOST, HostShare
@@ -122,22 +121,17 @@ class TrainingSetup(NamedTuple):
             ),
         )
 
-    def optimizer(
-        self, *, steps_per_epoch: int, peak: ArrayLike | None = None
-    ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-        """Returns the run's optimizer, and its learning rate by step.
+    def optimizer(self, *, steps_per_epoch: int) -> optax.GradientTransformationExtraArgs:
+        """Returns the run's optimizer.
 
         Args:
             steps_per_epoch: optimizer steps of an epoch.
-            peak: the learning rate in place of the section's.
         """
         return make_finetune_optimizer(
             self.section.optimizer,
             self.model.axes,
             depth=self.architecture.num_hidden_layers,
-            total_steps=steps_per_epoch * self.section.epochs,
             steps_per_epoch=steps_per_epoch,
-            peak=peak,
         )
 
     def flops_per_row(self, plan: EpochPlan) -> float:
