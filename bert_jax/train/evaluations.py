@@ -11,6 +11,7 @@ from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.output import Output
 from bert_jax.train.spec import Phase, TrainSpec
 from bert_jax.train.step_tracker import StepTracker
+from bert_jax.train.writer import VALIDATION
 
 
 class Evaluations:
@@ -47,7 +48,7 @@ class Evaluations:
         except EvaluationCut:
             progress.unevaluated = self.cut = True
             return None
-        output.writer.write("validation", progress.step, scores)
+        output.writer.write(VALIDATION, progress.step, scores)
         remark = phase.watch.remark(scores) if phase.watch else ""
         output.display.evaluated(progress.step, scores, remark)
         score = self._spec.selection.score(scores, phase=progress.phase, data=phase.validation)

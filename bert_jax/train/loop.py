@@ -63,7 +63,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
     spec.write_config(spec.run_dir)
     tracker = StepTracker(progress, phases=spec.phases, intervals=spec.intervals)
     first, last = progress.step, tracker.last_step
-    output = open_output(spec, watch, console, first=first, last=last)
+    output = open_output(spec, watch, console, progress=progress, last=last)
     loop = _Loop(spec, state, tracker, output)
     if first:
         output.display.say(f"resuming at step {first} of {last}")

@@ -10,6 +10,7 @@ from rich.console import Console
 from bert_jax.train.example_log import ExampleLog
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.heartbeat import with_heartbeat
+from bert_jax.train.progress import TrainProgress
 from bert_jax.train.progress_display import ProgressDisplay, make_display
 from bert_jax.train.spec import TrainSpec
 from bert_jax.train.time_account import describe_goodput
@@ -57,7 +58,7 @@ class Output(NamedTuple):
 
 
 def open_output(
-    spec: TrainSpec, watch: Stopwatch, console: Console, *, first: int, last: int
+    spec: TrainSpec, watch: Stopwatch, console: Console, *, progress: TrainProgress, last: int
 ) -> Output:
     """Opens it all, and drops from files what tells of steps that will be done again.
 
@@ -65,9 +66,10 @@ def open_output(
         spec: of the run.
         watch: begun.
         console: where progress is shown.
-        first: step that the run goes on from.
+        progress: that the run goes on from.
         last: step that it ends at.
     """
+    first = progress.step
     display = make_display(console, first_step=first, total_steps=last)
     watch.resume(first)
     examples = ExampleLog(
@@ -80,5 +82,11 @@ def open_output(
     # Figures are written once, by the first process.
     writer: Writer = NoWriter()
     if jax.process_index() == 0:
-        writer = RunWriter(spec.run_dir, resume_step=first, say=display.say, trackers=spec.trackers)
+        writer = RunWriter(
+            spec.run_dir,
+            resume_step=first,
+            evaluated=not progress.unevaluated,
+            say=display.say,
+            trackers=spec.trackers,
+        )
     return Output(with_heartbeat(writer), display, examples, watch)

@@ -16,6 +16,7 @@ from bert_jax.train.tensorboard import TensorBoard
 from bert_jax.train.trackers import Trackers
 
 METRICS: Final = "metrics.jsonl"
+VALIDATION: Final = "validation"  # lines of evaluations
 
 
 class Writer(Protocol):
@@ -50,6 +51,7 @@ class RunWriter:
         run_dir: epath.PathLike,
         *,
         resume_step: int,
+        evaluated: bool = True,
         say: Callable[[str], None] = lambda _: None,
         trackers: Sequence[TrackerName] = (),
     ) -> None:
@@ -58,20 +60,26 @@ class RunWriter:
         Args:
             run_dir: local or gs://.
             resume_step: the last step that counts; 0 for a fresh run.
+            evaluated: whether its evaluation counts too; it is dropped if it will be done again.
             say: called with a line of text if lines of metrics.jsonl were found damaged, or a
                 tracker fails.
             trackers: other places for figures.
         """
         self._run_dir, self._say = run_dir, say
-        self._open(resume_step)
+        self._open(resume_step, evaluated=evaluated)
         self._trackers = Trackers(epath.Path(run_dir), trackers, say=say)
 
-    def _open(self, step: int) -> None:
+    def _open(self, step: int, *, evaluated: bool = True) -> None:
         """Opens the files, without what was written of steps beyond one."""
+
+        def counts(line: Entry) -> bool:
+            again = not evaluated and line["kind"] == VALIDATION
+            return line["step"] < step if again else line["step"] <= step
+
         self._lines = open_log(
             epath.Path(self._run_dir) / METRICS,
             check=is_figures,
-            keep=lambda line: line["step"] <= step,
+            keep=counts,
             say=self._say,
         )
         self._board = TensorBoard(self._run_dir, resume_step=step)

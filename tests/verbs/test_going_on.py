@@ -24,6 +24,7 @@ from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.train.checkpoint_local import LocalCheckpoints
 from bert_jax.train.sections import LocalCheckpointSection
+from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.writer import read_metrics
 from tests.project import project_config, write_config
 from tests.train.checkpoints import abstract, state_at
@@ -164,6 +165,14 @@ def test_a_local_directory_that_cannot_be_is_one_line(
     assert said in result.stderr
 
 
+class Killed(Exception):
+    """The process ends here."""
+
+
+def die(*_: object) -> None:
+    raise Killed
+
+
 def test_a_signal_cuts_an_evaluation_short_and_the_next_start_makes_up_for_it(
     config: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +194,10 @@ def test_a_signal_cuts_an_evaluation_short_and_the_next_start_makes_up_for_it(
     assert "stopped at step 4, saved" in result.output
     assert len(batches) == 2
     assert not read_metrics(run_dir, kind="validation")
+    with monkeypatch.context() as patched:  # makes up for it, and is killed before the next step
+        patched.setattr(StepTracker, "remaining_phases", die)
+        assert isinstance(invoke("pretrain", config, f"run_dir={run_dir}").exception, Killed)
+    assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [4]
     said = ok("pretrain", config, f"run_dir={run_dir}").output
     assert said.index("resuming at step 4") < said.index("step 4 validation")
     assert_same_run(run_dir, undisturbed)
