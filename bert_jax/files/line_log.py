@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from etils import epath
 
-from bert_jax.files.atomic import write_whole
+from bert_jax.files.atomic import full_disk, write_whole
 from bert_jax.files.json_lines import (
     Check,
     Entry,
@@ -43,11 +43,16 @@ class LineLog(Protocol):
         ...
 
     def flush(self) -> None:
-        """Makes sure that what was appended outlives this process and its machine."""
+        """Makes sure that what was appended outlives this process and its machine.
+
+        Raises:
+            OSError: the disk is full; a later call may succeed.
+            UserError: so is a bucket's quota.
+        """
         ...
 
     def close(self) -> None:
-        """Flushes. Idempotent."""
+        """Flushes, or says that it cannot. Idempotent."""
         ...
 
 
@@ -62,7 +67,7 @@ def open_log(
         path: local or ``gs://``; ends in ``.jsonl``.
         check: tells its entries from foreign lines.
         keep: which entries stay.
-        say: called with a line of text if damaged lines were found.
+        say: called with a line of text if damaged lines were found, or the disk is full.
 
     Raises:
         UserError: it cannot be read or written.
@@ -84,29 +89,69 @@ def open_log(
     write_whole(root, to_bytes(whole))
     for file in pieces(root):  # of a run that was copied from a bucket
         file.unlink()
-    return FileLog(pathlib.Path(root))
+    return FileLog(pathlib.Path(root), say=say)
 
 
 class FileLog:
-    """A local file. Every entry is with the operating system at once, and so outlives a kill."""
+    """A local file. Every entry is with the operating system at once, and so outlives a kill.
 
-    def __init__(self, path: pathlib.Path) -> None:
-        """Goes on at the end of ``path``, which is there."""
-        self._path = path
+    On a full disk entries wait in memory, and go to the file when there is room.
+    """
+
+    def __init__(self, path: pathlib.Path, *, say: Callable[[str], None]) -> None:
+        """Goes on at the end of ``path``, which is there.
+
+        Args:
+            path: of the file.
+            say: called with a line of text when entries begin to wait, and if they are lost.
+        """
+        self._path, self._say = path, say
+        self._waiting = b""
 
     def append(self, entry: Entry) -> None:
         """See `LineLog`."""
-        with self._path.open("ab") as file:
-            file.write(_line(entry))
+        waited = bool(self._waiting)
+        self._waiting += _line(entry)
+        try:
+            self._write()
+        except OSError as error:
+            reason = full_disk(error)
+            if reason is None:
+                raise
+            if not waited:
+                self._say(f"{self._path}: {reason}; its lines wait in memory until there is room")
 
     def flush(self) -> None:
         """See `LineLog`."""
+        self._write()
         with self._path.open("rb") as file:
             os.fsync(file.fileno())
 
     def close(self) -> None:
         """See `LineLog`."""
-        self.flush()
+        try:
+            self.flush()
+        except OSError as error:
+            reason = full_disk(error)
+            if reason is None:
+                raise
+            lost = self._waiting.count(b"\n")
+            self._say(f"{self._path}: {reason}; the last {lost} of its lines are not in it")
+
+    def _write(self) -> None:
+        """Writes what waits, or nothing of it."""
+        if not self._waiting:
+            return
+        with self._path.open("ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                rest = memoryview(self._waiting)
+                while rest:  # the disk may take a part; the next attempt says why
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                file.truncate(end)
+                raise
+        self._waiting = b""
 
 
 class PieceLog:

@@ -19,6 +19,7 @@ from bert_jax.files.remote import is_remote
 from bert_jax.task import Params
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
 from bert_jax.train.checkpoint_store import OPTIMIZER, PARAMS, PROGRESS
+from bert_jax.train.failed_saves import quieten_failed_saves
 from bert_jax.train.finite import refuse_non_finite
 from bert_jax.train.manifest import SelectionScore, write_manifest
 from bert_jax.train.sections import CheckpointSection
@@ -73,6 +74,7 @@ class Checkpointer:
         if not read_only:
             self._path.mkdir(parents=True, exist_ok=True)
             self._found.sweep()
+            quieten_failed_saves()
         self._arrays = _array_handler(save_bytes)
         self._manifests = _ManifestWriter(self._arrays)
         # No metadata store: its file would change after the manifest, which says all that is in it.
@@ -141,6 +143,13 @@ class Checkpointer:
 
     def save_local(self, state: TrainState, *, step: int, progress: Mapping[str, Any]) -> None:
         """Does nothing: see `bert_jax.train.checkpoint_tiers`."""
+
+    def not_saved(self, step: int, error: Exception) -> None:
+        """See `CheckpointWriter`."""
+        self._settle()
+        if step not in self._found.steps():
+            self._fail(step, error)
+            self._stop_if_failed()
 
     def add_score(self, step: int, score: SelectionScore) -> None:
         """Says of a whole checkpoint how an evaluation that came later ranks it."""

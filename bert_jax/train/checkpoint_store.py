@@ -102,6 +102,14 @@ class CheckpointWriter(CheckpointReader, Protocol):
         """Starts saving the state on this host's own disk; does nothing where none is set."""
         ...
 
+    def not_saved(self, step: int, error: Exception) -> None:
+        """Answers to what keeps a step from being saved before its save begins, as to a failed one.
+
+        Raises:
+            RunStopped: that is to stop the run.
+        """
+        ...
+
     def add_score(self, step: int, score: SelectionScore) -> None:
         """Says of a whole checkpoint how an evaluation that came later ranks it."""
         ...

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import jax
 from rich.console import Console
 
+from bert_jax.errors import UserError
 from bert_jax.narration import doing
 from bert_jax.parallel.rules import replicated
 from bert_jax.parallel.stop_signal import STOP, StopSignal
@@ -196,7 +197,11 @@ class _Loop:
         """Starts saving state and progress together, in the run directory or on the local disk."""
         progress, output, checkpoints = self.tracker.progress, self.output, self.spec.checkpoints
         self.spec.check_lock()
-        output.flush()
+        try:
+            output.flush()
+        except (OSError, UserError) as error:
+            checkpoints.not_saved(progress.step, error)
+            return
         saved = {"step": progress.step, "progress": progress.to_json()}
         with output.watch.on("save"):
             if local:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import pathlib
+import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from etils import epath
 
+from bert_jax.errors import first_line
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import is_remote
 
 if TYPE_CHECKING:
-    from tensorboardX import SummaryWriter
+    from tensorboardX.record_writer import RecordWriter
 
 # Of the run in one file of a bucket, at most.
 FILE_SECONDS: Final = 300.0
+# Until what was written is in a local file.
+FLUSH_SECONDS: Final = 20.0
 
 
 class TensorBoard:
@@ -26,65 +32,127 @@ class TensorBoard:
 
     A local file is appended to. An object in a bucket cannot be, and tensorboardX would send the
     whole file every few seconds: there each stretch of the run is a file of its own, sent once, and
-    TensorBoard joins them.
+    TensorBoard joins them. Events are written by the caller's own thread: tensorboardX's dies of a
+    full disk. Here the curves get a gap, which is said once; metrics.jsonl has all figures.
     """
 
-    def __init__(self, run_dir: epath.PathLike, *, resume_step: int) -> None:
+    def __init__(
+        self,
+        run_dir: epath.PathLike,
+        *,
+        resume_step: int,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """Opens ``tensorboard/``; what is there beyond a step is not shown any more.
 
         Args:
             run_dir: local or gs://.
             resume_step: the last step that counts.
+            say: called with a line of text when a file could not be written.
         """
         self._target = epath.Path(run_dir) / "tensorboard"
+        self._say = say
         self._aside = tempfile.TemporaryDirectory() if is_remote(run_dir) else None
-        self._writer = self._open(purge_step=resume_step + 1)
+        self._directory = pathlib.Path(self._aside.name if self._aside else self._target)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._events: RecordWriter | None = None
+        self._gap = False
+        self._open(purge_step=resume_step + 1)
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         """Adds a point to the curve of each figure, ``train/loss``."""
-        for name, value in figures.items():
-            self._writer.add_scalar(f"{kind}/{name}", value, step)
+        if self._events is None:
+            return
+        values = [
+            {"tag": f"{kind}/{name}", "simple_value": value} for name, value in figures.items()
+        ]
+        with self._failing_once():
+            self._append(step=step, summary={"value": values})
+            if self._aside is None and time.monotonic() - self._flushed > FLUSH_SECONDS:
+                self._flush_local()
         self._empty = False
         if self._aside is not None and time.monotonic() - self._opened > FILE_SECONDS:
             self.flush()
 
     def flush(self) -> None:
         """Makes what was written outlive this process."""
-        if self._aside is None:
-            self._writer.flush()
+        if self._events is None:  # there may be room again
+            self._open(purge_step=None)
+        elif self._aside is None:
+            with self._failing_once():
+                self._flush_local()
         elif not self._empty:
             self._send()
-            self._writer = self._open(purge_step=None)
+            self._open(purge_step=None)
 
     def close(self) -> None:
         """Writes out what is buffered."""
         if self._aside is None:
-            self._writer.close()
+            with self._failing_once():
+                self._close_file()
         else:
             self._send()
             self._aside.cleanup()
 
-    def _open(self, *, purge_step: int | None) -> SummaryWriter:
-        self._empty, self._opened = True, time.monotonic()
-        # Their names begin with the second; this orders what was begun within one.
-        suffix = "" if self._aside is None else f".{time.time_ns()}"
-        directory = str(self._target) if self._aside is None else self._aside.name
-        return _summary_writer()(
-            directory, purge_step=purge_step, flush_secs=20, filename_suffix=suffix
-        )
+    def _open(self, *, purge_step: int | None) -> None:
+        self._empty = True
+        self._opened = self._flushed = time.monotonic()
+        with self._failing_once():
+            # Ordered by the second that it begins with, and by the end within one.
+            name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{time.time_ns()}"
+            self._events = _tensorboard_x().RecordWriter(str(self._directory / name))
+            self._append(file_version="brain.Event:2")
+            if purge_step is not None:
+                self._append(step=purge_step, session_log={"status": "START"})
+            self._flush_local()
+            self._gap = False
+
+    def _append(self, **fields: object) -> None:
+        assert self._events is not None
+        event = _tensorboard_x().Event(wall_time=time.time(), **fields)
+        self._events.write(event.SerializeToString())
+
+    def _flush_local(self) -> None:
+        assert self._events is not None
+        self._events.flush()
+        self._flushed = time.monotonic()
+
+    def _close_file(self) -> None:
+        events, self._events = self._events, None
+        if events is not None:
+            events.close()
+
+    @contextlib.contextmanager
+    def _failing_once(self) -> Iterator[None]:
+        """Says that a file could not be written, and leaves it."""
+        try:
+            yield
+        except OSError as error:
+            if not self._gap:
+                self._say(f"{self._target}: {first_line(error)}; the curves get a gap")
+            self._gap = True
+            with contextlib.suppress(OSError):  # closed even so
+                self._close_file()
 
     def _send(self) -> None:
         """Ends the file and copies it to the bucket, unless nothing is in it."""
-        assert self._aside is not None
-        self._writer.close()
-        for file in pathlib.Path(self._aside.name).iterdir():
+        self._close_file()
+        for file in self._directory.iterdir():
             if not self._empty:
                 write_whole(self._target / file.name, file.read_bytes())
             file.unlink()
 
 
-def _summary_writer() -> type[SummaryWriter]:
-    """Returns tensorboardX's writer without loading PyTorch.
+class _TensorboardX(NamedTuple):
+    """What is used of it."""
+
+    RecordWriter: Any
+    Event: Any
+
+
+@functools.cache
+def _tensorboard_x() -> _TensorboardX:
+    """Loads tensorboardX, but not PyTorch.
 
     tensorboardX imports PyTorch wherever it is installed, which takes two seconds and which scalars
     do not need.
@@ -93,8 +161,9 @@ def _summary_writer() -> type[SummaryWriter]:
     if hide:
         sys.modules["torch"] = None  # pyright: ignore[reportArgumentType] (import raises then)
     try:
-        from tensorboardX import SummaryWriter
+        from tensorboardX.proto import event_pb2
+        from tensorboardX.record_writer import RecordWriter
     finally:
         if hide:
             del sys.modules["torch"]
-    return SummaryWriter
+    return _TensorboardX(RecordWriter, event_pb2.Event)  # pyright: ignore[reportAttributeAccessIssue]

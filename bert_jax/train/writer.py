@@ -82,7 +82,7 @@ class RunWriter:
             keep=counts,
             say=self._say,
         )
-        self._board = TensorBoard(self._run_dir, resume_step=step)
+        self._board = TensorBoard(self._run_dir, resume_step=step, say=self._say)
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         """Adds ``{"kind": "train", "step": 10, "loss": 9.1, …}``, and the same to TensorBoard."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from tests.processes.hosts import ForkServer, Job
 
 STAGES: Final = ("first start", "resume", "phase switch", "save", "steps")
 
+EVERY: Final = 3  # steps from one checkpoint in the run directory to the next
 KILLS_A_RUN: Final = 8  # then it may come to its end
 SLOW: Final = 3600.0  # seconds of a run, on a machine with other work
 
@@ -47,6 +49,7 @@ class Tally:
     runs: int = 0
     stages: Counter[str] = dataclasses.field(default_factory=Counter)
     checkpoints: int = 0  # found after a kill and compared
+    local: int = 0  # starts that went on from a checkpoint on the local disk
 
     @property
     def kills(self) -> int:
@@ -117,8 +120,10 @@ def _one_run(
             if instant is None or ended_within(job, instant):
                 codes = job.wait(timeout=SLOW)
                 assert codes == [0] * field.count, job.said()
+                tally.local += went_on_locally(job)
                 return
             kill(job, random_)
+        tally.local += went_on_locally(job)
         tally.stages[stage(run_dir, wrote=size(run_dir) != before, field=field)] += 1
         newest = field.reference.newest(run_dir)
         if newest is not None and newest not in checked:
@@ -144,6 +149,12 @@ def kill(job: Job, random_: random.Random) -> None:
     job.kill()
 
 
+def went_on_locally(job: Job) -> bool:
+    """Says whether a start went on from a step that the run directory has no checkpoint of."""
+    said = re.search(r"resuming at step (\d+) ", job[0].out)
+    return said is not None and int(said[1]) % EVERY != 0
+
+
 def stage(run_dir: Path, *, wrote: bool, field: Battlefield) -> str:
     """Says what a run was doing when it was killed, as far as its directory shows."""
     checkpoints = run_dir / "checkpoints"
@@ -167,9 +178,17 @@ def size(run_dir: Path) -> tuple[int, int]:
 
 def table(tallies: Sequence[Tally]) -> str:
     """Returns the tallies as Markdown."""
-    head = ["processes", "runs", "kills", *STAGES, "checkpoints compared", "differences"]
+    head = [
+        "processes",
+        "runs",
+        "kills",
+        *STAGES,
+        "checkpoints compared",
+        "from local disks",
+        "differences",
+    ]
     rows = [
-        [t.count, t.runs, t.kills, *(t.stages[name] for name in STAGES), t.checkpoints, 0]
+        [t.count, t.runs, t.kills, *(t.stages[name] for name in STAGES), t.checkpoints, t.local, 0]
         for t in tallies
     ]
     lines = [head, ["--:"] * len(head), *rows]

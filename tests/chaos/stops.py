@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from bert_jax.runs.checkpoints import open_checkpoints
+from bert_jax.train.writer import METRICS, read_metrics
 from tests.processes.hosts import ForkServer, Job
 
-STOPPED: Final = r"(?:stopped at step (\d+), saved|at step (\d+): its checkpoint stands)"
+STOPPED: Final = (
+    r"(?:stopped at step (\d+), saved|at step (\d+): its checkpoint stands|before the first step: )"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +36,12 @@ def stop_at_random(
     The instant lies up to five seconds after the first report of this start: in a step, in an
     evaluation or in a save.
     """
-    before = _reports(run_dir)
+    before = _last_step(run_dir)
     directory = run_dir.parent / f"{run_dir.name}.out"
     with server.start(
         "pretrain", config, f"run_dir={run_dir}", count=count, directory=directory
     ) as job:
-        job.wait_until(lambda: _reports(run_dir) != before, timeout=900)
+        job.wait_until(lambda: _last_step(run_dir) > before, timeout=900)
         time.sleep(random_.uniform(0, 5))
         host = random_.randrange(count)
         sent = time.monotonic()
@@ -50,20 +53,21 @@ def stop_at_random(
 
 
 def _saved(job: Job, run_dir: Path) -> int:
-    """The step that process 0 says was saved, which is the newest there is, and whole."""
+    """The newest step there is, which is whole, and the one saved if process 0 names one."""
     said = re.search(STOPPED, job[0].out + job[0].err)
     assert said, job.said()
-    step = int(said[1] or said[2])
     with open_checkpoints(run_dir) as checkpoints:
-        assert checkpoints.all_steps()[-1] == step, job.said()
+        step = checkpoints.all_steps()[-1]
+        assert step == int(said[1] or said[2] or step), job.said()
         assert checkpoints.problem(step) is None
     return step
 
 
-def _reports(run_dir: Path) -> int:
-    """The size of metrics.jsonl, which every report changes."""
-    path = run_dir / "metrics.jsonl"
-    return path.stat().st_size if path.exists() else 0
+def _last_step(run_dir: Path) -> int:
+    """The last step that metrics.jsonl tells of."""
+    if not (run_dir / METRICS).exists():
+        return 0
+    return max((line["step"] for line in read_metrics(run_dir, kind="train")), default=0)
 
 
 def table(stops: list[Stop], count: int) -> str:

@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bert_jax.train.time_account import read_goodput
-from tests.chaos.kills import Battlefield, Tally, kill_until, run_whole, table, undisturbed
+from tests.chaos.kills import (
+    EVERY,
+    Battlefield,
+    Tally,
+    kill_until,
+    run_whole,
+    table,
+    undisturbed,
+)
 from tests.chaos.reference import Reference
 from tests.processes.conftest import server  # noqa: F401
 from tests.processes.hosts import ForkServer
@@ -29,7 +38,7 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "phases": [short | {"steps": FIRST_PHASE}, longer | {"steps": 9}],
         "log_every": 1,
         "evaluation": {"every": 6, "examples": 16},
-        "checkpoint": {"every": 3, "keep_last": 100},
+        "checkpoint": {"every": EVERY, "keep_last": 100},
         "example_log": True,
     }
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
@@ -56,14 +65,22 @@ def test_a_few_kills_leave_no_trace_even_with_other_loader_workers(
 
 
 @pytest.mark.chaos
+@pytest.mark.parametrize("share", [1.0, 0.2], ids=["run directory", "local disks too"])
 def test_many_kills_of_one_two_and_four_processes_leave_no_trace(
     server: ForkServer,  # noqa: F811
     config: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    share: float,
 ) -> None:
     """CHAOS_KILLS, CHAOS_PROCESSES, CHAOS_MINUTES and CHAOS_SEED change it."""
-    kills = int(os.environ.get("CHAOS_KILLS", "200"))
+    local = share < 1
+    if local:  # a checkpoint there at every step
+        values = yaml.safe_load(config.read_text("utf-8"))
+        section = {"directory": str(tmp_path / "local"), "every": 1, "every_minutes": None}
+        values["train"]["checkpoint"]["local"] = section
+        config = write_config(tmp_path / "local.yaml", values)
+    kills = round(share * int(os.environ.get("CHAOS_KILLS", "200")))
     counts = [int(count) for count in os.environ.get("CHAOS_PROCESSES", "1,2,4").split(",")]
     seconds = 60 * float(os.environ.get("CHAOS_MINUTES", "120"))
     seed = int(os.environ.get("CHAOS_SEED", "0"))
@@ -71,11 +88,12 @@ def test_many_kills_of_one_two_and_four_processes_leave_no_trace(
     for done, count in enumerate(counts):
         field = undisturbed(server, config, tmp_path, count=count, first_phase=FIRST_PHASE)
         deadline = began + seconds * (done + 1) / len(counts)
-        share = kills // len(counts) + (done < kills % len(counts))
+        part = kills // len(counts) + (done < kills % len(counts))
         tallies.append(Tally(count))
         try:
-            kill_until(field, tallies[-1], kills=share, seed=seed, deadline=deadline)
+            kill_until(field, tallies[-1], kills=part, seed=seed, deadline=deadline)
         finally:
             with capsys.disabled():
                 print("\n" + table(tallies))
     assert all(tally.kills for tally in tallies)
+    assert any(tally.local for tally in tallies) == local

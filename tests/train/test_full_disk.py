@@ -1,0 +1,141 @@
+"""A disk that is full while a run trains: one line, nothing half-written, on when there is room.
+
+The system refuses to let a file grow beyond a limit as it refuses on a full disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bert_jax.train.tensorboard import TensorBoard
+from bert_jax.train.writer import METRICS, RunWriter, read_metrics
+from tests.project import ROOT, invoke, project_config, write_config
+
+PROGRAM = """
+import gc, pathlib, resource
+import jax, numpy as np
+from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.sections import CheckpointSection
+
+draw = np.random.default_rng(0).standard_normal
+params = {f"array_{i}": jax.numpy.asarray(draw((64, 1024), np.float32)) for i in range(24)}
+section = CheckpointSection(on_error="warn")
+with Checkpointer(pathlib.Path(DIRECTORY), section, say=lambda line: print(line)) as checkpoints:
+    checkpoints.save_params(params, step=1)
+    checkpoints.wait()
+    free = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, free[1]))
+    for step in (2, 3, 4):
+        checkpoints.save_params(params, step=step)
+    checkpoints.all_steps()  # waits
+    resource.setrlimit(resource.RLIMIT_FSIZE, free)
+    gc.collect()
+    checkpoints.save_params(params, step=5)
+    checkpoints.wait()
+    assert checkpoints.all_steps()[-1] == 5
+"""
+
+
+def test_a_save_that_the_disk_refuses_is_one_line(tmp_path: Path) -> None:
+    program = textwrap.dedent(PROGRAM).replace("DIRECTORY", repr(str(tmp_path / "checkpoints")))
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    said = done.stdout.splitlines()
+    assert [line.partition("checkpoint ")[2][:16] for line in said] == [
+        f"{step} was NOT SAVED "[:16] for step in (2, 3, 4)
+    ]
+    assert done.stderr == ""
+    assert not list((tmp_path / "checkpoints").glob("*tmp*"))
+
+
+@contextlib.contextmanager
+def full() -> Iterator[None]:
+    """No file of this process grows beyond 2,000 bytes."""
+    free = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, free[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, free)
+
+
+def test_figures_wait_in_memory_until_there_is_room(tmp_path: Path) -> None:
+    said: list[str] = []
+    writer = RunWriter(tmp_path, resume_step=0, say=said.append)
+
+    def report(*steps: int) -> None:
+        for step in steps:
+            writer.write("train", step, {"loss": 1.0})
+
+    report(*range(1, 11))
+    with full():
+        report(*range(11, 101))
+        with pytest.raises(OSError, match="File too large"):
+            writer.flush()
+        raw = (tmp_path / METRICS).read_bytes()
+        assert raw.endswith(b"}\n")  # no line is cut
+        assert len(said) == 2  # one of each file
+    assert [line.partition("; ")[2] for line in said] == [
+        "its lines wait in memory until there is room",
+        "the curves get a gap",
+    ]
+    report(101)
+    writer.flush()
+    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(1, 102))
+    report(102)
+    writer.close()
+    assert len(said) == 2
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+    board = TensorBoard(tmp_path, resume_step=102, say=said.append)
+    with full():
+        for step in range(103, 303):
+            board.write("train", step, {"loss": 1.0})
+        board.close()
+    assert len(said) == 3
+
+
+@pytest.mark.parametrize("on_error", ["stop", "warn"])
+def test_a_run_whose_figures_do_not_fit_ends_or_goes_on_as_set(
+    project: Path, tmp_path: Path, on_error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = project_config(project)
+    values["mesh"] = {"platform": "cpu"}
+    values["train"] |= {
+        "phases": [values["train"]["phases"][0] | {"steps": 6}],
+        "log_every": 1,
+        "checkpoint": {"every": 2, "on_error": on_error},
+    }
+    config, run_dir = write_config(tmp_path / "run.yaml", values), tmp_path / "run"
+    flush, flushed = RunWriter.flush, []
+
+    def flush_once_full(writer: RunWriter) -> None:
+        """The second checkpoint meets a full disk, once the first is whole."""
+        flushed.append(writer)
+        if len(flushed) != 2:
+            return flush(writer)
+        while not (run_dir / "checkpoints" / "2").exists():
+            time.sleep(0.01)
+        with full():
+            for filling in range(100):
+                writer.write("train", 0, {"filling": filling})
+            return flush(writer)
+
+    monkeypatch.setattr(RunWriter, "flush", flush_once_full)
+    result = invoke("pretrain", config, f"run_dir={run_dir}")
+    assert "checkpoint 4 was NOT SAVED (File too large); the last one is 2" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.exit_code == (1 if on_error == "stop" else 0)
+    saved = {path.name for path in (run_dir / "checkpoints").iterdir()}
+    assert saved == ({"2"} if on_error == "stop" else {"2", "6"})
+    steps = [line["step"] for line in read_metrics(run_dir, kind="train") if line["step"]]
+    assert steps == list(range(1, 5 if on_error == "stop" else 7))
