@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from bert_jax.errors import RunStopped, UserError, did_you_mean, first_line
 from bert_jax.launch.google_calls import GoogleCalls, emulated_channel, exceptions
@@ -19,6 +20,8 @@ try:
     from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
 except ImportError as error:
     raise UserError(NOT_INSTALLED) from error
+
+_QUOTAS: Final = "https://console.cloud.google.com/iam-admin/quotas"
 
 
 def check_accelerators(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFinding]:
@@ -68,12 +71,11 @@ def check_quotas(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFin
         topology, zone = placement.topology, placement.zone
         if topology is None or zone is None or job.submit.provisioning == "reservation":
             continue
-        quota = topology.accelerator.quota
+        quota = topology.accelerator.quota(topology.chips)
         if quota is None:
-            name = topology.accelerator.name
-            yield PreflightFinding(
-                "unknown", f"quota of {name}: its name is not published", placement
-            )
+            kind = topology.accelerator_type
+            line = f"quota of {kind}: Google publishes no name for it; look yourself: {_QUOTAS}"
+            yield PreflightFinding("unknown", f"{line}?project={project}", placement)
             continue
         needed = topology.chips * placement.slices * quota.per_chip
         name = quota.spot if spot else quota.on_demand
@@ -94,8 +96,7 @@ def _compare(
     if 0 <= limit < needed:
         return PreflightFinding(
             "wrong",
-            f"quota {name} in {zone}: found {limit}, needed {needed}; ask for more: "
-            "https://console.cloud.google.com/iam-admin/quotas",
+            f"quota {name} in {zone}: found {limit}, needed {needed}; ask for more: {_QUOTAS}",
             placement,
         )
     return PreflightFinding("fine", f"quota {name} in {zone}: {limit}, needed {needed}", placement)

@@ -35,6 +35,9 @@ SOURCES: Final[dict[str, str]] = {
     "zones": "https://docs.cloud.google.com/tpu/docs/regions-zones",
     "gke": "https://docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus",
     "quotas": "https://docs.cloud.google.com/tpu/docs/quota",
+    # Ids as the service's own refusals name them; v3's by the pattern of v2's and v4's.
+    "quota-ids": "https://github.com/skypilot-org/skypilot/blob/master/sky/backends/"
+    "cloud_vm_ray_backend.py, https://github.com/marin-community/marin/issues/87",
 }
 
 
@@ -46,11 +49,23 @@ class Quota:
         on_demand: the quota's id.
         spot: likewise.
         per_chip: how much of it a chip takes: 2 where it counts TensorCores.
+        smallest: chips of the smallest slice that counts towards it.
     """
 
     on_demand: str
     spot: str
     per_chip: int
+    smallest: int = 1
+
+
+def _pod_quota(version: str, *, smallest: int = 1) -> Quota:
+    """Returns the quota of v2 to v4, where one machine of v2 and v3 counts towards another one."""
+    return Quota(
+        f"TPU{version}sPodPerProjectPerZoneForTPUAPI",
+        f"TPU{version}sPreemptiblePodPerProjectPerZoneForTPUAPI",
+        per_chip=2,
+        smallest=smallest,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +97,8 @@ class Accelerator:
         zones: where Cloud offers it, its own list; `bert-jax submit` asks the API as well.
         gke_slice: GKE's selector of slices with several hosts; None: not on GKE.
         gke_device: the same of one host, where it is another.
-        quota: its names; None where none is published: then only a request tells.
+        quotas: by the smallest slice that counts towards each, ascending. Of a slice that is below
+            all of them no name is published: then only a request tells.
         sources: keys of `SOURCES`.
     """
 
@@ -108,13 +124,17 @@ class Accelerator:
     zones: tuple[str, ...]
     gke_slice: str | None
     gke_device: str | None = None
-    quota: Quota | None = None
+    quotas: tuple[Quota, ...] = ()
     sources: tuple[str, ...]
 
     @property
     def dimensions(self) -> int:
         """Of the torus that joins the chips."""
         return self.ici_links // 2
+
+    def quota(self, chips: int) -> Quota | None:
+        """Returns what a slice of so many chips counts towards; None: its name is not known."""
+        return next((q for q in reversed(self.quotas) if q.smallest <= chips), None)
 
 
 _SQUARES = ((2, 2), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
@@ -153,7 +173,8 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
                 "asia-east1-c",
             ),
             gke_slice=None,
-            sources=("v2", "cacm", "runtimes", "zones"),
+            quotas=(_pod_quota("V2", smallest=8),),
+            sources=("v2", "cacm", "runtimes", "zones", "quotas", "quota-ids"),
         ),
         Accelerator(
             name="v3",
@@ -175,7 +196,11 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             zones=("us-central1-a", "us-central1-b", "europe-west4-a"),
             gke_slice="tpu-v3-slice",
             gke_device="tpu-v3-device",
-            sources=("v3", "cacm", "v4-paper", "scaling-book", "runtimes", "zones", "gke"),
+            quotas=(_pod_quota("V3", smallest=8),),
+            sources=(
+                *("v3", "cacm", "v4-paper", "scaling-book", "runtimes", "zones", "gke"),
+                *("quotas", "quota-ids"),
+            ),
         ),
         Accelerator(
             name="v4",
@@ -196,7 +221,11 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             shapes=_CUBES,
             zones=("us-central2-b",),
             gke_slice="tpu-v4-podslice",
-            sources=("v4", "v4-paper", "scaling-book", "runtimes", "zones", "gke"),
+            quotas=(_pod_quota("V4"),),
+            sources=(
+                *("v4", "v4-paper", "scaling-book", "runtimes", "zones", "gke"),
+                *("quotas", "quota-ids"),
+            ),
         ),
         Accelerator(
             name="v5e",
@@ -220,10 +249,18 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
                 *("europe-west4-a", "europe-west4-b", "asia-southeast1-b"),
             ),
             gke_slice="tpu-v5-lite-podslice",
-            quota=Quota(
-                "TPUV5sLitepodPerProjectPerZoneForTPUAPI",
-                "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI",
-                per_chip=1,
+            quotas=(
+                Quota(
+                    "TPUV5sLitepodServingPerProjectPerZoneForTPUAPI",
+                    "TPUV5sPreemptibleLitepodServingPerProjectPerZoneForTPUAPI",
+                    per_chip=1,
+                ),
+                Quota(
+                    "TPUV5sLitepodPerProjectPerZoneForTPUAPI",
+                    "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI",
+                    per_chip=1,
+                    smallest=16,
+                ),
             ),
             sources=("v5e", "scaling-book", "runtimes", "zones", "gke", "quotas"),
         ),
@@ -250,10 +287,12 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
                 "europe-west4-b",
             ),
             gke_slice="tpu-v5p-slice",
-            quota=Quota(
-                "TPUV5PPerProjectPerZoneForTPUAPI",
-                "TPUV5PPreemptiblePerProjectPerZoneForTPUAPI",
-                per_chip=2,
+            quotas=(
+                Quota(
+                    "TPUV5PPerProjectPerZoneForTPUAPI",
+                    "TPUV5PPreemptiblePerProjectPerZoneForTPUAPI",
+                    per_chip=2,
+                ),
             ),
             sources=("v5p", "scaling-book", "runtimes", "zones", "gke", "quotas"),
         ),
@@ -279,10 +318,12 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
                 *("europe-west4-a", "asia-northeast1-b"),
             ),
             gke_slice="tpu-v6e-slice",
-            quota=Quota(
-                "TPUV6EPerProjectPerZoneForTPUAPI",
-                "TPUV6EPreemptiblePerProjectPerZoneForTPUAPI",
-                per_chip=1,
+            quotas=(
+                Quota(
+                    "TPUV6EPerProjectPerZoneForTPUAPI",
+                    "TPUV6EPreemptiblePerProjectPerZoneForTPUAPI",
+                    per_chip=1,
+                ),
             ),
             sources=("v6e", "scaling-book", "runtimes", "zones", "gke", "quotas"),
         ),

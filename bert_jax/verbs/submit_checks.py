@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 
@@ -40,15 +40,23 @@ def checked(job: Job, config: RunConfig, *, planned: bool, say: Say) -> Job:
     hours: dict[JobPlacement, float] = {}
     if planned and job.verb == "pretrain":
         findings += _of_plan(job.placements, config, hours)
-    for finding in findings:
-        if finding.verdict != "fine":
-            where = f"{place(finding.placement)}: " if finding.placement else ""
-            say(f"{finding.verdict}: {where}{finding.line}")
-    left = refuse(findings, job.placements)
+    try:
+        left = refuse(findings, job.placements)
+    except UserError as error:
+        _tell((each for each in findings if each.line != str(error)), say)
+        raise
+    _tell(findings, say)
     placements = tuple(
         each.model_copy(update={"estimated_hours": hours.get(each)}) for each in left
     )
     return job.model_copy(update={"placements": placements})
+
+
+def _tell(findings: Iterable[PreflightFinding], say: Say) -> None:
+    for finding in findings:
+        if finding.verdict != "fine":
+            where = f"{place(finding.placement)}: " if finding.placement else ""
+            say(f"{finding.verdict}: {where}{finding.line}")
 
 
 def may_start(job: Job, confirm: Confirm) -> bool:

@@ -92,10 +92,31 @@ def test_quota_is_compared_with_all_slices(service: TpuService) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("on", "provisioning", "name", "needed"),
+    [
+        ("v2-32", "on-demand", "TPUV2sPodPerProjectPerZoneForTPUAPI", 32),
+        ("v3-32", "spot", "TPUV3sPreemptiblePodPerProjectPerZoneForTPUAPI", 32),
+        ("v4-8", "on-demand", "TPUV4sPodPerProjectPerZoneForTPUAPI", 8),
+        ("v4-32", "spot", "TPUV4sPreemptiblePodPerProjectPerZoneForTPUAPI", 32),
+        # Small slices of v5e are a quota of their own.
+        ("v5e-8", "on-demand", "TPUV5sLitepodServingPerProjectPerZoneForTPUAPI", 8),
+        ("v5e-8", "spot", "TPUV5sPreemptibleLitepodServingPerProjectPerZoneForTPUAPI", 8),
+        ("v5e-16", "spot", "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI", 16),
+    ],
+)
+def test_each_generation_has_quotas_by_name(
+    service: TpuService, on: str, provisioning: str, name: str, needed: int
+) -> None:
+    job = job_on((on, "us-west4-a", 1), provisioning=provisioning)
+    (finding,) = check_quotas(job, pace=PACE)
+    assert finding.line == f"quota {name} in us-west4-a: 32, needed {needed}"
+
+
 def test_a_quota_that_cannot_be_seen_is_unknown_and_nothing_worse(service: TpuService) -> None:
-    assert verdicts(check_quotas(job_on(("v4:2x2x4", "us-central2-b", 1)), pace=PACE)) == [
-        "unknown"
-    ]
+    (finding,) = check_quotas(job_on(("v2:2x2", "us-central1-b", 1)), pace=PACE)
+    assert finding.verdict == "unknown"
+    assert finding.line.startswith("quota of v2-8: Google publishes no name for it; look yourself")
     service.faults.next_errors["GetQuotaInfo"] = [tpu_service.denied("cloudquotas.quotas.get")]
     (finding,) = check_quotas(job_on(("v5e:4x4", "us-west4-a", 1)), pace=PACE)
     assert finding.verdict == "unknown"

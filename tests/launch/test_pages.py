@@ -1,0 +1,127 @@
+"""What tpu_setup/README.md and docs/submit.md say to type works: as dry runs, and on a double."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bert_jax.config import load_config, parse_config
+from bert_jax.launch.job import HostStatus, JobFiles
+from bert_jax.parallel.topology import parse_topology
+from tests.launch.test_submit import Cloud, cloud, config  # noqa: F401
+from tests.project import ROOT, ok
+
+README = ROOT / "tpu_setup" / "README.md"
+PAGE = ROOT / "docs" / "submit.md"
+_FENCE = re.compile(r"^ *```sh\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_SETTINGS = {"PROJECT": "my-project", "REGION": "us-west4", "ZONE": "us-west4-a"}
+
+
+def commands(page: Path, **variables: str) -> Iterator[list[str]]:
+    """Yields the words of every command of a page, as a shell reads them."""
+    for block in _FENCE.findall(page.read_text(encoding="utf-8")):
+        text = block.replace("\\\n", " ")
+        for name, value in (_SETTINGS | variables).items():
+            text = text.replace(f"${name}", value)
+        assert "$" not in text, text
+        for line in text.splitlines():
+            if words := shlex.split(line, comments=True):
+                yield words
+
+
+def of_ours(page: Path, **variables: str) -> Iterator[list[str]]:
+    """Yields the arguments of our commands, also of those in an argument of another program."""
+    for words in commands(page, **variables):
+        if words[0] == "bert-jax":
+            yield words[1:]
+        for word in words[1:]:
+            _, ours, rest = word.partition("bert-jax pretrain ")
+            if ours:
+                yield ["pretrain", *shlex.split(rest)]
+
+
+def test_every_submit_of_the_pages_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    count = 0
+    for page in (README, PAGE):
+        for verb, *words in of_ours(page, BUCKET="gs://your-bucket"):
+            if verb != "submit":
+                continue
+            options = [word for word in words if word != "--watch"]
+            said = ok("submit", *options, "--dry-run", "--project", "my-project")
+            assert said.startswith("Dry run of job base: nothing is made"), words
+            count += 1
+    assert count >= 4
+
+
+def test_other_verbs_of_the_readme_take_what_it_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    seen = set()
+    for verb, *words in of_ours(README, BUCKET="gs://your-bucket"):
+        seen.add(verb)
+        if verb in ("vocab", "examples", "pretrain"):
+            name, *overrides = words
+            parse_config({}, overrides, source=name)
+            if not name.startswith("gs://"):
+                assert getattr(load_config(name, overrides), {"pretrain": "train"}.get(verb, verb))
+    assert seen == {"vocab", "examples", "pretrain", "submit", "jobs"}
+
+
+def test_what_is_copied_into_the_bucket_is_what_the_configuration_reads_there() -> None:
+    (copied,) = (
+        set(words[4:-1])
+        for words in commands(README, BUCKET="gs://your-bucket")
+        if words[:4] == ["gcloud", "storage", "cp", "-r"]
+    )
+    values = load_config(str(ROOT / "configs" / "pretrain" / "base.yaml"))
+    assert values.tokenizer is not None
+    assert values.train is not None
+    read = [values.tokenizer, *(phase.dataset for phase in values.train.phases)]
+    assert {path.split("/")[0] for path in read} == copied
+
+
+def test_the_request_by_hand_has_the_table_s_runtime() -> None:
+    (words,) = (
+        words
+        for words in commands(README, BUCKET="gs://your-bucket")
+        if words[:5] == ["gcloud", "compute", "tpus", "queued-resources", "create"]
+    )
+    given = dict(itertools.pairwise(words))
+    topology = parse_topology(given["--accelerator-type"])
+    assert given["--runtime-version"] == topology.accelerator.runtime_version
+
+
+def test_what_the_page_says_of_a_job_that_runs_works_on_one(
+    cloud: Cloud,  # noqa: F811
+    config: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    bucket = tmp_path / "b"
+    values = yaml.safe_load(config.read_text()) | {"run_dir": str(bucket / "runs" / "base")}
+    values["submit"] |= {"hosts": 4, "bucket": str(bucket)}
+    config.write_text(yaml.safe_dump(values))
+    ok("submit", config, "--yes")
+    files = JobFiles(bucket / "jobs" / "base")  # pyright: ignore[reportArgumentType]
+    host = files.host(1, 3)
+    host.write_text(HostStatus(state="done", at=1.0, step=9).model_dump_json())
+    files.log(1, 3).write_text("step 9\n")
+    seen = []
+    for verb, *words in of_ours(PAGE):
+        if verb != "submit":
+            words = [word.replace("gs://your-bucket", str(bucket)) for word in words]
+            said = ok(verb, *("base" if word == "NAME" else word for word in words))
+            seen.append((verb, said.splitlines()[0]))
+    assert seen == [
+        ("status", f"job        base ({files.directory})"),
+        ("logs", "step 9"),
+        ("jobs", f"base-1 in : active, bills, watched, {files.directory}"),
+        ("jobs", f"base-1 in : active, bills, watched, {files.directory}"),
+        ("stop", "base-1: stopped: by `bert-jax stop`"),
+    ]
+    assert cloud.machines == {}
