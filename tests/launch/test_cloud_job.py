@@ -58,12 +58,12 @@ class Hosts:
         script.write_text(node.metadata["startup-script"])
         self._count[name] = parse_topology(node.accelerator_type).hosts * slices
         port = free_port()
+        meeting = {machine.COORDINATOR: f"127.0.0.1:{port}"} if self._count[name] > 1 else {}
         for worker in range(self._count[name]):
-            told = {
+            told = meeting | {
                 machine.JOB: node.metadata["bert-jax-job"],
                 machine.ATTEMPT: node.metadata["bert-jax-attempt"],
                 machine.WORKER: str(worker),
-                machine.COORDINATOR: f"127.0.0.1:{port}",
                 machine.PYTHON: sys.executable,
                 machine.HOME: str(directory / "home"),
             }
@@ -76,13 +76,13 @@ class Hosts:
 
 
 class Service(TpuService):
-    """The double, in a zone that has slices of two hosts."""
+    """The double, in a zone that has slices of one and of two hosts."""
 
     def list_types(
         self, request: tpu_v2.ListAcceleratorTypesRequest
     ) -> tpu_v2.ListAcceleratorTypesResponse:
         """ListAcceleratorTypes."""
-        kinds = [tpu_v2.AcceleratorType(type_="v5litepod-8")]
+        kinds = [tpu_v2.AcceleratorType(type_=f"v5litepod-{chips}") for chips in (4, 8)]
         return tpu_v2.ListAcceleratorTypesResponse(accelerator_types=kinds)
 
 
@@ -109,13 +109,15 @@ def wait_until(condition: Callable[[], bool], said: Callable[[], str]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.chaos)])
 def test_a_slice_taken_back_in_mid_run_is_made_again_and_ends_as_if_nothing_had_been(
     server: ForkServer,  # noqa: F811
     cloud: Cloud,  # noqa: F811
     project: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    hosts: int,
 ) -> None:
     values = project_config(project)
     values["mesh"] = {"platform": "cpu", "simulated_devices": 1}
@@ -128,19 +130,27 @@ def test_a_slice_taken_back_in_mid_run_is_made_again_and_ends_as_if_nothing_had_
     undisturbed = tmp_path / "undisturbed"
     config = write_config(tmp_path / "here.yaml", values)
     with server.start(
-        "pretrain", config, f"run_dir={undisturbed}", count=2, directory=tmp_path
+        "pretrain", config, f"run_dir={undisturbed}", count=hosts, directory=tmp_path
     ) as job:
-        assert job.wait() == [0, 0], job.said()
+        assert job.wait() == [0] * hosts, job.said()
 
     bucket = cloud.make_bucket()
     config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, values))
-    hosts = Hosts(tmp_path / "machines", environment() | cloud.environment)
-    service = Service(machines=hosts, clock=time.time)
+    machines = Hosts(tmp_path / "machines", environment() | cloud.environment)
+    service = Service(machines=machines, clock=time.time)
     quick = Pace(poll=0.05)
     monkeypatch.setattr(
         submit_verb, "launcher_for", lambda section: QueuedResources(section.project, pace=quick)
     )
-    options = ["--on", "v5litepod-8", "--zone", "us-west4-a", "--project", PROJECT, "--spot"]
+    options = [
+        "--on",
+        f"v5litepod-{4 * hosts}",
+        "--zone",
+        "us-west4-a",
+        "--project",
+        PROJECT,
+        "--spot",
+    ]
     options += ["--bucket", str(bucket), "--yes", "--watch", "--no-plan", "submit.poll_seconds=0.2"]
     with service.serving() as address:
         monkeypatch.setenv(google_calls.EMULATOR, address)

@@ -14,6 +14,7 @@ from bert_jax.launch.job import Attempt, Job, JobPlacement
 from bert_jax.launch.launcher import State
 from bert_jax.launch.local import LocalLauncher
 from bert_jax.launch.section import SubmitSection
+from tests.project import ok, project_config, write_config
 
 # A host whose run is in a session of its own, where a signal to the host's group does not get.
 SCRIPT = """
@@ -115,3 +116,29 @@ def test_a_name_that_a_job_elsewhere_has_is_refused(
     other = job_in(tmp_path / "other")
     with pytest.raises(UserError, match=r"^base-1: is a machine of .*; allowed: another --name$"):
         launcher.create(Attempt(other, 1, other.placements[0]))
+
+
+# A host that says that its run is done, and ends.
+DONE = """
+cd "$BERT_JAX_JOB/attempts/$BERT_JAX_ATTEMPT"
+echo '{"state": "done", "exit_code": 0, "at": 1.0, "step": 7}' > "told-$BERT_JAX_WORKER"
+mv "told-$BERT_JAX_WORKER" "worker-$BERT_JAX_WORKER.json"
+"""
+
+
+def test_a_job_of_this_machine_is_submitted_watched_and_deleted(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line as it is, with real processes; the agent's part is in test_host.py."""
+    monkeypatch.setattr(local, "startup_script", lambda: DONE)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    values = project_config(project) | {"run_dir": str(tmp_path / "run")}
+    values["submit"] = {"poll_seconds": 0.05}
+    config = write_config(tmp_path / "run.yaml", values)
+    options = ("--on", "local", "--hosts", 2, "--bucket", tmp_path / "b", "--watch", "--yes")
+    said = ok("submit", config, *options)
+    assert said.splitlines()[-1].startswith("run: done after 0:0"), said
+    assert ok("jobs").splitlines()[-1] == "nothing exists"
+    shown = ok("status", tmp_path / "run")
+    assert shown.startswith(f"job        run ({tmp_path}/b/jobs/run)\n")
+    assert shown.splitlines()[-1].startswith("end        done: at step 7")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,17 @@ from typing import Any
 import pytest
 from google.cloud import tpu_v2
 
-from bert_jax.errors import UserError
-from bert_jax.launch import google_calls
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.launch import google_calls, heartbeats, watching
 from bert_jax.launch.job import Attempt, JobPlacement
 from bert_jax.launch.launcher import State
 from bert_jax.launch.pace import Pace
 from bert_jax.launch.queued_resources import QueuedResources
 from bert_jax.launch.section import LimitsSection
+from bert_jax.launch.supervisor import Supervisor
 from bert_jax.launch.supervisor_state import SupervisorState, read_state
-from tests.launch.scripted import HOUR, World
+from bert_jax.launch.watching import watch_job
+from tests.launch.scripted import HOUR, PACE, World
 from tests.launch.tpu_service import PROJECT, TpuService, denied, too_fast
 
 PLACES = tuple(
@@ -38,6 +41,7 @@ class Cloud(World):
         self.launcher: Any = QueuedResources(PROJECT, pace=pace)
         self._alive: set[str] = set()
         self._step = 0
+        self.workers: tuple[int, ...] = (0, 1)  # that start
 
     def start(self, name: str, node: tpu_v2.Node, slices: int) -> None:
         """Hosts begin to speak."""
@@ -52,7 +56,8 @@ class Cloud(World):
         attempt = int(name.rpartition("-")[2])
         if name in self._alive and attempt not in self.ended:
             self._step += 1
-            self.beat(attempt, step=self._step)
+            step = self._step if len(self.workers) == 2 else None  # they meet before the first
+            self.beat(attempt, step=step, workers=self.workers)
             self.clock.after(60, lambda: self._speak(name))
 
     def ends(self, outcome: str) -> SupervisorState:
@@ -163,6 +168,75 @@ def test_a_supervisor_killed_between_request_and_note_makes_nothing_twice(
     cloud.ends("done")
     assert len(cloud.service.made) == 1
     assert cloud.service.machines_ever == 1
+
+
+def test_a_worker_that_never_starts_is_replaced_and_twice_ends_the_job(cloud: Cloud) -> None:
+    cloud.workers = (0,)
+    cloud.supervisor().run()
+    found = cloud.ends("failed")
+    assert "worker 1 has not started" in found.message
+    assert [record.end for record in found.attempts] == ["broken", "broken"]
+    assert cloud.service.machines_ever == 2
+
+
+def test_a_second_supervisor_is_refused_while_the_first_one_lives(cloud: Cloud) -> None:
+    refused: list[str] = []
+
+    def second() -> None:
+        with pytest.raises(UserError) as error:
+            watch_job(cloud.files, cloud.launcher, say=cloud.said.append, confirm=lambda _: True)
+        refused.append(str(error.value))
+
+    cloud.clock.after(HOUR, second)
+    cloud.clock.after(2 * HOUR, lambda: cloud.beat(1, "done", exit_code=0, step=900))
+    cloud.supervisor().run()
+    cloud.ends("done")
+    assert "is watched by another process" in refused[0]
+    assert len(cloud.service.made) == cloud.service.machines_ever == 1
+
+
+def test_a_bucket_that_cannot_be_reached_for_a_minute_changes_nothing(cloud: Cloud) -> None:
+    def fail(*_: object) -> None:
+        raise RunStopped("gs://b: no answer for 60 s (503 try again)")
+
+    down = pytest.MonkeyPatch()
+
+    def take_down() -> None:
+        down.setattr(heartbeats, "read_host", fail)
+        down.setattr("bert_jax.launch.supervisor.write_state", fail)
+
+    cloud.clock.after(HOUR, take_down)
+    cloud.clock.after(HOUR + 90, down.undo)
+    cloud.clock.after(2 * HOUR, lambda: cloud.beat(1, "done", exit_code=0, step=900))
+    cloud.supervisor().run()
+    assert len(cloud.ends("done").attempts) == cloud.service.machines_ever == 1
+    assert any("cannot be read" in line for line in cloud.said)
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_ctrl_c_deletes_what_bills_unless_the_user_keeps_it(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, answer: bool
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    timed = functools.partial(Supervisor, pace=PACE, clock=cloud.clock, sleep=cloud.clock.sleep)
+    monkeypatch.setattr(watching, "Supervisor", timed)
+    cloud.lock.give_back()
+    cloud.clock.after(HOUR, interrupt)
+    state = watch_job(
+        cloud.files, cloud.launcher, say=cloud.said.append, confirm=lambda question: answer
+    )
+    if answer:
+        cloud.ends("stopped")
+        return
+    assert state.outcome is None
+    assert cloud.service.billing() == [_node("base-1")]
+    assert "nobody watches" in cloud.said[-1]
+
+
+def _node(name: str) -> str:
+    return f"projects/{PROJECT}/locations/us-west4-a/nodes/{name}"
 
 
 def test_what_exists_says_which_job_it_is_of(cloud: Cloud) -> None:
