@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.kernels.random_bits import below, words
+from bert_jax.parallel.per_shard import per_shard
+from bert_jax.parallel.rules import LogicalAxes
 
 Array = jax.Array
 
@@ -33,7 +35,16 @@ LONGEST: Final = 512  # tokens: scores of one head, and what is made of them, mu
 # Finite, so that a row without any visible key gives an average and not a NaN; the exponent of two
 # that softmax takes of it is 0 beside any score there is.
 _MASKED: Final = -30_000.0
-_SEED_COUNT: Final = 2
+
+# What kernels read and write, and what the axes mean: `heads` are split over devices, or lanes.
+_AXES: Final[dict[str, LogicalAxes]] = {
+    "seeds": ("rest", "batch", "heads"),
+    "row": ("batch", "length", "heads"),
+    "slopes": ("rest", "batch", "length", "heads"),
+    "segments": ("batch", "rest", "length"),
+    "logs": ("batch", "heads", "rest", "length"),
+    "sums": ("rest", "batch", "rest", "heads"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,114 +79,173 @@ class Shape:
         """Heads of a block."""
         return self.width // self.columns
 
+    def array(self, name: str, *, batch: int, dtype: Any) -> jax.ShapeDtypeStruct:
+        """Returns what a result looks like on one device."""
+        width = self.heads * self.columns
+        sizes = {
+            "row": (batch, self.padded, width),
+            "slopes": (3, batch, self.padded, width),
+            "logs": (batch, self.heads // self.group, self.group, self.padded),
+            "sums": (3, batch, 1, width),
+        }
+        exact = name in ("logs", "sums")
+        return jax.ShapeDtypeStruct(sizes[name], jnp.float32 if exact else dtype)
+
+    def block(self, name: str) -> pl.BlockSpec:
+        """Returns the part of an array that one run of a kernel sees: a row, a group of heads."""
+        blocks = {
+            "row": ((1, self.padded, self.width), lambda b, t, _: (b, 0, t)),
+            "slopes": ((3, 1, self.padded, self.width), lambda b, t, _: (0, b, 0, t)),
+            "segments": ((1, 1, self.padded), lambda b, t, _: (b, 0, 0)),
+            "logs": ((1, 1, self.group, self.padded), lambda b, t, _: (b, t, 0, 0)),
+            "sums": ((3, 1, 1, self.width), lambda b, t, _: (0, b, 0, t)),
+        }
+        return pl.BlockSpec(*blocks[name])
+
 
 def fused_attention(
-    q_BLW: Array,
-    k_BLW: Array,
-    v_BLW: Array,
+    qkv_BLW: tuple[Array, Array, Array],
+    bias_3W: Array,
     segment_ids: Array,
-    seeds: tuple[Array, ...] | None,
+    seeds: Array | None,
     *,
     columns: int,
     rate: float,
 ) -> Array:
     """Returns softmax(q·kᵀ/√columns) · v for each head, with dropout: [B, L, heads · columns].
 
-    On a TPU it runs compiled, elsewhere interpreted, for tests.
+    Biases are added here because the backward kernel sums their gradients while they are on the
+    chip. On a TPU the kernels run compiled, elsewhere interpreted, for tests.
 
     Args:
-        q_BLW: queries [B, L, heads · columns], as k_BLW and v_BLW.
-        k_BLW: keys.
-        v_BLW: values.
+        qkv_BLW: queries, keys and values [B, L, heads · columns] without their biases. Their
+            gradients are parts of one array [3, B, L, heads · columns].
+        bias_3W: float32 [3, heads · columns].
         segment_ids: int32 [B, L]; a token attends to its own segment alone.
-        seeds: of dropout, two of int32 [B, heads]; None draws nothing.
+        seeds: of dropout, int32 [2, B, heads]; None draws nothing.
         columns: of a head.
         rate: share of probabilities dropped.
     """
-    batch, length, width = q_BLW.shape
-    heads = width // columns
-    shape = Shape(length=length, heads=heads, columns=columns, rate=0.0 if seeds is None else rate)
     if seeds is None:
-        seeds = (jnp.zeros((batch, heads), jnp.int32),) * _SEED_COUNT
-    # The exponential is taken to base two, which is what the hardware has.
-    scaled = q_BLW * jnp.asarray(columns**-0.5 * math.log2(math.e), q_BLW.dtype)
-    pad = ((0, 0), (0, shape.padded - length), (0, 0))
-    arrays = [jnp.pad(x, pad) if shape.padded > length else x for x in (scaled, k_BLW, v_BLW)]
-    # Padding is a segment of its own, since others' padding may be one that is read: −1.
-    segments = jnp.pad(segment_ids, pad[:2], constant_values=-1).astype(jnp.float32)
-    out: Array = _attend(*arrays, segments[:, None, :], jnp.stack(seeds), shape)
-    return out[:, :length]
+        seeds = jnp.zeros((2, len(segment_ids), bias_3W.shape[1] // columns), jnp.int32)
+        rate = 0.0
+    return _attend(qkv_BLW, bias_3W, segment_ids, seeds, columns, rate)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(q: Array, k: Array, v: Array, segments: Array, seeds: Array, shape: Shape) -> Array:
-    return _forward(q, k, v, segments, seeds, shape)[0]
+_Triple: TypeAlias = tuple[Array, Array, Array]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _attend(
+    qkv: _Triple, bias: Array, segment_ids: Array, seeds: Array, columns: int, rate: float
+) -> Array:
+    return _forward(qkv, bias, segment_ids, seeds, columns, rate)[0]
 
 
 def _forward(
-    q: Array, k: Array, v: Array, segments: Array, seeds: Array, shape: Shape
+    qkv: _Triple, bias: Array, segment_ids: Array, seeds: Array, columns: int, rate: float
 ) -> tuple[Array, tuple[Array, ...]]:
-    logs = jax.ShapeDtypeStruct(
-        (len(q), shape.heads // shape.group, shape.group, shape.padded), jnp.float32
+    length = segment_ids.shape[1]
+    # Padding is a segment of its own, since others' padding may be one that is read: −1.
+    segments = _padded(segment_ids, value=-1).astype(jnp.float32)[:, None, :]
+    operands = (seeds, segments, *_scaled(qkv, bias, columns))
+    kernel = _Kernel(_forward_kernel, length=length, columns=columns, rate=rate)
+    out, logs = kernel(
+        operands, ("seeds", "segments", "row", "row", "row"), results=("row", "logs")
     )
-    out, logs = _call(
-        _forward_kernel, shape, (q, k, v, segments), seeds, (q, logs), name="attention_forward"
-    )
-    return out, (q, k, v, segments, seeds, out, logs)
+    return out[:, :length], (*operands, out, logs)
 
 
-def _backward(shape: Shape, kept: tuple[Array, ...], gradient: Array) -> tuple[Any, ...]:
-    q, k, v, segments, seeds, out, logs = kept
-    operands = (q, k, v, segments, out, logs, gradient)
-    found = _call(_backward_kernel, shape, operands, seeds, (q, k, v), name="attention_backward")
-    return *found, None, None
+def _backward(
+    columns: int, rate: float, kept: tuple[Array, ...], gradient: Array
+) -> tuple[_Triple, Array, None, None]:
+    length = gradient.shape[1]
+    kernel = _Kernel(_backward_kernel, length=length, columns=columns, rate=rate)
+    names = ("seeds", "segments", "row", "row", "row", "row", "logs", "row")
+    found, sums = kernel((*kept, _padded(gradient)), names, results=("slopes", "sums"))
+    of_q, of_k, of_v = found[:, :, :length]
+    return (of_q, of_k, of_v), sums.sum((1, 2)), None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _call(
-    kernel: Any, shape: Shape, operands: tuple[Array, ...], seeds: Array, results: Any, *, name: str
-) -> Any:
-    """Runs a kernel for every row and group of heads; blocks follow from the arrays' shapes."""
-    block = pl.BlockSpec((1, shape.padded, shape.width), lambda b, t, _: (b, 0, t))
-    row = pl.BlockSpec((1, 1, shape.padded), lambda b, t, _: (b, 0, 0))
-    logs = pl.BlockSpec((1, 1, shape.group, shape.padded), lambda b, t, _: (b, t, 0, 0))
+def _scale(columns: int) -> float:
+    """Of queries; exponentials are taken to base two, which is what the hardware has."""
+    return columns**-0.5 * math.log2(math.e)
 
-    def spec(x: Any) -> pl.BlockSpec:
-        return logs if x.ndim == 4 else row if x.shape[1] == 1 else block
 
-    batch, products = len(operands[0]), 2 if kernel is _forward_kernel else 5
-    flops = products * 2 * batch * shape.heads * shape.padded**2 * shape.columns
-    moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*operands, *results))
-    call = functools.partial(
-        pl.pallas_call,
-        functools.partial(kernel, shape=shape),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1,
-            grid=(batch, shape.heads // shape.group),
-            in_specs=[spec(x) for x in operands],
-            out_specs=[spec(x) for x in results],
-        ),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
-        cost_estimate=pl.CostEstimate(
-            flops=flops,
-            transcendentals=batch * shape.heads * shape.padded**2,
-            bytes_accessed=moved,
-        ),
-        name=name,
-    )
-    parallel = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
-    return jax.lax.platform_dependent(
-        seeds,
-        *operands,
-        tpu=call(compiler_params=parallel),
-        default=call(interpret=True),
-    )
+def _scaled(qkv: _Triple, bias: Array, columns: int) -> list[Array]:
+    """Returns queries, keys and values as the kernels read them."""
+    with_bias = [x.astype(jnp.float32) + each for x, each in zip(qkv, bias, strict=True)]
+    with_bias[0] *= _scale(columns)
+    return [_padded(x.astype(qkv[0].dtype)) for x in with_bias]
+
+
+def _padded(x: Array, *, value: int = 0) -> Array:
+    """Returns an array [B, L, …] whose tokens fill whole vector registers."""
+    missing = -x.shape[1] % LANES
+    pads = [(0, missing if at == 1 else 0) for at in range(x.ndim)]
+    return jnp.pad(x, pads, constant_values=value) if missing else x
+
+
+class _Kernel:
+    """A kernel, run by every device for each of its rows and groups of heads."""
+
+    def __init__(self, body: Any, *, length: int, columns: int, rate: float) -> None:
+        self._body = body
+        self._shape = functools.partial(Shape, length=length, columns=columns, rate=rate)
+
+    def __call__(
+        self, operands: tuple[Array, ...], names: tuple[str, ...], *, results: tuple[str, ...]
+    ) -> tuple[Array, ...]:
+        """Returns the results.
+
+        Args:
+            operands: the seeds first.
+            names: of each, in `_AXES`; a gradient has that of its array.
+            results: their names.
+        """
+
+        def run(*arrays: Array) -> tuple[Array, ...]:
+            return self._call(names[1:], arrays, results)
+
+        arguments, made = ([_AXES[name] for name in each] for each in (names, results))
+        return per_shard(run, arguments=arguments, results=made)(*operands)
+
+    def _call(
+        self, names: tuple[str, ...], arrays: tuple[Array, ...], results: tuple[str, ...]
+    ) -> tuple[Array, ...]:
+        _, batch, heads = arrays[0].shape
+        shape = self._shape(heads=heads)
+        made = [shape.array(name, batch=batch, dtype=arrays[-1].dtype) for name in results]
+        forward = self._body is _forward_kernel
+        scores = batch * heads * shape.padded**2
+        call = functools.partial(
+            pl.pallas_call,
+            functools.partial(self._body, shape=shape),
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=1,
+                grid=(batch, heads // shape.group),
+                in_specs=[shape.block(name) for name in names],
+                out_specs=[shape.block(name) for name in results],
+            ),
+            out_shape=made,
+            cost_estimate=pl.CostEstimate(
+                flops=(2 if forward else 5) * 2 * scores * shape.columns,
+                transcendentals=scores,
+                bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*arrays, *made)),
+            ),
+            name="attention_forward" if forward else "attention_backward",
+        )
+        parallel = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
+        return jax.lax.platform_dependent(
+            *arrays, tpu=call(compiler_params=parallel), default=call(interpret=True)
+        )
 
 
 def _forward_kernel(
-    seeds: Any, q: Any, k: Any, v: Any, segments: Any, out: Any, logs: Any, *, shape: Shape
+    seeds: Any, segments: Any, q: Any, k: Any, v: Any, out: Any, logs: Any, *, shape: Shape
 ) -> None:
     """One row, one group of heads; scores as [queries, keys]."""
     q_LW, k_LW, v_LW = q[0], k[0], v[0]
@@ -199,16 +269,15 @@ def _forward_kernel(
 
 def _backward_kernel(
     seeds: Any,
+    segments: Any,
     q: Any,
     k: Any,
     v: Any,
-    segments: Any,
     out: Any,
     logs: Any,
     gradient: Any,
-    dq: Any,
-    dk: Any,
-    dv: Any,
+    slopes_of_qkv: Any,
+    sums: Any,
     *,
     shape: Shape,
 ) -> None:
@@ -237,10 +306,12 @@ def _backward_kernel(
             _dot(kept.astype(g_LW.dtype), g_LW, 1, 0),
         )
         total = [jnp.where(inside, new, old) for new, old in zip(found, total, strict=True)]
-    base = math.log(2)  # the derivative of 2ˣ
-    dq[0] = (total[0] * base).astype(dq.dtype)
-    dk[0] = (total[1] * base).astype(dk.dtype)
-    dv[0] = total[2].astype(dv.dtype)
+    # log 2: the derivative of 2ˣ. Queries came scaled.
+    factors = (_scale(shape.columns) * math.log(2), math.log(2), 1.0)
+    for at, (each, factor) in enumerate(zip(total, factors, strict=True)):
+        of_one = each * factor
+        slopes_of_qkv[at, 0] = of_one.astype(slopes_of_qkv.dtype)
+        sums[at, 0] = of_one.sum(axis=0, keepdims=True)
 
 
 def _dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:

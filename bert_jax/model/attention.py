@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Final
 
 import jax
@@ -15,14 +14,11 @@ from bert_jax.kernels.attention import fused_attention
 from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.config import Architecture, AttentionName, Execution
 from bert_jax.model.dropout import dropout
-from bert_jax.model.layers import Dense, project_together, subkey
-from bert_jax.parallel.per_shard import per_shard
+from bert_jax.model.layers import Dense, project_each, project_together, subkey
 from bert_jax.parallel.rules import constrain
 
 # Finite, so that a row without any visible key gives a uniform average and not a NaN.
 MASKED: Final = -1e9
-
-AttentionCore = Callable[..., Array]
 
 
 def xla_attention(
@@ -57,41 +53,6 @@ def xla_attention(
     return jnp.einsum("bhlm,bmhk->blhk", weights_BHLM, v_BLHK)
 
 
-def fused(
-    q_BLHK: Float[Array, "batch length heads head_dim"],
-    k_BLHK: Float[Array, "batch length heads head_dim"],
-    v_BLHK: Float[Array, "batch length heads head_dim"],
-    segment_ids: Int[Array, "batch length"],
-    *,
-    dropout_rate: float,
-    dropout_key: Array | None,
-) -> Float[Array, "batch length heads head_dim"]:
-    """The same as `xla_attention`, in one kernel (see `bert_jax.kernels.attention`)."""
-    batch, _, heads, columns = q_BLHK.shape
-    merged = [x.reshape(*x.shape[:2], -1) for x in (q_BLHK, k_BLHK, v_BLHK)]
-    draws = dropout_key is not None and dropout_rate > 0.0
-    seeds = tile_seeds(dropout_key, (batch, heads)) if draws and dropout_key is not None else ()
-
-    def kernel(q: Array, k: Array, v: Array, segments: Array, *seeds: Array) -> Array:
-        return fused_attention(q, k, v, segments, seeds or None, columns=columns, rate=dropout_rate)
-
-    rows = ("batch", "length", "heads")
-    run = per_shard(
-        kernel,
-        arguments=[rows, rows, rows, ("batch", "length"), *[("batch", "heads")] * len(seeds)],
-        result=rows,
-    )
-    return run(*merged, segment_ids, *seeds).reshape(q_BLHK.shape)
-
-
-# `auto` is resolved for a train step (execution.py); what only goes forward takes the reference.
-IMPLEMENTATIONS: Final[dict[AttentionName, AttentionCore]] = {
-    "auto": xla_attention,
-    "xla": xla_attention,
-    "fused": fused,
-}
-
-
 class SelfAttention(nnx.Module):
     """Multi-head self-attention, split by head over the tensor axis."""
 
@@ -120,20 +81,38 @@ class SelfAttention(nnx.Module):
         dropout_key: Array | None,
     ) -> Float[Array, "batch length hidden"]:
         """Returns the attention's output projection, before the residual sum."""
+        key = subkey(dropout_key, 0)
+        core = self._fused if self.core == "fused" else self._plain
+        return self.output(core(x_BLD, segment_ids, key))
+
+    def _plain(self, x_BLD: Array, segment_ids: Array, key: Array | None) -> Array:
+        """Returns the attended values [B, L, H, K], by `xla_attention`."""
         q_BLHK, k_BLHK, v_BLHK = (
             constrain(y_BLHK, "batch", "length", "heads", "head_dim")
-            for y_BLHK in self._projected(x_BLD)
+            for y_BLHK in project_together(x_BLD, self._maps)
         )
-        core = functools.partial(IMPLEMENTATIONS[self.core], dropout_rate=self.dropout_rate)
+        core = functools.partial(xla_attention, dropout_rate=self.dropout_rate)
         if self.remat_core:
             # Scores are L² a head and cheap to compute again: the most memory for the least work.
             core = jax.checkpoint(core)
-        context_BLHK = core(q_BLHK, k_BLHK, v_BLHK, segment_ids, dropout_key=subkey(dropout_key, 0))
-        return self.output(context_BLHK)
+        return core(q_BLHK, k_BLHK, v_BLHK, segment_ids, dropout_key=key)
 
-    def _projected(self, x_BLD: Array) -> list[Array]:
-        maps = (self.query, self.key, self.value)
-        if self.core == "fused":
-            # Each is what the kernel reads as it comes out; parts of a wide one would be copied.
-            return [each(x_BLD) for each in maps]
-        return project_together(x_BLD, maps)
+    def _fused(self, x_BLD: Array, segment_ids: Array, key: Array | None) -> Array:
+        """Returns the same, by one kernel (see `bert_jax.kernels.attention`)."""
+        heads, columns = self.query.bias.shape
+        draws = key is not None and self.dropout_rate > 0.0
+        seeds = jnp.stack(tile_seeds(key, (len(x_BLD), heads))) if draws else None
+        kernels = tuple(each.kernel[...].reshape(len(each.kernel[...]), -1) for each in self._maps)
+        attended_BLW = fused_attention(
+            project_each(x_BLD.astype(self.query.dtype), kernels, self.query.gradient_dtype),
+            jnp.stack([each.bias[...].reshape(-1) for each in self._maps]),
+            segment_ids,
+            seeds,
+            columns=columns,
+            rate=self.dropout_rate,
+        )
+        return attended_BLW.reshape(*x_BLD.shape[:2], heads, columns)
+
+    @property
+    def _maps(self) -> tuple[Dense, Dense, Dense]:
+        return self.query, self.key, self.value

@@ -93,10 +93,10 @@ class Execution(Section):
     """Of activations. Parameters, softmax, LayerNorm and loss are float32 in any case."""
     gradient_dtype: Dtype = "float32"
     """In which gradients of parameters, which are float32 themselves, are summed over devices."""
-    attention: AttentionName = "xla"
-    """`xla`: plain JAX, anywhere. `fused`: one kernel, on TPUs from v4 on, for rows of up to 512
-    tokens; it has been compiled for them and not yet run on one. `auto`: `fused` where it can
-    run, in training."""
+    attention: AttentionName = "auto"
+    """`xla`: plain JAX, anywhere. `fused`: one kernel on v4, v5e, v5p and v6e, for rows of up to
+    512 tokens. `auto`: in pretraining `fused` where it can run, else `xla`; `bert-jax doctor` says
+    which."""
     remat: Remat = "none"
     """What the backward pass computes a second time instead of keeping it: attention weights, all
     but products, or whole layers."""

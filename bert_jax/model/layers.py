@@ -183,6 +183,45 @@ def project_together(x: Array, maps: Sequence[Dense]) -> list[Array]:
     return [y[..., index, :] for index in range(len(maps))]
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def project_each(x: Array, kernels: tuple[Array, ...], gradient_dtype: Dtype) -> tuple[Array, ...]:
+    """Returns ``x · kernel`` for each kernel, as arrays of their own.
+
+    Backwards it is one product of all gradients, stacked in front. So is the gradient of `x` a
+    single sum, which a tensor axis takes over devices once and not for every kernel.
+
+    Args:
+        x: [B, L, I].
+        kernels: float32 [I, O] each.
+        gradient_dtype: in which their gradients are summed over devices.
+    """
+    return _project_each_forward(x, kernels, gradient_dtype)[0]
+
+
+def _project_each_forward(
+    x: Array, kernels: tuple[Array, ...], gradient_dtype: Dtype
+) -> tuple[tuple[Array, ...], tuple[Array, tuple[Array, ...]]]:
+    each = (project(x, kernel, inputs=1, gradient_dtype=gradient_dtype) for kernel in kernels)
+    return tuple(each), (x, kernels)
+
+
+def _project_each_backward(
+    gradient_dtype: Dtype,
+    kept: tuple[Array, tuple[Array, ...]],
+    gradients: tuple[Array, ...],
+) -> tuple[Array, tuple[Array, ...]]:
+    x, kernels = kept
+    rows = x.reshape(-1, x.shape[-1])
+    stacked = jnp.stack(gradients).reshape(len(kernels), len(rows), -1)
+    narrow = jnp.stack([kernel.astype(x.dtype) for kernel in kernels])
+    of_rows = jnp.einsum("sno,sio->ni", stacked, narrow, preferred_element_type=x.dtype)
+    of_kernels = jnp.einsum("ni,sno->sio", rows, stacked, preferred_element_type=gradient_dtype)
+    return of_rows.reshape(x.shape), tuple(of_kernels.astype(kernels[0].dtype))
+
+
+project_each.defvjp(_project_each_forward, _project_each_backward)
+
+
 class LayerNorm(nnx.Module):
     """Layer normalisation over the last axis, its statistics in float32 (arXiv 1607.06450)."""
 

@@ -85,6 +85,8 @@ class Accelerator:
         runtime_version: of the Cloud TPU API; None where only GKE and Compute Engine have it.
         libtpu_name: how libtpu spells the generation in a topology.
         megacore: whether libtpu must be told that a chip is one device.
+        kernels: whether its matrix units take bfloat16 from Pallas kernels too, and ours have been
+            compiled for it.
         hbm_bytes: of memory.
         hbm_bandwidth: bytes per second.
         peak_flops: dense products per second by dtype, a product and a sum being two.
@@ -112,6 +114,7 @@ class Accelerator:
     runtime_version: str | None
     libtpu_name: str
     megacore: bool = False
+    kernels: bool = False
     hbm_bytes: int
     hbm_bandwidth: float
     peak_flops: Mapping[str, float]
@@ -209,6 +212,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             accelerator_type="v4",
             runtime_version=_BASE_RUNTIME,
             libtpu_name="v4",
+            kernels=True,
             megacore=True,
             hbm_bytes=32 * GIB,
             hbm_bandwidth=1200e9,
@@ -234,6 +238,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             accelerator_type="v5litepod",
             runtime_version="v2-alpha-tpuv5-lite",
             libtpu_name="v5e",
+            kernels=True,
             hbm_bytes=16 * GIB,
             hbm_bandwidth=819e9,
             peak_flops={"bfloat16": 197e12, "int8": 393e12},
@@ -272,6 +277,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             accelerator_type="v5p",
             runtime_version="v2-alpha-tpuv5",
             libtpu_name="v5p",
+            kernels=True,
             megacore=True,
             hbm_bytes=95 * GIB,
             hbm_bandwidth=2765e9,
@@ -303,6 +309,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             accelerator_type="v6e",
             runtime_version="v2-alpha-tpuv6e",
             libtpu_name="v6e",
+            kernels=True,
             hbm_bytes=32 * GIB,
             hbm_bandwidth=1638e9,
             peak_flops={"bfloat16": 918e12, "int8": 1836e12},
@@ -364,6 +371,12 @@ _DEVICE_PEAK_FLOPS: Final[dict[str, float]] = _GPU_PEAK_FLOPS | {
     for accelerator in ACCELERATORS.values()
     for kind in accelerator.device_kinds
 }
+
+
+def takes_kernels(device: Any) -> bool:
+    """Returns whether our Pallas kernels run on a device."""
+    kinds = (each.device_kinds for each in ACCELERATORS.values() if each.kernels)
+    return any(device.device_kind in each for each in kinds)
 
 
 def peak_flops(device: Any) -> float | None:

@@ -12,8 +12,11 @@ Array = jax.Array
 
 
 def per_shard(
-    function: Callable[..., Array], *, arguments: Sequence[LogicalAxes], result: LogicalAxes
-) -> Callable[..., Array]:
+    function: Callable[..., tuple[Array, ...]],
+    *,
+    arguments: Sequence[LogicalAxes],
+    results: Sequence[LogicalAxes],
+) -> Callable[..., tuple[Array, ...]]:
     """Returns `function`, run on every device with what the device holds of each argument.
 
     For what the compiler cannot split by itself, such as a kernel. Outside a mesh (one device, an
@@ -22,13 +25,13 @@ def per_shard(
     Args:
         function: of arrays; it must treat the split axes element by element.
         arguments: the logical axes of each array.
-        result: those of what it returns.
+        results: those of each array that it returns.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function
     return jax.shard_map(
         function,
         in_specs=tuple(map(partition_spec, arguments)),
-        out_specs=partition_spec(result),
+        out_specs=tuple(map(partition_spec, results)),
         check_vma=False,  # kernels say nothing about the mesh axes that their results vary over
     )

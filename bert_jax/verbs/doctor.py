@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 
 from bert_jax.config import RunConfig
-from bert_jax.diagnostics.devices import check_devices
+from bert_jax.diagnostics.devices import check_attention, check_devices
 from bert_jax.diagnostics.findings import DoctorReport, Finding, render
 from bert_jax.diagnostics.inputs import check_inputs, finetuning_inputs, pretraining_inputs
 from bert_jax.diagnostics.memory import check_memory
@@ -81,6 +81,9 @@ def doctor_config(config: RunConfig) -> DoctorReport:
     report = doctor(
         config=config.mesh, run_dir=config.run_dir, checkpoint_bytes=_checkpoint_bytes(config)
     )
+    if config.model is not None and config.train is not None and not report.of_level("problem"):
+        longest = max(phase.seq_length for phase in config.train.phases)
+        inputs.append(check_attention(config.model.execution.attention, longest=longest))
     return DoctorReport((*report.findings, *inputs))
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from bert_jax.model.attention import fused
+from bert_jax.kernels.attention import fused_attention
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.program import open_devices
 
@@ -27,10 +27,11 @@ def kernels(topology: str, length: int) -> list[str]:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=device)
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
-        out = fused(q, k, v, segments, dropout_rate=0.1, dropout_key=jax.random.key(0))
+        bias, seeds = jnp.zeros((3, 128), jnp.float32), jnp.ones((2, 2, 2), jnp.int32)
+        out = fused_attention((q, k, v), bias, segments, seeds, columns=64, rate=0.1)
         return out.astype(jnp.float32).sum()
 
-    x = of(jnp.bfloat16, 2, length, 2, 64)
+    x = of(jnp.bfloat16, 2, length, 128)
     step = jax.jit(jax.grad(loss, (0, 1, 2)))
     lowered = step.lower(x, x, x, of(jnp.int32, 2, length))
     lowered.compile()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import types
 from typing import Any
 
 import jax
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention import IMPLEMENTATIONS
+from bert_jax.kernels.attention import fused_attention
+from bert_jax.kernels.random_bits import tile_seeds
+from bert_jax.model.attention import xla_attention
 from bert_jax.model.config import Execution
-from bert_jax.model.execution import resolve_execution
+from bert_jax.model.execution import choose_attention, resolve_execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from tests.support import relative_error, small_architecture
@@ -30,18 +33,39 @@ def segments_of(rows: int, length: int) -> jax.Array:
     return jnp.asarray(ids)
 
 
-@functools.partial(jax.jit, static_argnames=("name", "rate"))
-def attend(name: Any, q: Any, k: Any, v: Any, weights: Any, *, rate: float) -> Any:
-    """The output, and the gradients of its weighted sum."""
-    segments = segments_of(*q.shape[:2])
+def fused(q: Any, k: Any, v: Any, bias: Any, segments: Any, *, rate: float) -> Any:
+    """The kernel, called as `SelfAttention` calls it."""
+    rows, _, heads, columns = q.shape
+    merged = [x.reshape(*x.shape[:2], -1) for x in (q, k, v)]
+    seeds = jnp.stack(tile_seeds(jax.random.key(3), (rows, heads)))
+    out = fused_attention(
+        tuple(merged), bias.reshape(3, -1), segments, seeds, columns=columns, rate=rate
+    )
+    return out.reshape(q.shape)
 
-    def value(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        out = IMPLEMENTATIONS[name](
-            q, k, v, segments, dropout_rate=rate, dropout_key=jax.random.key(3)
-        )
+
+def xla(q: Any, k: Any, v: Any, bias: Any, segments: Any, *, rate: float) -> Any:
+    with_bias = [x + each.astype(x.dtype) for x, each in zip((q, k, v), bias, strict=True)]
+    return xla_attention(*with_bias, segments, dropout_rate=rate, dropout_key=jax.random.key(3))
+
+
+@functools.partial(jax.jit, static_argnames=("core", "rate"))
+def attend(core: Any, q: Any, k: Any, v: Any, weights: Any, *, rate: float) -> Any:
+    """The output, and the gradients of its weighted sum, also those of the biases."""
+    segments = segments_of(*q.shape[:2])
+    bias = jnp.linspace(-0.5, 0.5, 3 * q.shape[2] * q.shape[3]).reshape(3, *q.shape[2:])
+
+    def value(q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, Any]:
+        out = core(q, k, v, bias, segments, rate=rate)
         return (out * weights).astype(jnp.float32).sum(), out
 
-    return jax.grad(value, (0, 1, 2), has_aux=True)(q, k, v)
+    return jax.grad(value, (0, 1, 2, 3), has_aux=True)(q, k, v, bias)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """A key's bias has no gradient but rounding: it is measured against those of the others."""
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert relative_error(one, other) < 2e-5
 
 
 @pytest.mark.parametrize(
@@ -58,23 +82,21 @@ def test_it_gives_what_xla_gives(length: int, heads: int, columns: int, rate: fl
     """Dropout on: the very same elements are dropped, forward and backward."""
     drawn = np.random.default_rng(0).standard_normal((4, 3, length, heads, columns))
     arrays = [jnp.asarray(x, jnp.float32) for x in drawn]
-    found, expected = (attend(name, *arrays, rate=rate) for name in ("fused", "xla"))
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert relative_error(one, other) < 2e-5
+    assert_same(attend(fused, *arrays, rate=rate), attend(xla, *arrays, rate=rate))
 
 
 def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:
     drawn = np.random.default_rng(1).standard_normal((4, 2, 128, 2, 64))
     wide, narrow = ([jnp.asarray(x, dtype) for x in drawn] for dtype in (jnp.float32, jnp.bfloat16))
-    expected = jax.tree.leaves(attend("xla", *wide, rate=0.1))
+    expected = jax.tree.leaves(attend(xla, *wide, rate=0.1))
     errors = [
         [
             relative_error(one.astype(jnp.float32), other)
             for one, other in zip(
-                jax.tree.leaves(attend(name, *narrow, rate=0.1)), expected, strict=True
+                jax.tree.leaves(attend(core, *narrow, rate=0.1)), expected, strict=True
             )
         ]
-        for name in ("fused", "xla")
+        for core in (fused, xla)
     ]
     assert max(errors[0]) < 1.5 * max(errors[1]) < 0.03
 
@@ -82,11 +104,29 @@ def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:
 def test_on_a_mesh_every_device_runs_its_own_rows_and_heads() -> None:
     drawn = np.random.default_rng(2).standard_normal((4, 4, 128, 4, 64))
     arrays = [jnp.asarray(x, jnp.float32) for x in drawn]
-    expected = attend("xla", *arrays, rate=0.2)
+    expected = attend(xla, *arrays, rate=0.2)
     with jax.set_mesh(make_mesh(MeshSection(data=2, fsdp=2, tensor=2))):
-        found = attend("fused", *arrays, rate=0.2)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert relative_error(one, other) < 2e-5
+        assert_same(attend(fused, *arrays, rate=0.2), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "longest", "chosen"),
+    [
+        ("TPU v3", 512, "xla"),
+        ("TPU v4", 512, "fused"),
+        ("TPU v5 lite", 128, "fused"),
+        ("TPU v6 lite", 512, "fused"),
+        ("TPU v6 lite", 1024, "xla"),
+        ("NVIDIA H100 80GB HBM3", 512, "xla"),
+    ],
+)
+def test_auto_is_fused_where_the_kernels_run_and_says_why_not(
+    kind: str, longest: int, chosen: str
+) -> None:
+    device = types.SimpleNamespace(device_kind=kind, platform="tpu")
+    found = choose_attention("auto", device, longest=longest)
+    assert found.name == chosen
+    assert (kind in found.why) or "fused takes up to 512" in found.why
 
 
 def test_auto_is_xla_without_a_tpu_and_a_length_too_great_is_refused() -> None:

@@ -107,8 +107,13 @@ def test_data_parallel_sums_each_gradient_once_in_float32_and_gathers_what_zero_
     )
 
 
-def test_tensor_parallel_sums_two_activations_a_block_each_way() -> None:
-    step = compiled({"data": 2, "tensor": 2})
+@pytest.mark.parametrize("attention", ["auto", pytest.param("xla", marks=pytest.mark.chaos)])
+def test_tensor_parallel_sums_two_activations_a_block_each_way(attention: str) -> None:
+    """`auto` is `fused` here, a kernel on every device."""
+    step = compiled({"data": 2, "tensor": 2}, execution={"attention": attention})
+    assert step.cycles is not None
+    kernels = sum(step.cycles.uncounted.values())
+    assert kernels == (2 * LAYERS if attention == "auto" else 0)
     size, hidden = parameters(step), activations(ROWS // 2, BF16)
     blocks = 2 * 2 * LAYERS * hidden
     joined = LAYERS * 3 * WIDTH * WIDTH * F32

@@ -36,17 +36,23 @@ class Setting:
     dropout: float = 0.0
     optimizer: str = "adamw"
     accumulation: int = 1
+    attention: str = "xla"
+    peak: float = PEAK
+    changes: tuple[tuple[str, int], ...] = ()  # of the architecture
 
     @property
     def task(self) -> BertObjective:
         return small_task(
-            hidden_dropout_prob=self.dropout, attention_probs_dropout_prob=self.dropout
+            execution={"attention": self.attention},
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.dropout,
+            **dict(self.changes),
         )
 
     @property
     def section(self) -> OptimizerSection:
         return OptimizerSection.model_validate(
-            {"name": self.optimizer, "learning_rate": PEAK, "warmup_steps": 2}
+            {"name": self.optimizer, "learning_rate": self.peak, "warmup_steps": 2}
         )
 
 
@@ -56,7 +62,8 @@ class Trainer:
     def __init__(self, setting: Setting, shape: tuple[int, int, int], batch: HostBatch) -> None:
         task = setting.task
         self.model = define_model(task.build)
-        self.schedule = linear_schedule([ScheduleSegment(20, PEAK, setting.section.warmup_steps)])
+        warmup = setting.section.warmup_steps
+        self.schedule = linear_schedule([ScheduleSegment(20, setting.peak, warmup)])
         self.optimizer = make_optimizer(setting.section, self.model.axes)
         data, fsdp, tensor = shape
         devices = jax.devices()[: data * fsdp * tensor]
