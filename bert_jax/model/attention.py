@@ -100,8 +100,9 @@ class SelfAttention(nnx.Module):
     def _fused(self, x_BLD: Array, segment_ids: Array, key: Array | None) -> Array:
         """Returns the same, by one kernel (see `bert_jax.kernels.attention`)."""
         heads, columns = self.query.bias.shape
-        draws = key is not None and self.dropout_rate > 0.0
-        seeds = jnp.stack(tile_seeds(key, (len(x_BLD), heads))) if draws else None
+        seeds = None
+        if key is not None and self.dropout_rate > 0.0:
+            seeds = jnp.stack(tile_seeds(key, (len(x_BLD), heads)))
         kernels = tuple(each.kernel[...].reshape(len(each.kernel[...]), -1) for each in self._maps)
         attended_BLW = fused_attention(
             project_each(x_BLD.astype(self.query.dtype), kernels, self.query.gradient_dtype),
