@@ -7,9 +7,9 @@ so::
         with doing("reading the dataset"):
             ...
 
-A terminal has one live line, with the seconds that it has lasted. Elsewhere a stage gets a line
-when it has lasted half a second, one more now and then while it lasts, and one with its seconds
-when it is done.
+A terminal has one live line, with the seconds that it has lasted; the output of a notebook's cell
+too, below the lines that stay. Elsewhere a stage gets a line when it has lasted half a second, one
+more now and then while it lasts, and one with its seconds when it is done.
 """
 
 from __future__ import annotations
@@ -26,17 +26,27 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from bert_jax.notebook import NotebookPage
+
 # How long nothing may be said without a terminal: by the age of the stage, seconds both.
 _QUIET: Final = ((30.0, 2.5), (300.0, 10.0), (float("inf"), 60.0))
 _BEGIN: Final = 0.5  # seconds that a stage lasts before it gets a line
 _TELL: Final = 1.0  # seconds of a stage that are worth a line at its end
+_REFRESH: Final = 0.25  # seconds between two states of the live line
 
 
 class _Stage:
     """Something under way."""
 
-    def __init__(self, what: Callable[[], str], *, told: bool, lasting: bool) -> None:
-        self.what = what
+    def __init__(
+        self,
+        what: Callable[[], str],
+        *,
+        told: bool,
+        lasting: bool,
+        share: Callable[[], float] | None,
+    ) -> None:
+        self.what, self.share = what, share
         self.told = told  # whether its first line is out
         self.lasting = lasting  # it speaks for itself, and is shown as it is
         self.started = time.monotonic()
@@ -61,17 +71,51 @@ class Narrator:
         self._changed = threading.Event()
         self._heard = time.monotonic()
         self._live: Live | None = None
+        self._page = NotebookPage() if console.is_jupyter and not console.quiet else None
         self._watching = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a line that is replaced: what passes needs no line that stays."""
+        return self.console.is_terminal or self._page is not None
 
     def say(self, line: str, *, style: str = "") -> None:
         """Shows a line that stays."""
         with self._lock:
             self._heard = time.monotonic()
-            self.console.print(Text(line), style=style, soft_wrap=True)
+            if self._page is None:
+                self.console.print(Text(line), style=style, soft_wrap=True)
+            else:
+                self._page.add(Text(line, style=style))
+
+    def be_quiet(self) -> None:
+        """Shows nothing more."""
+        with self._lock:
+            self.console, self._page = Console(quiet=True), None
+
+    @contextlib.contextmanager
+    def printing(self) -> Iterator[None]:
+        """What the console prints within the block has its place among the lines that are said."""
+        console = self.console
+        if self._page is None:
+            yield
+            return
+        console.push_render_hook(self._page)
+        console.quiet = True  # else it would show an empty block for each line
+        try:
+            yield
+        finally:
+            console.quiet = False
+            console.pop_render_hook()
 
     @contextlib.contextmanager
     def stage(
-        self, what: str | Callable[[], str], *, at_once: bool = False, lasting: bool = False
+        self,
+        what: str | Callable[[], str],
+        *,
+        at_once: bool = False,
+        lasting: bool = False,
+        share: Callable[[], float] | None = None,
     ) -> Iterator[None]:
         """Shows what the block does for as long as it runs.
 
@@ -79,11 +123,12 @@ class Narrator:
             what: does it; a function is asked again each time.
             at_once: with a line now, not when it has lasted a while.
             lasting: neither its beginning nor its end gets a line of its own.
+            share: returns how much of it is done, 0 to 1, for a bar where there is one.
         """
         text = what if callable(what) else lambda: what
-        stage = _Stage(text, told=lasting, lasting=lasting)
+        stage = _Stage(text, told=lasting, lasting=lasting, share=share)
         self._begin(stage)
-        if at_once and not self.console.is_terminal:
+        if at_once and not self.is_live:
             self._tell(stage)
         try:
             yield
@@ -109,7 +154,7 @@ class Narrator:
                         redirect_stderr=sys.stderr.isatty(),
                     )
                     self._live.start()
-            elif not self._watching and not self.console.quiet:
+            elif not self._watching and (self._page is not None or not self.console.quiet):
                 self._watching = True
                 threading.Thread(target=self._watch, name="narrator", daemon=True).start()
             self._changed.set()
@@ -120,18 +165,28 @@ class Narrator:
             if not self._stages and self._live is not None:
                 self._live.stop()
                 self._live = None
+            if self._page is not None:
+                self._refresh()
             self._changed.set()
 
     def _shown(self) -> Text | Spinner:
-        """Returns the live line."""
+        """Returns the live line of a terminal."""
         with self._lock:
             if not self._stages:
                 return Text("")
             stage = self._stages[-1]
-        if stage.lasting:
-            return Text(stage.what(), no_wrap=True, overflow="ellipsis")
-        seconds = f" {stage.seconds:.0f} s" if stage.seconds >= 1 else ""
-        return Spinner("dots", Text(f"{stage.what()} …{seconds}", no_wrap=True))
+        text = Text(_line(stage), no_wrap=True, overflow="ellipsis")
+        return text if stage.lasting else Spinner("dots", text)
+
+    def _refresh(self) -> None:
+        """Brings the output of a notebook's cell up to date."""
+        assert self._page is not None
+        with self._lock:
+            if not self._stages:
+                self._page.show()
+                return
+            share = next((s.share for s in reversed(self._stages) if s.share is not None), None)
+            self._page.show(_line(self._stages[-1]), share=None if share is None else share())
 
     def _tell(self, stage: _Stage) -> None:
         """Shows a line of what is under way, if it still is."""
@@ -150,13 +205,23 @@ class Narrator:
                     return
                 stage = self._stages[-1]
                 self._changed.clear()
-                if stage.told:
+                if self._page is not None:
+                    due = time.monotonic() + _REFRESH
+                elif stage.told:
                     quiet = next(limit for age, limit in _QUIET if stage.seconds <= age)
                     due = max(self._heard, stage.started) + quiet
                 else:
                     due = stage.started + _BEGIN
             if not self._changed.wait(max(due - time.monotonic(), 0.0)):
-                self._tell(stage)
+                self._tell(stage) if self._page is None else self._refresh()
+
+
+def _line(stage: _Stage) -> str:
+    """Returns the live line of what is under way."""
+    if stage.lasting:
+        return stage.what()
+    seconds = f" {stage.seconds:.0f} s" if stage.seconds >= 1 else ""
+    return f"{stage.what()} …{seconds}"
 
 
 _NARRATORS: Final[list[Narrator]] = []
@@ -173,10 +238,11 @@ def speaking(console: Console | None) -> Iterator[None]:
         return
     narrator = Narrator(console)
     _NARRATORS.append(narrator)
-    try:
-        yield
-    finally:
-        _NARRATORS.remove(narrator)
+    with narrator.printing():
+        try:
+            yield
+        finally:
+            _NARRATORS.remove(narrator)
 
 
 def current_console() -> Console:
@@ -202,4 +268,4 @@ def doing(what: str | Callable[[], str], *, at_once: bool = False) -> Iterator[N
 def hush() -> None:
     """Shows nothing more: another process of the job speaks."""
     for each in _NARRATORS:
-        each.console = Console(quiet=True)
+        each.be_quiet()

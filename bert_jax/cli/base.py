@@ -19,6 +19,8 @@ from bert_jax.parallel.stop_signal import STOP
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bert_jax.config import RunConfig
+
 # 43 is the watchdog's, see `bert_jax.train.watchdog`.
 EXIT_CODES: Final = {RunStopped: 1, UserError: 2, PeerLost: PEER_LOST}
 _TRAINING_VERBS: Final = ("pretrain", "finetune")
@@ -117,6 +119,16 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             sys.exit(code)
 
     return run
+
+
+def read_config(config: str, overrides: Sequence[str]) -> RunConfig:
+    """Returns a configuration; what checks it takes most of a second to load, which is said."""
+    from bert_jax.narration import current_console, doing
+
+    with doing(f"reading {config}", at_once=not current_console().stderr):
+        from bert_jax.config import load_config
+
+        return load_config(config, overrides)
 
 
 @contextlib.contextmanager

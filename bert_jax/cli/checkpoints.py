@@ -14,6 +14,7 @@ from bert_jax.cli.base import (
     mesh_option,
     overrides_argument,
     platform_option,
+    read_config,
     starting_jax,
     verb,
     works_here,
@@ -150,10 +151,8 @@ def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
     from etils import epath
     from rich.console import Console
 
-    from bert_jax.config import load_config
-
     of_run = bool(config) and not overrides and epath.Path(config).is_dir()
-    loaded = load_config(config, overrides) if config and not of_run else None
+    loaded = read_config(config, overrides) if config and not of_run else None
     with starting_jax():
         from bert_jax.verbs.doctor import doctor as run
         from bert_jax.verbs.doctor import doctor_config, doctor_run, render

@@ -19,6 +19,7 @@ from bert_jax.cli.base import (
     overrides_argument,
     platform_option,
     process_started,
+    read_config,
     spoken_console,
     starting_jax,
     verb,
@@ -41,12 +42,11 @@ def finetune(
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration or the data,
     3 stopped by a signal and saved, 4 another process is gone or never came, 43 a step hangs.
     """
-    from bert_jax.config import load_config
     from bert_jax.diagnostics.inputs import finetuning_inputs, require_inputs
     from bert_jax.interop.hub import is_hub_name
     from bert_jax.section import need
 
-    loaded = load_config(config, overrides)
+    loaded = read_config(config, overrides)
     need(loaded.run_dir, "run_dir", "finetune")
     section = need(loaded.finetune, "finetune", "finetune")
     require_inputs(finetuning_inputs(section, is_hub=is_hub_name), loaded.mesh)

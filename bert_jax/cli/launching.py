@@ -9,7 +9,13 @@ from typing import Any, Final
 
 import click
 
-from bert_jax.cli.base import cli, config_argument, overrides_argument, verb
+from bert_jax.cli.base import (
+    cli,
+    config_argument,
+    overrides_argument,
+    read_config,
+    verb,
+)
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
 # Options that are settings: the option's name and the setting it stands for.
@@ -103,11 +109,10 @@ def submit(
     Exit codes: 0 done, or asked for without --watch; 1 the run failed or a limit was reached;
     2 a mistake; 3 interrupted. Nothing is left that bills, unless you said so.
     """
-    from bert_jax.config import load_config
     from bert_jax.verbs.submit import rehearse
     from bert_jax.verbs.submit import submit as run
 
-    loaded = load_config(config, [*overrides, *_as_overrides(settings)])
+    loaded = read_config(config, [*overrides, *_as_overrides(settings)])
     if dry_run:
         click.echo(rehearse(loaded, verb=task, prices=prices), nl=False)
         return

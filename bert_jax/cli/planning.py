@@ -6,7 +6,13 @@ import sys
 
 import click
 
-from bert_jax.cli.base import cli, config_argument, overrides_argument, verb
+from bert_jax.cli.base import (
+    cli,
+    config_argument,
+    overrides_argument,
+    read_config,
+    verb,
+)
 
 
 @cli.command()
@@ -61,7 +67,6 @@ def plan(
     """
     from rich.console import Console
 
-    from bert_jax.config import load_config
     from bert_jax.planning.as_json import plans_as_json
     from bert_jax.planning.prices import load_prices
     from bert_jax.planning.tables import show_plans
@@ -69,7 +74,7 @@ def plan(
 
     price_list = load_prices(prices)
     plans = run(
-        load_config(config, overrides),
+        read_config(config, overrides),
         topologies,
         slices=slices,
         vocab_size=vocab_size,

@@ -18,6 +18,7 @@ from bert_jax.cli.base import (
     overrides_argument,
     platform_option,
     process_started,
+    read_config,
     spoken_console,
     starting_jax,
     verb,
@@ -45,10 +46,9 @@ def new(kind: str, path: str | None, force: bool) -> None:
 @verb
 def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
     """Train a tokenizer: text → tokenizer directory."""
-    from bert_jax.config import load_config
     from bert_jax.verbs.vocab import vocab as run
 
-    loaded = load_config(config, overrides)
+    loaded = read_config(config, overrides)
     tokenizer = run(loaded, force=force, console=spoken_console())
     assert loaded.vocab is not None
     click.echo(f"{tokenizer.vocab_size} pieces in {loaded.vocab.output}")
@@ -87,12 +87,11 @@ def examples(
     from bert_jax.pipelines.engines.local import load_early
 
     load_early()
-    from bert_jax.config import load_config
     from bert_jax.verbs.examples import ExtraOutputs
     from bert_jax.verbs.examples import examples as run
 
     extra = ExtraOutputs(report=report, inspect=inspect or 0, tfrecords=tfrecords, copies=copies)
-    run(load_config(config, overrides), extra=extra, console=spoken_console())
+    run(read_config(config, overrides), extra=extra, console=spoken_console())
 
 
 @cli.command()
@@ -111,11 +110,10 @@ def pretrain(
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration, 3 stopped by a
     signal and saved, 4 another process is gone or never came, 43 a step hangs.
     """
-    from bert_jax.config import load_config
     from bert_jax.diagnostics.inputs import pretraining_inputs, require_inputs
     from bert_jax.section import need
 
-    loaded = load_config(config, overrides)
+    loaded = read_config(config, overrides)
     need(loaded.run_dir, "run_dir", "pretrain")
     need(loaded.model, "model", "pretrain")
     inputs = pretraining_inputs(

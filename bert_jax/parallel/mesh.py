@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import glob
+import importlib.metadata
+import importlib.util
 import math
+import os
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -18,6 +23,9 @@ from bert_jax.parallel.compilation_cache import use_compilation_cache
 from bert_jax.parallel.processes import is_first, join
 from bert_jax.parallel.rules import DATA, FSDP, MESH_AXES, TENSOR
 from bert_jax.parallel.section import MeshSection
+
+# Set by JAX itself, and by who compiles for TPUs without one.
+_NOT_OF_A_TPU: Final = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_LOG_DIR"}
 
 
 def initialise(section: MeshSection) -> None:
@@ -40,7 +48,7 @@ def initialise(section: MeshSection) -> None:
             )
         _set_before_backend("jax_platforms", "cpu")
         _set_before_backend("jax_num_cpu_devices", section.simulated_devices)
-    elif section.platform == "cpu":
+    elif section.platform == "cpu" or (section.platform == "auto" and _only_cpus_here()):
         _set_before_backend("jax_platforms", "cpu")
     use_compilation_cache(section.compilation_cache)
     if section.distributed.enabled:
@@ -171,6 +179,24 @@ def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
             f"allowed: a tensor axis that divides, or is a multiple of, the devices of a process"
         )
     return HostShare(shares.index(tuple(sorted(held[process]))), len(shares))
+
+
+def _only_cpus_here() -> bool:
+    """Whether JAX could find a TPU and no other accelerator, and this host has none.
+
+    Where libtpu is installed to compile with, it would look for one all the same, and tell of its
+    failure in five lines of its own.
+    """
+    asked = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
+    if asked or any(name.startswith("TPU_") for name in os.environ.keys() - _NOT_OF_A_TPU):
+        return False
+    others = importlib.metadata.entry_points(group="jax_plugins")
+    vendors = glob.glob("/sys/bus/pci/devices/*/vendor")
+    devices = [*glob.glob("/dev/accel*"), *glob.glob("/dev/vfio/[0-9]*")]
+    if others or devices or not vendors or importlib.util.find_spec("jax_plugins") is not None:
+        return False
+    google = "0x1ae0"
+    return all(Path(vendor).read_text().strip() != google for vendor in vendors)
 
 
 def _set_before_backend(option: str, value: object) -> None:

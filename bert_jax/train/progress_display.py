@@ -31,7 +31,9 @@ class ProgressDisplay:
         self._started = time.monotonic()
         self._reported = ""
         self._live = contextlib.ExitStack()
-        self._live.enter_context(narrator.stage(self._now, lasting=True))
+        self._live.enter_context(
+            narrator.stage(self._now, lasting=True, share=lambda: self._step / self._total)
+        )
 
     def step_done(self, step: int) -> None:
         """Counts a step; the first of this process gets a line of its own."""
@@ -44,7 +46,7 @@ class ProgressDisplay:
         """Shows the state of the run after `step` steps."""
         self._step = step
         self._reported = self._line(step, scores, throughput)
-        if not self._narrator.console.is_terminal:
+        if not self._narrator.is_live:
             self._narrator.say(self._reported)
 
     def evaluated(self, step: int, scores: Mapping[str, float], remark: str = "") -> None:
@@ -59,7 +61,7 @@ class ProgressDisplay:
     def close(self) -> None:
         """Stops refreshing; the last line stays."""
         self._live.close()
-        if self._reported and self._narrator.console.is_terminal:
+        if self._reported and self._narrator.is_live:
             self._narrator.say(self._reported)
         self._reported = ""
 

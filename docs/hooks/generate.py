@@ -1,9 +1,10 @@
-"""Pages of the site that are made from the code: settings, command line, Python, decisions."""
+"""Pages of the site that are made: settings, command line, Python, notebooks, decisions."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
 import logging
 import re
 import sys
@@ -28,6 +29,7 @@ from bert_jax.section import Section
 # The build is strict: what is logged here as a warning ends it.
 _log = logging.getLogger("mkdocs.hooks.generate")
 _ADR = Path(__file__).parent.parent / "adr"
+_NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -40,7 +42,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
+    for path in sorted(_NOTEBOOKS.glob("*.ipynb")):
+        content = _notebook(path)
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=content))
     return files
+
+
+def _notebook(path: Path) -> str:
+    """Returns a notebook as a page; the notebook itself is beside it."""
+    parts: list[str] = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+    parts.insert(1, f"[Download the notebook]({path.name})")
+    return "\n\n".join(parts)
 
 
 def _settings() -> Iterator[str]:

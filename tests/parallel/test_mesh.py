@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import initialise, make_mesh, mesh_shape, process_share
 from bert_jax.parallel.section import MeshSection
+from tests.project import environment
 
 
 @pytest.mark.parametrize(
@@ -190,3 +191,23 @@ def test_simulated_devices_are_cpu_devices_and_come_before_jax_starts() -> None:
     assert len(jax.devices()) == 8
     with pytest.raises(UserError, match="jax_num_cpu_devices = 4 comes too late"):
         initialise(MeshSection(simulated_devices=4))
+
+
+def test_a_host_without_accelerators_opens_its_devices_without_a_word_of_libtpu() -> None:
+    program = "from bert_jax.parallel.mesh import open_mesh; print(open_mesh().devices.flat[0])"
+    hidden = ("JAX_PLATFORMS", "XLA_FLAGS")
+    kept = {
+        name: value
+        for name, value in environment().items()
+        if name not in hidden and not name.startswith("TPU_")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=kept,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert done.stdout.startswith("cpu:0")
+    assert done.stderr == ""
