@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import time
+from pathlib import Path
 from typing import Final
 
 import jax
@@ -12,9 +14,10 @@ import pydantic
 from bert_jax.parallel.accelerators import GIB, Accelerator
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.planning.collectives import Collective, find_collectives
-from bert_jax.planning.cycles import Cycles, count_cycles
+from bert_jax.planning.cycles import Cycles, count_cycles, kernels_called
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
+from bert_jax.planning.kernel_schedule import read_schedules, written_to
 from bert_jax.planning.optimized_text import optimized_text
 from bert_jax.planning.program import LoweredStep, lower_step, open_topology, placement_of
 from bert_jax.planning.request import CompileRequest
@@ -93,34 +96,42 @@ def compile_step(
     Raises:
         UserError: topology, mesh, batch and model do not fit together.
     """
-    topology, mesh = open_topology(request)
-    step = lower_step(request, mesh)
-    started = time.perf_counter()
-    try:
-        compiled = step.lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        sizes = memory_refused(str(error))
-        if sizes is None:
-            raise
-        refused = CompiledStep(
-            rows=step.rows,
-            useful_flops=step.flops,
-            needed_bytes=sizes[0],
-            available_bytes=sizes[1],
-            compile_seconds=time.perf_counter() - started,
+    with tempfile.TemporaryDirectory(prefix="bert_jax_schedules_") as folder:
+        with written_to(Path(folder)):
+            topology, mesh = open_topology(request)
+        step = lower_step(request, mesh)
+        started = time.perf_counter()
+        try:
+            compiled = step.lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if (sizes := memory_refused(str(error))) is None:
+                raise
+            refused = CompiledStep(
+                rows=step.rows,
+                useful_flops=step.flops,
+                needed_bytes=sizes[0],
+                available_bytes=sizes[1],
+                compile_seconds=time.perf_counter() - started,
+            )
+            return refused, None
+        seconds = time.perf_counter() - started
+        program = Program.of(parse_hlo(optimized_text(compiled, name=step.name)))
+        schedules = read_schedules(
+            Path(folder), kernels_called(program), accelerator=topology.accelerator.name
         )
-        return refused, None
-    seconds = time.perf_counter() - started
     saved = None
     if save_to is not None:
         facts = facts_of(step.lowered, mesh, kind=request.kind)
         saved = save_executable(save_to, compiled, facts, seconds=seconds)
-    program = Program.of(parse_hlo(optimized_text(compiled, name=step.name)))
     read = CompiledStep(
         rows=step.rows,
         useful_flops=step.flops,
         memory=_memory(step, compiled),
-        cycles=count_cycles(program, bytes_per_cycle=_bytes_per_cycle(topology.accelerator)),
+        cycles=count_cycles(
+            program,
+            bytes_per_cycle=_bytes_per_cycle(topology.accelerator),
+            schedules=schedules,
+        ),
         collectives=tuple(find_collectives(program, placement_of(topology, mesh))),
         compile_seconds=seconds,
     )

@@ -3,18 +3,20 @@
 The compiler writes its own estimate, `estimated_cycles`, beside every operation that it schedules.
 It counts a loop's body once, so each is multiplied by the trips of all loops around it. An
 operation without an estimate (random bits, gathers, sorts) is charged the time that its arrays take
-through HBM, and summed apart.
+through HBM, and summed apart. Pallas kernels count by their schedule, see `kernel_schedule`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
 from bert_jax.planning.execution import Executed, Program, opcodes_inside
 from bert_jax.planning.hlo import HloModule
+from bert_jax.planning.kernel_schedule import KernelSchedule
 
 # The first that a fusion holds names its kind.
 _KINDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
@@ -50,6 +52,32 @@ _COLLECTIVES: Final = (
 )
 # A Pallas kernel; other custom calls are the compiler's own and move no data.
 _KERNEL_TARGET: Final = 'custom_call_target="tpu_custom_call"'
+_KERNEL_BODY: Final = re.compile(r'"body":"([^"]*)"')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelCycles:
+    """A Pallas kernel of a program, all calls of it that take the same.
+
+    Attributes:
+        name: as its `pallas_call` says.
+        calls: of one run of the program.
+        bundles: of one call: cycles without waiting for memory.
+        cycles: of one call.
+        busiest: the unit of the core that has most to do, ``MATMUL``, ``VALU`` …
+        busiest_bundles: that it alone would need; no schedule takes fewer.
+        slots: the same for every unit.
+        copied_bytes: of one call, between HBM and the chip.
+    """
+
+    name: str
+    calls: int
+    bundles: int
+    cycles: int
+    busiest: str
+    busiest_bundles: int
+    slots: Mapping[str, int]
+    copied_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,60 +87,110 @@ class Cycles:
     Attributes:
         scheduled: the compiler's own, times trips.
         by_bytes: of operations without an estimate, bytes at the HBM's bandwidth.
-        by_kind: both, by kind of operation.
-        by_line: both, by ``file:line``; what the compiler added by itself is under "".
-        uncounted: kernels without any figure, by name, with the times each runs.
+        in_kernels: of Pallas kernels, by their schedules.
+        by_kind: all three, by kind of operation.
+        by_line: all three, by ``file:line``; what the compiler added by itself is under "".
+        kernels: those with a schedule, costliest first.
+        uncounted: those without, by name, with the times each runs.
         unknown_loops: loops whose trips the program does not say; each counts once.
     """
 
     scheduled: int
     by_bytes: int
+    in_kernels: int
     by_kind: Mapping[str, int]
     by_line: Mapping[str, int]
+    kernels: tuple[KernelCycles, ...]
     uncounted: Mapping[str, int]
     unknown_loops: tuple[str, ...]
 
     @property
     def total(self) -> int:
         """All that are counted."""
-        return self.scheduled + self.by_bytes
+        return self.scheduled + self.by_bytes + self.in_kernels
 
 
-def count_cycles(program: Program, *, bytes_per_cycle: float) -> Cycles:
+def count_cycles(
+    program: Program, *, bytes_per_cycle: float, schedules: Mapping[str, KernelSchedule]
+) -> Cycles:
     """Returns the cycles of a program.
 
     Args:
         program: compiled.
         bytes_per_cycle: through the HBM of one device.
+        schedules: of kernels, by the name of their instruction.
     """
-    scheduled = by_bytes = 0
+    by_source: Counter[str] = Counter()
     by_kind: Counter[str] = Counter()
     by_line: Counter[str] = Counter()
-    uncounted: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
     for found in program.executed:
         if found.trips == 0 or _is_free(found):
             continue
+        name, own = found.instruction.name, found.instruction.cycles
         kind = kind_of(program.module, found)
-        own = found.instruction.cycles
-        if own is None and kind == KERNEL:
-            uncounted[found.instruction.name] += found.trips
-            continue
-        if own is None:
-            cycles = round(_hbm_bytes(found) / bytes_per_cycle) * found.trips
-            by_bytes += cycles
-        else:
-            cycles = own * found.trips
-            scheduled += cycles
-        by_kind[kind] += cycles
-        by_line[program.module.source_line(found.instruction) or ""] += cycles
+        source = "scheduled"
+        if kind == KERNEL:
+            calls[name] += found.trips
+            if name not in schedules:
+                continue
+            source, own = "kernels", schedules[name].cycles(bytes_per_cycle=bytes_per_cycle)
+        elif own is None:
+            source, own = "bytes", round(_hbm_bytes(found) / bytes_per_cycle)
+        for counter, key in (
+            (by_source, source),
+            (by_kind, kind),
+            (by_line, program.module.source_line(found.instruction) or ""),
+        ):
+            counter[key] += own * found.trips
+    loops = [f"a loop inside {name}" for name in calls if _has_unknown_loop(schedules.get(name))]
     return Cycles(
-        scheduled=scheduled,
-        by_bytes=by_bytes,
+        scheduled=by_source["scheduled"],
+        by_bytes=by_source["bytes"],
+        in_kernels=by_source["kernels"],
         by_kind=dict(by_kind.most_common()),
         by_line=dict(by_line.most_common()),
-        uncounted=dict(uncounted),
-        unknown_loops=program.unknown_loops,
+        kernels=_kernels(calls, schedules, bytes_per_cycle=bytes_per_cycle),
+        uncounted={name: count for name, count in calls.items() if name not in schedules},
+        unknown_loops=(*program.unknown_loops, *loops),
     )
+
+
+def kernels_called(program: Program) -> dict[str, str]:
+    """Returns the program of each Pallas kernel, by the name of the instruction that calls it."""
+    instructions = (found.instruction for found in program.executed)
+    calls = (each for each in instructions if _KERNEL_TARGET in each.attributes)
+    bodies = ((each.name, _KERNEL_BODY.search(each.attributes)) for each in calls)
+    return {name: body[1] if body else name for name, body in bodies}
+
+
+def _has_unknown_loop(schedule: KernelSchedule | None) -> bool:
+    return schedule is not None and schedule.unknown_loops > 0
+
+
+def _kernels(
+    calls: Mapping[str, int], schedules: Mapping[str, KernelSchedule], *, bytes_per_cycle: float
+) -> tuple[KernelCycles, ...]:
+    """Returns kernels, calls of one name and one schedule added up: those of unrolled layers."""
+    found: dict[tuple[str, int, int], KernelCycles] = {}
+    for name, count in calls.items():
+        if (schedule := schedules.get(name)) is None:
+            continue
+        busiest, most = max(schedule.slots.items(), key=lambda slot: slot[1])
+        one = KernelCycles(
+            name=name.partition(".")[0],
+            calls=count,
+            bundles=schedule.bundles,
+            cycles=schedule.cycles(bytes_per_cycle=bytes_per_cycle),
+            busiest=busiest,
+            busiest_bundles=most,
+            slots=schedule.slots,
+            copied_bytes=schedule.copied_bytes,
+        )
+        key = (one.name, one.bundles, one.cycles)
+        before = found[key].calls if key in found else 0
+        found[key] = dataclasses.replace(one, calls=before + count)
+    return tuple(sorted(found.values(), key=lambda one: -one.cycles * one.calls))
 
 
 def kind_of(module: HloModule, found: Executed) -> str:

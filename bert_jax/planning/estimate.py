@@ -146,7 +146,9 @@ class Plan:
             raise ValueError("a program that does not fit has no time")
         accelerator = self.topology.accelerator
         clock = accelerator.clock_hz
-        products = step.cycles.by_kind.get("matrix products", 0)
+        products = step.cycles.by_kind.get("matrix products", 0) + sum(
+            one.cycles * one.calls for one in step.cycles.kernels if one.busiest.startswith("MAT")
+        )
         parts = {
             MATRIX_UNITS: products / clock,
             VECTOR_UNITS: (step.cycles.total - products) / clock,

@@ -114,6 +114,8 @@ def breakdown(found: Plan) -> Iterator[Rows]:
         lines = dict(list(cycles.by_line.items())[:LINES])
         yield _shares(found, cycles, f"{title}: cycles by kind", kinds)
         yield _shares(found, cycles, f"{title}: cycles by line", lines)
+        if cycles.kernels:
+            yield _kernels(found, cycles, f"{title}: kernels, by the compiler's schedule")
         yield _collectives(found, phase.train, f"{title}: collectives")
 
 
@@ -129,6 +131,29 @@ def _shares(found: Plan, cycles: Cycles, title: str, shares: Mapping[str, int]) 
         for name, count in shares.items()
     ]
     return Rows(title, (title.rpartition(" ")[2], "million cycles", "ms", "share"), rows, 1)
+
+
+def _kernels(found: Plan, cycles: Cycles, title: str) -> Rows:
+    """Bundles are of one call; those of the busiest unit are the least that a schedule takes."""
+    clock = found.topology.accelerator.clock_hz
+    headings = (
+        *("kernel", "busiest unit"),
+        *("calls", "bundles", "of that unit", "ratio", "MB moved", "million cycles", "ms"),
+    )
+    rows = [
+        (
+            *(one.name, one.busiest),
+            f"{one.calls:,}",
+            f"{one.bundles:,}",
+            f"{one.busiest_bundles:,}",
+            f"{one.bundles / max(one.busiest_bundles, 1):.2f}",
+            f"{one.copied_bytes / 1e6:,.1f}",
+            f"{one.cycles * one.calls / 1e6:,.1f}",
+            f"{one.cycles * one.calls / clock * 1e3:,.2f}",
+        )
+        for one in cycles.kernels
+    ]
+    return Rows(title, headings, rows, 2)
 
 
 def _collectives(found: Plan, step: CompiledStep, title: str) -> Rows:

@@ -124,7 +124,7 @@ def test_a_loops_body_counts_as_often_as_it_runs() -> None:
     program = module(NESTED)
     trips = {found.instruction.name: found.trips for found in program.executed}
     assert (trips["while.2"], trips["while.1"], trips["product"]) == (1, 4, 12)
-    found = count_cycles(program, bytes_per_cycle=100.0)
+    found = count_cycles(program, bytes_per_cycle=100.0, schedules={})
     assert found.unknown_loops == ()
     # Each fusion once, the costlier branch, and the random bits by their bytes: 4096 out, 256 in.
     assert found.scheduled == 12 * 100 + 4 * 7 + 50
@@ -135,7 +135,7 @@ def test_a_loops_body_counts_as_often_as_it_runs() -> None:
 
 
 def test_cycles_go_to_the_innermost_line_of_our_own_source() -> None:
-    found = count_cycles(module(NESTED), bytes_per_cycle=100.0)
+    found = count_cycles(module(NESTED), bytes_per_cycle=100.0, schedules={})
     assert found.by_line["model/layers.py:93"] == 1200
     assert sum(found.by_line.values()) == found.total
 
@@ -151,7 +151,7 @@ def test_a_trip_count_that_the_compiler_writes_is_taken() -> None:
 def test_a_loop_that_the_data_end_is_named_and_counts_once() -> None:
     """The bound comes in from outside."""
     text = NESTED.replace("%eight = u32[] constant(8)", "%eight = u32[] convert(%flag)")
-    found = count_cycles(module(text), bytes_per_cycle=100.0)
+    found = count_cycles(module(text), bytes_per_cycle=100.0, schedules={})
     assert found.unknown_loops == ("while.2",)
     assert found.by_kind["matrix products"] == 300
 

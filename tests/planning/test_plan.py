@@ -42,7 +42,8 @@ CONFIG = {
             "num_attention_heads": 2,
             "intermediate_size": INTERMEDIATE,
             "max_position_embeddings": LENGTH,
-        }
+        },
+        "execution": {"attention": "fused"},
     },
     "train": {
         "phases": [
@@ -134,6 +135,18 @@ def test_time_is_cycles_at_the_clock_and_exposed_collectives(planned: dict[str, 
     assert planned["estimated"]["dollars_on_demand"] == pytest.approx(hours * 4 * 1.2)
 
 
+def test_kernels_are_in_the_time_by_their_schedule(planned: dict[str, Any]) -> None:
+    cycles = planned["phases"][0]["train"]["compiled"]["cycles"]
+    assert cycles["uncounted"] == {}
+    kernels = {one["name"]: one for one in cycles["kernels"]}
+    assert set(kernels) == {"attention_forward", "attention_backward"}
+    assert {one["calls"] for one in kernels.values()} == {LAYERS}
+    inside = sum(one["cycles"] * one["calls"] for one in kernels.values())
+    assert cycles["by_kind"]["custom kernels"] == cycles["in_kernels"] == inside
+    for one in kernels.values():
+        assert one["cycles"] >= one["bundles"] > one["busiest_bundles"] > 0
+
+
 def test_gradients_are_summed_over_the_chips_and_parameters_gathered(
     planned: dict[str, Any],
 ) -> None:
@@ -170,7 +183,9 @@ def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
     Document(html)
     for expected in ("HBM of a chip, GiB: v5e:2x2, phase 0", "cycles by line", "our contract"):
         assert expected in html
-    for expected in ("v5e:2x2", "matrix products", "model/layers.py:", "all-gather", "2026-01-31"):
+    kernel = "attention_backward"
+    expected_lines = ("v5e:2x2", "matrix products", "model/layers.py:", kernel, "all-gather")
+    for expected in (*expected_lines, "2026-01-31"):
         assert expected in shown.stdout
 
 
@@ -233,7 +248,7 @@ def test_nested_loops_of_a_real_program_have_their_trips(tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stderr[-3000:]
     program = Program.of(parse_hlo(output.read_text(encoding="utf-8")))
-    found = count_cycles(program, bytes_per_cycle=500.0)
+    found = count_cycles(program, bytes_per_cycle=500.0, schedules={})
     assert len(found.unknown_loops) == 1  # that of the data
     products = [one for one in program.executed if "tanh" in one.instruction.name]
     assert [one.trips for one in products] == [OUTER * INNER]
