@@ -9,6 +9,7 @@ from typing import Final
 
 from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Launcher
+from bert_jax.launch.task_files import Upload
 
 UNCHECKED: Final = (
     "credentials, permissions and that the APIs are enabled",
@@ -26,6 +27,7 @@ def dry_run(
     *,
     config: str,
     software: Mapping[str, bytes],
+    uploads: Sequence[Upload] = (),
     unchecked: Sequence[str] = UNCHECKED,
 ) -> str:
     """Returns everything that would be written and asked for, as text.
@@ -35,12 +37,17 @@ def dry_run(
         launcher: of its machines.
         config: that hosts get, as YAML.
         software: that they install, by file name; the startup script is in it.
+        uploads: of files that they read.
         unchecked: lines on what could not be checked.
 
     Raises:
         UserError: the launcher cannot make such machines.
     """
-    return "\n".join(_lines(job, launcher, config, software, unchecked)).rstrip() + "\n"
+    written = [*_software(job, software), *_uploads(uploads)]
+    lines = _lines(job, launcher, config, software["startup.sh"].decode())
+    parts = [*_beginning(job, written), *lines, *_title("Not checked")]
+    parts += [f"- {line}" for line in unchecked]
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def money(placement: JobPlacement) -> str:
@@ -60,21 +67,27 @@ def place(placement: JobPlacement) -> str:
     return f"{slices}{placement.on}{zone}"
 
 
-def _lines(
-    job: Job,
-    launcher: Launcher,
-    config: str,
-    software: Mapping[str, bytes],
-    unchecked: Sequence[str],
-) -> Iterator[str]:
+def _beginning(job: Job, written: Sequence[str]) -> Iterator[str]:
     files = JobFiles(job.directory)
     yield f"Dry run of job {job.name}: nothing is made, nothing is asked for."
     yield from _title("Files that would be written")
-    yield f"{files.config}"
-    yield f"{files.job}"
+    yield from (str(files.config), str(files.job), *written)
+
+
+def _software(job: Job, software: Mapping[str, bytes]) -> Iterator[str]:
     for name, raw in sorted(software.items()):
         digest = hashlib.sha256(raw).hexdigest()[:16]
-        yield f"{files.software / name}  {len(raw):,} bytes, SHA-256 {digest}…"
+        path = JobFiles(job.directory).software / name
+        yield f"{path}  {len(raw):,} bytes, SHA-256 {digest}…"
+
+
+def _uploads(uploads: Sequence[Upload]) -> Iterator[str]:
+    for each in uploads:
+        for name, path in each.files.items():
+            yield f"{each.target}/{name}  {path.stat().st_size:,} bytes, from {path}"
+
+
+def _lines(job: Job, launcher: Launcher, config: str, script: str) -> Iterator[str]:
     for number, placement in enumerate(job.placements, start=1):
         which = "First" if number == 1 else "If that has no quota or capacity"
         yield from _title(f"{which}: {place(placement)}")
@@ -88,11 +101,9 @@ def _lines(
     yield from _title("config.yaml, which hosts get")
     yield textwrap.indent(config.rstrip(), "    ")
     yield from _title("startup.sh, which hosts run")
-    yield textwrap.indent(software["startup.sh"].decode().rstrip(), "    ")
+    yield textwrap.indent(script.rstrip(), "    ")
     yield from _title("Limits")
     yield from _limits(job)
-    yield from _title("Not checked")
-    yield from (f"- {line}" for line in unchecked)
 
 
 def _limits(job: Job) -> Iterator[str]:

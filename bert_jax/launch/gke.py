@@ -71,10 +71,7 @@ class GkeJobSets:
             self._send(self._jobsets.create_namespaced_custom_object, what, body=body)
         except ApiException as error:
             if error.status == 404:
-                raise UserError(
-                    f"cluster {self._cluster or 'of the current context'}: it has no JobSet, or no "
-                    f"namespace {self._namespace}; install JobSet: {_INSTALL}"
-                ) from error
+                raise self._no_jobset() from error
             if error.status != 409:
                 raise
             found = self._get(attempt.resource)
@@ -103,29 +100,43 @@ class GkeJobSets:
 
     def remove(self, existing: Existing) -> None:
         """Deletes what `existing` has found, whoever made it."""
-        self._delete(existing.resource)
+        namespace = existing.zone.rpartition("/")[2]
+        GkeJobSets(cluster=self._cluster, namespace=namespace, pace=self._pace)._delete(
+            existing.resource
+        )
 
     def existing(self) -> list[Existing]:
-        """Returns JobSets with our label in the namespace."""
-        answer = self._send(
-            self._jobsets.list_namespaced_custom_object,
-            "list of JobSets",
-            label_selector=JOB_LABEL,
+        """Returns JobSets with our label in all namespaces, or in ours if others are not ours."""
+        what, ours = "list of JobSets", {"label_selector": JOB_LABEL}
+        everywhere = {"group": GROUP, "version": VERSION, "plural": PLURAL, **ours}
+        try:
+            method = functools.partial(self._jobsets.list_cluster_custom_object, **everywhere)
+            items = self._call(method, what)["items"]
+        except UserError:
+            items = self._send(self._jobsets.list_namespaced_custom_object, what, **ours)["items"]
+        except ApiException as error:
+            if error.status == 404:
+                raise self._no_jobset() from error
+            raise
+        return [self._existing(item) for item in items]
+
+    def _existing(self, item: dict[str, Any]) -> Existing:
+        metadata, state = item["metadata"], self._state(item).state
+        namespace = metadata.get("namespace", self._namespace)
+        return Existing(
+            job=metadata["labels"][JOB_LABEL],
+            resource=metadata["name"],
+            zone=f"{self._cluster or 'cluster'}/{namespace}",
+            state=state,
+            bills=state in (State.STARTING, State.ACTIVE, State.DELETING),
+            directory=metadata.get("annotations", {}).get(DIRECTORY, ""),
         )
-        found = []
-        for item in answer["items"]:
-            state = self._state(item).state
-            found.append(
-                Existing(
-                    job=item["metadata"]["labels"][JOB_LABEL],
-                    resource=item["metadata"]["name"],
-                    zone=self._cluster or self._namespace,
-                    state=state,
-                    bills=state in (State.STARTING, State.ACTIVE, State.DELETING),
-                    directory=item["metadata"].get("annotations", {}).get(DIRECTORY, ""),
-                )
-            )
-        return found
+
+    def _no_jobset(self) -> UserError:
+        return UserError(
+            f"cluster {self._cluster or 'of the current context'}: it has no JobSet, or no "
+            f"namespace {self._namespace}; install JobSet: {_INSTALL}"
+        )
 
     @functools.cached_property
     def _api(self) -> kubernetes.client.ApiClient:
@@ -214,15 +225,16 @@ class GkeJobSets:
         ready = sum(jobs.get("ready", 0) for jobs in status.get("replicatedJobsStatus", []))
         if ready >= wanted:
             return Observation(State.ACTIVE)
-        why = self._why_unscheduled(found["metadata"]["name"])
+        why = self._why_unscheduled(found["metadata"])
         return Observation(State.STARTING) if why is None else Observation(State.WAITING, why)
 
-    def _why_unscheduled(self, name: str) -> str | None:
+    def _why_unscheduled(self, jobset: dict[str, Any]) -> str | None:
         """Returns why a pod has no machine yet; None if all have one."""
+        name = jobset["name"]
         pods = self._call(
             functools.partial(
                 kubernetes.client.CoreV1Api(self._api).list_namespaced_pod,
-                namespace=self._namespace,
+                namespace=jobset.get("namespace", self._namespace),
                 label_selector=f"jobset.sigs.k8s.io/jobset-name={name}",
             ),
             f"pods of {name}",

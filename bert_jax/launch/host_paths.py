@@ -34,6 +34,8 @@ def on_bucket(path: str, key: str, bucket: str) -> str:
 def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
     """Returns a configuration in which every path of a run lies in the bucket.
 
+    Those of a fine-tuning task are `bert_jax.launch.task_files`'.
+
     Args:
         config: `RunConfig` as plain values; it stays as it is.
         bucket: ``gs://…``.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from bert_jax.errors import UserError
 from bert_jax.launch.launcher import Launcher
@@ -32,6 +34,12 @@ def launcher_for(section: SubmitSection) -> Launcher:
     return QueuedResources(section.project)
 
 
+def has_cluster() -> bool:
+    """Whether there is a configuration of kubectl's; looked at without loading its client."""
+    named = os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config"
+    return any(Path(path).is_file() for path in str(named).split(os.pathsep))
+
+
 def known_launchers(section: SubmitSection, *, say: Callable[[str], None]) -> Iterator[Launcher]:
     """Yields every launcher whose machines can be listed from here.
 
@@ -41,10 +49,10 @@ def known_launchers(section: SubmitSection, *, say: Callable[[str], None]) -> It
     """
     yield LocalLauncher()
     for name, known, missing in (
-        ("queued-resources", section.project, "--project is not known"),
-        ("gke", section.cluster, "--cluster is not given"),
+        ("queued-resources", section.project is not None, "--project is not known"),
+        ("gke", has_cluster(), "kubectl's configuration names no cluster"),
     ):
-        if known is None:
+        if not known:
             say(f"{name}: not listed: {missing}")
             continue
         try:

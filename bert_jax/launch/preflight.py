@@ -6,7 +6,9 @@ import dataclasses
 import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
+
+from etils import epath
 
 from bert_jax.data.dataset.cache import check_files
 from bert_jax.data.dataset.provenance import read_provenance
@@ -16,6 +18,12 @@ from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.remote import is_remote
 from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.text import load_tokenizer
+
+_GONE: Final = ": not there; allowed: what is in the bucket"
+_INSTEAD: Final = {
+    "finetune.init_from": ", or a model on a hub: hf://owner/name",
+    "finetune.task": ", or on this machine, from where it is uploaded",
+}
 
 FindingVerdict = Literal["fine", "warning", "wrong", "unknown"]
 
@@ -43,6 +51,7 @@ class Inputs:
     Attributes:
         tokenizer: its directory; None: the run brings its own.
         datasets: directories or TFRecords by the key that names them.
+        others: files and directories that must be there, by key.
         batch_sizes: rows of the global batches by key.
         mesh: sizes of the axes; -1 is the rest.
     """
@@ -51,6 +60,7 @@ class Inputs:
     datasets: Mapping[str, str]
     batch_sizes: Mapping[str, int]
     mesh: tuple[int, ...]
+    others: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def check_inputs(inputs: Inputs) -> Iterator[PreflightFinding]:
@@ -70,6 +80,8 @@ def check_inputs(inputs: Inputs) -> Iterator[PreflightFinding]:
             yield PreflightFinding("fine", f"tokenizer {inputs.tokenizer} ({wanted[:12]})")
     for key, path in inputs.datasets.items():
         yield _dataset(key, path, wanted)
+    for key, path in inputs.others.items():
+        yield _there(key, path)
 
 
 def check_layout(placements: Sequence[JobPlacement], inputs: Inputs) -> Iterator[PreflightFinding]:
@@ -140,6 +152,19 @@ def refuse(
     if not left:
         raise UserError(wrong[0].line)
     return left
+
+
+def _there(key: str, path: str) -> PreflightFinding:
+    try:
+        there = epath.Path(path).exists()
+    except UserError as error:
+        return PreflightFinding("wrong", f"{key}: {error}")
+    except RunStopped as error:
+        return PreflightFinding("unknown", f"{key}: {error}")
+    if there:
+        return PreflightFinding("fine", f"{key}: {path}")
+    instead = next((text for name, text in _INSTEAD.items() if key.startswith(name)), "")
+    return PreflightFinding("wrong", f"{key}: {path}{_GONE}{instead}")
 
 
 def _dataset(key: str, path: str, tokenizer: str | None) -> PreflightFinding:

@@ -14,6 +14,7 @@ import numpy as np
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError
+from bert_jax.files.local_copy import local_copy
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import Section
 from bert_jax.tasks.collector import Collector
@@ -119,11 +120,14 @@ class DataRequest(NamedTuple):
 
         Raises:
             UserError: there are none.
+            RunStopped: they lie in a bucket that does not answer.
         """
         found = self.input if role == "input" else getattr(section, role)
         if found is None:
             raise UserError(f"task.{role}: found none, allowed: a file")
-        return found if isinstance(found, MemoryTable) else Path(found)
+        if isinstance(found, MemoryTable):
+            return found
+        return local_copy(str(found))
 
 
 def needs_labels(role: str) -> bool:

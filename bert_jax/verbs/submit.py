@@ -20,10 +20,11 @@ from bert_jax.launch.preflight import check_layout, refuse
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import Supervisor
 from bert_jax.launch.supervisor_state import SupervisorState, read_state
+from bert_jax.launch.task_files import Upload, for_upload, upload
 from bert_jax.launch.watching import Confirm, Say, conclude, left_running, watch_job
 from bert_jax.planning.prices import load_prices
 from bert_jax.section import need
-from bert_jax.verbs.submit_checks import checked, inputs_of, may_start
+from bert_jax.verbs.submit_checks import Prepared, checked, inputs_of, may_start
 from bert_jax.version import __version__
 
 
@@ -61,11 +62,13 @@ def submit(
         RunStopped: the run failed, or a limit was reached; nothing is left that bills.
     """
     confirm = confirm or (lambda question: True)
-    job, staged = prepare_job(config, verb=verb, prices=prices)
+    prepared = prepare_job(config, verb=verb, prices=prices)
+    job, staged = prepared.job, prepared.config
     launcher = launcher_for(job.submit)
-    job = checked(job, staged, planned=planned, say=say)
+    job = checked(prepared, planned=planned, say=say)
     if not may_start(job, confirm):
         raise UserError("nothing was asked for: the question was not answered with yes, see --yes")
+    upload(prepared.uploads, say=say)
     files = stage(job, dump_config(staged))
     if watch:
         state = watch_job(files, launcher, say=say, confirm=confirm)
@@ -80,8 +83,8 @@ def submit(
 
 def prepare_job(
     config: RunConfig, *, verb: Verb, prices: str | None, offline: bool = False
-) -> tuple[Job, RunConfig]:
-    """Returns the job that a configuration describes, and the configuration that hosts get.
+) -> Prepared:
+    """Returns the job that a configuration describes, and what its hosts get.
 
     Args:
         config: with `submit`.
@@ -104,6 +107,10 @@ def prepare_job(
     if values["run_dir"] is None:
         values["run_dir"] = f"runs/{section.name or 'run'}"
     values = for_this_machine(values) if local else for_hosts(values, bucket)
+    uploads: list[Upload] = []
+    if verb == "finetune" and not local:
+        task, uploads = for_upload(values["finetune"]["task"], bucket)
+        values["finetune"] = values["finetune"] | {"task": task}
     name = section.name or name_of(values["run_dir"])
     if section.name is None and not offline:
         name = _free_name(bucket, name)
@@ -119,7 +126,7 @@ def prepare_job(
         version=__version__,
         submitted=time.time(),
     )
-    return job, parse_config(values, source="submit")
+    return Prepared(job, parse_config(values, source="submit"), uploads)
 
 
 def rehearse(config: RunConfig, *, verb: Verb = "pretrain", prices: str | None = None) -> str:
@@ -135,9 +142,16 @@ def rehearse(config: RunConfig, *, verb: Verb = "pretrain", prices: str | None =
     Raises:
         UserError: the configuration does not fit.
     """
-    job, staged = prepare_job(config, verb=verb, prices=prices, offline=True)
-    refuse(list(check_layout(job.placements, inputs_of(staged))), job.placements)
-    return dry_run(job, launcher_for(job.submit), config=dump_config(staged), software=software())
+    prepared = prepare_job(config, verb=verb, prices=prices, offline=True)
+    job, staged = prepared.job, prepared.config
+    refuse(list(check_layout(job.placements, inputs_of(prepared))), job.placements)
+    return dry_run(
+        job,
+        launcher_for(job.submit),
+        config=dump_config(staged),
+        software=software(),
+        uploads=prepared.uploads,
+    )
 
 
 def _rates(section: SubmitSection, prices: str | None) -> dict[str, float]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 
 from bert_jax.config import RunConfig
 from bert_jax.errors import RunStopped, UserError, first_line
+from bert_jax.interop.hub import is_hub_name
 from bert_jax.launch.dry_run import money, place
 from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.preflight import (
@@ -18,15 +20,30 @@ from bert_jax.launch.preflight import (
     check_layout,
     refuse,
 )
+from bert_jax.launch.task_files import Upload, task_paths
 from bert_jax.launch.watching import Confirm, Say
 
 
-def checked(job: Job, config: RunConfig, *, planned: bool, say: Say) -> Job:
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A job before anything of it is written.
+
+    Attributes:
+        job: to submit.
+        config: that hosts get.
+        uploads: of files of this machine that they read.
+    """
+
+    job: Job
+    config: RunConfig
+    uploads: Sequence[Upload]
+
+
+def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
     """Returns the job with the placements that nothing speaks against, and hours where planned.
 
     Args:
-        job: to submit.
-        config: that hosts get.
+        prepared: the job to submit.
         planned: compile the run for each topology: does it fit, what does it take.
         say: called with a line for each finding that is not as it should be.
 
@@ -34,7 +51,7 @@ def checked(job: Job, config: RunConfig, *, planned: bool, say: Say) -> Job:
         UserError: something is wrong with the job, or with every place.
         RunStopped: a service does not answer.
     """
-    inputs = inputs_of(config)
+    job, config, inputs = prepared.job, prepared.config, inputs_of(prepared)
     findings = [*check_layout(job.placements, inputs), *check_inputs(inputs), *check_bucket(job)]
     findings += _of_cloud(job)
     hours: dict[JobPlacement, float] = {}
@@ -70,15 +87,25 @@ def may_start(job: Job, confirm: Confirm) -> bool:
     return confirm(f"{job.name}: {place(first)}: {money(first)}{kept}{more}. Ask for it?")
 
 
-def inputs_of(config: RunConfig) -> Inputs:
+def inputs_of(prepared: Prepared) -> Inputs:
     """Returns what a run reads, and how it is cut."""
-    phases = dict(enumerate(config.train.phases)) if config.train else {}
+    config, verb = prepared.config, prepared.job.verb
+    phases = dict(enumerate(config.train.phases)) if verb == "pretrain" and config.train else {}
     sizes = {f"train.phases.{at}.batch_size": phase.batch_size for at, phase in phases.items()}
-    if config.train is None and config.finetune is not None:
+    others: dict[str, str] = {}
+    if verb == "finetune" and config.finetune is not None:
         sizes = {"finetune.batch_size": config.finetune.batch_size}
+        origin = config.finetune.init_from
+        if not is_hub_name(origin):
+            others = {"finetune.init_from": origin}
+        uploaded = tuple(each.target for each in prepared.uploads)
+        for key, path in task_paths(config.finetune.task.model_dump()).items():
+            if not path.startswith(uploaded or "\0"):
+                others[f"finetune.task.{key}"] = path
     return Inputs(
-        tokenizer=config.tokenizer if config.train else None,
+        tokenizer=config.tokenizer if verb == "pretrain" else None,
         datasets={f"train.phases.{at}.dataset": phase.dataset for at, phase in phases.items()},
+        others=others,
         batch_sizes=sizes,
         mesh=(config.mesh.data, config.mesh.fsdp, config.mesh.tensor),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,18 @@ import pytest
 from etils import epath
 
 from bert_jax.files import bucket as client
+from bert_jax.files import local_copy
 from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.lock import ObjectLock
+from bert_jax.launch import task_files
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import LOCK
 from bert_jax.runs.parameters import load_params
 from bert_jax.train.writer import read_metrics
-from tests.project import MESH, invoke, ok, project_config, write_config
+from bert_jax.verbs import submit as submit_verb
+from bert_jax.verbs import submit_checks
+from tests.launch.scripted import Clock, ScriptedLauncher
+from tests.project import MESH, invoke, ok, project_config, refused, write_config
 from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
 from tests.tasks.runs import write_table
@@ -103,13 +109,49 @@ def test_every_verb_reads_a_run_in_a_bucket(bucket: epath.Path, tmp_path: Path) 
     assert f"{run} can be written" in ok("doctor", config_of(tmp_path, run))
 
 
-def test_a_run_in_a_bucket_is_fine_tuned_into_another(bucket: epath.Path, tmp_path: Path) -> None:
+def test_a_submitted_fine_tuning_reads_files_of_the_submitter(
+    bucket: epath.Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a host runs it: from the job's directory alone. One file is here, one in the bucket."""
+    dev = bucket / "tables" / "dev.csv"
+    dev.write_bytes(write_table(tmp_path, 16, 2).read_bytes())
+    train = write_table(tmp_path, 32, 1)
     task = {"kind": "table", "text": "text", "label": "label"}
-    task |= {"train": str(write_table(tmp_path, 32, 1)), "dev": str(write_table(tmp_path, 16, 2))}
-    finetune = {"init_from": f"{bucket}/run", "task": task, "max_length": 8, "epochs": 1}
-    values = {"run_dir": f"{bucket}/tuned", "finetune": finetune | {"batch_size": 16}}
-    ok("finetune", write_config(tmp_path / "tune.yaml", values))
+    task |= {"train": str(train), "dev": "tables/dev.csv"}
+    finetune = {"init_from": "run", "task": task, "max_length": 8, "epochs": 1, "batch_size": 16}
+    path = write_config(tmp_path / "tune.yaml", {"run_dir": "tuned", "finetune": finetune})
+    cloud = ScriptedLauncher(Clock())
+    monkeypatch.setattr(submit_verb, "launcher_for", lambda section: cloud)
+    monkeypatch.setattr(submit_checks, "_of_cloud", lambda job: [])
+    options = ("--verb", "finetune", "--on", "v5e-8", "--zone", "us-west4-a", "--project", "p")
+    options += ("--bucket", bucket, "--yes", "--name", "tune")
+    missing = refused("submit", path, *options, "finetune.init_from=google-bert/bert-base-uncased")
+    assert "not there; allowed: what is in the bucket, or a model on a hub: hf://" in missing
+    missing = refused("submit", path, *options, "finetune.task.dev=tables/deb.csv")
+    assert f"finetune.task.dev: {bucket}/tables/deb.csv: not there; allowed" in missing
+    with monkeypatch.context() as patch:
+        patch.setattr(task_files, "LARGEST_BYTES", 100)
+        assert "MiB; copy them to the bucket and name them gs://…" in refused(
+            "submit", path, *options
+        )
+    assert not (bucket / "files").exists()
+
+    shown = ok("submit", path, *options, "--dry-run")
+    line = rf"^({bucket}/files/sha256-\S+)  [\d,]+ bytes, from {train}$"
+    (target,) = re.findall(line, shown, re.MULTILINE)
+    said = ok("submit", path, *options)
+    assert f"uploading {train} (0.0 MB)" in said
+    assert epath.Path(target).read_bytes() == train.read_bytes()
+    again = ok("submit", path, *options[:-1], "again")
+    assert "uploading" not in again
+    ok("finetune", bucket / "jobs" / "tune" / "config.yaml")
     assert "accuracy" in ok("evaluate", bucket / "tuned")
+
+    epath.Path(target).write_bytes(train.read_bytes() + b"word1,good\n")
+    local_copy._copied.cache_clear()
+    local_copy._home.cache_clear()
+    damaged = refused("finetune", bucket / "jobs" / "again" / "config.yaml", "run_dir=tuned-2")
+    assert f"{target}: damaged: not of the SHA-256 in its name; copy it again" in damaged
 
 
 def test_a_second_run_on_the_same_directory_is_refused(

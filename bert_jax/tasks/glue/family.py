@@ -9,6 +9,7 @@ from typing import Literal
 import pydantic
 
 from bert_jax.errors import UserError
+from bert_jax.files.local_copy import local_copy
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.family import DataRequest, Family, needs_labels, shown_lines
 from bert_jax.tasks.glue.files import TASKS, GlueRows, GlueTask, TaskName, files_of, read_glue
@@ -98,7 +99,7 @@ def _read(section: GlueSection, request: DataRequest) -> dict[str, GlueRows]:
 
 
 def _directory(section: GlueSection) -> Path:
-    root = Path(section.data)
+    root = local_copy(section.data)
     if not root.is_dir():
         raise UserError(f'task.data: found no directory {root}, allowed: one, or "{TFDS}"')
     inside = root / TASKS[section.name].directory

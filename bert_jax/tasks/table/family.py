@@ -167,7 +167,7 @@ def _problem(
     if section.train is None or Path(section.train).suffix in (".csv", ".tsv"):
         return "single_label", "the model has several labels, and the table no lists"
     # One labelled row of the training set is enough to tell.
-    for row in _rows(section, Path(section.train), labelled=True):
+    for row in _training_rows(section, request):
         if not is_missing(row):
             return find_problem([row])
     raise UserError(f'{section.train}: "{section.label}" found no label, allowed: one or more')

@@ -1,0 +1,80 @@
+"""A file or a directory of files as one on this machine: remote ones are copied first."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.files.download import download, find_files
+from bert_jax.files.remote import is_remote
+from bert_jax.narration import doing
+
+CHECKED: Final = "sha256-"
+"""Before a hash, in the name of a directory: what lies in it has the hash that `content_sha256`
+returns."""
+
+_HASH: Final = re.compile(rf"/{CHECKED}([0-9a-f]{{64}})/")
+
+
+def local_copy(path: str) -> Path:
+    """Returns a local path of the same content.
+
+    ``"data/train.csv" -> Path("data/train.csv")``,
+    ``"gs://b/data/train.csv" -> Path("/tmp/…/b/data/train.csv")``
+
+    Args:
+        path: of a file, or a directory of files, local or ``gs://``. A remote one is copied once in
+            the life of this process, at whose end the copy goes.
+
+    Raises:
+        UserError: there is no such file, it is not what its directory's name says, or the disk is
+            full.
+        RunStopped: the bucket does not answer.
+    """
+    return _copied(path) if is_remote(path) else Path(path)
+
+
+def content_sha256(files: Mapping[str, Path]) -> str:
+    """Returns the SHA-256 of what `sha256sum` prints of files, by name: of one, or several."""
+    sums = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        with path.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        sums.update(f"{digest}  {name}\n".encode())
+    return sums.hexdigest()
+
+
+@functools.cache
+def _copied(path: str) -> Path:
+    try:
+        files = find_files(epath.Path(path))
+    except FileNotFoundError:
+        files = []
+    if not files:
+        raise UserError(f"{path}: no such file")
+    target = Path(_home(), path.partition("://")[2])
+    into = target.parent if [file.path for file in files] == [path] else target
+    into.mkdir(parents=True, exist_ok=True)
+    with doing(f"copying {path}"):
+        download(files, into, say=lambda line: None)
+    wanted = _HASH.search(path)
+    if wanted and content_sha256({file.name: into / file.name for file in files}) != wanted[1]:
+        raise UserError(f"{path}: damaged: not of the SHA-256 in its name; copy it again")
+    return target
+
+
+@functools.cache
+def _home() -> Path:
+    home = Path(tempfile.mkdtemp(prefix="bert_jax_files_"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return home

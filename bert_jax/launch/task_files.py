@@ -1,0 +1,100 @@
+"""What a fine-tuning task reads, from this machine to where every host reaches it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.files.local_copy import CHECKED, content_sha256
+from bert_jax.files.remote import is_remote
+from bert_jax.launch.host_paths import on_bucket
+from bert_jax.tasks.glue.files import TASKS
+from bert_jax.tasks.glue.tfds import NAME as TFDS
+
+LARGEST_BYTES: Final = 1 << 30
+"""Of all files that are uploaded with a job. What is more a bucket holds already, or had better."""
+
+_KEYS: Final = ("train", "dev", "test", "data")
+
+
+@dataclasses.dataclass(frozen=True)
+class Upload:
+    """Files of this machine, and the directory in the bucket that gets them.
+
+    Attributes:
+        files: by name.
+        target: named by their content: what is there already is not uploaded again.
+    """
+
+    files: Mapping[str, Path]
+    target: str
+
+
+def task_paths(task: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the files and directories that a task reads, by key."""
+    named = {key: task.get(key) for key in _KEYS}
+    return {key: path for key, path in named.items() if path is not None and path != TFDS}
+
+
+def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], list[Upload]]:
+    """Returns a task whose files lie in the bucket, and what is to be uploaded for that.
+
+    A path that is there on this machine is uploaded; another one counts from the bucket.
+
+    Args:
+        task: `finetune.task` as plain values.
+        bucket: ``gs://…``.
+
+    Raises:
+        UserError: files are too large, or a path is neither here nor one of the bucket.
+    """
+    changed, uploads, total = dict(task), [], 0
+    for key, path in task_paths(task).items():
+        files = {} if is_remote(path) else _files(task, Path(path).expanduser())
+        if not files:
+            changed[key] = on_bucket(path, f"finetune.task.{key}", bucket)
+            continue
+        total += sum(file.stat().st_size for file in files.values())
+        if total > LARGEST_BYTES:
+            raise UserError(
+                f"finetune.task.{key}: found {total / 2**20:,.1f} MiB with {path}; allowed "
+                f"to be uploaded with a job: {LARGEST_BYTES / 2**20:,.0f} MiB; copy them to the "
+                "bucket and name them gs://…"
+            )
+        target = f"{bucket.rstrip('/')}/files/{CHECKED}{content_sha256(files)}"
+        if key == "data":
+            target += f"/{next(iter(files.values())).parent.name}"
+        changed[key] = target if key == "data" else f"{target}/{next(iter(files))}"
+        uploads.append(Upload(files, target))
+    return changed, uploads
+
+
+def upload(uploads: Sequence[Upload], *, say: Callable[[str], None]) -> None:
+    """Copies files into the bucket, unless they are there.
+
+    Raises:
+        UserError: the bucket cannot be written.
+        RunStopped: it does not answer.
+    """
+    for each in uploads:
+        for name, path in each.files.items():
+            target = epath.Path(each.target) / name
+            if not target.exists():  # an object is there as a whole, or not at all
+                say(f"uploading {path} ({path.stat().st_size / 1e6:.1f} MB)")
+                epath.Path(path).copy(target)
+
+
+def _files(task: Mapping[str, Any], path: Path) -> dict[str, Path]:
+    """Returns the files of this machine that a path means, by name; none if it is not here."""
+    if path.is_file():
+        return {path.name: path}
+    if not path.is_dir():
+        return {}
+    inside = path / TASKS[task["name"]].directory
+    root = inside if inside.is_dir() else path
+    return {file.name: file for file in sorted(root.iterdir()) if file.is_file()}

@@ -1,0 +1,262 @@
+"""The whole path on GKE: a double of the cluster's API, and a real Cloud Storage emulator.
+
+The short form has pods that only say what hosts say. In the long one they are processes here, which
+the startup script starts as in a container: one is killed in mid-run, and JobSet starts it anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from etils import epath
+
+from bert_jax.cli import cli
+from bert_jax.launch import gke, launchers, machine
+from bert_jax.launch.job import HostStatus, JobFiles
+from bert_jax.launch.pace import Pace
+from bert_jax.launch.supervisor_state import read_state
+from tests.launch.cluster import Cluster
+from tests.launch.jobs import STARTUP
+from tests.launch.manifests import IMAGE
+from tests.launch.test_cloud_job import STEPS, TIMEOUT, on_bucket, params_of, wait_until
+from tests.processes.conftest import server  # noqa: F401
+from tests.processes.hosts import ForkServer
+from tests.project import environment, ok, project_config, write_config
+from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """kubectl's configuration names it."""
+    cluster = Cluster(lingering=1)
+    with cluster.serving(tmp_path) as kubeconfig:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        monkeypatch.setattr(
+            "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", os.fspath(kubeconfig)
+        )
+        monkeypatch.setattr(gke, "Pace", functools.partial(Pace, poll=0.02))
+        yield cluster
+
+
+def run_values(project: Path) -> dict[str, Any]:
+    values = project_config(project)
+    values["mesh"] = {"platform": "cpu", "simulated_devices": 1}
+    values["train"] |= {
+        "phases": [values["train"]["phases"][0] | {"steps": STEPS}],
+        "log_every": 4,
+        "evaluation": None,
+        "checkpoint": {"every": 4},
+    }
+    return values
+
+
+def options(bucket: epath.Path, *more: str) -> list[str]:
+    return [
+        *("--launcher", "gke", "--cluster", "pool", "--bucket", str(bucket), "--yes", "--watch"),
+        *("--no-plan", f"submit.image={IMAGE}", "submit.poll_seconds=0.05", *more),
+    ]
+
+
+# What a host has said of itself when it ends with a code; one that is lost says nothing.
+_ENDED: dict[int, Any] = {
+    0: {"state": "done", "exit_code": 0},
+    1: {"state": "failed", "exit_code": 1, "message": "loss is not finite"},
+}
+
+
+class SpokenPods:
+    """Pods that speak as hosts do, and end as they are told to: a list of codes for each start."""
+
+    def __init__(self, *plan: Sequence[int]) -> None:
+        self._plan, self._looks = list(plan), 0
+        self.started: list[str] = []
+        self._codes: dict[str, Sequence[int]] = {}
+
+    def start(self, name: str, environments: Sequence[Mapping[str, str]]) -> None:
+        """They say that they run; what is done says so."""
+        self.started.append(name)
+        codes = self._codes[name] = self._plan.pop(0)
+        self._looks = 0
+        assert len(codes) == len(environments)
+        for worker, (code, told) in enumerate(zip(codes, environments, strict=True)):
+            assert told["TPU_WORKER_ID"] == str(worker)
+            files = JobFiles(epath.Path(told[machine.JOB]))
+            ended = _ENDED.get(code, {"state": "running"})
+            status = HostStatus(at=len(self.started), step=7, **ended)
+            path = files.host(int(told[machine.ATTEMPT]), worker)
+            path.write_text(status.model_dump_json())
+
+    def exit_codes(self, name: str) -> Sequence[int | None]:
+        """They run for two looks."""
+        self._looks += 1
+        return self._codes[name] if self._looks > 2 else [None] * len(self._codes[name])
+
+    def stop(self, name: str) -> None:
+        """They are gone."""
+        del self._codes[name]
+
+
+def test_pods_that_fail_are_started_anew_then_the_jobset_and_all_is_deleted_at_the_end(
+    cloud: Cloud,  # noqa: F811
+    cluster: Cluster,
+    project: Path,
+    tmp_path: Path,
+) -> None:
+    """submit, pods, a lost pod, JobSet's own restart, a JobSet that failed, another one, done."""
+    bucket = cloud.make_bucket()
+    config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, run_values(project)))
+    pods = cluster.pods = SpokenPods((137, 0), (0, 137), (0, 0))
+    said = ok("submit", config, *options(bucket, "--on", "v5litepod-8", "--retries", "1"))
+    assert pods.started == ["base-1", "base-1", "base-2"]
+    found = read_state(JobFiles(bucket / "jobs" / "base"))
+    assert [record.end for record in found.attempts] == ["broken", "over"], said
+    assert found.attempts[0].reason == "failed: ReachedMaxRestarts: exit 137"
+    assert found.outcome == "done"
+    assert cluster.jobsets == {}
+    assert cluster.running == set()
+    assert ok("status", bucket / "runs" / "base").startswith("job        base (gs://")
+
+
+def test_a_run_that_stopped_itself_is_not_started_again(
+    cloud: Cloud,  # noqa: F811
+    cluster: Cluster,
+    project: Path,
+    tmp_path: Path,
+) -> None:
+    bucket = cloud.make_bucket()
+    config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, run_values(project)))
+    pods = cluster.pods = SpokenPods((1,))
+    arguments = ["submit", str(config), *options(bucket, "--on", "v5litepod-4")]
+    ended = CliRunner().invoke(cli, arguments)
+    assert ended.exit_code == 1, ended.output
+    assert pods.started == ["base-1"]
+    assert "base: failed: worker 0: loss is not finite" in ended.output
+    assert cluster.jobsets == {}
+
+
+def test_jobs_finds_what_is_on_the_cluster_that_kubectl_knows(
+    cloud: Cloud,  # noqa: F811
+    cluster: Cluster,
+    project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its label, in any namespace, with no option; and it can be ended from there."""
+    bucket = cloud.make_bucket()
+    config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, run_values(project)))
+    without_watch = [o for o in options(bucket, "--on", "v5litepod-4") if o != "--watch"]
+    ok("submit", config, *without_watch, "submit.namespace=team")
+    assert cluster.jobsets["base-1"]["metadata"]["namespace"] == "team"
+    shown = ok("jobs").splitlines()
+    assert f"base-1 in cluster/team: starting, bills, watched, {bucket}/jobs/base" in shown
+    files = JobFiles(bucket / "jobs" / "base")
+    state = read_state(files)
+    old = state.model_copy(update={"seen": state.seen - 3600, "outcome": "failed"})
+    files.supervisor.write_text(old.model_dump_json())
+    assert "base-1: deleted (its job is over: failed)" in ok("jobs", "--stop-orphans", "--yes")
+    assert cluster.jobsets == {}
+    cluster.installed = False
+    assert "gke: " not in ok("jobs")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert "gke: not listed: kubectl's configuration names no cluster" in ok("jobs")
+    assert not launchers.has_cluster()
+
+
+class PodProcesses:
+    """Each pod is the startup script with the container's environment, a process here."""
+
+    def __init__(self, directory: Path, variables: Mapping[str, str]) -> None:
+        self._directory, self._variables = directory, variables
+        self.running: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self.starts = 0
+
+    def start(self, name: str, environments: Sequence[Mapping[str, str]]) -> None:
+        """A volume of its own for each: what another pod had is gone."""
+        self.starts += 1
+        self.running[name] = []
+        for worker, told in enumerate(environments):
+            home = self._directory / f"{name}-{self.starts}-{worker}"
+            home.mkdir(parents=True)
+            own = {machine.HOME: str(home), machine.PYTHON: sys.executable}
+            with (home / "log").open("wb") as log:
+                self.running[name].append(
+                    subprocess.Popen(
+                        ["bash", str(STARTUP)],
+                        env={**self._variables, **told, **own},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                )
+
+    def exit_codes(self, name: str) -> Sequence[int | None]:
+        """128 and the signal's number of one that was killed, as a container has it."""
+        codes = [process.poll() for process in self.running[name]]
+        return [code if code is None or code >= 0 else 128 - code for code in codes]
+
+    def kill(self, name: str) -> None:
+        """Loses a node."""
+        for process in self.running[name]:
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def stop(self, name: str) -> None:
+        """Ends them as Kubernetes does."""
+        for process in self.running.pop(name, []):
+            process.terminate()
+            process.wait(TIMEOUT)
+
+    def said(self) -> str:
+        """Everything they printed."""
+        return "\n".join(path.read_text() for path in sorted(self._directory.glob("*/log")))
+
+
+@pytest.mark.chaos
+def test_a_pod_killed_in_mid_run_is_started_anew_and_ends_as_if_nothing_had_been(
+    server: ForkServer,  # noqa: F811
+    cloud: Cloud,  # noqa: F811
+    cluster: Cluster,
+    project: Path,
+    tmp_path: Path,
+) -> None:
+    values, undisturbed = run_values(project), tmp_path / "undisturbed"
+    config = write_config(tmp_path / "here.yaml", values)
+    with server.start(
+        "pretrain", config, f"run_dir={undisturbed}", count=1, directory=tmp_path
+    ) as job:
+        assert job.wait() == [0], job.said()
+    bucket = cloud.make_bucket()
+    config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, values))
+    pods = cluster.pods = PodProcesses(tmp_path / "pods", environment() | cloud.environment)
+    arguments = ["submit", str(config), *options(bucket, "--on", "v5litepod-4")]
+    results: list[Any] = []
+    user = threading.Thread(target=lambda: results.append(CliRunner().invoke(cli, arguments)))
+    user.start()
+    saved = bucket / "runs" / "base" / "checkpoints"
+
+    def is_saved() -> bool:
+        return saved.exists() and any(path.name.isdigit() for path in saved.iterdir())
+
+    wait_until(lambda: bool(results) or is_saved(), pods.said)
+    assert not results, results[0].output + pods.said()
+    pods.kill("base-1")
+    user.join(TIMEOUT)
+    (result,) = results
+    assert result.exit_code == 0, result.output + pods.said()
+    assert pods.starts == 2
+    assert cluster.jobsets == {}
+    assert pods.running == {}
+    assert len(read_state(JobFiles(bucket / "jobs" / "base")).attempts) == 1
+    jax.tree.map(np.testing.assert_array_equal, params_of(saved.parent), params_of(undisturbed))
