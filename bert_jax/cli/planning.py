@@ -30,7 +30,7 @@ from bert_jax.cli.base import (
 @click.option("--vocab-size", type=click.IntRange(6), help="Of a tokenizer that is not here yet.")
 @click.option("--prices", metavar="FILE", help="Your own price list.")
 @click.option(
-    "--quick", is_flag=True, help="Scan layers that the run unrolls: minutes become seconds."
+    "--exact", is_flag=True, help="Compile all layers, in minutes; not two and three of them."
 )
 @click.option("--fresh", is_flag=True, help="Compile again what was compiled before.")
 @click.option(
@@ -52,7 +52,7 @@ def plan(
     slices: int | None,
     vocab_size: int | None,
     prices: str | None,
-    quick: bool,
+    exact: bool,
     fresh: bool,
     save_executable: str | None,
     breakdown: bool,
@@ -78,7 +78,7 @@ def plan(
         topologies,
         slices=slices,
         vocab_size=vocab_size,
-        quick=quick,
+        exact=exact,
         fresh=fresh,
         suggest=suggest,
         save_executable=save_executable,

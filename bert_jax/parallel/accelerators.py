@@ -135,6 +135,11 @@ class Accelerator:
         """Of the torus that joins the chips."""
         return self.ici_links // 2
 
+    @property
+    def bytes_per_cycle(self) -> float:
+        """Through the HBM, of one JAX device."""
+        return self.hbm_bandwidth / self.devices_per_chip / self.clock_hz
+
     def quota(self, chips: int) -> Quota | None:
         """Returns what a slice of so many chips counts towards; None: its name is not known."""
         return next((q for q in reversed(self.quotas) if q.smallest <= chips), None)

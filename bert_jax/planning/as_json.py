@@ -56,12 +56,17 @@ def _plan(found: Plan, prices: Prices) -> dict[str, Any]:
 
 
 def _step(found: Plan, step: CompiledStep) -> dict[str, Any]:
-    result: dict[str, Any] = {"rows": step.rows, "useful_flops": step.useful_flops}
+    result: dict[str, Any] = {
+        "rows": step.rows,
+        "useful_flops": step.useful_flops,
+        "extrapolated": step.extrapolated,
+    }
     if step.memory is None or step.cycles is None:
         return result | {
             "needed_bytes": step.needed_bytes,
             "available_bytes": step.available_bytes,
         }
+    assert step.work is not None  # as the cycles
     estimate = found.estimate(step)
     clock = found.topology.accelerator.clock_hz
     cycles = dataclasses.asdict(step.cycles) | {"total": step.cycles.total}
@@ -69,6 +74,7 @@ def _step(found: Plan, step: CompiledStep) -> dict[str, Any]:
         "compiled": {
             "memory": dataclasses.asdict(step.memory),
             "cycles": cycles,
+            "work": dataclasses.asdict(step.work),
             "seconds_to_compile": step.compile_seconds,
         },
         "estimated": {

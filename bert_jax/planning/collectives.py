@@ -41,7 +41,7 @@ _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Placement:
+class DevicePlacement:
     """Where the devices of a program are.
 
     Attributes:
@@ -97,7 +97,7 @@ class Collective:
         return self.trips * max(self.seconds - self.hidden_cycles / clock_hz, 0.0)
 
 
-def find_collectives(program: Program, placement: Placement) -> list[Collective]:
+def find_collectives(program: Program, placement: DevicePlacement) -> list[Collective]:
     """Returns the collectives of a program, also those inside fusions."""
     hidden = _hidden_cycles(program)
     found = []
@@ -175,7 +175,7 @@ def _between_slices(instruction: Instruction) -> str | None:
     return _TRANSFERS.get(found[1]) if found and instruction.opcode == "send" else None
 
 
-def _counterparts(placement: Placement) -> list[int]:
+def _counterparts(placement: DevicePlacement) -> list[int]:
     return [placement.slices.index(one) for one in sorted(set(placement.slices))]
 
 
@@ -225,7 +225,9 @@ def _axes(group: Sequence[int], mesh: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(name for name, differs in zip(mesh, varies, strict=True) if differs)
 
 
-def _time(kind: str, size: int, group: Sequence[int], placement: Placement) -> tuple[str, float]:
+def _time(
+    kind: str, size: int, group: Sequence[int], placement: DevicePlacement
+) -> tuple[str, float]:
     """Returns the link and the seconds that one execution takes, with nothing beside it."""
     accelerator = placement.topology.accelerator
     slices = {placement.slices[device] for device in group}
@@ -247,7 +249,7 @@ def _ring_seconds(kind: str, size: int, members: int, bandwidth: float) -> float
     return size * passes.get(kind, share) / bandwidth
 
 
-def _ici_bandwidth(group: Sequence[int], placement: Placement) -> float:
+def _ici_bandwidth(group: Sequence[int], placement: DevicePlacement) -> float:
     """Returns the bytes per second that a device of a group sends and receives over its links.
 
     Along every dimension of the torus that the group extends over, both directions where the ends

@@ -11,7 +11,7 @@ from typing import Final
 import jax
 import pydantic
 
-from bert_jax.parallel.accelerators import GIB, Accelerator
+from bert_jax.parallel.accelerators import GIB
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.planning.collectives import Collective, find_collectives
 from bert_jax.planning.cycles import Cycles, count_cycles, kernels_called
@@ -21,6 +21,7 @@ from bert_jax.planning.kernel_schedule import read_schedules, written_to
 from bert_jax.planning.optimized_text import optimized_text
 from bert_jax.planning.program import LoweredStep, lower_step, open_topology, placement_of
 from bert_jax.planning.request import CompileRequest
+from bert_jax.planning.work import Work, count_work
 from bert_jax.train.executables import SavedExecutable, facts_of, save_executable
 
 # As libtpu 0.0.51 says it of temporaries alone, and of a whole program.
@@ -62,20 +63,24 @@ class CompiledStep:
         useful_flops: of one step, all chips: the products of the mathematics.
         memory: None where the program does not fit and the compiler gave up.
         cycles: None then too.
+        work: None then too.
         collectives: empty then.
         needed_bytes: then what the compiler says it needs of a device's HBM, and
         available_bytes: what it says there is.
         compile_seconds: it took.
+        extrapolated: whether these are figures of shallower programs, see `extrapolation`.
     """
 
     rows: int
     useful_flops: float
     memory: Memory | None = None
     cycles: Cycles | None = None
+    work: Work | None = None
     collectives: tuple[Collective, ...] = ()
     needed_bytes: int | None = None
     available_bytes: int | None = None
     compile_seconds: float
+    extrapolated: bool = False
 
 
 STEP: Final = pydantic.TypeAdapter(CompiledStep)
@@ -129,9 +134,10 @@ def compile_step(
         memory=_memory(step, compiled),
         cycles=count_cycles(
             program,
-            bytes_per_cycle=_bytes_per_cycle(topology.accelerator),
+            bytes_per_cycle=topology.accelerator.bytes_per_cycle,
             schedules=schedules,
         ),
+        work=count_work(program, schedules),
         collectives=tuple(find_collectives(program, placement_of(topology, mesh))),
         compile_seconds=seconds,
     )
@@ -175,11 +181,6 @@ def _memory(step: LoweredStep, compiled: jax.stages.Compiled) -> Memory:
         program=found.generated_code_size_in_bytes,
         peak=found.peak_memory_in_bytes,
     )
-
-
-def _bytes_per_cycle(accelerator: Accelerator) -> float:
-    """Through the HBM of one device."""
-    return accelerator.hbm_bandwidth / accelerator.devices_per_chip / accelerator.clock_hz
 
 
 def _bytes(number: str, unit: str) -> int:

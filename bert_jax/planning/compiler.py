@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,7 @@ from bert_jax.planning.request import CompileRequest, cpu_devices
 
 # What the process that compiles must see: no TPU to look for, no flags of the CPU's compiler, which
 # libtpu refuses, and leave to stand beside another that compiles.
-_ENVIRONMENT: Final[Mapping[str, str]] = {
+TPU_COMPILER: Final[Mapping[str, str]] = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
     "XLA_FLAGS": "",
@@ -78,16 +79,64 @@ def compiled_step(request: CompileRequest, *, title: str, compiler: Compiler) ->
         UserError: no libtpu, or topology, mesh, batch and model do not fit together.
         RunStopped: the compiler failed.
     """
-    kept = user_cache("plan") / f"{request.key()}.json"
-    asked_before = not compiler.fresh and compiler.save_to is None
-    if asked_before and (found := _read(kept)) is not None:
+    if (found := kept_step(request, title=title, compiler=compiler)) is not None:
         return found
     check_compiler()
     result = _compile(request, title=title, compiler=compiler)
     step = STEP.validate_python(result["step"])
+    kept = _kept_at(request)
     kept.parent.mkdir(parents=True, exist_ok=True)
     write_whole(kept, STEP.dump_json(step))
     return step
+
+
+def compiled_together(
+    requests: Sequence[CompileRequest], *, title: str, compiler: Compiler
+) -> list[CompiledStep]:
+    """Returns the same of several requests, compiled beside one another where there are cores.
+
+    Raises:
+        UserError: no libtpu, or topology, mesh, batch and model do not fit together.
+        RunStopped: the compiler failed.
+    """
+    started = time.monotonic()
+    quiet = dataclasses.replace(compiler, console=Console(quiet=True))
+    with (
+        ThreadPoolExecutor(min(len(requests), _cores())) as pool,
+        compiler.console.status("") as status,
+    ):
+        running = [
+            pool.submit(compiled_step, each, title=title, compiler=quiet) for each in requests
+        ]
+        while wait(running, timeout=1).not_done:
+            status.update(f"compiling {title} … {time.monotonic() - started:.0f} s")
+        steps = [each.result() for each in running]
+    compiler.console.print(f"compiled {title} in {time.monotonic() - started:.0f} s", style="dim")
+    return steps
+
+
+def _cores() -> int:
+    """Returns how many cores this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+def kept_step(request: CompileRequest, *, title: str, compiler: Compiler) -> CompiledStep | None:
+    """Returns what was said of a request before, and says so; None where it was never asked."""
+    if compiler.fresh or compiler.save_to is not None:
+        return None
+    kept = _kept_at(request)
+    try:
+        found = STEP.validate_json(kept.read_bytes())
+    except (FileNotFoundError, pydantic.ValidationError):
+        return None  # never asked, or of an older form
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.stat().st_mtime))
+    compiler.console.print(f"{title}: figures of {when}; --fresh asks anew", style="dim")
+    return found
+
+
+def _kept_at(request: CompileRequest) -> Path:
+    return user_cache("plan") / f"{request.key()}.json"
 
 
 def save_for_cpu(request: CompileRequest, *, title: str, compiler: Compiler) -> None:
@@ -98,13 +147,6 @@ def save_for_cpu(request: CompileRequest, *, title: str, compiler: Compiler) -> 
         RunStopped: the compiler failed.
     """
     _compile(request, title=title, compiler=compiler)
-
-
-def _read(kept: Path) -> CompiledStep | None:
-    try:
-        return STEP.validate_json(kept.read_bytes())
-    except (FileNotFoundError, pydantic.ValidationError):
-        return None  # never asked, or of an older form
 
 
 def _compile(request: CompileRequest, *, title: str, compiler: Compiler) -> dict:
@@ -147,7 +189,7 @@ def _environment(request: CompileRequest) -> dict[str, str]:
     environment.pop("JAX_NUM_CPU_DEVICES", None)
     devices = cpu_devices(request.topology)
     if devices is None:
-        return environment | _ENVIRONMENT
+        return environment | TPU_COMPILER
     # The compiler's flags stay those that the run will have.
     return environment | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
 

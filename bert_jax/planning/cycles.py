@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from bert_jax.planning.execution import Executed, Program, opcodes_inside
-from bert_jax.planning.hlo import HloModule
+from bert_jax.planning.hlo import HloModule, Instruction
 from bert_jax.planning.kernel_schedule import KernelSchedule
 
 # The first that a fusion holds names its kind.
@@ -50,7 +50,6 @@ _COLLECTIVES: Final = (
     "send",
     "recv",
 )
-# A Pallas kernel; other custom calls are the compiler's own and move no data.
 _KERNEL_TARGET: Final = 'custom_call_target="tpu_custom_call"'
 _KERNEL_BODY: Final = re.compile(r'"body":"([^"]*)"')
 
@@ -125,7 +124,7 @@ def count_cycles(
     by_line: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     for found in program.executed:
-        if found.trips == 0 or _is_free(found):
+        if found.trips == 0 or not runs_on_core(found):
             continue
         name, own = found.instruction.name, found.instruction.cycles
         kind = kind_of(program.module, found)
@@ -136,7 +135,7 @@ def count_cycles(
                 continue
             source, own = "kernels", schedules[name].cycles(bytes_per_cycle=bytes_per_cycle)
         elif own is None:
-            source, own = "bytes", round(_hbm_bytes(found) / bytes_per_cycle)
+            source, own = "bytes", round(hbm_bytes(found) / bytes_per_cycle)
         for counter, key in (
             (by_source, source),
             (by_kind, kind),
@@ -159,7 +158,7 @@ def count_cycles(
 def kernels_called(program: Program) -> dict[str, str]:
     """Returns the program of each Pallas kernel, by the name of the instruction that calls it."""
     instructions = (found.instruction for found in program.executed)
-    calls = (each for each in instructions if _KERNEL_TARGET in each.attributes)
+    calls = filter(is_kernel, instructions)
     bodies = ((each.name, _KERNEL_BODY.search(each.attributes)) for each in calls)
     return {name: body[1] if body else name for name, body in bodies}
 
@@ -196,20 +195,26 @@ def _kernels(
 def kind_of(module: HloModule, found: Executed) -> str:
     """Returns the kind of an operation; of a fusion, that of its heaviest part."""
     inside = opcodes_inside(module, found.instruction)
-    if _KERNEL_TARGET in found.instruction.attributes:
+    if is_kernel(found.instruction):
         return KERNEL
     return next((kind for kind, opcodes in _KINDS if inside.keys() & set(opcodes)), OTHER)
 
 
-def _is_free(found: Executed) -> bool:
+def is_kernel(instruction: Instruction) -> bool:
+    """Whether it calls a Pallas kernel; other custom calls are the compiler's own."""
+    return _KERNEL_TARGET in instruction.attributes
+
+
+def runs_on_core(found: Executed) -> bool:
+    """Whether an instruction takes time of the core."""
     instruction = found.instruction
     if instruction.opcode == "custom-call":
-        return _KERNEL_TARGET not in instruction.attributes
+        return is_kernel(instruction)
     # Collectives are timed by their bytes over the network, see collectives.py.
-    return instruction.opcode in _FREE or instruction.opcode.startswith(_COLLECTIVES)
+    return not (instruction.opcode in _FREE or instruction.opcode.startswith(_COLLECTIVES))
 
 
-def _hbm_bytes(found: Executed) -> int:
+def hbm_bytes(found: Executed) -> int:
     """Returns the bytes of operands and results that lie in HBM and not on the chip."""
     arrays = list(found.instruction.arrays)
     for name in found.instruction.operands:

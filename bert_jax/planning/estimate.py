@@ -50,7 +50,10 @@ class StepEstimate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhasePlan:
-    """One phase: its steps, compiled and estimated."""
+    """One phase: its steps, compiled and estimated.
+
+    An evaluation step that was not compiled goes forward only: a third of a train step's time.
+    """
 
     steps: int
     seq_length: int
@@ -59,6 +62,7 @@ class PhasePlan:
     evaluation: CompiledStep | None
     evaluations: int  # in the phase
     evaluation_batches: int  # of each
+    evaluation_rows: int  # of a batch
 
     @property
     def fits(self) -> bool:
@@ -170,9 +174,12 @@ class Plan:
         seconds = 0.0
         for phase in self.phases:
             seconds += phase.steps * self.estimate(phase.train).seconds
+            batches = phase.evaluations * phase.evaluation_batches
             if phase.evaluation:
-                batches = phase.evaluations * phase.evaluation_batches
                 seconds += batches * self.estimate(phase.evaluation).seconds
+            else:
+                rows = batches * phase.evaluation_rows
+                seconds += rows / self.estimate(phase.train).rows_per_second / 3
         return seconds / 3600
 
     def dollars(self, prices: Prices, *, spot: bool) -> float | None:

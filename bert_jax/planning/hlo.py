@@ -40,8 +40,13 @@ class Array:
     """One array of a shape: ``bf16[16,128]{1,0:T(8,128)(2,1)S(1)}``."""
 
     dtype: str
-    elements: int
+    sizes: tuple[int, ...]
     in_hbm: bool
+
+    @property
+    def elements(self) -> int:
+        """Of all axes."""
+        return math.prod(self.sizes)
 
     @property
     def bytes(self) -> int:
@@ -138,7 +143,7 @@ def parse_shape(text: str) -> tuple[Array, ...]:
     return tuple(
         Array(
             dtype,
-            math.prod(int(size.lstrip("<=")) for size in sizes.split(",") if size),
+            tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size),
             _ON_CHIP.search(layout or "") is None,
         )
         for dtype, sizes, layout in _ARRAY.findall(text)

@@ -30,7 +30,7 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
         title: of the page, such as the configuration's name.
     """
     parts = [
-        _Part("Time and cost", _times(plans), [rows.overview(plans, prices)]),
+        _Part("Time and cost", _times(plans), [rows.overview(plans, prices), rows.work(plans)]),
         _Part("Memory", _memory(plans), [rows.memory(plans)]),
     ]
     found = rows.suggestions(plans)

@@ -20,7 +20,7 @@ from bert_jax.optim.schedule import linear_schedule
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_sharding, check_divides
 from bert_jax.parallel.topology import TpuTopology, parse_topology
-from bert_jax.planning.collectives import Placement
+from bert_jax.planning.collectives import DevicePlacement
 from bert_jax.planning.request import CompileRequest
 from bert_jax.task import Objective, RowTransform
 from bert_jax.text import Tokenizer
@@ -120,7 +120,7 @@ def open_devices(topology: TpuTopology, *, slices: int) -> Sequence[Any]:
         described = topologies.get_topology_desc(
             platform="tpu", topology_name=topology.libtpu_name, **options
         )
-    except (RuntimeError, NotImplementedError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         raise UserError(
             f"topology: {topology.name} × {slices} slice(s) is unknown to this libtpu ({error})"
         ) from error
@@ -178,10 +178,10 @@ def _batch(transform: RowTransform, rows: int, mesh: Mesh) -> Mapping[str, Any]:
     }
 
 
-def placement_of(topology: TpuTopology, mesh: Mesh) -> Placement:
+def placement_of(topology: TpuTopology, mesh: Mesh) -> DevicePlacement:
     """Returns where the devices of a mesh are."""
     devices = mesh.devices.reshape(-1).tolist()
-    return Placement(
+    return DevicePlacement(
         topology=topology,
         mesh=dict(mesh.shape),
         coordinates=[device.coords for device in devices],

@@ -99,6 +99,32 @@ def _gibibytes(found: Plan, kind: str, step: CompiledStep) -> Row:
     return (*shown, f"{accelerator.hbm_bytes / GIB:.2f}")
 
 
+def work(plans: Sequence[Plan]) -> Rows:
+    """What train steps execute beside what the mathematics needs."""
+    headings = (
+        *("topology", "phase"),
+        *("useful TFLOP", "executed", "of that in kernels", "ratio", "GB through a chip's HBM"),
+    )
+    rows = []
+    for found in plans:
+        devices = found.topology.devices * found.slices
+        for index, phase in enumerate(found.phases):
+            if (done := phase.train.work) is None:
+                continue
+            useful, executed = phase.train.useful_flops, done.flops * devices
+            sizes = (useful, executed, done.kernel_flops * devices)
+            moved = done.hbm_bytes * found.topology.accelerator.devices_per_chip
+            rows.append(
+                (
+                    *(name_of(found), f"{index} train"),
+                    *(f"{size / 1e12:,.2f}" for size in sizes),
+                    f"{executed / useful:.2f}",
+                    f"{moved / 1e9:,.2f}",
+                )
+            )
+    return Rows("Work of a step, all chips (compiled)", headings, rows, 2)
+
+
 def breakdown(found: Plan) -> Iterator[Rows]:
     """Yields what the train steps of a plan spend their cycles on, and their collectives."""
     for index, phase in enumerate(found.phases):

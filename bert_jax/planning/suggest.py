@@ -1,4 +1,4 @@
-"""Settings under which a run fits, and how fast each is, found by compiling them.
+"""TriedSettings under which a run fits, and how fast each is, found by compiling them.
 
 Tried are layouts and recomputation, which change memory and time and no number of the training:
 accumulation, remat, and how parameters are split. The batch stays what it is.
@@ -7,7 +7,7 @@ accumulation, remat, and how parameters are split. The batch stays what it is.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from bert_jax.errors import UserError
@@ -16,7 +16,6 @@ from bert_jax.parallel.mesh import mesh_shape
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compiled_step import CompiledStep
-from bert_jax.planning.compiler import Compiler, compiled_step
 from bert_jax.planning.request import CompileRequest
 
 COMPILED: Final = 10  # candidates, at most
@@ -30,7 +29,7 @@ _ACCUMULATION: Final = (1, 2, 4, 8, 16)
 _MESH: Final = MeshSection.model_fields
 
 
-class Candidate(NamedTuple):
+class TriedSettings(NamedTuple):
     """Settings to try: of the model's execution, of the phase, of the mesh."""
 
     remat: Remat
@@ -80,14 +79,17 @@ class Fitting(NamedTuple):
 
 
 def find_fitting(
-    request: CompileRequest, topology: TpuTopology, *, compiler: Compiler
+    request: CompileRequest,
+    topology: TpuTopology,
+    *,
+    compiled: Callable[[CompileRequest, str], CompiledStep],
 ) -> list[Fitting]:
     """Compiles candidates, those that change least first, until some fit.
 
     Args:
         request: for the train step that needs most memory, as configured.
         topology: of the request.
-        compiler: what to show and keep; nothing is saved.
+        compiled: compiles a request with a title.
 
     Returns:
         At most four, of ten that are compiled at most.
@@ -99,11 +101,8 @@ def find_fitting(
     for candidate in itertools.islice(candidates(request, topology), COMPILED):
         overrides = candidate.overrides(request)
         try:
-            step = compiled_step(
-                candidate.applied(request),
-                title=f"{topology.name}: {' '.join(overrides) or 'as configured'}",
-                compiler=compiler,
-            )
+            title = f"{topology.name}: {' '.join(overrides) or 'as configured'}"
+            step = compiled(candidate.applied(request), title)
         except UserError:  # these settings do not go together
             continue
         if step.memory is not None:
@@ -113,14 +112,14 @@ def find_fitting(
     return fitting
 
 
-def candidates(request: CompileRequest, topology: TpuTopology) -> Iterator[Candidate]:
+def candidates(request: CompileRequest, topology: TpuTopology) -> Iterator[TriedSettings]:
     """Yields settings to try: as configured, less recomputation, then ever less memory."""
     phase, execution = request.train.phases[request.phase], request.model.execution
     devices = topology.devices * request.mesh.slices
     inside = topology.devices
     _, fsdp, tensor = mesh_shape(request.mesh, devices)
     layouts = [(fsdp, tensor), (inside // tensor, tensor), (inside // max(2, tensor), 2)]
-    seen: set[Candidate] = set()
+    seen: set[TriedSettings] = set()
     # Cheapest in time first: recomputing attention costs less than halving a microbatch.
     ladder = [
         (execution.remat, phase.accumulation),
@@ -130,7 +129,7 @@ def candidates(request: CompileRequest, topology: TpuTopology) -> Iterator[Candi
     ladder.sort(key=lambda pair: (pair[1], _REMAT.index(pair[0]) if pair[0] in _REMAT else 0))
     for at, (remat, accumulation) in enumerate(ladder):
         for each_fsdp, each_tensor in layouts if at % 3 == 2 else layouts[:1]:
-            found = Candidate(remat, accumulation, each_fsdp, each_tensor)
+            found = TriedSettings(remat, accumulation, each_fsdp, each_tensor)
             parts = devices // each_tensor
             fits = phase.batch_size % (parts * accumulation) == 0
             if found not in seen and fits and each_fsdp * each_tensor <= inside:

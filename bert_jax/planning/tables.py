@@ -23,7 +23,7 @@ def show_plans(
         console: to print to.
         with_breakdown: also cycles by kind and by line, and every kind of collective.
     """
-    shown = [rows.overview(plans, prices), rows.memory(plans)]
+    shown = [rows.overview(plans, prices), rows.memory(plans), rows.work(plans)]
     if with_breakdown:
         shown += [each for found in plans for each in rows.breakdown(found)]
     shown += [each for each in (rows.suggestions(plans),) if each.rows]

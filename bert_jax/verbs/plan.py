@@ -23,7 +23,7 @@ def plan(
     *,
     slices: int | None = None,
     vocab_size: int | None = None,
-    quick: bool = False,
+    exact: bool = False,
     fresh: bool = False,
     suggest: bool | None = None,
     save_executable: str | None = None,
@@ -40,7 +40,8 @@ def plan(
         topologies: one or several, in any spelling: ``v3:4x4``, ``v5litepod-16``, ``v4-32``.
         slices: of each; None for `mesh.slices`.
         vocab_size: of a tokenizer that is not here yet.
-        quick: scan the layers where the run would unroll them.
+        exact: compile the run's own programs, in minutes; else, of more than three unrolled layers,
+            programs of two and three, and from them the whole.
         fresh: compile even what is kept from before.
         suggest: look for settings that fit, by compiling up to ten; None: where the run does not.
         save_executable: directory for the compiled steps, which `train.executables` names then;
@@ -63,11 +64,9 @@ def plan(
         mesh=mesh,
         optimizer=config.optimizer,
         train=need(config.train, "train", "plan"),
-        quick=quick,
+        exact=exact,
         suggest=suggest,
     )
-    if quick and save_executable is not None:
-        raise UserError("--quick: another program than the run's; allowed: without it, to save one")
     compiler = Compiler(
         console=console or Console(stderr=True), fresh=fresh, save_to=save_executable
     )

@@ -134,7 +134,6 @@ def _of_plan(
                 config,
                 [placement.on],
                 slices=placement.slices,
-                quick=True,
                 suggest=False,
                 console=console,
             )

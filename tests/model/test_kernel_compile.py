@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from bert_jax.planning.compiler import _ENVIRONMENT
+from bert_jax.planning.compiler import TPU_COMPILER
 
 TOPOLOGIES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 
@@ -24,7 +24,7 @@ def test_forward_and_backward_kernels_compile(length: int) -> None:
         [sys.executable, "-m", "tests.model.kernel_program", str(length), *TOPOLOGIES],
         capture_output=True,
         text=True,
-        env={**os.environ, **_ENVIRONMENT},
+        env={**os.environ, **TPU_COMPILER},
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.collectives import DCN, ICI, Placement, device_groups, find_collectives
+from bert_jax.planning.collectives import DCN, ICI, DevicePlacement, device_groups, find_collectives
 from bert_jax.planning.cycles import count_cycles
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo, parse_shape
@@ -206,7 +206,7 @@ source_target_pairs={{{{0,1}},{{1,2}},{{2,3}},{{3,0}}}}
 
 def test_collectives_have_bytes_axes_links_and_overlap() -> None:
     """Two slices of four v5e chips: the data axis crosses them, the tensor axis does not."""
-    placement = Placement(
+    placement = DevicePlacement(
         topology=parse_topology("v5e:2x2"),
         mesh={"data": 2, "fsdp": 1, "tensor": 4},
         coordinates=[(x, y, 0) for _ in range(2) for x in range(2) for y in range(2)],
@@ -251,7 +251,7 @@ ENTRY %main (a: bf16[1000]) -> bf16[1000] {{
 
 
 def test_what_goes_between_slices_is_seen_though_the_host_carries_it() -> None:
-    placement = Placement(
+    placement = DevicePlacement(
         topology=parse_topology("v5e:2x2"),
         mesh={"data": 8, "fsdp": 1, "tensor": 1},
         coordinates=[(x, y, 0) for _ in range(2) for x in range(2) for y in range(2)],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.planning.compiler import _ENVIRONMENT
+from bert_jax.planning.compiler import TPU_COMPILER
 from bert_jax.planning.cycles import KERNEL, count_cycles, kernels_called
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
@@ -88,7 +88,7 @@ def test_a_kernel_compiled_here_has_its_loops_its_copies_and_its_calls(tmp_path:
         capture_output=True,
         text=True,
         check=False,
-        env=environment() | dict(_ENVIRONMENT),
+        env=environment() | dict(TPU_COMPILER),
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr[-3000:]

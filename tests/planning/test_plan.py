@@ -15,7 +15,7 @@ import pytest
 import yaml
 from click.testing import Result
 
-from bert_jax.planning.compiler import _ENVIRONMENT
+from bert_jax.planning.compiler import TPU_COMPILER
 from bert_jax.planning.cycles import count_cycles
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
@@ -143,6 +143,10 @@ def test_kernels_are_in_the_time_by_their_schedule(planned: dict[str, Any]) -> N
     assert {one["calls"] for one in kernels.values()} == {LAYERS}
     inside = sum(one["cycles"] * one["calls"] for one in kernels.values())
     assert cycles["by_kind"]["custom kernels"] == cycles["in_kernels"] == inside
+    work = planned["phases"][0]["train"]["compiled"]["work"]
+    # For each row, 2 heads side by side in 128 columns, 64 tokens padded to 128: 2 and 5 products.
+    assert work["kernel_flops"] == LAYERS * ROWS / 4 * (2 + 5) * 2 * 128 * 128 * HIDDEN
+    assert work["hbm_bytes"] > 0
     for one in kernels.values():
         assert one["cycles"] >= one["bundles"] > one["busiest_bundles"] > 0
 
@@ -243,7 +247,7 @@ def test_nested_loops_of_a_real_program_have_their_trips(tmp_path: Path) -> None
         capture_output=True,
         text=True,
         check=False,
-        env=environment() | dict(_ENVIRONMENT),
+        env=environment() | dict(TPU_COMPILER),
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -25,7 +25,7 @@ def request(topology: str, *overrides: str, rows: int = 256) -> CompileRequest:
         optimizer=config.optimizer,
         train=config.train,
     )
-    return settings.request(topology, model=config.model)
+    return settings.request(topology)
 
 
 def test_the_first_candidate_is_the_run_itself_and_each_is_another() -> None:

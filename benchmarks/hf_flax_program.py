@@ -1,0 +1,68 @@
+"""Hugging Face's Flax BERT train step, compiled for a TPU: a peer of `benchmarks.planned_step`.
+
+Runs under a Python of its own, with transformers 4.56, flax, optax and libtpu, and nothing of this
+project. Prints the compiler's figures of memory as JSON; the program's text goes to a file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from hf_flax_step import make_step  # pyright: ignore
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from transformers import BertConfig, FlaxBertForPreTraining  # pyright: ignore
+
+
+def main(topology: str, megacore: str, sizes: str, text: str) -> None:
+    """Compiles and writes.
+
+    Args:
+        topology: as libtpu spells it.
+        megacore: ``megacore``, or empty.
+        sizes: layers, hidden size, rows, length and vocabulary, with commas between.
+        text: file for the optimized program.
+    """
+    layers, hidden, rows, length, vocab = map(int, sizes.split(","))
+    options = {"chip_config_name": megacore} if megacore else {}
+    described = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
+    mesh = Mesh(np.asarray(described.devices), ("data",))
+    config = BertConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+    )
+    model = FlaxBertForPreTraining(config, dtype=jnp.bfloat16, _do_init=False)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4, weight_decay=0.01))
+    params = jax.eval_shape(lambda key: model.init_weights(key, (1, length)), jax.random.key(0))
+    state = (params, jax.eval_shape(optimizer.init, params), jax.eval_shape(jax.random.key, 0))
+    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    batch = (ids, ids, jax.ShapeDtypeStruct((rows,), jnp.int32))
+    # Data parallel, as that library's example: everything but the batch lies on every device.
+    whole, split = (NamedSharding(mesh, PartitionSpec(*axis)) for axis in ((), ("data",)))
+    step = jax.jit(make_step(model, optimizer), in_shardings=(whole, split), donate_argnums=0)
+    started = time.perf_counter()
+    compiled = step.lower(state, batch).compile()
+    seconds = time.perf_counter() - started
+    memory, program = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None and program is not None  # noqa: PT018
+    Path(text).write_text(program, encoding="utf-8")
+    figures = {
+        "temporaries": memory.temp_size_in_bytes,
+        "peak": memory.peak_memory_in_bytes,
+        "seconds_to_compile": round(seconds, 1),
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
