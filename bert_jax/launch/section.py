@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.section import PathText, Section, Strings
+from bert_jax.section import PathText, Section, Strings, as_tuple
 
 LauncherName = Literal["queued-resources", "gke", "local"]
 Provisioning = Literal["on-demand", "spot", "reservation"]
@@ -32,7 +32,13 @@ LABEL_VALUE = r"^[-_a-z0-9]{0,63}$"
 RESOURCE_NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 CLOUD_NAME = r"^[A-Za-z0-9][-._:/@A-Za-z0-9]{0,254}$"
 
+ZONE = r"^[a-z][-a-z0-9]{0,62}$"
+
 CloudName = Annotated[str, pydantic.Field(pattern=CLOUD_NAME)]
+Zones = Annotated[
+    tuple[Annotated[str, pydantic.Field(pattern=ZONE)], ...], pydantic.BeforeValidator(as_tuple)
+]
+"""A list of zones; YAML may give one as it is."""
 
 
 class LimitsSection(Section):
@@ -96,7 +102,7 @@ class SubmitSection(Section):
     slices: Counts = (1,)
     bucket: PathText | None = None
     project: CloudName | None = None
-    zone: Strings | None = None
+    zone: Zones | None = None
     provisioning: Provisioning = "on-demand"
     reservation: CloudName | None = None
     network: CloudName | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,19 @@ def of_training(status: HostStatus) -> bool:
     return status.state == "running" and bool(status.step)
 
 
-def test_what_a_user_writes_is_never_a_command(config: dict[str, Any], tmp_path: Path) -> None:
+def test_what_a_user_writes_is_never_a_command(
+    config: dict[str, Any], project: Path, tmp_path: Path
+) -> None:
     """Names with all that a shell reads, through the script to a run that trains and is done."""
     trap = tmp_path / "pwned"
     hostile = f"a b;touch {trap.name}\n$(touch {trap.name})`touch {trap.name}`\"'&|>x"
     root = tmp_path / hostile.replace("/", "")
     root.mkdir()
     config["run_dir"] = str(root / "run $(touch pwned)")
+    config["tokenizer"] = str(root / "tokenizer`touch pwned`")
+    config["train"]["phases"][0]["dataset"] = str(root / "data\n$(touch pwned)")
+    shutil.copytree(project / "tokenizer", config["tokenizer"])
+    shutil.copytree(project / "dataset32", config["train"]["phases"][0]["dataset"])
     files = write_job(root, config)
     with host(files, cwd=str(tmp_path), BERT_JAX_HOME=str(root / "home")) as started:
         assert started.wait() == 0, started.log

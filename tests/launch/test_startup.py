@@ -63,6 +63,10 @@ def test_a_vm_installs_the_staged_wheel_once_and_hands_over(
     assert "/uv pip install" in vm.notes
     assert "--property=KillMode=mixed" in vm.notes
     assert TOKEN not in vm.notes  # arguments of a process can be seen by all
+    assert TOKEN not in first.stdout + first.stderr
+    said = [path.read_text() for path in (job / "attempts" / "2").iterdir()]
+    assert said
+    assert not any(TOKEN in text for text in said)
     installed = vm.notes.count("/uv ")
     again = vm.boot(attributes, cloud.proxy.url)
     assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]

@@ -1,0 +1,133 @@
+"""What a job is made of: data that is whole, names that no shell reads, no secrets."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bert_jax.config import parse_config
+from bert_jax.errors import UserError
+from bert_jax.launch.section import SubmitSection
+from tests.launch.test_submit import EIGHT, Cloud, cloud, config, run  # noqa: F401
+from tests.project import ok
+
+
+def _shard(root: Path) -> Path:
+    return max((root / "dataset32").rglob("*array_record*"), key=lambda path: path.stat().st_size)
+
+
+def _cut(root: Path) -> None:
+    shard = _shard(root)
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+def _respell(root: Path) -> None:
+    vocab = root / "tokenizer" / "vocab.txt"
+    vocab.write_text(vocab.read_text().replace("\nthe\n", "\nteh\n"))
+
+
+def _another(root: Path) -> None:
+    """A tokenizer from elsewhere, whole, without our hash of it."""
+    _respell(root)
+    path = root / "tokenizer" / "tokenizer_config.json"
+    values = json.loads(path.read_text())
+    del values["hash"]
+    path.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_cut, r"train\.phases\.0\.dataset: .*-of-\d+: damaged: \d+ bytes, "),
+        (
+            lambda root: _shard(root).unlink(),
+            r"train\.phases\.0\.dataset: .*-of-\d+: missing; copy",
+        ),
+        (lambda root: shutil.rmtree(root / "dataset32"), r"train\.phases\.0\.dataset: .*dataset32"),
+        (_respell, r"tokenizer_config\.json: hash: found .*: one of the files was changed"),
+        (_another, r"dataset32 was made with another tokenizer \(\w{12}\) than the one given \("),
+        (lambda root: (root / "tokenizer" / "vocab.txt").unlink(), r"tokenizer: .*vocab\.txt"),
+        (lambda root: shutil.rmtree(root / "tokenizer"), r"tokenizer: .*no such directory"),
+    ],
+    ids=[
+        "cut",
+        "shard gone",
+        "dataset gone",
+        "tokenizer changed",
+        "another",
+        "vocabulary gone",
+        "no tokenizer",
+    ],
+)
+def test_data_that_is_not_whole_or_not_of_the_tokenizer_is_refused(
+    cloud: Cloud,  # noqa: F811
+    config: Path,  # noqa: F811
+    project: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], object],
+    said: str,
+) -> None:
+    root = tmp_path / "data"
+    for name in ("tokenizer", "dataset32"):
+        shutil.copytree(project / name, root / name)
+    values = yaml.safe_load(config.read_text())
+    values["tokenizer"] = str(root / "tokenizer")
+    phase = values["train"]["phases"][0] | {"dataset": str(root / "dataset32")}
+    values["train"] |= {"phases": [phase]}
+    config.write_text(yaml.safe_dump(values))
+    damage(root)
+    refused = run("submit", config, "--bucket", tmp_path / "b", "--yes")
+    assert refused.exit_code == 2, refused.output
+    (line,) = refused.output.splitlines()
+    assert re.search(said, line), line
+    assert not (tmp_path / "b").exists()
+    assert cloud.requests["create"] == 0
+
+
+@pytest.mark.parametrize(
+    "evil", ["$(touch x)", "a;touch x", "a`touch x`", "a\ntouch x", "a\n", "a b"]
+)
+def test_no_name_of_a_job_is_anything_to_a_shell(evil: str) -> None:
+    """Of every text of the section, but for a bucket, which stays out of commands or is quoted."""
+    texts = {name for name, field in SubmitSection.model_fields.items() if "str" in str(field)}
+    texts -= {"bucket", "launcher", "provisioning"}
+    assert {"name", "zone", "project", "image", "labels", "service_account"} <= texts
+    for name in sorted(texts):
+        for value in ({"a": evil}, {evil: "a"}) if name == "labels" else (evil,):
+            with pytest.raises(UserError, match=rf"submit\.{name}|^topology: found"):
+                parse_config({"submit": {name: value}}, source="test")
+
+
+def test_no_secret_of_the_submitter_goes_with_a_job(
+    cloud: Cloud,  # noqa: F811
+    config: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secret = "s3cr3t-0f-the-submitter"
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GOOGLE_API_KEY"):
+        monkeypatch.setenv(name, secret)
+    begun = run("submit", config, "--bucket", tmp_path / "b", "--yes")
+    assert begun.exit_code == 0, begun.output
+    shown = [begun.output]
+    for launcher in ("queued-resources", "gke"):
+        options = (*EIGHT, "--project", "p", "--bucket", "gs://b", "--launcher", launcher)
+        paths = ("run_dir=r", "tokenizer=t", "mesh.data=-1", "submit.image=i")
+        paths += tuple(f"train.phases.{at}.dataset=d" for at in range(2))
+        shown.append(ok("submit", config, *options, *paths, "--dry-run"))
+    written = [path for path in (tmp_path / "b").rglob("*") if path.is_file()]
+    assert len(written) > 5
+    for path in written:
+        if path.suffix == ".whl":
+            with zipfile.ZipFile(path) as archive:
+                shown += [archive.read(name).decode("latin-1") for name in archive.namelist()]
+        else:
+            shown.append(path.read_text())
+    assert not any(secret in text for text in shown)
