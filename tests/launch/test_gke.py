@@ -211,6 +211,19 @@ def test_what_a_cluster_refuses_is_one_line_at_once(
     assert world.cluster.jobsets == {}
 
 
+def test_who_may_look_into_one_namespace_alone_sees_what_is_there(world: World) -> None:
+    world.launcher.create(gke_attempt())
+    world.cluster.errors = [(403, {}, "cannot list at the cluster scope")]
+    (found,) = world.launcher.existing()
+    assert (found.resource, found.zone) == ("base-1", "pool/default")
+    world.cluster.jobsets["base-1"]["metadata"]["namespace"] = "team"
+    (found,) = world.launcher.existing()
+    assert found.zone == "pool/team"
+    world.cluster.installed = False
+    with pytest.raises(UserError, match=r"cluster pool: it has no JobSet"):
+        world.launcher.existing()
+
+
 def test_a_cluster_without_jobset_says_how_to_install_it(world: World) -> None:
     world.cluster.installed = False
     with pytest.raises(UserError, match=r"cluster pool: it has no JobSet.*kubectl apply"):
