@@ -1,8 +1,4 @@
-"""What a test process has compiled, or read from the cache on disk, it keeps in memory.
-
-Each run of a verb traces its steps anew and asks for programs that this process has run before. JAX
-would read them from disk and link them again, a quarter of a second of CPU time each.
-"""
+"""Programs that the tests have compiled once are not compiled again."""
 
 from __future__ import annotations
 
@@ -10,14 +6,18 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from jax._src import compiler  # there is no public place to put this
+from jax._src import compiler, distributed  # there is no public place to put this
 
 WORTH_KEEPING = 0.1  # seconds that it took to compile
 MOST = 64  # of them, of megabytes each: a test asks for what the tests right before it ran
 
 
 def keep_executables() -> None:
-    """From here on, an executable that this process has is taken before the one on disk."""
+    """From here on, an executable that this process has is taken before the one on disk.
+
+    Each run of a verb traces its steps anew and asks for programs that this process has run before.
+    JAX would read them from disk and link them again, a quarter of a second of CPU time each.
+    """
     kept: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
     read, write = compiler._cache_read, compiler._cache_write
 
@@ -45,3 +45,22 @@ def keep_executables() -> None:
         write(cache_key, seconds, module_name, backend, executable, host_callbacks)
 
     compiler._cache_read, compiler._cache_write = take, keep
+
+
+def write_from_every_process() -> None:
+    """From here on, each process of a job writes its programs into the cache.
+
+    JAX lets process 0 alone write, for the others to read. But on CPUs the programs of process 1
+    have keys of their own: it would find none, and compile all of them at each start.
+    """
+    write = compiler._cache_write
+
+    def as_process_0(*arguments: Any) -> None:
+        state = distributed.global_state
+        own, state.process_id = state.process_id, 0
+        try:
+            write(*arguments)
+        finally:
+            state.process_id = own
+
+    compiler._cache_write = as_process_0

@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,22 +151,35 @@ def said(result: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-@pytest.fixture(scope="session")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text, tokenizer and datasets of 32 and 48 tokens, made once through the verbs.
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
+) -> Path:
+    """Returns a directory that all processes of pytest-xdist share; the first that asks makes it.
 
-    Processes of pytest-xdist share it: the first that asks makes it. No test writes into it.
+    Args:
+        tmp_path_factory: of the session.
+        name: of the directory.
+        make: what fills it.
     """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
-    root, done = shared / "project", shared / "project.done"
-    with (shared / "project.lock").open("w") as lock:
+    root, done = shared / name, shared / f"{name}.done"
+    with (shared / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
-            _make_project(root)
+            make(root)
             done.touch()
     return root
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text, tokenizer and datasets of 32 and 48 tokens, made once through the verbs.
+
+    No test writes into it.
+    """
+    return made_once(tmp_path_factory, "project", _make_project)
 
 
 def _make_project(root: Path) -> None:

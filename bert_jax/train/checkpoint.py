@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
@@ -19,6 +18,7 @@ from bert_jax.files.remote import is_remote
 from bert_jax.task import Params
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
 from bert_jax.train.checkpoint_store import OPTIMIZER, PARAMS, PROGRESS
+from bert_jax.train.checkpoint_trees import check_tensors, optimizer_tree, with_optimizer
 from bert_jax.train.failed_saves import quieten_failed_saves
 from bert_jax.train.finite import refuse_non_finite
 from bert_jax.train.manifest import SelectionScore, write_manifest
@@ -136,7 +136,7 @@ class Checkpointer:
         """
         items = {
             PARAMS: ocp.args.PyTreeSave(state.params),
-            OPTIMIZER: ocp.args.PyTreeSave(_optimizer_tree(state)),
+            OPTIMIZER: ocp.args.PyTreeSave(optimizer_tree(state)),
             PROGRESS: ocp.args.JsonSave(dict(progress)),
         }
         self._save(step, items, selection_score)
@@ -169,13 +169,8 @@ class Checkpointer:
             UserError: a file is damaged, or a tensor is missing, unexpected, not finite, or of
                 another shape or dtype.
         """
-        optimizer = self._restore(_optimizer_tree(abstract), step=step, item=OPTIMIZER)
-        return abstract._replace(
-            step=optimizer["step"],
-            rng=optimizer["rng"],
-            opt_state=_from_nested(optimizer["state"], abstract.opt_state),
-            healthy=jax.device_put(jnp.ones((), jnp.bool_), abstract.healthy.sharding),
-        )
+        saved = self._restore(optimizer_tree(abstract), step=step, item=OPTIMIZER)
+        return with_optimizer(abstract, saved)
 
     def has_optimizer(self, step: int) -> bool:
         """Says whether a checkpoint is more than parameters."""
@@ -279,26 +274,10 @@ class Checkpointer:
         if not self._found.has(step, item):
             raise UserError(f"{where}: no such item in the checkpoint")
         self._found.require(step, (item,))
-        self._compare(wanted, where)
+        check_tensors(self._arrays.metadata(where), wanted, where=where)
         restored = self._arrays.restore(where, args=_restore_args(wanted))
         refuse_non_finite(restored, where=str(where))
         return restored
-
-    def _compare(self, wanted: Any, where: epath.Path) -> None:
-        """Orbax casts dtypes silently and reports shapes late: compare before reading."""
-        found = _by_name(self._arrays.metadata(where))
-        expected = _by_name(wanted)
-        for name in sorted(expected.keys() | found.keys()):
-            if name not in found:
-                raise UserError(f"{where}: tensor {name} is missing; the model here needs it")
-            if name not in expected:
-                raise UserError(f"{where}: tensor {name} is not part of the model here")
-            have, want = found[name], expected[name]
-            if tuple(have.shape) != tuple(want.shape) or have.dtype != want.dtype:
-                raise UserError(
-                    f"{where}: tensor {name} found {have.dtype}{list(have.shape)}, the model here "
-                    f"needs {want.dtype}{list(want.shape)}"
-                )
 
 
 class _ManifestWriter(ocp.CompositeCheckpointHandler):
@@ -350,41 +329,3 @@ def _restore_args(wanted: Any) -> ocp.args.PyTreeRestore:
     return ocp.args.PyTreeRestore(
         wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted)
     )
-
-
-def _optimizer_tree(state: TrainState) -> dict[str, Any]:
-    return {"step": state.step, "rng": state.rng, "state": _to_nested(state.opt_state)}
-
-
-def _parts(path: tuple[Any, ...]) -> list[str]:
-    return [jax.tree_util.keystr((entry,), simple=True) for entry in path]
-
-
-def _by_name(tree: Any) -> dict[str, Any]:
-    """Names every leaf by its path: ``{"layers/output/kernel": leaf}``."""
-    leaves = jax.tree_util.tree_leaves_with_path(
-        tree, is_leaf=lambda node: hasattr(node, "shape") and hasattr(node, "dtype")
-    )
-    return {"/".join(_parts(path)): leaf for path, leaf in leaves}
-
-
-def _to_nested(tree: Any) -> dict[str, Any]:
-    """Turns optax's tuples into nested dicts keyed by position and field name."""
-    nested: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        *parents, last = _parts(path)
-        node = nested
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[last] = leaf
-    return nested
-
-
-def _from_nested(nested: dict[str, Any], like: Any) -> Any:
-    def pick(path: tuple[Any, ...], _: Any) -> Any:
-        node: Any = nested
-        for part in _parts(path):
-            node = node[part]
-        return node
-
-    return jax.tree_util.tree_map_with_path(pick, like)

@@ -6,17 +6,12 @@ dataset from the bucket, pretrain, are taken back in mid-run, and the job comes 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from etils import epath
@@ -28,19 +23,21 @@ from bert_jax.launch.job import JobFiles
 from bert_jax.launch.local_machine import LocalMachine
 from bert_jax.launch.pace import Pace
 from bert_jax.launch.queued_resources import QueuedResources
-from bert_jax.launch.supervisor_state import read_state
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.runs.directory import open_run
-from bert_jax.runs.parameters import load_params
 from bert_jax.verbs import submit as submit_verb
+from tests.launch.interrupted import (
+    TIMEOUT,
+    assert_done_as_undisturbed,
+    processes_told,
+    run_undisturbed,
+    saved_often,
+    wait_until,
+)
 from tests.launch.tpu_service import PROJECT, TpuService
 from tests.processes.conftest import server  # noqa: F401
 from tests.processes.hosts import ForkServer, free_port
-from tests.project import environment, project_config, write_config
+from tests.project import environment, write_config
 from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
-
-TIMEOUT = 600.0  # nothing measured: a machine that does ten other things
-STEPS = 24
 
 
 class Hosts:
@@ -98,17 +95,6 @@ def on_bucket(bucket: epath.Path, project: Path, values: dict[str, Any]) -> dict
     return values | {"tokenizer": "data/tokenizer", "run_dir": "runs/base", "train": train}
 
 
-def params_of(run_dir: object) -> Any:
-    return jax.device_get(load_params(open_run(str(run_dir)), checkpoint="last").params)
-
-
-def wait_until(condition: Callable[[], bool], said: Callable[[], str]) -> None:
-    end = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < end, said()
-        time.sleep(0.02)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.chaos)])
 def test_a_slice_taken_back_in_mid_run_is_made_again_and_ends_as_if_nothing_had_been(
@@ -119,20 +105,8 @@ def test_a_slice_taken_back_in_mid_run_is_made_again_and_ends_as_if_nothing_had_
     monkeypatch: pytest.MonkeyPatch,
     hosts: int,
 ) -> None:
-    values = project_config(project)
-    values["mesh"] = {"platform": "cpu", "simulated_devices": 1}
-    values["train"] |= {
-        "phases": [values["train"]["phases"][0] | {"steps": STEPS}],
-        "log_every": 4,
-        "evaluation": None,
-        "checkpoint": {"every": 4},
-    }
-    undisturbed = tmp_path / "undisturbed"
-    config = write_config(tmp_path / "here.yaml", values)
-    with server.start(
-        "pretrain", config, f"run_dir={undisturbed}", count=hosts, directory=tmp_path
-    ) as job:
-        assert job.wait() == [0] * hosts, job.said()
+    values = saved_often(project)
+    undisturbed = run_undisturbed(server, values, tmp_path, hosts=hosts)
 
     bucket = cloud.make_bucket()
     config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, values))
@@ -184,20 +158,6 @@ def test_a_slice_taken_back_in_mid_run_is_made_again_and_ends_as_if_nothing_had_
         assert service.phase("base-1") is service.phase("base-2") is None
         assert service.machines_ever == 2
 
-    found = read_state(files)
-    assert [record.end for record in found.attempts] == ["taken", "over"], said()
-    assert found.outcome == "done"
     run_dir = bucket / "runs" / "base"
-    jax.tree.map(np.testing.assert_array_equal, params_of(run_dir), params_of(undisturbed))
-    assert not _left_running(tmp_path)
-
-
-def _left_running(directory: Path) -> list[str]:
-    """Command lines of processes whose environment names a directory."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            told = (process / "environ").read_bytes()
-            if f"{machine.HOME}={directory}".encode() in told and int(process.name) != os.getpid():
-                found.append((process / "cmdline").read_text())
-    return found
+    assert_done_as_undisturbed(files, ["taken", "over"], run_dir, undisturbed, said=said())
+    assert not processes_told(f"{machine.HOME}={tmp_path}")

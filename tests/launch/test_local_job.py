@@ -8,47 +8,28 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import jax
-import numpy as np
 import pytest
 
 from bert_jax.launch.find import find_job
 from bert_jax.launch.local import LocalLauncher
 from bert_jax.launch.local_machine import LocalMachine
-from bert_jax.launch.supervisor_state import read_state
-from bert_jax.runs.directory import open_run
-from bert_jax.runs.parameters import load_params
+from tests.launch.interrupted import (
+    STEPS,
+    TIMEOUT,
+    assert_done_as_undisturbed,
+    processes_told,
+    run_undisturbed,
+    saved_often,
+    wait_until,
+)
 from tests.processes.conftest import server  # noqa: F401
 from tests.processes.hosts import ForkServer
-from tests.project import ROOT, environment, project_config, write_config
+from tests.project import ROOT, environment, write_config
 
-TIMEOUT = 600.0  # nothing measured: a machine that does ten other things
-STEPS = 24
 HOSTS = 2
-
-
-@pytest.fixture
-def values(project: Path) -> dict[str, Any]:
-    """One phase, saved often."""
-    values = project_config(project)
-    values["mesh"] = {"platform": "cpu", "simulated_devices": 1}
-    values["train"] |= {
-        "phases": [values["train"]["phases"][0] | {"steps": STEPS}],
-        "log_every": 4,
-        "evaluation": None,
-        "checkpoint": {"every": 4},
-    }
-    values["submit"] = {"poll_seconds": 0.2}
-    return values
-
-
-def params_of(run_dir: Path) -> Any:
-    return jax.device_get(load_params(open_run(run_dir), checkpoint="last").params)
 
 
 @contextlib.contextmanager
@@ -73,24 +54,15 @@ def submitted(*arguments: object, state: Path, log: Path) -> Iterator[subprocess
                 launcher.remove(existing)
 
 
-def wait_until(condition: Callable[[], bool], log: Path) -> None:
-    end = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < end, log.read_text()
-        time.sleep(0.02)
-
-
 @pytest.mark.chaos
 def test_hosts_killed_in_mid_run_are_made_again_and_end_as_if_nothing_had_been(
     server: ForkServer,  # noqa: F811
-    values: dict[str, Any],
+    project: Path,
     tmp_path: Path,
 ) -> None:
-    config, undisturbed = write_config(tmp_path / "run.yaml", values), tmp_path / "undisturbed"
-    with server.start(
-        "pretrain", config, f"run_dir={undisturbed}", count=HOSTS, directory=tmp_path
-    ) as job:
-        assert job.wait() == [0] * HOSTS, job.said()
+    values = saved_often(project)
+    undisturbed = run_undisturbed(server, values, tmp_path, hosts=HOSTS)
+    config = write_config(tmp_path / "run.yaml", values | {"submit": {"poll_seconds": 0.2}})
 
     bucket, state, log = tmp_path / "bucket", tmp_path / "state", tmp_path / "submit.log"
     run_dir = tmp_path / "runs" / "Taken"
@@ -100,26 +72,16 @@ def test_hosts_killed_in_mid_run_are_made_again_and_end_as_if_nothing_had_been(
         "submit", config, f"run_dir={run_dir}", *options, state=state, log=log
     ) as process:
         saved = run_dir / "checkpoints"
-        wait_until(lambda: any((saved / str(step)).exists() for step in range(4, STEPS)), log)
+        wait_until(
+            lambda: any((saved / str(step)).exists() for step in range(4, STEPS)), log.read_text
+        )
         files = find_job("taken", bucket=str(bucket))
         machines = LocalMachine(state / "bert-jax" / "machines" / "taken-1")
         machines.kill(range(HOSTS), grace_seconds=0)  # as the kernel does that is out of memory
         assert process.wait(TIMEOUT) == 0, log.read_text()
         assert launcher.existing() == []
 
-    found = read_state(files)
-    assert [record.end for record in found.attempts] == ["broken", "over"], log.read_text()
-    assert found.outcome == "done"
+    said = log.read_text()
+    assert_done_as_undisturbed(files, ["broken", "over"], run_dir, undisturbed, said=said)
     assert "resuming at step" in files.log(2, 0).read_text()
-    jax.tree.map(np.testing.assert_array_equal, params_of(run_dir), params_of(undisturbed))
-    assert not _processes_of(state)
-
-
-def _processes_of(state: Path) -> list[str]:
-    """Command lines and environments that name a directory: whatever a job has left running."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if str(state).encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text())
-    return found
+    assert not processes_told(str(state))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.processes.hosts import ForkServer
-from tests.project import project_config, write_config
+from tests.project import made_once, project_config, write_config
 
 STEPS = 8
 
@@ -28,7 +28,7 @@ def values(project: Path) -> dict[str, Any]:
     values["mesh"] = {"platform": "cpu"}
     values["train"] |= {
         "phases": [values["train"]["phases"][0] | {"steps": STEPS}],
-        "log_every": 1,
+        "log_every": 2,
         "evaluation": {"every": 4, "examples": 24},
         "checkpoint": {"every": 4},
     }
@@ -39,3 +39,16 @@ def values(project: Path) -> dict[str, Any]:
 def config(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its configuration file."""
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
+
+
+@pytest.fixture(scope="session")
+def alone(server: ForkServer, config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process, with a log of its examples. No test writes into it."""
+
+    def make(run: Path) -> None:
+        more = (f"run_dir={run}", "train.example_log=true")
+        out = tmp_path_factory.mktemp("alone")
+        with server.start("pretrain", config, *more, count=1, directory=out) as job:
+            assert job.wait() == [0], job.said()
+
+    return made_once(tmp_path_factory, "alone", make)

@@ -29,10 +29,12 @@ import bert_jax.verbs.import_checkpoint
 import bert_jax.verbs.predict
 import bert_jax.verbs.pretrain  # noqa: F401
 from bert_jax.cli import main
+from tests.executables import write_from_every_process
 
 
 def serve() -> None:
     """Forks for every request until standard input ends; then kills what is left."""
+    write_from_every_process()
     # As in conftest.py: no process looks through what was imported for cycles.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

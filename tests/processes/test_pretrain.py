@@ -24,46 +24,33 @@ def params_of(run_dir: Path) -> Any:
     return jax.device_get(load_params(open_run(run_dir), checkpoint="last").params)
 
 
-def test_two_processes_train_as_one_does(server: ForkServer, config: Path, tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    with server.start(
-        "pretrain", config, f"run_dir={one}", count=1, devices=2, directory=tmp_path
-    ) as job:
-        assert job.wait() == [0], job.said()
-    settings = (f"run_dir={two}", "train.profile={start: 3, steps: 2}")
-    with server.start("pretrain", config, *settings, count=2, directory=tmp_path) as job:
+def test_two_processes_train_as_one_does_and_pass_over_a_damaged_checkpoint_together(
+    server: ForkServer, config: Path, alone: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    clock = ("train.checkpoint.every=100000", "train.checkpoint.every_minutes=0.00001")
+    more = (f"run_dir={run}", *clock, "train.checkpoint.keep_last=9")
+    traced = "train.profile={start: 3, steps: 2}"
+    with server.start("pretrain", config, *more, traced, count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
         assert "step 8/8" in job[0].out
         assert "step" not in job[1].out
-    traces = sorted((two / "tensorboard" / "plugins" / "profile" / "steps_3-4").iterdir())
+    traces = sorted((run / "tensorboard" / "plugins" / "profile" / "steps_3-4").iterdir())
     assert [path.name.rpartition("-")[2] for path in traces] == ["0.xplane.pb", "1.xplane.pb"]
-    for expected, found in zip(figures(one), figures(two), strict=True):
+    for expected, found in zip(figures(alone), figures(run), strict=True):
         assert found.pop("kind") == expected.pop("kind")
         assert found == pytest.approx(expected, rel=1e-5)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-        params_of(two),
-        params_of(one),
+        params_of(run),
+        params_of(alone),
     )
 
-
-def test_two_processes_save_by_the_clock_and_pass_over_a_damaged_checkpoint_together(
-    server: ForkServer, config: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    clock = ("train.checkpoint.every=100000", "train.checkpoint.every_minutes=0.00001")
-    more = (*clock, "train.log_every=2", "train.evaluation=null", "train.checkpoint.keep_last=9")
-    with server.start(
-        "pretrain", config, f"run_dir={run}", *more, count=2, directory=tmp_path
-    ) as job:
-        assert job.wait() == [0, 0], job.said()
     steps = sorted(int(path.name) for path in (run / "checkpoints").iterdir())
     assert steps == [2, 4, 6, 8]  # at report steps alone: all processes ask for the time there
     damaged = next((run / "checkpoints" / "8" / "optimizer" / "d").iterdir())
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    with server.start(
-        "pretrain", config, f"run_dir={run}", *more, count=2, directory=tmp_path
-    ) as job:
+    with server.start("pretrain", config, *more, count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
         assert "resuming at step 6 of 8" in job[0].out
     assert "checkpoint 8: optimizer/d/" in job[0].err

@@ -38,7 +38,10 @@ def children(pid: int) -> list[int]:
     return [int(child) for path in listed for child in path.read_text().split()]
 
 
-@pytest.mark.parametrize(("number", "to"), [(signal.SIGTERM, [1]), (signal.SIGINT, [0, 1])])
+@pytest.mark.parametrize(
+    ("number", "to"),
+    [(signal.SIGTERM, [1]), pytest.param(signal.SIGINT, [0, 1], marks=pytest.mark.chaos)],
+)
 def test_a_signal_to_any_process_saves_one_step_everywhere(
     server: ForkServer, config: Path, tmp_path: Path, number: signal.Signals, to: list[int]
 ) -> None:

@@ -18,7 +18,7 @@ from bert_jax.verbs.evaluate import evaluate
 from bert_jax.verbs.examples import ExtraOutputs, examples
 from bert_jax.verbs.pretrain import pretrain
 from tests.data.google_bert_writer import read_release, write_release
-from tests.project import project_config
+from tests.project import MESH, project_config
 
 QUIET = Console(quiet=True)
 
@@ -37,7 +37,7 @@ def records(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def values(project: Path, root: Path, dataset: object) -> dict[str, Any]:
     made = project_config(project)
-    made["mesh"] = {"platform": "cpu", "data": -1}  # that of the test process
+    made["mesh"] = MESH
     made["run_dir"] = str(root / "run")
     made["train"]["phases"] = [made["train"]["phases"][0] | {"dataset": str(dataset)}]
     return made

@@ -12,15 +12,12 @@ from rich.console import Console
 
 from bert_jax.config import parse_config
 from bert_jax.verbs.pretrain import pretrain
-from tests.project import project_config
+from tests.project import one_phase
 
 
 def run(project: Path, run_dir: Path, **train: Any) -> str:
-    """Six steps on one device; returns what was said."""
-    values = project_config(project)
-    first = values["train"]["phases"][0]
-    values["train"] |= {"phases": [first | {"steps": 6}], "evaluation": None, **train}
-    values |= {"run_dir": str(run_dir), "mesh": {"platform": "cpu", "data": 8}}
+    """Six steps; returns what was said."""
+    values = one_phase(project, steps=6, evaluation=None, **train) | {"run_dir": str(run_dir)}
     said = io.StringIO()
     pretrain(parse_config(values, source="test"), console=Console(file=said, width=300))
     return said.getvalue()
@@ -50,7 +47,9 @@ def test_the_steps_named_are_traced_and_no_others(project: Path, tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_trace_that_is_running_already_costs_no_run(project: Path, tmp_path: Path) -> None:
-    with jax.profiler.trace(str(tmp_path / "own")):
+    little = jax.profiler.ProfileOptions()
+    little.python_tracer_level = little.host_tracer_level = 0
+    with jax.profiler.trace(str(tmp_path / "own"), profiler_options=little):
         said = run(project, tmp_path / "run", profile={"start": 2, "steps": 1})
     assert "train.profile: no trace (Profile has already been started" in said
     assert not (tmp_path / "run" / "tensorboard" / "plugins").exists()

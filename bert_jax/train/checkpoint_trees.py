@@ -1,0 +1,91 @@
+"""States as checkpoints hold them: nested dicts of tensors with names, compared before a read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.train.state import TrainState
+
+
+def optimizer_tree(state: TrainState) -> dict[str, Any]:
+    """Returns what the item "optimizer" holds: everything of a state but its parameters."""
+    return {"step": state.step, "rng": state.rng, "state": _to_nested(state.opt_state)}
+
+
+def with_optimizer(state: TrainState, saved: dict[str, Any]) -> TrainState:
+    """Returns a state with its parameters and what `optimizer_tree` made of another.
+
+    Args:
+        state: abstract but for its parameters.
+        saved: of as many tensors, by the same names.
+    """
+    return state._replace(
+        step=saved["step"],
+        rng=saved["rng"],
+        opt_state=_from_nested(saved["state"], state.opt_state),
+        healthy=jax.device_put(jnp.ones((), jnp.bool_), state.healthy.sharding),
+    )
+
+
+def check_tensors(found: Any, wanted: Any, *, where: epath.Path) -> None:
+    """Compares names, shapes and dtypes: Orbax casts dtypes silently and reports shapes late.
+
+    Args:
+        found: nested dicts of the checkpoint's metadata.
+        wanted: nested dicts of arrays or their shapes.
+        where: for the message.
+
+    Raises:
+        UserError: a tensor is missing, unexpected, or of another shape or dtype.
+    """
+    have_by_name, want_by_name = _by_name(found), _by_name(wanted)
+    for name in sorted(want_by_name.keys() | have_by_name.keys()):
+        if name not in have_by_name:
+            raise UserError(f"{where}: tensor {name} is missing; the model here needs it")
+        if name not in want_by_name:
+            raise UserError(f"{where}: tensor {name} is not part of the model here")
+        have, want = have_by_name[name], want_by_name[name]
+        if tuple(have.shape) != tuple(want.shape) or have.dtype != want.dtype:
+            raise UserError(
+                f"{where}: tensor {name} found {have.dtype}{list(have.shape)}, the model here "
+                f"needs {want.dtype}{list(want.shape)}"
+            )
+
+
+def _parts(path: tuple[Any, ...]) -> list[str]:
+    return [jax.tree_util.keystr((entry,), simple=True) for entry in path]
+
+
+def _by_name(tree: Any) -> dict[str, Any]:
+    """Names every leaf by its path: ``{"layers/output/kernel": leaf}``."""
+    leaves = jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda node: hasattr(node, "shape") and hasattr(node, "dtype")
+    )
+    return {"/".join(_parts(path)): leaf for path, leaf in leaves}
+
+
+def _to_nested(tree: Any) -> dict[str, Any]:
+    """Turns optax's tuples into nested dicts keyed by position and field name."""
+    nested: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        *parents, last = _parts(path)
+        node = nested
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = leaf
+    return nested
+
+
+def _from_nested(nested: dict[str, Any], like: Any) -> Any:
+    def pick(path: tuple[Any, ...], _: Any) -> Any:
+        node: Any = nested
+        for part in _parts(path):
+            node = node[part]
+        return node
+
+    return jax.tree_util.tree_map_with_path(pick, like)

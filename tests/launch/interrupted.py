@@ -1,0 +1,81 @@
+"""A run that is interrupted, beside the same one undisturbed; and that nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.launch.job import JobFiles
+from bert_jax.launch.supervisor_state import read_state
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.parameters import load_params
+from tests.processes.hosts import ForkServer
+from tests.project import project_config, write_config
+
+TIMEOUT = 600.0  # nothing measured: a machine that does ten other things
+STEPS = 24
+
+
+def saved_often(project: Path) -> dict[str, Any]:
+    """The configuration of a run of one phase."""
+    values = project_config(project)
+    values["mesh"] = {"platform": "cpu", "simulated_devices": 1}
+    values["train"] |= {
+        "phases": [values["train"]["phases"][0] | {"steps": STEPS}],
+        "log_every": 4,
+        "evaluation": None,
+        "checkpoint": {"every": 4},
+    }
+    return values
+
+
+def run_undisturbed(
+    server: ForkServer, values: dict[str, Any], directory: Path, *, hosts: int
+) -> Path:
+    """Returns the run directory of the same run with no job around it."""
+    run_dir, config = directory / "undisturbed", write_config(directory / "here.yaml", values)
+    with server.start(
+        "pretrain", config, f"run_dir={run_dir}", count=hosts, directory=directory
+    ) as job:
+        assert job.wait() == [0] * hosts, job.said()
+    return run_dir
+
+
+def wait_until(condition: Callable[[], bool], said: Callable[[], str]) -> None:
+    """Waits for something that a job brings about."""
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end, said()
+        time.sleep(0.02)
+
+
+def assert_done_as_undisturbed(
+    files: JobFiles, ends: Sequence[str], run_dir: object, undisturbed: Path, *, said: str
+) -> None:
+    """That a job is done after attempts that ended so, with the parameters of the other run."""
+    found = read_state(files)
+    assert [record.end for record in found.attempts] == ends, said
+    assert found.outcome == "done"
+    jax.tree.map(np.testing.assert_array_equal, _params_of(run_dir), _params_of(undisturbed))
+
+
+def processes_told(value: str) -> list[str]:
+    """Command lines of other processes whose environment holds a text: what a job has left."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            told = value.encode() in (process / "environ").read_bytes()
+            if told and int(process.name) != os.getpid():
+                found.append((process / "cmdline").read_text())
+    return found
+
+
+def _params_of(run_dir: object) -> Any:
+    return jax.device_get(load_params(open_run(str(run_dir)), checkpoint="last").params)
