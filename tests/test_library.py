@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import jax
 import numpy as np
+import pandas
+import pyarrow
 import pytest
 import torch
 from transformers import BertForPreTraining, BertForSequenceClassification
@@ -91,29 +94,6 @@ def test_a_hugging_face_directory_and_its_import_answer_alike(
         model.predict(["w1"])
 
 
-class Frame:
-    """What of pandas' DataFrame is used."""
-
-    columns = ("text", "pair")
-
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self.rows = rows
-
-    def to_dict(self, orient: str) -> list[dict[str, Any]]:
-        assert orient == "records"
-        return self.rows
-
-
-class Dataset:
-    """What of Hugging Face's Dataset is used."""
-
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self.rows = rows
-
-    def __iter__(self) -> Any:
-        return iter(self.rows)
-
-
 def test_rows_of_every_form_are_predicted_as_by_hugging_face(
     classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
 ) -> None:
@@ -127,8 +107,9 @@ def test_rows_of_every_form_are_predicted_as_by_hugging_face(
         np.asarray(pairs),
         dicts,
         {"text": [text for text, _ in pairs], "pair": np.asarray([pair for _, pair in pairs])},
-        Frame(dicts),
-        Dataset(dicts),
+        pandas.DataFrame(dicts),
+        datasets.Dataset.from_list(dicts),
+        pyarrow.Table.from_pylist(dicts),
         iter(pairs),
     ]
     for rows in forms:
@@ -182,8 +163,13 @@ def test_rows_that_cannot_be_read_are_named(
 
 
 def test_numpy_and_missing_values_become_plain() -> None:
-    table = MemoryTable.of([{"text": np.str_("a"), "label": np.int64(3), "pair": float("nan")}])
-    assert table.rows == ({"text": "a", "label": 3, "pair": None},)
+    expected = ({"text": "a", "label": 3, "pair": None},)
+    rows = [{"text": np.str_("a"), "label": np.int64(3), "pair": float("nan")}]
+    assert MemoryTable.of(rows).rows == expected
+    frame = pandas.DataFrame(
+        {"text": ["a"], "label": pandas.array([3], "Int64"), "pair": [pandas.NA]}
+    )
+    assert MemoryTable.of(frame).rows == expected
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ for arguments in (
 ):
     found = CliRunner().invoke(cli, arguments)
     assert found.exit_code == 2, (arguments, found.output, found.exception)
-    print(found.output.strip())
+    print(found.stderr.strip())
 """
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 # 43 is the watchdog's, see `bert_jax.train.watchdog`.
 EXIT_CODES: Final = {RunStopped: 1, UserError: 2, PeerLost: PEER_LOST}
+# Clients of storage: their errors are of credentials, names and answers, not of this program.
+_CLIENTS: Final = {"aiobotocore", "aiohttp", "azure", "botocore"}
+_CLIENTS_OF_HUBS: Final = {"httpx", "httpx2", "huggingface_hub"}
 _TRAINING_VERBS: Final = ("pretrain", "finetune")
 # What others have to say goes to standard output, for pipes: what they are at goes elsewhere.
 _REPORTING_VERBS: Final = (*_TRAINING_VERBS, "demo", "examples", "vocab")
@@ -107,10 +110,10 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
         try:
             with speaking(console):
                 function(*args, **kwargs)
-        except (UserError, RunStopped, PeerLost) as error:
-            if debug:
+        except Exception as error:
+            code = _exit_code(error)
+            if debug or code is None:
                 raise
-            code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
             line = " ".join(str(error).split())
             if (channel := current_channel()) is not None:
                 channel.fail(code, line)
@@ -119,6 +122,13 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             sys.exit(code)
 
     return run
+
+
+def _exit_code(error: Exception) -> int | None:
+    """Returns the exit code of an error that one line tells; None of a fault in the program."""
+    if type(error).__module__.partition(".")[0] in _CLIENTS | _CLIENTS_OF_HUBS:
+        return EXIT_CODES[UserError]
+    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), None)
 
 
 def read_config(config: str, overrides: Sequence[str]) -> RunConfig:

@@ -17,6 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 
 NAME: Final = "rows"  # of the table, in messages
+_NOTHING: Final = ("NAType", "NaTType")  # pandas' own
 
 
 class DataFrame(Protocol):
@@ -168,6 +169,6 @@ def _plain(value: Any) -> Any:
     """Returns a value of NumPy's as Python's own, and pandas' "nothing" as None."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
-    if isinstance(value, float) and math.isnan(value):
+    if (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in _NOTHING:
         return None
     return value

@@ -143,5 +143,7 @@ def _directory(path: str) -> str:
 
 
 def _file(path: str) -> str:
+    if is_remote(path):
+        return f"{path} is fetched when the run starts"
     require_file(path)
     return f"{path} is there"

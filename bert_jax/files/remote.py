@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import importlib.util
 import io
 import os
 import pathlib
@@ -25,6 +26,12 @@ for _name in ("gcs", "gs"):
     fsspec.register_implementation(_name, "bert_jax.files.bucket.Bucket", clobber=True)
     # Cached listings are wrong as soon as another machine has written there.
     conf.setdefault(_name, {})["use_listings_cache"] = False
+
+# The others are fsspec's, where their packages are installed.
+for _name, _client in (("s3", "s3fs"), ("az", "adlfs"), ("hf", "huggingface_hub")):
+    if importlib.util.find_spec(_client) is None:
+        _absent = f"bert_jax.files.absent.{_name.capitalize()}"
+        fsspec.register_implementation(_name, _absent, clobber=True)
 
 # An emulator's address goes to all three clients. tensorstore waits for ever where nothing comes.
 if _emulator := os.environ.get("STORAGE_EMULATOR_HOST"):

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError
+from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file
 from bert_jax.files.local_copy import local_copy
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import Section
@@ -23,6 +24,8 @@ from bert_jax.text.tokenizer import Tokenizer
 # One predicted example as plain JSON: at least "id", "label" (None in a test set) and "prediction".
 # `predict` writes it; metrics and the report read it.
 Record: TypeAlias = dict[str, Any]
+
+SectionT = TypeVar("SectionT", bound=Section)
 
 NO_LABEL = -1  # in token targets: a piece that has none
 
@@ -111,7 +114,7 @@ class DataRequest(NamedTuple):
     # The splits wanted, by role: "train", "dev" (all dev sets), "test" (all test sets); or
     # "input" for rows of the user's, labelled or not.
     roles: tuple[str, ...] = ("train", "dev")
-    input: Path | MemoryTable | None = None  # the rows of role "input"
+    input: str | MemoryTable | None = None  # the rows of role "input"
     labels: tuple[str, ...] | None = None  # of the model; None: found in the training set
     tuned: Mapping[str, float] = {}  # figures of the run's dev evaluation, such as a threshold
 
@@ -127,7 +130,34 @@ class DataRequest(NamedTuple):
             raise UserError(f"task.{role}: found none, allowed: a file")
         if isinstance(found, MemoryTable):
             return found
+        if is_dataset_file(str(found)):
+            return fetch_file(str(found), role=role).path
         return local_copy(str(found))
+
+
+def hub_files(section: Section) -> dict[str, HubFile]:
+    """Returns the files of a task that lie on a hub, by role; they are fetched.
+
+    Raises:
+        UserError: one cannot be.
+    """
+    named = {role: getattr(section, role, None) for role in ("train", "dev", "test")}
+    return {
+        role: fetch_file(source, role=role)
+        for role, source in named.items()
+        if isinstance(source, str) and is_dataset_file(source)
+    }
+
+
+def pinned(section: SectionT) -> SectionT:
+    """Returns a task whose files on a hub are named with their commits.
+
+    Raises:
+        UserError: as `hub_files`.
+    """
+    return section.model_copy(
+        update={role: file.pinned for role, file in hub_files(section).items()}
+    )
 
 
 def needs_labels(role: str) -> bool:

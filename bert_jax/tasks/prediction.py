@@ -116,7 +116,7 @@ def predict_to(
         run,
         roles=("test",) if input_path is None else ("input",),
         step=loaded.step,
-        input=None if input_path is None else Path(input_path),
+        input=input_path,
     )
     if not family.splits:
         raise UserError(

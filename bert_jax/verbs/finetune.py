@@ -16,6 +16,7 @@ from bert_jax.narration import speaking
 from bert_jax.runs.lock import hold_run
 from bert_jax.section import need
 from bert_jax.tasks.choice.family import MultipleChoiceSection
+from bert_jax.tasks.family import pinned
 from bert_jax.tasks.sweep.run import SWEEP, plan, sweep
 from bert_jax.tasks.table.family import TableSection
 from bert_jax.tasks.training.programs import FinetunePrograms
@@ -131,7 +132,9 @@ def finetune_settings(config: RunConfig) -> FinetuneSettings:
     section = need(config.finetune, "finetune", "finetune")
     origin = find_origin(section.init_from)
     return FinetuneSettings(
-        finetune=section.model_copy(update={"init_from": origin.name}),
+        finetune=section.model_copy(
+            update={"init_from": origin.name, "task": pinned(section.task)}
+        ),
         origin=origin.run_dir,
         run_dir=need(config.run_dir, "run_dir", "finetune"),
         seed=config.seed,

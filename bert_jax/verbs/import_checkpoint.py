@@ -13,8 +13,9 @@ from rich.console import Console
 from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
+from bert_jax.files.hub import SCHEME
 from bert_jax.files.remote import is_remote
-from bert_jax.interop.hub import SCHEME, fetch, is_hub_name
+from bert_jax.interop.hub import fetch, is_hub_name
 from bert_jax.interop.importing import read_checkpoint, summarize, write_imported_run
 from bert_jax.narration import doing
 from bert_jax.runs.directory import CONFIG

@@ -1,4 +1,4 @@
-"""A hub on loopback: what of Hugging Face's server fetching and pushing a model needs."""
+"""A hub on loopback: what of Hugging Face's server models and datasets need."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+from huggingface_hub import constants
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Models by name, their files in directories; what was pushed; what was asked."""
+    """Models by name, datasets by ``datasets/NAME``; what was pushed; what was asked."""
 
     def __init__(self, models: dict[str, Path]) -> None:
         self.models = models
@@ -45,6 +48,15 @@ def serve(models: dict[str, Path]) -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def go_online(hub: Hub, monkeypatch: pytest.MonkeyPatch, cache: Path, token: str) -> None:
+    """Lets a test, and no other, reach a hub, with a cache and a token of its own."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    monkeypatch.setenv("HF_TOKEN", token)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -90,8 +102,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _read(self, *, body: bool) -> None:
         self._note()
         path = self.path.partition("?")[0]
-        if path.startswith("/api/models/"):
-            name, kind, revision = self._parts(path.removeprefix("/api/models/"))
+        if path.startswith(("/api/models/", "/api/datasets/")):
+            name, kind, revision = self._parts(
+                path.removeprefix("/api/").removeprefix("models/").removeprefix("datasets/")
+            )
+            if path.startswith("/api/datasets/"):
+                name = f"datasets/{name}"
             if name in self.served.gated:
                 return self._answer({}, code=403, error="GatedRepo")
             if name not in self.served.models:
@@ -99,9 +115,16 @@ class _Handler(BaseHTTPRequestHandler):
             if revision not in ("main", COMMIT):
                 return self._answer({}, code=404, error="RevisionNotFound")
             if kind == "tree":
-                return self._answer([self._file(file) for file in self._files(name)])
-            siblings = [{"rfilename": file.name} for file in self._files(name)]
-            return self._answer({"id": name, "sha": COMMIT, "siblings": siblings, "tags": []})
+                return self._answer([self._file(name, file) for file in self._files(name)])
+            siblings = [{"rfilename": self._name(name, file)} for file in self._files(name)]
+            return self._answer(
+                {
+                    "id": name.removeprefix("datasets/"),
+                    "sha": COMMIT,
+                    "siblings": siblings,
+                    "tags": [],
+                }
+            )
         name, _, file = path.strip("/").partition(f"/resolve/{COMMIT}/")
         content = (self.served.models[name] / file).read_bytes()
         return self._send(content, body=body, kind="application/octet-stream")
@@ -111,11 +134,15 @@ class _Handler(BaseHTTPRequestHandler):
         return f"{owner}/{name}", rest[0] if rest else "", rest[1] if rest[1:] else "main"
 
     def _files(self, name: str) -> list[Path]:
-        return sorted(file for file in self.served.models[name].iterdir() if file.is_file())
+        return sorted(file for file in self.served.models[name].rglob("*") if file.is_file())
 
-    def _file(self, file: Path) -> dict[str, Any]:
+    def _name(self, name: str, file: Path) -> str:
+        return file.relative_to(self.served.models[name]).as_posix()
+
+    def _file(self, name: str, file: Path) -> dict[str, Any]:
         oid = hashlib.sha1(file.read_bytes()).hexdigest()
-        return {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": oid}
+        path = self._name(name, file)
+        return {"type": "file", "path": path, "size": file.stat().st_size, "oid": oid}
 
     def _chunks(self) -> bytes:
         found = b""

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 from click.testing import CliRunner, Result
+from huggingface_hub import constants
 from transformers import BertForMaskedLM
 
 import bert_jax
@@ -18,7 +18,7 @@ from bert_jax.interop.hub import is_hub_name
 from bert_jax.verbs.import_checkpoint import find_origin
 from tests.feature_extraction.runs import PIECES
 from tests.interop.hf_checkpoints import hf_config, hf_model
-from tests.interop.hub_server import COMMIT, Hub, serve
+from tests.interop.hub_server import COMMIT, Hub, go_online, serve
 
 NAME = "someone/tiny-bert"
 TOKEN = "hf_secretsecretsecretsecret"
@@ -41,13 +41,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 @pytest.fixture(autouse=True)
 def online(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets this test, and no other, reach the hub, with a cache and a token of its own."""
-    constants = huggingface_hub.constants
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setenv("HF_ENDPOINT", hub.address)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    go_online(hub, monkeypatch, tmp_path / "cache", TOKEN)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.chdir(tmp_path)
     hub.requests.clear()
@@ -68,7 +62,7 @@ def test_a_name_is_imported_with_its_commit_and_without_a_trace_of_the_token(
     assert TOKEN.encode() not in b"".join(file.read_bytes() for file in files)
     assert TOKEN not in done.output
     # The cache serves the rest, without the network.
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     fetched = len(hub.requests)
     model = bert_jax.load(NAME)
     assert COMMIT in repr(model)

@@ -38,7 +38,7 @@ class TableSection(Section):
     kind: Literal["table"] = "table"
     """This family."""
     train: PathText | None = None
-    """A .csv, .tsv, .jsonl or .parquet file."""
+    """A .csv, .tsv, .jsonl or .parquet file, or `hf://datasets/owner/name`."""
     dev: PathText | None = None
     """Likewise; picks the best checkpoint. None: a part of `train`."""
     test: PathText | None = None

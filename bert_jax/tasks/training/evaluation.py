@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -125,7 +124,7 @@ def open_data(
     *,
     roles: tuple[str, ...],
     step: int,
-    input: Path | MemoryTable | None = None,
+    input: str | MemoryTable | None = None,
     task: TaskSection | None = None,
 ) -> Family:
     """Opens splits of a fine-tuned run's task, with the labels of its model.

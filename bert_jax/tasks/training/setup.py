@@ -27,7 +27,7 @@ from bert_jax.runs.parameters import load_params
 from bert_jax.runs.resume_check import find_changes, refuse_other_settings
 from bert_jax.section import under
 from bert_jax.tasks.batches import EpochPlan, TrainBatches
-from bert_jax.tasks.family import DataRequest, Family
+from bert_jax.tasks.family import DataRequest, Family, hub_files
 from bert_jax.tasks.parameter_transfer import check_length, describe_graft, graft
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection
@@ -86,7 +86,9 @@ class TrainingSetup(NamedTuple):
         Args:
             root: the run directory; data that change are listed with what they were.
         """
-        found = {"init_from": self.section.init_from, "content": self.content}
+        found: dict[str, Any] = {"init_from": self.section.init_from, "content": self.content}
+        if files := hub_files(self.section.task):
+            found["files"] = {role: file.record for role, file in files.items()}
         path = root / PROVENANCE
         held = read_json_object(path) if path.exists() else {}
         before = held.get("content", self.content)

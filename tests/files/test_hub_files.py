@@ -1,0 +1,74 @@
+"""Files of datasets by name, from a hub on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from bert_jax.errors import UserError
+from bert_jax.files.hub import fetch_file
+from tests.interop.hub_server import COMMIT, Hub, go_online, serve
+
+NAME = "someone/reviews"
+TOKEN = "hf_secretsecretsecretsecret"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A dataset with three tables and what is none of them."""
+    for file, text in {
+        "data/train-00000-of-00001.csv": "text,label\na,1\n",
+        "data/validation.csv": "text,label\nb,0\n",
+        "data/extra.csv": "text,label\n",
+        "README.md": "reviews",
+    }.items():
+        path = tmp_path / "served" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    with serve({f"datasets/{NAME}": tmp_path / "served"}) as served:
+        go_online(served, monkeypatch, tmp_path / "cache", TOKEN)
+        yield served
+
+
+def test_a_file_is_found_by_its_name_or_by_its_role_and_pinned(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_name = fetch_file(f"hf://datasets/{NAME}/data/validation.csv")
+    by_role = fetch_file(f"hf://datasets/{NAME}@main", role="dev")
+    assert by_name == by_role
+    assert by_name.pinned == f"hf://datasets/{NAME}@{COMMIT}/data/validation.csv"
+    assert by_name.path.read_text() == "text,label\nb,0\n"
+    assert len(by_name.record["sha256"]) == 64
+    assert fetch_file(f"hf://datasets/{NAME}", role="train").path.name.startswith("train-")
+    assert {found for *_, found in hub.requests} == {f"Bearer {TOKEN}"}
+    # Without the network, from the cache; by its commit too.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    asked = len(hub.requests)
+    assert fetch_file(by_name.pinned) == by_name
+    assert fetch_file(f"hf://datasets/{NAME}", role="dev") == by_name
+    assert len(hub.requests) == asked
+    files = [file for file in (tmp_path / "cache").rglob("*") if file.is_file()]
+    assert TOKEN.encode() not in b"".join(file.read_bytes() for file in files)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("hf://datasets/someone", "allowed: hf://datasets/OWNER/NAME"),
+        ("hf://datasets/someone/other/a.csv", "someone/other: found no such dataset on http://127"),
+        (f"hf://datasets/{NAME}@v9/a.csv", f"{NAME}: found no revision v9"),
+        (f"hf://datasets/{NAME}/a.csv", "found no such file, allowed: a.csv, or"),
+    ],
+)
+def test_what_is_not_there_is_one_line(hub: Hub, source: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fetch_file(source)
+
+
+def test_several_tables_of_a_role_are_named(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "served" / "data" / "train_more.csv").write_text("text,label\nc,1\n")
+    with pytest.raises(UserError, match=r"found data/train-00000-of-00001.csv, data/train_more"):
+        fetch_file(f"hf://datasets/{NAME}")
