@@ -53,7 +53,7 @@ def wait_until(condition: Callable[[], bool], said: Callable[[], str]) -> None:
     end = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < end, said()
-        time.sleep(0.02)
+        time.sleep(0.1)  # a look at a bucket takes CPU time
 
 
 def assert_done_as_undisturbed(

@@ -112,7 +112,7 @@ def test_a_slice_taken_back_in_mid_run_is_made_again_and_ends_as_if_nothing_had_
     config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, values))
     machines = Hosts(tmp_path / "machines", environment() | cloud.environment)
     service = Service(machines=machines, clock=time.time)
-    quick = Pace(poll=0.05)
+    quick = Pace(poll=0.1)
     monkeypatch.setattr(
         submit_verb, "launcher_for", lambda section: QueuedResources(section.project, pace=quick)
     )
@@ -125,7 +125,7 @@ def test_a_slice_taken_back_in_mid_run_is_made_again_and_ends_as_if_nothing_had_
         PROJECT,
         "--spot",
     ]
-    options += ["--bucket", str(bucket), "--yes", "--watch", "--no-plan", "submit.poll_seconds=0.2"]
+    options += ["--bucket", str(bucket), "--yes", "--watch", "--no-plan", "submit.poll_seconds=0.4"]
     with service.serving() as address:
         monkeypatch.setenv(google_calls.EMULATOR, address)
         results = []

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from etils import epath
@@ -28,12 +26,19 @@ from bert_jax.launch.job import HostStatus, JobFiles
 from bert_jax.launch.pace import Pace
 from bert_jax.launch.supervisor_state import read_state
 from tests.launch.cluster import Cluster
+from tests.launch.interrupted import (
+    TIMEOUT,
+    assert_done_as_undisturbed,
+    run_undisturbed,
+    saved_often,
+    wait_until,
+)
 from tests.launch.jobs import STARTUP
 from tests.launch.manifests import IMAGE
-from tests.launch.test_cloud_job import STEPS, TIMEOUT, on_bucket, params_of, wait_until
+from tests.launch.test_cloud_job import on_bucket
 from tests.processes.conftest import server  # noqa: F401
 from tests.processes.hosts import ForkServer
-from tests.project import environment, ok, project_config, write_config
+from tests.project import environment, ok, write_config
 from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
 
 
@@ -48,18 +53,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         )
         monkeypatch.setattr(gke, "Pace", functools.partial(Pace, poll=0.02))
         yield cluster
-
-
-def run_values(project: Path) -> dict[str, Any]:
-    values = project_config(project)
-    values["mesh"] = {"platform": "cpu", "simulated_devices": 1}
-    values["train"] |= {
-        "phases": [values["train"]["phases"][0] | {"steps": STEPS}],
-        "log_every": 4,
-        "evaluation": None,
-        "checkpoint": {"every": 4},
-    }
-    return values
 
 
 def options(bucket: epath.Path, *more: str) -> list[str]:
@@ -116,7 +109,7 @@ def test_pods_that_fail_are_started_anew_then_the_jobset_and_all_is_deleted_at_t
 ) -> None:
     """submit, pods, a lost pod, JobSet's own restart, a JobSet that failed, another one, done."""
     bucket = cloud.make_bucket()
-    config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, run_values(project)))
+    config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, saved_often(project)))
     pods = cluster.pods = SpokenPods((137, 0), (0, 137), (0, 0))
     said = ok("submit", config, *options(bucket, "--on", "v5litepod-8", "--retries", "1"))
     assert pods.started == ["base-1", "base-1", "base-2"]
@@ -136,7 +129,7 @@ def test_a_run_that_stopped_itself_is_not_started_again(
     tmp_path: Path,
 ) -> None:
     bucket = cloud.make_bucket()
-    config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, run_values(project)))
+    config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, saved_often(project)))
     pods = cluster.pods = SpokenPods((1,))
     arguments = ["submit", str(config), *options(bucket, "--on", "v5litepod-4")]
     ended = CliRunner().invoke(cli, arguments)
@@ -155,7 +148,7 @@ def test_jobs_finds_what_is_on_the_cluster_that_kubectl_knows(
 ) -> None:
     """By its label, in any namespace, with no option; and it can be ended from there."""
     bucket = cloud.make_bucket()
-    config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, run_values(project)))
+    config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, saved_often(project)))
     without_watch = [o for o in options(bucket, "--on", "v5litepod-4") if o != "--watch"]
     ok("submit", config, *without_watch, "submit.namespace=team")
     assert cluster.jobsets["base-1"]["metadata"]["namespace"] == "team"
@@ -231,12 +224,8 @@ def test_a_pod_killed_in_mid_run_is_started_anew_and_ends_as_if_nothing_had_been
     project: Path,
     tmp_path: Path,
 ) -> None:
-    values, undisturbed = run_values(project), tmp_path / "undisturbed"
-    config = write_config(tmp_path / "here.yaml", values)
-    with server.start(
-        "pretrain", config, f"run_dir={undisturbed}", count=1, directory=tmp_path
-    ) as job:
-        assert job.wait() == [0], job.said()
+    values = saved_often(project)
+    undisturbed = run_undisturbed(server, values, tmp_path, hosts=1)
     bucket = cloud.make_bucket()
     config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, values))
     pods = cluster.pods = PodProcesses(tmp_path / "pods", environment() | cloud.environment)
@@ -258,5 +247,5 @@ def test_a_pod_killed_in_mid_run_is_started_anew_and_ends_as_if_nothing_had_been
     assert pods.starts == 2
     assert cluster.jobsets == {}
     assert pods.running == {}
-    assert len(read_state(JobFiles(bucket / "jobs" / "base")).attempts) == 1
-    jax.tree.map(np.testing.assert_array_equal, params_of(saved.parent), params_of(undisturbed))
+    files = JobFiles(bucket / "jobs" / "base")
+    assert_done_as_undisturbed(files, ["over"], saved.parent, undisturbed, said=pods.said())
