@@ -57,10 +57,11 @@ class EncoderLayer(nnx.Module):
         attended = self.attention(x_BLD, segment_ids, dropout_key=subkey(dropout_key, 0))
         attended = dropout(attended, self.dropout_rate, subkey(dropout_key, 1))
         x_BLD = constrain(self.attention_norm(x_BLD + attended), "batch", "length", "hidden")
-        inner_BLF = ACTIVATIONS[self.activation](
-            constrain(self.intermediate(x_BLD), "batch", "length", "mlp")
-        )
-        fed = dropout(self.output(inner_BLF), self.dropout_rate, subkey(dropout_key, 2))
+        inner_BLF = constrain(self.intermediate(x_BLD), "batch", "length", "mlp")
+        # In bfloat16, so on a chip, it costs less to compute the activation again than to read it.
+        again = jax.checkpoint if inner_BLF.dtype == jnp.bfloat16 else lambda function: function
+        fed = again(lambda x: self.output.without_bias(ACTIVATIONS[self.activation](x)))(inner_BLF)
+        fed = dropout(self.output.with_bias(fed), self.dropout_rate, subkey(dropout_key, 2))
         return constrain(self.output_norm(x_BLD + fed), "batch", "length", "hidden")
 
 

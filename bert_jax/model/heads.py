@@ -64,8 +64,8 @@ class MlmHead(nnx.Module):
         # The table's rows beyond the vocabulary are zero, so the bias alone speaks for them.
         is_piece = jnp.arange(self.bias.shape[0]) < self.vocab_size
         logits_NV = add_bias(logits_NV, jnp.where(is_piece, self.bias[...], NO_PIECE))
-        logits_BPV = logits_NV.reshape(*x_BPD.shape[:2], -1)
-        return constrain(logits_BPV, "batch", "predictions", "vocab")
+        # Nothing may stand between this shape and that of the loss, or both are copied.
+        return constrain(logits_NV, "batch", "vocab").reshape(*x_BPD.shape[:2], -1)
 
 
 class Pooler(nnx.Module):
@@ -135,7 +135,6 @@ class Scored(NamedTuple):
     right: Float[Array, "batch items"]  # 1 where no class has a higher logit than the label
 
 
-@jax.custom_vjp
 def cross_entropy(
     logits: Float[Array, "batch items classes"], labels: Int[Array, "batch items"]
 ) -> Scored:
@@ -145,8 +144,15 @@ def cross_entropy(
     split over devices, each compares its own part and one sum joins them. The largest logit, which
     the loss needs anyway, tells whether the label won; an argmax would read all logits once more.
     The gradient is written out: it reads the logits once, where the derivative of the picking
-    and of the sum would each write an array of their size.
+    and of the sum would each write an array of their size. Rows are one axis: the product that
+    makes the logits has them so, and another shape of 77 predictions a row would be a copy.
     """
+    flat = _cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+    return Scored(*(each.reshape(labels.shape) for each in flat))
+
+
+@jax.custom_vjp
+def _cross_entropy(logits: Array, labels: Array) -> Scored:
     return _cross_entropy_forward(logits, labels)[0]
 
 
@@ -170,4 +176,4 @@ def _is_label(logits: Array, labels: Array) -> Array:
     return labels[..., None] == jnp.arange(logits.shape[-1])
 
 
-cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
+_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

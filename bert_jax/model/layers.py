@@ -17,12 +17,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from bert_jax.model.config import Activation, Architecture, Dtype, Execution
+from bert_jax.model.elementwise import gelu_tanh, layer_norm
 from bert_jax.parallel.rules import LogicalAxes, constrain
 
 Array = jax.Array
 
 ACTIVATIONS: Final[dict[Activation, Callable[[Array], Array]]] = {
-    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_tanh": gelu_tanh,
     "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
     "relu": jax.nn.relu,
 }
@@ -78,7 +79,21 @@ class Dense(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """Returns the map of `x` [..., inputs] as [..., outputs], in the execution's dtype."""
-        return affine(x, self.kernel[...], self.bias[...], of=self)
+        return self.with_bias(self.without_bias(x))
+
+    def without_bias(self, x: Array) -> Array:
+        """Returns the product alone."""
+        inputs = self.kernel[...].ndim - self.bias[...].ndim
+        return project(
+            x.astype(self.dtype),
+            self.kernel[...],
+            inputs=inputs,
+            gradient_dtype=self.gradient_dtype,
+        )
+
+    def with_bias(self, y: Array) -> Array:
+        """Returns a product with the bias added."""
+        return y + spread(self.bias[...], y, of=self)
 
 
 def affine(x: Array, kernel: Array, bias: Array, *, of: Dense) -> Array:
@@ -92,9 +107,15 @@ def affine(x: Array, kernel: Array, bias: Array, *, of: Dense) -> Array:
     """
     inputs = kernel.ndim - bias.ndim
     y = project(x.astype(of.dtype), kernel, inputs=inputs, gradient_dtype=of.gradient_dtype)
-    # Cast after it is spread over the rows: its gradient is then summed over them in that dtype.
-    spread = jnp.broadcast_to(bias.astype(of.gradient_dtype), y.shape)
-    return y + spread.astype(of.dtype)
+    return y + spread(bias, y, of=of)
+
+
+def spread(bias: Array, y: Array, *, of: Dense) -> Array:
+    """Returns a bias over the rows of `y`, in a map's dtype.
+
+    Cast after it is spread: its gradient is then summed over the rows in the dtype of gradients.
+    """
+    return jnp.broadcast_to(bias.astype(of.gradient_dtype), y.shape).astype(of.dtype)
 
 
 def project(x: Array, kernel: Array, *, inputs: int, gradient_dtype: Dtype) -> Array:
@@ -137,8 +158,12 @@ def product(
 
 def _placed(kernel: Array, rows: Array, axes: LogicalAxes | None) -> Array:
     """Returns the kernel as it is multiplied; cast first, so that half the bytes are gathered."""
-    kernel = kernel.astype(rows.dtype)
-    return kernel if axes is None else constrain(kernel, *axes)
+    if axes is not None:
+        return constrain(kernel.astype(rows.dtype), *axes)
+    if kernel.dtype == rows.dtype:
+        return kernel
+    # Once, and not anew for every tile of the product, which is what becomes of it inside one.
+    return jax.lax.optimization_barrier(kernel.astype(rows.dtype))
 
 
 def _product_forward(
@@ -235,11 +260,7 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """Returns `x` [..., D] normalised, in the execution's dtype."""
-        x32 = x.astype(jnp.float32)
-        mean = x32.mean(axis=-1, keepdims=True)
-        variance = jnp.square(x32 - mean).mean(axis=-1, keepdims=True)
-        y = (x32 - mean) * jax.lax.rsqrt(variance + self.eps)
-        return (y * self.scale[...] + self.bias[...]).astype(self.dtype)
+        return layer_norm(x, self.scale[...], self.bias[...], self.eps, self.dtype)
 
 
 @jax.custom_vjp
@@ -247,7 +268,8 @@ def add_bias(y: Array, bias: Array) -> Array:
     """Returns ``y + bias`` for `y` [N, V] and `bias` [V].
 
     The bias's gradient is a product with ones: the sum over rows that stands there else takes XLA's
-    CPU compiler as long as the projection itself where V is a vocabulary.
+    CPU compiler as long as the projection itself where V is a vocabulary. With eight rows of them,
+    since a TPU's compiler makes a sum of one.
     """
     return y + bias
 
@@ -257,8 +279,8 @@ def _add_bias_forward(y: Array, bias: Array) -> tuple[Array, None]:
 
 
 def _add_bias_backward(_: None, gradient: Array) -> tuple[Array, Array]:
-    ones = jnp.ones((gradient.shape[0],), gradient.dtype)
-    return gradient, ones @ gradient
+    ones = jnp.ones((8, gradient.shape[0]), gradient.dtype)
+    return gradient, (ones @ gradient)[0]
 
 
 add_bias.defvjp(_add_bias_forward, _add_bias_backward)
