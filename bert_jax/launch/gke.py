@@ -20,6 +20,7 @@ from bert_jax.launch.launcher import (
     State,
     Unavailable,
 )
+from bert_jax.launch.limits import wait_hours
 from bert_jax.launch.pace import NOT_INSTALLED, Again, Pace, persistently
 
 try:
@@ -84,15 +85,21 @@ class GkeJobSets:
                 ) from error
 
     def observe(self, attempt: Attempt) -> Observation:
-        """Returns how the JobSet is; one that waits longer than `wait_hours` has failed."""
+        """Returns how the JobSet is.
+
+        One whose pods wait for longer than the job does has failed, or was taken back where they
+        had run before: JobSet makes new ones, which wait anew.
+        """
         found = self._get(attempt.resource)
         if found is None:
             return Observation(State.ABSENT)
-        seen = self._state(found)
-        hours = attempt.job.submit.limits.wait_hours
-        if seen.state == State.WAITING and hours is not None and self._age(found) > hours * 3600:
-            return Observation(State.FAILED, f"no capacity within {hours:g} h: {seen.message}")
-        return seen
+        seen, waits_since = self._look(found)
+        hours = wait_hours(attempt.job)
+        if waits_since is None or hours is None or self._pace.now() - waits_since <= hours * 3600:
+            return seen
+        ran = found.get("status", {}).get("restarts", 0) > 0
+        state = State.SUSPENDED if ran else State.FAILED
+        return Observation(state, f"no capacity within {hours:g} h: {seen.message}")
 
     def delete(self, attempt: Attempt) -> None:
         """Has the JobSet and its pods deleted, and waits until they are."""
@@ -121,7 +128,7 @@ class GkeJobSets:
         return [self._existing(item) for item in items]
 
     def _existing(self, item: dict[str, Any]) -> Existing:
-        metadata, state = item["metadata"], self._state(item).state
+        metadata, state = item["metadata"], self._look(item)[0].state
         namespace = metadata.get("namespace", self._namespace)
         return Existing(
             job=metadata["labels"][JOB_LABEL],
@@ -213,23 +220,27 @@ class GkeJobSets:
                 return None
             raise
 
-    def _state(self, found: dict[str, Any]) -> Observation:
+    def _look(self, found: dict[str, Any]) -> tuple[Observation, float | None]:
+        """Returns how a JobSet is, and of one that waits since when."""
         status = found.get("status", {})
         if found["metadata"].get("deletionTimestamp"):
-            return Observation(State.DELETING)
+            return Observation(State.DELETING), None
         if status.get("terminalState") == "Failed":
-            return Observation(State.FAILED, _condition(status, "Failed"))
+            return Observation(State.FAILED, _condition(status, "Failed")), None
         if status.get("terminalState") == "Completed":
-            return Observation(State.ACTIVE, "its hosts have ended")
+            return Observation(State.ACTIVE, "its hosts have ended"), None
         wanted = found["spec"]["replicatedJobs"][0]["replicas"]
         ready = sum(jobs.get("ready", 0) for jobs in status.get("replicatedJobsStatus", []))
         if ready >= wanted:
-            return Observation(State.ACTIVE)
-        why = self._why_unscheduled(found["metadata"])
-        return Observation(State.STARTING) if why is None else Observation(State.WAITING, why)
+            return Observation(State.ACTIVE), None
+        waiting = self._unscheduled(found["metadata"])
+        if waiting is None:
+            return Observation(State.STARTING), None
+        why, since = waiting
+        return Observation(State.WAITING, why), since.timestamp()
 
-    def _why_unscheduled(self, jobset: dict[str, Any]) -> str | None:
-        """Returns why a pod has no machine yet; None if all have one."""
+    def _unscheduled(self, jobset: dict[str, Any]) -> tuple[str, datetime.datetime] | None:
+        """Returns why a pod has no machine yet, and since when; None if all have one."""
         name = jobset["name"]
         pods = self._call(
             functools.partial(
@@ -240,16 +251,13 @@ class GkeJobSets:
             f"pods of {name}",
         ).items
         if not pods:
-            return "its pods are not made yet"
+            made = datetime.datetime.fromisoformat(jobset["creationTimestamp"])
+            return "its pods are not made yet", made
         for pod in pods:
             for condition in pod.status.conditions or []:
                 if condition.type == "PodScheduled" and condition.status == "False":
-                    return condition.message or "unschedulable"
+                    return condition.message or "unschedulable", pod.metadata.creation_timestamp
         return None
-
-    def _age(self, found: dict[str, Any]) -> float:
-        made = datetime.datetime.fromisoformat(found["metadata"]["creationTimestamp"])
-        return self._pace.now() - made.timestamp()
 
     def _delete(self, name: str) -> None:
         end = self._pace.clock() + self._pace.delete

@@ -182,6 +182,8 @@ class Supervisor:
             self._tell(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
         self._change(state=seen.state, message=seen.message)
         hosts = None if seen.state is State.WAITING else self._hosts(record)
+        if seen.state is not State.ACTIVE:
+            self._silence.forgive()  # whose machines are on their way, again perhaps, cannot speak
         there = seen.state in (State.STARTING, State.ACTIVE, State.SUSPENDED)
         if record.bills_from is None and (there or (hosts is not None and hosts.told)):
             # Since it was last seen not to: rather a little too much than too little.

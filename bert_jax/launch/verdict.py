@@ -78,7 +78,7 @@ def of_machines(
         return Verdict("taken", f"suspended{detail}")
     if seen.state is State.ABSENT and asked > pace.settle:
         return Verdict("taken", "deleted by somebody else")
-    if seen.state is State.WAITING and waited:
+    if seen.state is State.WAITING and waited and record.bills_from is None:
         return Verdict("capacity", f"none within {patience:g} h{detail}")
     if seen.state is State.FAILED:
         never = expired and record.bills_from is None

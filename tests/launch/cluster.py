@@ -66,6 +66,7 @@ class Cluster:
     Attributes:
         jobsets: by name.
         unscheduled: why no pod gets a machine; None: all do.
+        pods_made: when.
         errors: status, headers and message of the next answers.
         lingering: how often a JobSet that is deleted is still there.
         installed: whether it knows JobSets.
@@ -74,6 +75,7 @@ class Cluster:
 
     jobsets: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     unscheduled: str | None = None
+    pods_made: str = "2026-01-01T00:00:00Z"
     errors: list[tuple[int, dict[str, str], str]] = dataclasses.field(default_factory=list)
     lingering: int = 2
     installed: bool = True
@@ -156,7 +158,8 @@ class Cluster:
         condition = {"type": "PodScheduled", "status": "True"}
         if self.unscheduled is not None:
             condition = {**condition, "status": "False", "message": self.unscheduled}
-        return [{"metadata": {"name": f"{name}-slice-0-0"}, "status": {"conditions": [condition]}}]
+        metadata = {"name": f"{name}-slice-0-0", "creationTimestamp": self.pods_made}
+        return [{"metadata": metadata, "status": {"conditions": [condition]}}]
 
     @contextlib.contextmanager
     def serving(self, folder: Path) -> Iterator[Path]:

@@ -465,3 +465,18 @@ def test_an_hour_of_watching_takes_sixty_requests_and_few_lines(tmp_path: Path) 
     ends(world, "done")
     assert sum(world.launcher.requests.values()) <= 60 + 3
     assert len(world.said) < 6 + 6
+
+
+def test_machines_that_ran_and_wait_again_are_not_given_up_for_want_of_capacity(
+    tmp_path: Path,
+) -> None:
+    """As pods do that JobSet makes anew: for how long, their launcher knows."""
+    world = World(tmp_path, limits=LimitsSection(wait_hours=1.0))
+    world.activate(1, steps=steps())
+    world.clock.after(2 * HOUR, lambda: world.launcher.become("base-1", State.WAITING))
+    world.clock.after(2.5 * HOUR, lambda: world.launcher.become("base-1", State.ACTIVE))
+    # Their hosts' last word is half an hour old, and the next takes a while.
+    world.clock.after(2.5 * HOUR + 300, lambda: world.keep_beating(1, steps(200)))
+    world.clock.after(2.8 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=900))
+    world.supervisor().run()
+    assert len(ends(world, "done").attempts) == 1
