@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=HIDDEN)
     parser.add_argument("--attention", nargs="+", default=["auto"])
     parser.add_argument("--unroll", type=int, nargs="+", help="layers a trip; default: as the run")
-    parser.add_argument("--quick", action="store_true", help="ours from two and three layers")
+    parser.add_argument("--quick", action="store_true", help="ours from one and two layers")
     parser.add_argument("--flax-python", help="a Python with transformers 4 and flax")
     asked = parser.parse_args()
     for attention in asked.attention:
@@ -84,7 +84,6 @@ def ours(asked: argparse.Namespace, *, attention: str, unroll: int | None) -> No
         [asked.topology.name],
         vocab_size=VOCAB,
         exact=not asked.quick,
-        fresh=True,
         suggest=False,
         console=Console(quiet=True),
     )

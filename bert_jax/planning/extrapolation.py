@@ -1,4 +1,4 @@
-"""A step of many unrolled layers, from the same step with two and with three.
+"""A step of many unrolled layers, from the same step with one and with two.
 
 Layers of one kind cost the same each, so every figure of the compiler is that of the shallower
 program and the difference for each layer more: seconds of compiling where the whole takes minutes.
@@ -19,7 +19,7 @@ from bert_jax.planning.compiled_step import CompiledStep, Memory
 from bert_jax.planning.cycles import Cycles, KernelCycles
 from bert_jax.planning.work import Work
 
-COMPILED_DEPTHS: Final = (2, 3)
+COMPILED_DEPTHS: Final = (1, 2)
 
 Key = TypeVar("Key", bound=Hashable)
 Figures = TypeVar("Figures", Memory, Work)

@@ -25,7 +25,7 @@ import numpy as np
 # Of the last passes alone, a thirtieth of all.
 _DUMP: Final = (
     "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
-    "--xla_jf_dump_llo_pass_label_regex=^final_"
+    "--xla_jf_dump_category_filter=codegen,utilization --xla_jf_dump_llo_pass_label_regex=^final_"
 )
 _FLAGS: Final = "LIBTPU_INIT_ARGS"
 _FILE = re.compile(r"^(\d+-.+)-\d+-final_(bundles|hlo-static-per-bundle-utilization)\.txt$")

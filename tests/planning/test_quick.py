@@ -152,7 +152,7 @@ def keep(request: CompileRequest, step: CompiledStep) -> None:
 
 @pytest.fixture
 def deep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration of twelve layers; what the compiler says of two and three is kept."""
+    """A configuration of twelve layers; what the compiler says of one and two is kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     values: dict[str, Any] = json.loads(json.dumps(CONFIG))
     values["model"]["architecture"]["num_hidden_layers"] = LAYERS
@@ -174,7 +174,7 @@ def test_a_deep_run_is_planned_from_shallow_programs_and_says_so(deep_run: Path)
     assert result.exit_code == 0, result.stderr
     (found,) = json.loads(result.stdout)
     (note,) = found["notes"]
-    assert note.startswith("quick: figures of 12 layers from programs of 2 and 3")
+    assert note.startswith("quick: figures of 12 layers from programs of 1 and 2")
     assert "--exact" in note
     train = found["phases"][0]["train"]
     assert train["extrapolated"]
