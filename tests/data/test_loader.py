@@ -29,7 +29,7 @@ from tests.data.memory_dataset import (
     take,
 )
 
-settings = hypothesis.settings(deadline=None, max_examples=25)
+settings = hypothesis.settings(deadline=None, max_examples=12)
 
 # A row for each example, and several to a row.
 LOADERS = [make_loader, packed_loader]

@@ -89,7 +89,7 @@ def test_workers_change_nothing_and_touch_no_accelerator(monkeypatch):
     assert len({int(batch["pid"][0]) for batch in batches} - {os.getpid()}) == 2
 
 
-def test_a_worker_reads_the_dataset_on_disk(tmp_path):
+def test_a_worker_reads_the_dataset_on_disk_and_is_gone_once_the_loader_is_closed(tmp_path):
     make_dataset(tmp_path)
     transform = MaskingTransform.from_tokenizer(
         load_tokenizer(tmp_path / "tokenizer"),
@@ -105,7 +105,10 @@ def test_a_worker_reads_the_dataset_on_disk(tmp_path):
             seed=7,
             section=LoaderSection(workers=workers),
         )
-        batches.append(take(loader, 3, first_step=2))
+        with loader.batches(first_step=2) as opened:
+            batches.append(list(itertools.islice(opened, 3)))
+            assert len(multiprocessing.active_children()) == workers
+    assert multiprocessing.active_children() == []
     for ours, workers_batch in zip(*batches, strict=True):
         assert_equal(ours, workers_batch)
 
@@ -116,16 +119,6 @@ def test_a_workers_error_reaches_the_caller_and_ends_the_other_workers():
     batches = make_loader(dataset, batch_size=8, section=section).batches(first_step=0)
     with pytest.raises(UserError, match="train-00003: damaged shard"):
         next(batches)
-    assert multiprocessing.active_children() == []
-
-
-def test_closing_after_one_batch_leaves_no_worker_behind():
-    section = LoaderSection(workers=1, prefetch=1)
-    with make_loader(MemoryDataset(8), batch_size=8, section=section).batches(
-        first_step=0
-    ) as batches:
-        next(batches)
-        assert len(multiprocessing.active_children()) == 1
     assert multiprocessing.active_children() == []
 
 

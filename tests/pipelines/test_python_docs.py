@@ -74,7 +74,7 @@ def test_directory_holds_nothing_but_the_files_returned(corpus: list[Path]) -> N
     assert sorted(corpus[0].parent.iterdir()) == sorted(corpus)
 
 
-@pytest.mark.parametrize("max_bytes", [20_000, 300_000])
+@pytest.mark.parametrize("max_bytes", [20_000, 80_000])
 def test_max_bytes_ends_the_text_before_a_document(
     corpus: list[Path], tmp_path: Path, max_bytes: int
 ) -> None:
