@@ -10,6 +10,7 @@ from typing import Any, Final
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.files.hub import is_dataset_file
 from bert_jax.files.local_copy import CHECKED, content_sha256
 from bert_jax.files.remote import is_remote
 from bert_jax.launch.host_paths import on_bucket
@@ -36,9 +37,9 @@ class Upload:
 
 
 def task_paths(task: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the files and directories that a task reads, by key."""
-    named = {key: task.get(key) for key in _KEYS}
-    return {key: path for key, path in named.items() if path is not None and path != TFDS}
+    """Returns the files and directories that a task reads, by key; not what libraries fetch."""
+    named = {key: task.get(key) or TFDS for key in _KEYS}
+    return {key: path for key, path in named.items() if path != TFDS and not is_dataset_file(path)}
 
 
 def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], list[Upload]]:

@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.files.local_copy import local_copy
-from bert_jax.launch.task_files import for_upload, upload
+from bert_jax.launch.task_files import for_upload, task_paths, upload
 from tests.storage.cloud import Cloud
 
 
@@ -57,6 +57,12 @@ def test_the_directory_of_a_glue_task_is_uploaded_once_and_read_by_a_host(
 def test_what_is_not_here_counts_from_the_bucket(path: str, target: str) -> None:
     task = {"kind": "glue", "name": "mrpc", "data": path}
     assert for_upload(task, "gs://b") == (task | {"data": target}, [])
+
+
+def test_a_table_of_a_hub_is_neither_uploaded_nor_looked_for_in_the_bucket() -> None:
+    task = {"kind": "table", "train": "hf://datasets/o/n/train.csv", "dev": "dev.csv", "test": None}
+    assert for_upload(task, "gs://b") == (task | {"dev": "gs://b/dev.csv"}, [])
+    assert task_paths(task) == {"dev": "dev.csv"}
 
 
 def test_an_absolute_path_that_is_not_here_is_refused() -> None:
