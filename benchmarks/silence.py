@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import psutil
@@ -53,10 +54,23 @@ def cpu_seconds(process: psutil.Process) -> float:
     return total
 
 
-def main() -> int:
-    """Runs the command of the command line."""
+def listen(
+    command: Sequence[str], *, environment: Mapping[str, str] | None = None, echo: bool = False
+) -> tuple[list[Moment], int]:
+    """Runs a command, and returns when each of its lines came, its end last, and its exit code.
+
+    Args:
+        command: and its arguments.
+        environment: of the process; None for this one's.
+        echo: show the lines with their times.
+    """
     process = subprocess.Popen(
-        sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
     assert process.stdout is not None
     watched = psutil.Process(process.pid)
@@ -65,9 +79,16 @@ def main() -> int:
     for line in process.stdout:
         now = time.monotonic() - started
         heard.append(Moment(now, max(cpu_seconds(watched), heard[-1].cpu), line.strip()))
-        print(f"{now:7.1f} {heard[-1].cpu:7.1f} {line}", end="", file=sys.stderr)
+        if echo:
+            print(f"{now:7.1f} {heard[-1].cpu:7.1f} {line}", end="", file=sys.stderr)
     code = process.wait()
     heard.append(Moment(time.monotonic() - started, heard[-1].cpu, "(end)"))
+    return heard, code
+
+
+def main() -> int:
+    """Runs the command of the command line."""
+    heard, code = listen(sys.argv[1:], echo=True)
     silences = [silence(*pair) for pair in itertools.pairwise(heard)]
     by_clock = max(silences, key=lambda found: found.wall)
     by_cpu = max(silences, key=lambda found: found.cpu)
