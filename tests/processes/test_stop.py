@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -108,7 +109,8 @@ def test_a_second_signal_ends_at_once_and_leaves_the_last_checkpoint_whole(
         "pretrain", config, f"run_dir={run}", *often, count=1, directory=tmp_path
     ) as job:
         job.wait_until(lambda: (run / "checkpoints" / "4").exists())
-        for child in children(job[0].pid):
+        stopped = children(job[0].pid)
+        for child in stopped:
             os.kill(child, signal.SIGSTOP)
         time.sleep(1)  # the batches that were read ahead are used up
         os.kill(job[0].pid, signal.SIGTERM)
@@ -116,6 +118,9 @@ def test_a_second_signal_ends_at_once_and_leaves_the_last_checkpoint_whole(
         assert not job[0].ended.is_set(), job.said()
         os.kill(job[0].pid, signal.SIGTERM)
         assert job.wait(timeout=20) == [128 + signal.SIGTERM], job.said()
+        for child in stopped:  # one that is stopped hears of no end
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
     said = re.search(
         r"bert-jax: a second SIGTERM: ended at once; its checkpoint stands\n", job[0].err
     )
