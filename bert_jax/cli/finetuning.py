@@ -43,13 +43,12 @@ def finetune(
     3 stopped by a signal and saved, 4 another process is gone or never came, 43 a step hangs.
     """
     from bert_jax.diagnostics.inputs import finetuning_inputs, require_inputs
-    from bert_jax.interop.hub import is_hub_name
     from bert_jax.section import need
 
     loaded = read_config(config, overrides)
     need(loaded.run_dir, "run_dir", "finetune")
     section = need(loaded.finetune, "finetune", "finetune")
-    require_inputs(finetuning_inputs(section, is_hub=is_hub_name), loaded.mesh)
+    require_inputs(finetuning_inputs(section), loaded.mesh)
     with starting_jax():
         from bert_jax.verbs.finetune import finetune as run
     outcome = run(

@@ -98,7 +98,7 @@ def examples(
 @config_argument
 @overrides_argument
 @click.option(
-    "--init-from", metavar="RUN_DIR", help="Start from this run's parameters, all else fresh."
+    "--init-from", metavar="MODEL", help="Start from this run's parameters, or another model's."
 )
 @data_change_option
 @verb

@@ -13,6 +13,8 @@ from bert_jax.diagnostics.findings import Finding, ok, problem
 from bert_jax.errors import UserError
 from bert_jax.files.read import require_file
 from bert_jax.files.remote import is_remote
+from bert_jax.interop.hub import is_hub_name
+from bert_jax.interop.local import is_checkpoint
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.tasks.glue.family import GlueSection
@@ -105,16 +107,13 @@ def _dataset(path: str, tokenizers: list[Tokenizer], *, key: str) -> str:
     return f"{path}, {counts} examples"
 
 
-def finetuning_inputs(
-    section: FinetuneSection, *, is_hub: Callable[[str], bool]
-) -> Iterator[Check]:
+def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
     """Yields checks of what `finetune` reads.
 
     Args:
         section: names the origin and the files.
-        is_hub: says whether an origin is a name on a hub.
     """
-    yield "init_from", lambda: _origin(section.init_from, is_hub)
+    yield "init_from", lambda: _origin(section.init_from)
     task = section.task
     if isinstance(task, GlueSection):
         if task.data != TFDS:
@@ -126,13 +125,15 @@ def finetuning_inputs(
             yield "task", lambda path=path: _file(path)
 
 
-def _origin(origin: str, is_hub: Callable[[str], bool]) -> str:
-    if is_remote(origin) or is_hub(origin):
+def _origin(origin: str) -> str:
+    if is_remote(origin) or is_hub_name(origin):
         return f"{origin} is fetched when the run starts"
+    if is_checkpoint(origin):
+        return f"{origin} is imported when the run starts"
     root = epath.Path(origin)
     if not (root / "config.yaml").exists():
         what = "no config.yaml in it" if root.exists() else "no such directory"
-        raise UserError(f"{root}: {what}; expected a run directory of `bert-jax pretrain`")
+        raise UserError(f"{root}: {what}; expected a run or a Hugging Face directory")
     return f"{origin} is a run"
 
 

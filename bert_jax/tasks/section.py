@@ -25,8 +25,8 @@ class FinetuneSection(Section):
     retired: ClassVar = {"rng": RNG_RETIRED}
 
     init_from: PathText
-    """A run directory of `pretrain`, `import` or `finetune`; or a model on a hub:
-    `google-bert/bert-base-uncased`, with `@` a revision."""
+    """A run directory of `pretrain`, `import` or `finetune`; a Hugging Face or google-research/bert
+    directory; or a model on a hub: `google-bert/bert-base-uncased`, with `@` a revision."""
     task: TaskSection = pydantic.Field(discriminator="kind")
     """Which task, and where its files are; `kind` says which keys there are."""
     split_seed: int = pydantic.Field(default=0, ge=0)

@@ -17,7 +17,6 @@ from bert_jax.diagnostics.run_directory import check_run
 from bert_jax.diagnostics.storage import check_run_dir
 from bert_jax.diagnostics.versions import check_versions
 from bert_jax.errors import UserError
-from bert_jax.interop.hub import is_hub_name
 from bert_jax.model.bert import bert_builder
 from bert_jax.model.config import resolve_architecture
 from bert_jax.parallel.section import MeshSection
@@ -77,7 +76,7 @@ def doctor_config(config: RunConfig) -> DoctorReport:
             )
         )
     if config.finetune is not None:
-        inputs += check_inputs(finetuning_inputs(config.finetune, is_hub=is_hub_name))
+        inputs += check_inputs(finetuning_inputs(config.finetune))
     report = doctor(
         config=config.mesh, run_dir=config.run_dir, checkpoint_bytes=_checkpoint_bytes(config)
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import NamedTuple
 
+import filelock
 from etils import epath
 from rich.console import Console
 
@@ -15,8 +15,10 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
 from bert_jax.files.hub import SCHEME
 from bert_jax.files.remote import is_remote
+from bert_jax.files.user_cache import user_cache
 from bert_jax.interop.hub import fetch, is_hub_name
 from bert_jax.interop.importing import read_checkpoint, summarize, write_imported_run
+from bert_jax.interop.local import cache_name, identify, is_checkpoint
 from bert_jax.narration import doing
 from bert_jax.runs.directory import CONFIG
 from bert_jax.runs.lock import hold_output, hold_run
@@ -85,24 +87,37 @@ class Origin(NamedTuple):
     """A run that parameters are taken from."""
 
     run_dir: str
-    name: str  # what a configuration says: the run's directory, or a name on a hub with its commit
+    name: str  # what a configuration says: the run's directory, or a name with what it stood for
 
 
 def find_origin(source: str) -> Origin:
-    """Returns the run that a source names; a model on a hub is imported into the user's cache.
+    """Returns the run that a source names; what is no run yet is imported into the user's cache.
 
     Args:
-        source: a run directory, or the name of a model on a hub.
+        source: a run directory; a local Hugging Face or google-research/bert directory, with ``@``
+            the SHA-256 of its contents; or the name of a model on a hub.
 
     Raises:
-        UserError: as `fetch` and `import_checkpoint`.
+        UserError: as `fetch`, `identify` and `import_checkpoint`.
     """
-    if not is_hub_name(source):
-        return Origin(source, source)
-    snapshot = fetch(source)
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    run_dir = Path(home, "bert_jax", "models", snapshot.pinned.replace("/", "--"))
-    if not (run_dir / CONFIG).exists():
-        with doing(f"importing {snapshot.name}"):
-            import_checkpoint(f"{SCHEME}{snapshot.pinned}", str(run_dir))
-    return Origin(str(run_dir), snapshot.pinned)
+    models = user_cache("models")
+    if is_hub_name(source):
+        snapshot = fetch(source)
+        run_dir = models / snapshot.pinned.replace("/", "--")
+        _import_once(f"{SCHEME}{snapshot.pinned}", run_dir, name=snapshot.name)
+        return Origin(str(run_dir), snapshot.pinned)
+    if is_checkpoint(source):
+        found = identify(source, cached=models)
+        run_dir = models / cache_name(found)
+        _import_once(found.path, run_dir, name=found.path)
+        return Origin(str(run_dir), found.pinned)
+    return Origin(source, source)
+
+
+def _import_once(source: str, run_dir: Path, *, name: str) -> None:
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    # Processes of one job start together, and share the cache where they share a machine.
+    with filelock.FileLock(f"{run_dir}.importing"):
+        if not (run_dir / CONFIG).exists():
+            with doing(f"importing {name}"):
+                import_checkpoint(source, str(run_dir))

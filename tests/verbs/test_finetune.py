@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.train.example_log import times_seen
 from bert_jax.train.writer import read_metrics
-from tests.project import invoke, ok
+from tests.project import invoke, ok, refused
 from tests.tasks.runs import tiny_config, write_table
 
 
@@ -212,6 +214,39 @@ def test_a_second_task_starts_from_the_first_ones_head(tuned: Path, tmp_path: Pa
     first = json.loads((tuned / "tuned" / "evaluation.json").read_text())["scores"]
     second = json.loads((tmp_path / "second" / "evaluation.json").read_text())["scores"]
     assert second == first
+
+
+def test_a_hugging_face_directory_is_an_origin_pinned_by_its_contents(
+    tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.chdir(tmp_path)
+    ok("export", tuned / "tuned", "hf")
+    values = yaml.safe_load((tuned / "config.yaml").read_text())
+    values["finetune"] |= {"init_from": "hf", "epochs": 1}
+    values["finetune"]["optimizer"] = {"learning_rate": 1e-9}
+    values["run_dir"] = "second"
+    Path("config.yaml").write_text(yaml.safe_dump(values))
+    ok("finetune", "config.yaml")
+    first = json.loads((tuned / "tuned" / "evaluation.json").read_text())["scores"]
+    second = json.loads(Path("second", "evaluation.json").read_text())["scores"]
+    assert second == first
+    origin = json.loads(Path("second", "provenance.json").read_text())["init_from"]
+    assert re.fullmatch("hf@[0-9a-f]{64}", origin)
+    assert tiny_origin(Path("second")) == origin
+    (imported,) = (cache / "bert_jax" / "models").glob("*/config.yaml")
+    assert imported.parent.name == origin
+    # Other contents are another origin: for a run that goes on, and where these are asked for.
+    settings = Path("hf", "config.json")
+    settings.write_text(settings.read_text() + "\n")
+    assert "finetune.init_from" in refused("finetune", "config.yaml")
+    pinned = f"finetune.init_from={origin}"
+    ok("finetune", "config.yaml", pinned)  # the cache has them
+    shutil.rmtree(cache)
+    line = refused("finetune", "config.yaml", pinned, "run_dir=third")
+    assert "hf: found other contents" in line
+    assert not Path("third").exists()
 
 
 def test_the_dev_set_split_off_is_the_same_for_every_seed(tuned: Path) -> None:
