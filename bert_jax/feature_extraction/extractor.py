@@ -24,6 +24,7 @@ from bert_jax.feature_extraction.texts import InputText
 from bert_jax.inference.bucketed import BucketedInference
 from bert_jax.inference.model import InferenceModel
 from bert_jax.model.config import Architecture
+from bert_jax.model.shape_cost import inference_cost
 from bert_jax.task import Batch, Row
 
 Level = Literal["token", "word", "sentence"]
@@ -134,7 +135,7 @@ class FeatureExtractor:
     def __init__(
         self, settings: ExtractionSettings, model: InferenceModel, *, few_texts: bool = False
     ) -> None:
-        """Compiles nothing yet: the first text of each length bucket does.
+        """Compiles nothing yet: the first text of each length does.
 
         Args:
             settings: layers, level, pooling, lengths.
@@ -151,6 +152,7 @@ class FeatureExtractor:
             batch_size=settings.batch_size,
             max_length=settings.max_length,
             few_rows=few_texts,
+            cost=inference_cost(model.architecture, loaded.mesh, max_length=settings.max_length),
         )
 
     def __call__(

@@ -1,4 +1,4 @@
-"""Inference in length buckets: few batch shapes, each compiled once."""
+"""Inference over rows of different lengths: few batch shapes, each compiled once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.data.rows.length_buckets import buckets_of, buckets_up_to
+from bert_jax.inference.lengths import PaddedLengths
+from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.mesh import process_share
 from bert_jax.parallel.rules import batch_parts, batch_sharding, replicated
@@ -45,8 +46,9 @@ class MakeBatch(Protocol):
 class BucketedInference:
     """Runs rows of different lengths through a model, each row once.
 
-    A row is padded to the bucket of its own length, so its outputs depend on the row alone: the
-    batch size, the other rows and the mesh change no more than rounding.
+    A row's outputs depend on the row alone: what it is padded to, the batch size, the other rows
+    and the mesh change no more than rounding. It is padded to its length bucket, or to a longer one
+    where compiling for one more length would cost more than the padding (`PaddedLengths`).
 
     Attributes:
         batch_size: rows of a batch, on all hosts.
@@ -60,6 +62,7 @@ class BucketedInference:
         batch_size: int,
         max_length: int,
         few_rows: bool = False,
+        cost: ShapeCost | None = None,
     ) -> None:
         """Compiles nothing yet: the first batch of each length does.
 
@@ -70,19 +73,20 @@ class BucketedInference:
             max_length: no row is longer.
             few_rows: calls often have few rows: they then run in batches of the next power of two,
                 each of which is compiled once.
+            cost: of a program and of padding; None: a program for each bucket that occurs.
         """
         parts = batch_parts(mesh)
         self.batch_size = -(-batch_size // parts) * parts
         self._parts, self._few_rows = parts, few_rows
         self._mesh, self._share = mesh, process_share(mesh)
-        self._buckets = buckets_up_to(max_length)
+        self._lengths = PaddedLengths(max_length, cost)
         self._met: set[tuple[int, int]] = set()  # shapes that were compiled
         self._forward = jax.jit(forward, out_shardings=replicated(mesh))
 
     def __call__(
         self, params: Any, lengths: Sequence[int] | np.ndarray, make_batch: MakeBatch
     ) -> Iterator[ComputedBatch]:
-        """Yields the outputs of every row once, shortest buckets first; all hosts get all of them.
+        """Yields the outputs of every row once, shortest rows first; all hosts get all of them.
 
         Args:
             params: on the mesh.
@@ -110,11 +114,13 @@ class BucketedInference:
 
     def _plan(self, lengths: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, int]]:
         """Yields the rows and the length of each batch."""
-        found = buckets_of(lengths, self._buckets)
-        for bucket in np.unique(found).tolist():
-            members = np.flatnonzero(found == bucket)
+        if not len(lengths):
+            return
+        found = self._lengths.of(lengths, size=size, compiled=self._met)
+        for length in np.unique(found).tolist():
+            members = np.flatnonzero(found == length)
             for start in range(0, len(members), size):
-                yield members[start : start + size], bucket
+                yield members[start : start + size], length
 
     def _dispatch(
         self, params: Any, rows: np.ndarray, shape: tuple[int, int], make_batch: MakeBatch

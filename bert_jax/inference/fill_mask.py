@@ -14,6 +14,7 @@ from bert_jax.data.rows.collate import collate_tokens, pad_rows
 from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import BucketedInference
 from bert_jax.inference.model import InferenceModel
+from bert_jax.model.shape_cost import inference_cost
 from bert_jax.runs.directory import describe
 from bert_jax.task import Batch, Row
 from bert_jax.text import Tokenizer
@@ -78,6 +79,7 @@ class MaskFiller:
             batch_size=BATCH_SIZE,
             max_length=self._positions,
             few_rows=True,
+            cost=inference_cost(model.architecture, model.loaded.mesh, max_length=self._positions),
         )
 
     def __call__(self, texts: Sequence[str]) -> list[Filled]:

@@ -14,10 +14,10 @@ from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.data.loader.loader import Batches, background_batches
 from bert_jax.data.rows.collate import collate_tokens, pad_rows, stack_rows
+from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.task import Row
 from bert_jax.tasks.epoch_plan import EpochPlan, LengthGroup
 from bert_jax.tasks.family import NO_LABEL, Split
-from bert_jax.tasks.shape_budget import ShapeCost
 
 WEIGHTS: Final = "row_weights"
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from bert_jax.data import rng
 from bert_jax.data.rows.length_buckets import buckets_of, buckets_up_to
-from bert_jax.tasks.shape_budget import ShapeCost, choose_shapes
+from bert_jax.model.shape_cost import ShapeCost
+from bert_jax.tasks.shape_budget import choose_shapes
 
 # A bucket with a smaller share of the rows joins the next longer one.
 SPARSE: Final = 0.1

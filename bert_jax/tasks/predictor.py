@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from bert_jax.inference.bucketed import BucketedInference
+from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.task import Batch, Row
 from bert_jax.tasks.batches import INPUTS, collate
 from bert_jax.tasks.family import Family, Record, Split
@@ -31,8 +32,9 @@ class Predictor:
         max_length: int,
         pad_id: int,
         few_rows: bool = False,
+        cost: ShapeCost | None = None,
     ) -> None:
-        """Compiles nothing yet: the first row of each length bucket does.
+        """Compiles nothing yet: the first row of each length does.
 
         Args:
             model: with a task head.
@@ -41,6 +43,7 @@ class Predictor:
             max_length: no row is longer.
             pad_id: of the tokenizer.
             few_rows: splits are often small, see `BucketedInference`.
+            cost: of a program and of padding, see `BucketedInference`.
         """
 
         def forward(params: Any, batch: Batch) -> jax.Array:
@@ -48,7 +51,12 @@ class Predictor:
 
         self._pad_id = pad_id
         self._inference = BucketedInference(
-            forward, mesh, batch_size=batch_size, max_length=max_length, few_rows=few_rows
+            forward,
+            mesh,
+            batch_size=batch_size,
+            max_length=max_length,
+            few_rows=few_rows,
+            cost=cost,
         )
 
     def __call__(self, params: Any, split: Split) -> list[Record]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from bert_jax.data.memory_table import MemoryTable, Rows
 from bert_jax.errors import UserError
 from bert_jax.inference.model import InferenceModel
+from bert_jax.model.shape_cost import inference_cost
 from bert_jax.runs.directory import Run, describe
 from bert_jax.tasks.choice.family import MultipleChoiceSection
 from bert_jax.tasks.family import DataRequest, Family, Record
@@ -52,6 +53,7 @@ class RowPredictor:
             max_length=self._max_length,
             pad_id=model.tokenizer.special.pad,
             few_rows=True,
+            cost=inference_cost(model.architecture, model.loaded.mesh, max_length=self._max_length),
         )
 
     def __call__(self, rows: Rows) -> list[Record]:

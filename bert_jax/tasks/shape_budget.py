@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
+
+from bert_jax.model.shape_cost import ShapeCost
 
 # Lengths of a batch's two halves, the shorter first.
 Lengths: TypeAlias = tuple[int, int]
 
 # A step over halves of two lengths runs the model twice: so much longer it compiles.
 TWO_PARTS: Final = 1.7
-
-
-class ShapeCost(NamedTuple):
-    """What programs and padding cost a run."""
-
-    program: float  # seconds to compile the step for rows of one length
-    position: float  # seconds of a step, forward and backward, for one position of one row
-    epochs: int
 
 
 def choose_shapes(
@@ -72,4 +66,4 @@ def _seconds(
         count * (chosen[kind][0] * sizes[0] + chosen[kind][1] * sizes[1])
         for kind, count in batches.items()
     )
-    return programs * cost.program + positions * cost.epochs * cost.position
+    return programs * cost.program + positions * cost.passes * cost.position

@@ -18,9 +18,10 @@ from typing import Any, Final, TypeVar
 import pydantic
 from etils import epath
 
+from bert_jax.data.cores import available_cores
 from bert_jax.errors import UserError, did_you_mean, first_line
 from bert_jax.files.atomic import write_whole
-from bert_jax.pipelines.engines.local import available_cores, use_one_thread
+from bert_jax.pipelines.engines.local import use_one_thread
 from bert_jax.section import Section, Strings
 from bert_jax.user_function import check_module
 

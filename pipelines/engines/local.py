@@ -11,6 +11,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from typing import Final, TypeVar
 
+from bert_jax.data.cores import available_cores
 from bert_jax.data.worker_process import end_with_parent, without_main
 from bert_jax.errors import RunStopped
 
@@ -88,13 +89,6 @@ class WorkerPool:
                 "a worker process was killed, as systems do when memory runs out; run again, with "
                 f"fewer workers than {self._count}: finished parts stay"
             ) from error
-
-
-def available_cores() -> int:
-    """Returns the cores that this process may use, often fewer than the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def use_one_thread() -> None:

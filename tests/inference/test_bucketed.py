@@ -17,6 +17,7 @@ from bert_jax.data.rows.collate import collate_tokens
 from bert_jax.data.rows.length_buckets import bucket_of, buckets_up_to
 from bert_jax.inference import bucketed
 from bert_jax.inference.bucketed import BucketedInference
+from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 
@@ -89,3 +90,23 @@ def test_hosts_collate_their_own_rows_of_each_batch(monkeypatch: pytest.MonkeyPa
         [([0, 1, 2, 3], 4, 8), ([8, 9, 10], 4, 8), ([11], 4, 32)],
         [([4, 5, 6, 7], 4, 8), ([], 4, 8), ([], 4, 32)],
     ]
+
+
+def test_outputs_do_not_depend_on_how_many_programs_there_are() -> None:
+    lengths = np.random.default_rng(1).integers(1, MAX_LENGTH, 90).tolist()
+    shapes, sums = [], []
+    for cost in (None, ShapeCost(program=10, position=1e-6, passes=1)):
+        recorder = Recorder(lengths)
+        inference = BucketedInference(
+            forward, make_mesh(MeshSection()), batch_size=16, max_length=MAX_LENGTH, cost=cost
+        )
+        found = {
+            row: int(total)
+            for batch in inference(jax.numpy.asarray(2), lengths, recorder)
+            for row, total in zip(batch.rows.tolist(), batch.outputs["sum"], strict=True)
+        }
+        shapes.append({asked[1:] for asked in recorder.asked})
+        sums.append([found[row] for row in range(len(lengths))])
+    assert len(shapes[0]) > 5
+    assert shapes[1] == {(16, 100)}
+    assert sums[0] == sums[1] == [2 * length for length in lengths]

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.tasks.epoch_plan import EpochPlan
-from bert_jax.tasks.shape_budget import ShapeCost, choose_shapes
+from bert_jax.tasks.shape_budget import choose_shapes
 
 LENGTHS = np.random.default_rng(0).integers(10, 128, 400)
 
@@ -62,5 +63,5 @@ def test_every_kind_fits_what_it_is_padded_to(
 def test_two_lengths_in_a_batch_are_worth_it_for_many_batches(
     count: int, expected: tuple[int, int]
 ) -> None:
-    cost = ShapeCost(program=5, position=1e-4, epochs=1)
+    cost = ShapeCost(program=5, position=1e-4, passes=1)
     assert choose_shapes({(8, 64): count}, sizes=(16, 16), cost=cost) == {(8, 64): expected}

@@ -48,7 +48,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fine-tuned run, in the directory of its configuration and tables."""
     root = tmp_path_factory.mktemp("tuned")
     changes = {"epochs": 3, "optimizer": {"learning_rate": 2e-3}, "example_log": True}
-    ok("finetune", config_file(root, **changes))
+    (root / "said.txt").write_text(ok("finetune", config_file(root, **changes)), encoding="utf-8")
     return root
 
 
@@ -62,6 +62,17 @@ def test_a_run_learns_and_leaves_all_that_is_promised(tuned: Path) -> None:
     assert "<html" in (run_dir / "report.html").read_text()
     assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [10, 20, 30]
     assert open_run(run_dir).heads.labels == ("bad", "good")
+
+
+def test_few_dev_rows_of_two_lengths_have_one_program(tuned: Path) -> None:
+    config = yaml.safe_load((tuned / "config.yaml").read_text())["finetune"]
+    lines = Path(config["task"]["dev"]).read_text(encoding="utf-8").splitlines()[1:]
+    assert {len(line.split()) for line in lines} == {4, 18}
+    # Three evaluations, and the best checkpoint's.
+    said = (tuned / "said.txt").read_text(encoding="utf-8")
+    assert len(re.findall(r"compiling the model for .* …", said)) == 1, said
+    said = ok("evaluate", tuned / "tuned")
+    assert len(re.findall(r"compiling the model for .* …", said)) == 1, said
 
 
 def test_every_epoch_has_every_row_once(tuned: Path) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
+from bert_jax.model.shape_cost import inference_cost
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
@@ -174,6 +175,7 @@ def predictor_of(run: Run, loaded: LoadedParams, *, batch_size: int | None = Non
         batch_size=batch_size or section.batch_size,
         max_length=section.max_length,
         pad_id=run.tokenizer.special.pad,
+        cost=inference_cost(run.architecture, loaded.mesh, max_length=section.max_length),
     )
 
 

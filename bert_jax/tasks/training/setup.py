@@ -17,6 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object
 from bert_jax.model.config import Architecture, ModelSection
 from bert_jax.model.flops import train_flops
+from bert_jax.model.shape_cost import inference_cost, training_cost
 from bert_jax.narration import doing
 from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finetune_optimizer
 from bert_jax.parallel.mesh import initialise, make_mesh
@@ -32,7 +33,6 @@ from bert_jax.tasks.parameter_transfer import check_length, describe_graft, graf
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.task import FinetuneTask
-from bert_jax.tasks.training.cost import shape_cost
 from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import ModelDefinition, define_model
@@ -115,7 +115,7 @@ class TrainingSetup(NamedTuple):
             pad_id=self.origin.tokenizer.special.pad,
             unit=batch_parts(self.mesh) * self.section.accumulation,
             share=share,
-            cost=shape_cost(
+            cost=training_cost(
                 self.architecture,
                 self.mesh,
                 max_length=self.section.max_length,
@@ -254,13 +254,21 @@ def origin_params(prepared: TrainingSetup, fresh: Mapping[str, Any]) -> dict[str
 
 
 def make_predictor(prepared: TrainingSetup) -> Predictor:
-    """Returns what predicts a split with the run's model."""
+    """Returns what predicts the dev splits, in every evaluation, with the run's model."""
+    section = prepared.section
     return Predictor(
         prepared.model,
         prepared.mesh,
-        batch_size=prepared.section.batch_size,
-        max_length=prepared.section.max_length,
+        batch_size=section.batch_size,
+        max_length=section.max_length,
         pad_id=prepared.origin.tokenizer.special.pad,
+        cost=inference_cost(
+            prepared.architecture,
+            prepared.mesh,
+            max_length=section.max_length,
+            # And once more with the best checkpoint.
+            passes=section.epochs * section.evaluations_per_epoch + 1,
+        ),
     )
 
 

@@ -1,0 +1,120 @@
+"""Which lengths rows are padded to: padding against compilation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data.rows.length_buckets import buckets_of, buckets_up_to
+from bert_jax.model.shape_cost import ShapeCost
+
+
+class BucketRows(NamedTuple):
+    """Rows whose own bucket is one of some length."""
+
+    length: int  # positions
+    now: int  # rows of this call
+    before: int  # of earlier calls, which foretell later ones
+
+
+class PaddedLengths:
+    """Chooses what the rows of each call are padded to.
+
+    Where every row comes once, the rows of earlier calls count too: a stream of windows or of
+    single texts compiles for a length once padding to the next longer program has cost as much.
+    Rows that come in several passes get the same lengths in all of them, so that a run that was
+    stopped and resumed has the figures of one that was not.
+    """
+
+    def __init__(self, max_length: int, cost: ShapeCost | None) -> None:
+        """Knows of no row yet.
+
+        Args:
+            max_length: no row is longer.
+            cost: of a program and of padding; None: each row is padded to its own bucket.
+        """
+        self._buckets, self._cost = buckets_up_to(max_length), cost
+        self._before: dict[int, np.ndarray] = {}  # by batch size: rows of each bucket
+        self._chosen: dict[tuple[int, bytes], list[int]] = {}  # for rows that come again
+
+    def of(
+        self, lengths: np.ndarray, *, size: int, compiled: Container[tuple[int, int]]
+    ) -> np.ndarray:
+        """Returns the positions that each row is padded to, int64 [rows].
+
+        Args:
+            lengths: tokens of each row, int [rows], one or more.
+            size: rows of a batch.
+            compiled: shapes ``(size, length)`` that cost no compilation.
+        """
+        if self._cost is None:
+            return buckets_of(lengths, self._buckets)
+        now = np.bincount(np.searchsorted(self._buckets, lengths), minlength=len(self._buckets))
+        key = size, now.tobytes()
+        if (chosen := self._chosen.get(key)) is None:
+            before = self._before.get(size, np.zeros_like(now))
+            columns = self._buckets, now.tolist(), before.tolist()
+            chosen = choose_lengths(
+                [BucketRows(*each) for each in zip(*columns, strict=True)],
+                size=size,
+                compiled={length for length in self._buckets if (size, length) in compiled},
+                cost=self._cost,
+            )
+            if self._cost.passes > 1:
+                self._chosen[key] = chosen
+            else:
+                self._before[size] = before + now
+        return buckets_of(lengths, chosen)
+
+
+class _Choice(NamedTuple):
+    """Programs for the rows of the shortest buckets; of two, the lesser costs less."""
+
+    seconds: float = 0.0
+    compilations: int = 0
+    lengths: tuple[int, ...] = ()
+
+
+def choose_lengths(
+    rows: Sequence[BucketRows], *, size: int, compiled: Container[int], cost: ShapeCost
+) -> list[int]:
+    """Returns the lengths of the programs with which compiling and computing take least.
+
+    ``[8: 3 rows, 16: 40, 24: 0, 32: 1]`` → ``[16, 32]`` where compiling for 8 costs more than
+    padding three rows by 8. A row is padded to the smallest of the lengths that holds it.
+
+    Exact, by dynamic programming over the buckets: the best choice whose longest program is a
+    bucket follows from the best ones of the buckets below it.
+
+    Args:
+        rows: of each bucket, the shortest first, one row or more in all.
+        size: rows of a batch; those of this call that fill none are computed as if they did.
+        compiled: lengths that cost no compilation.
+        cost: of a program and of padding.
+    """
+    now = [0, *itertools.accumulate(each.now for each in rows)]
+    before = [0, *itertools.accumulate(each.before for each in rows)]
+
+    def computed(start: int, end: int) -> int:
+        """Returns the rows of these buckets, and what fills their last batch."""
+        return -(-(now[end] - now[start]) // size) * size + before[end] - before[start]
+
+    best = [_Choice()]  # by the number of buckets that it serves
+    for end, bucket in enumerate(rows, 1):
+        new = bucket.length not in compiled
+        row = cost.passes * cost.position * bucket.length  # seconds, in all passes
+        best.append(
+            min(
+                _Choice(
+                    below.seconds + new * cost.program + computed(start, end) * row,
+                    below.compilations + new,
+                    (*below.lengths, bucket.length),
+                )
+                for start, below in enumerate(best)
+            )
+        )
+    longest = max(end for end, each in enumerate(rows, 1) if each.now or each.before)
+    return list(min(best[longest:]).lengths)
