@@ -135,6 +135,9 @@ def test_no_answer_is_given_above_the_threshold_only() -> None:
     answers = Answers(nbest, 1.0)
     assert to_record(answers, threshold=1.0)["prediction"] == "tower"
     assert to_record(answers, threshold=1.0)["start"] == 4
+    # The same question at another batch shape.
+    rounded = Answers(nbest, float(np.float32(1.0) + np.float32(1e-5)))
+    assert to_record(rounded, threshold=1.0)["prediction"] == "tower"
     record = to_record(answers, threshold=0.99)
     assert (record["prediction"], record["start"], record["score"]) == ("", None, 4.0)
     assert [entry["probability"] for entry in record["nbest"]] == pytest.approx(

@@ -8,9 +8,13 @@ is proposed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+
+# Null score differences (log-odds) this close are the same. A tuned threshold is the difference of
+# a question, whose answer must stay when a batch of another shape rounds that otherwise.
+ROUNDING: Final = 1e-4
 
 
 class WindowCandidates(NamedTuple):
@@ -142,14 +146,15 @@ def to_record(answers: Answers, *, threshold: float) -> dict[str, Any]:
 
     Args:
         answers: to one question.
-        threshold: no answer is given where the null score difference is larger.
+        threshold: no answer is given where the null score difference is larger, by more than
+            rounding.
     """
     nbest, difference = answers
     chosen = nbest[0]
     if difference is not None:
         text = next((entry for entry in nbest if entry.text), None)
         none = next(entry for entry in nbest if not entry.text)
-        chosen = none if text is None or difference > threshold else text
+        chosen = none if text is None or difference > threshold + ROUNDING else text
     record: dict[str, Any] = {
         "prediction": chosen.text,
         "start": chosen.start,
