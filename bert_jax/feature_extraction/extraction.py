@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -37,13 +35,13 @@ from bert_jax.feature_extraction.writers import (
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import is_remote
 from bert_jax.inference.model import model_of_run
+from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run, open_run
 from bert_jax.runs.lock import hold_output
 
 PROBE: Final = "probe.json"
-SECONDS_BETWEEN_LINES: Final = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +126,7 @@ def extract_features(
 
     Args:
         request: what to extract, and where to.
-        console: where progress and the result are shown.
+        console: where the result is shown.
     """
     request.check()
     with hold_output(request.output):
@@ -147,8 +145,8 @@ def _extract(request: ExtractionRequest, console: Console | None) -> ExtractionR
     step, extractor = model.loaded.step, FeatureExtractor(settings, model)
 
     def stream() -> Iterator[TextFeatures]:
-        with _progress(console, extractor.counts) as show:
-            yield from extractor(itertools.chain([first], texts), after_batch=show)
+        with doing(lambda: f"extracting: {extractor.counts.texts:,} texts"):
+            yield from extractor(itertools.chain([first], texts))
 
     mix = request.layers == MIX
     width = run.architecture.hidden_size if mix else extractor.width
@@ -184,38 +182,13 @@ def _probe(
     if states is not None:
         vectors = vectors.reshape(len(features), states, -1)
     labels = [found.source.label or "" for found in features]
-    score = probe(vectors, labels, mix=states is not None)
+    with doing("cross-validating the probe"):
+        score = probe(vectors, labels, mix=states is not None)
     if score.mix is not None:
         vectors = mixed(vectors, score.mix)
     for found, vector in zip(features, vectors, strict=True):
         writer.add(found._replace(vectors=vector[None]))
     return score
-
-
-@contextlib.contextmanager
-def _progress(console: Console | None, counts: ExtractionCounts) -> Iterator[Callable[[], None]]:
-    """Gives what to call after each batch: it updates a live line, or prints one now and then."""
-    if console is None:
-        yield lambda: None
-        return
-    started = shown = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        live = stack.enter_context(console.status("")) if console.is_terminal else None
-
-        def show() -> None:
-            nonlocal shown
-            now = time.monotonic()
-            if now - shown < (0.2 if live else SECONDS_BETWEEN_LINES):
-                return
-            shown = now
-            rate = counts.texts / (now - started)
-            line = f"{counts.texts:,} texts, {rate:,.0f} texts/s, {counts.padding:.0%} padding"
-            if live:
-                live.update(line)
-            else:
-                console.print(line, highlight=False)
-
-        yield show
 
 
 def _show(result: ExtractionResult, console: Console, settings: ExtractionSettings) -> None:

@@ -155,20 +155,17 @@ class FeatureExtractor:
             cost=inference_cost(model.architecture, loaded.mesh, max_length=settings.max_length),
         )
 
-    def __call__(
-        self, texts: Iterable[InputText], *, after_batch: Callable[[], None] = lambda: None
-    ) -> Iterator[TextFeatures]:
+    def __call__(self, texts: Iterable[InputText]) -> Iterator[TextFeatures]:
         """Yields the features of each text, in order.
 
         Args:
             texts: read no further than a window ahead.
-            after_batch: called when `counts` has changed.
 
         Raises:
             UserError: a feature is not a finite number.
         """
         for window in self._windows(iter(texts)):
-            yield from self._extract(window, after_batch)
+            yield from self._extract(window)
             self.counts.add_texts(window)
 
     def _windows(self, texts: Iterator[InputText]) -> Iterator[list[EncodedText]]:
@@ -186,9 +183,7 @@ class FeatureExtractor:
         if window:
             yield window
 
-    def _extract(
-        self, window: Sequence[EncodedText], after_batch: Callable[[], None]
-    ) -> list[TextFeatures]:
+    def _extract(self, window: Sequence[EncodedText]) -> list[TextFeatures]:
         def make_batch(rows: np.ndarray, *, batch_size: int, length: int) -> Row:
             chosen = [window[row] for row in rows]
             return collate_tokens(
@@ -209,7 +204,6 @@ class FeatureExtractor:
             self.counts.lengths.add(batch.length)
             self.counts.positions += self._inference.batch_size * batch.length
             self.counts.pieces += sum(lengths[row] for row in rows)
-            after_batch()
         return [features[row] for row in range(len(window))]
 
     def _features(self, text: EncodedText, vectors: np.ndarray) -> TextFeatures:

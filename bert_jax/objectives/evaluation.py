@@ -12,6 +12,7 @@ from bert_jax.data.loader.loader import evaluation_batches
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.length_buckets import bucket_of, buckets_up_to
 from bert_jax.errors import UserError
+from bert_jax.narration import doing
 from bert_jax.objectives.example_source import open_source
 from bert_jax.objectives.registry import objective_of, objective_section
 from bert_jax.parallel.mesh import open_mesh, process_share
@@ -91,7 +92,8 @@ def evaluate_objective(
     with jax.set_mesh(loaded.mesh):
         model = define_model(task.build)
         score = make_evaluation(task, model, batches, loaded.mesh, shares=share.count)
-        scores = score(loaded.params)
+        with doing(f"evaluating {len(source.dataset):,} examples"):
+            scores = score(loaded.params)
     return Evaluation(loaded.step, path, split, len(source.dataset), scores)
 
 

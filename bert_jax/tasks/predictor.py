@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from bert_jax.inference.bucketed import BucketedInference
 from bert_jax.model.shape_cost import ShapeCost
+from bert_jax.narration import doing
 from bert_jax.task import Batch, Row
 from bert_jax.tasks.batches import INPUTS, collate
 from bert_jax.tasks.family import Family, Record, Split
@@ -63,11 +64,14 @@ class Predictor:
         """Returns a record for every example, in the order of the file."""
         collector = split.collect()
         make = functools.partial(self._make_batch, split)
-        for batch in self._inference(params, split.lengths, make):
-            for row, values in zip(batch.rows.tolist(), batch.outputs, strict=True):
-                # Only per-token logits [length, ...] are padded.
-                collector.add(row, values[: split.lengths[row]] if values.ndim == 2 else values)
-        return collector.records()
+        rows, done = len(split.lengths), 0
+        with doing(lambda: f"predicting: {done:,} of {rows:,} rows"):
+            for batch in self._inference(params, split.lengths, make):
+                for row, values in zip(batch.rows.tolist(), batch.outputs, strict=True):
+                    # Only per-token logits [length, ...] are padded.
+                    collector.add(row, values[: split.lengths[row]] if values.ndim == 2 else values)
+                done += len(batch.rows)
+            return collector.records()
 
     def _make_batch(self, split: Split, rows: np.ndarray, *, batch_size: int, length: int) -> Row:
         batch = collate(split, rows, batch_size=batch_size, length=length, pad_id=self._pad_id)

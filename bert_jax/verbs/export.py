@@ -12,6 +12,7 @@ from bert_jax.files.atomic import new_directory
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.exporting import ExportOptions, Format, write_export
 from bert_jax.interop.hub import push
+from bert_jax.narration import doing
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import hold_output
 
@@ -55,7 +56,11 @@ def export(
     if is_remote(output):
         raise UserError(f"export: found {output}, allowed: a local path")
     run, target = open_run(run_dir), Path(output)
-    with hold_output(target), new_directory(target, force=force) as aside:
+    with (
+        hold_output(target),
+        new_directory(target, force=force) as aside,
+        doing(f"writing {output}"),
+    ):
         written = write_export(
             aside,
             run,

@@ -52,7 +52,7 @@ def features(
         checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
         mesh: devices to use; None for all.
         force: replace `output`.
-        console: where progress and the result are shown.
+        console: where the result is shown.
 
     Returns:
         What was written. With a label column, logistic regression on the sentence features is

@@ -67,6 +67,7 @@ def import_checkpoint(
         if Path(run_dir, CONFIG).exists():  # may be training
             stack.enter_context(hold_run(epath.Path(run_dir)))
         aside = stack.enter_context(new_directory(Path(run_dir), force=force))
+        stack.enter_context(doing(f"importing {source}"))
         model = read_checkpoint(Path(directory), tokenizer=tokenizer, lower_case=lower_case)
         write_imported_run(
             aside,
@@ -104,20 +105,19 @@ def find_origin(source: str) -> Origin:
     if is_hub_name(source):
         snapshot = fetch(source)
         run_dir = models / snapshot.pinned.replace("/", "--")
-        _import_once(f"{SCHEME}{snapshot.pinned}", run_dir, name=snapshot.name)
+        _import_once(f"{SCHEME}{snapshot.pinned}", run_dir)
         return Origin(str(run_dir), snapshot.pinned)
     if is_checkpoint(source):
         found = identify(source, cached=models)
         run_dir = models / cache_name(found)
-        _import_once(found.path, run_dir, name=found.path)
+        _import_once(found.path, run_dir)
         return Origin(str(run_dir), found.pinned)
     return Origin(source, source)
 
 
-def _import_once(source: str, run_dir: Path, *, name: str) -> None:
+def _import_once(source: str, run_dir: Path) -> None:
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     # Processes of one job start together, and share the cache where they share a machine.
     with filelock.FileLock(f"{run_dir}.importing"):
         if not (run_dir / CONFIG).exists():
-            with doing(f"importing {name}"):
-                import_checkpoint(source, str(run_dir))
+            import_checkpoint(source, str(run_dir))

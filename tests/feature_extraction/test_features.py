@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import BertModel
 
+from bert_jax import narration
 from bert_jax.feature_extraction.extractor import ExtractionSettings, FeatureExtractor
 from bert_jax.feature_extraction.layers import select_layers
 from bert_jax.feature_extraction.texts import InputText
@@ -104,8 +105,9 @@ def word_means(text: str, states: np.ndarray) -> np.ndarray:
 
 
 def test_pairs_carry_their_span_and_are_cut_longest_first(
-    imported: tuple[Path, BertModel], tmp_path: Path
+    imported: tuple[Path, BertModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(narration, "_TELL", 0.0)
     run, model = imported
     long = " ".join(f"w{number}" for number in range(30))
     table = [{"a": "w1x2 w3", "b": "w4 w5x6"}, {"a": long, "b": "w7 w8"}]
@@ -114,6 +116,7 @@ def test_pairs_carry_their_span_and_are_cut_longest_first(
     result = features(run, source, tmp_path / "o.npz", *options, "--max-length", "12")
     assert result.exit_code == 0, result.output
     assert "1 texts cut at 12 pieces" in result.output
+    assert "extracting: 2 texts: " in result.stderr
     found = load(tmp_path / "o.npz")
     # 12 pieces less three special ones: seven of the first, both of the second.
     assert found["words"].tolist() == [

@@ -16,7 +16,7 @@ from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_moments, load_params
 from bert_jax.train.progress import TrainProgress
 from tests.interop.tf1_writer import read_tf1
-from tests.project import MESH, ok, project_config, refused, write_config
+from tests.project import MESH, invoke, ok, project_config, refused, write_config
 
 STEPS = 6
 
@@ -101,7 +101,9 @@ def test_a_run_goes_to_hugging_face_and_fills_the_same_words_when_it_is_back(
     assert "seq_length: 48" in card
     ok("import", tmp_path / "hf", tmp_path / "back")
     sentence = "the function returns a [MASK] ."
-    first, second = (ok("fill-mask", at, sentence) for at in (trained, tmp_path / "back"))
+    first, second = (
+        invoke("fill-mask", at, sentence).stdout for at in (trained, tmp_path / "back")
+    )
     assert first.splitlines()[1].split()[::2] == second.splitlines()[1].split()[::2]
 
 

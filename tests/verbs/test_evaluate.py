@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from transformers import BertForPreTraining
 
+from bert_jax import narration
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.model.config import HeadsSection
 from bert_jax.verbs.import_checkpoint import import_checkpoint
@@ -86,11 +87,13 @@ def imported(project: Path, tmp_path: Path) -> Path:
 
 
 def test_an_imported_run_is_evaluated_on_a_dataset_with_its_row_length(
-    project: Path, imported: Path
+    project: Path, imported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(narration, "_TELL", 0.0)
     assert "--dataset: missing" in refused("evaluate", imported)
-    ok("evaluate", imported, "--dataset", project / "dataset32", "--batch-size", 12)
+    said = ok("evaluate", imported, "--dataset", project / "dataset32", "--batch-size", 12)
     found: dict[str, Any] = json.loads((imported / "evaluation.json").read_text())
+    assert f"evaluating {found['examples']:,} examples: " in said
     assert found["examples"] == len(open_dataset(project / "dataset32", "validation"))
     assert found["split"] == "validation"
     assert found["scores"]["mlm_loss"] == pytest.approx(np.log(VOCAB_SIZE), rel=0.2)

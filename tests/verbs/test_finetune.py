@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import yaml
 
+from bert_jax import narration
 from bert_jax.cli import INTERRUPTED
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import open_run
@@ -119,10 +120,14 @@ def predictions(run_dir: Path, loaded: Any, batch_size: int) -> list[str]:
     return [record["prediction"] for record in predictor(loaded.params, split)]
 
 
-def test_predictions_of_a_file_with_and_without_labels(tuned: Path, tmp_path: Path) -> None:
+def test_predictions_of_a_file_with_and_without_labels(
+    tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(narration, "_TELL", 0.0)
     labelled = write_table(tmp_path, 20, 9)
     said = ok("predict", tuned / "tuned", tmp_path / "with.jsonl", "--input", labelled)
     assert "accuracy" in said
+    assert "predicting: 20 of 20 rows: " in said
     with labelled.open() as file:
         rows = list(csv.DictReader(file))
     bare = tmp_path / "bare.csv"

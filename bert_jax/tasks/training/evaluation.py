@@ -163,7 +163,8 @@ def open_data(
         tuned=tuned,
         input=input,
     )
-    return task.open(request)
+    with doing("reading and encoding the task's files"):
+        return task.open(request)
 
 
 def predictor_of(run: Run, loaded: LoadedParams, *, batch_size: int | None = None) -> Predictor:
