@@ -59,7 +59,7 @@ def count_shards(
         if documents < least:
             raise UserError(
                 f"validation_fraction: {section.validation_fraction} of {total} documents leaves "
-                f"{documents} for {split}; allowed: at least {least}, or validation_fraction: 0"
+                f"{documents} for {split}, which needs {least}; allowed: another fraction, or 0"
             )
     tokens = {s: sum(held.tokens[s] for held in languages.values()) for s in splits}
     shards = {s: default_shards(documents=most[s], tokens=tokens[s]) for s in splits}

@@ -366,7 +366,9 @@ def test_one_document_is_refused(corpus: Path) -> None:
 
 
 def test_a_split_with_fewer_than_two_documents_names_the_fraction(corpus: Path) -> None:
-    with pytest.raises(UserError, match=r"validation_fraction: 0\.001 of 40 .* for validation"):
+    with pytest.raises(
+        UserError, match=r"0\.001 of 40 .* for validation, which needs \d+; allowed: another"
+    ):
         make_examples(section(corpus, validation_fraction=0.001))
 
 
