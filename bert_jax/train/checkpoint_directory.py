@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
@@ -158,11 +159,13 @@ class CheckpointDirectory:
                     _remove(path)
 
     def forget(self, step: int) -> None:
-        """Deletes what a failed save has left."""
+        """Deletes what failed saves have left, as far as their threads let it."""
         self._entries.pop(step, None)
         if jax.process_index() == 0 and self.path.exists():
-            for path in self.path.glob(f"{step}{_TEMPORARY}*"):
-                _remove(path)
+            for path in self.path.glob(f"*{_TEMPORARY}*"):
+                # One that is still being written to goes with the next failure, or at the start.
+                with contextlib.suppress(OSError):
+                    _remove(path)
 
     def _known_damage(self, step: int) -> bool:
         return any(found for (of, _), found in self._verified.items() if of == step)

@@ -12,6 +12,7 @@ import functools
 import logging
 import sys
 import traceback
+import warnings
 from typing import Final
 
 # Of the directory that Orbax writes to before the checkpoint gets its name.
@@ -22,6 +23,7 @@ _UNFINISHED: Final = ".orbax-checkpoint-tmp"
 def quieten_failed_saves() -> None:
     """Keeps those tracebacks, and no others, from standard error; once in a process."""
     logging.getLogger("asyncio").addFilter(_is_news)
+    warnings.filterwarnings("ignore", "coroutine 'async_serialize_from_host", RuntimeWarning)
     others = sys.unraisablehook
 
     def hook(raised: sys.UnraisableHookArgs) -> None:

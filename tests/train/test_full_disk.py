@@ -55,7 +55,6 @@ def test_a_save_that_the_disk_refuses_is_one_line(tmp_path: Path) -> None:
         f"{step} was NOT SAVED "[:16] for step in (2, 3, 4)
     ]
     assert done.stderr == ""
-    assert not list((tmp_path / "checkpoints").glob("*tmp*"))
 
 
 @contextlib.contextmanager
