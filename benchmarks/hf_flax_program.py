@@ -14,11 +14,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from hf_flax_step import make_step  # pyright: ignore
+from hf_flax_step import make_config, make_optimizer, make_step  # pyright: ignore
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from transformers import BertConfig, FlaxBertForPreTraining  # pyright: ignore
+from transformers import FlaxBertForPreTraining  # pyright: ignore
 
 
 def main(topology: str, megacore: str, sizes: str, text: str) -> None:
@@ -34,15 +33,9 @@ def main(topology: str, megacore: str, sizes: str, text: str) -> None:
     options = {"chip_config_name": megacore} if megacore else {}
     described = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
     mesh = Mesh(np.asarray(described.devices), ("data",))
-    config = BertConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 64,
-        intermediate_size=4 * hidden,
-    )
+    config = make_config(layers=layers, hidden=hidden, vocab=vocab)
     model = FlaxBertForPreTraining(config, dtype=jnp.bfloat16, _do_init=False)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4, weight_decay=0.01))
+    optimizer = make_optimizer()
     params = jax.eval_shape(lambda key: model.init_weights(key, (1, length)), jax.random.key(0))
     state = (params, jax.eval_shape(optimizer.init, params), jax.eval_shape(jax.random.key, 0))
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)

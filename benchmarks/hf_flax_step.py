@@ -19,15 +19,9 @@ from transformers import BertConfig, FlaxBertForPreTraining  # pyright: ignore
 def main() -> None:
     """Compiles at the first request and serves until stdin ends."""
     layers, hidden, rows, length, predictions, vocab = map(int, sys.argv[1:])
-    config = BertConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 64,
-        intermediate_size=4 * hidden,
-    )
+    config = make_config(layers=layers, hidden=hidden, vocab=vocab)
     model = FlaxBertForPreTraining(config, seed=0, input_shape=(1, length))
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4, weight_decay=0.01))
+    optimizer = make_optimizer()
     params = jax.tree.map(jnp.asarray, model.params)
     state = (params, optimizer.init(params), jax.random.key(0))
     step = jax.jit(make_step(model, optimizer), donate_argnums=0)
@@ -37,6 +31,22 @@ def main() -> None:
             state, _ = step(state, batch)
         jax.block_until_ready(state)
         print("done", flush=True)
+
+
+def make_config(*, layers: int, hidden: int, vocab: int) -> BertConfig:
+    """Returns BERT of that size, with heads of 64."""
+    return BertConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+    )
+
+
+def make_optimizer() -> optax.GradientTransformation:
+    """Returns AdamW with the gradient's norm cut at 1."""
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4, weight_decay=0.01))
 
 
 def make_batch(rows: int, length: int, predictions: int, vocab: int) -> tuple[jax.Array, ...]:

@@ -7,7 +7,6 @@ import functools
 import gc
 import importlib.metadata
 import json
-import os
 import platform
 import statistics
 import subprocess
@@ -16,6 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from bert_jax.data.cores import available_cores
 
 
 def report(
@@ -53,7 +54,7 @@ def report(
 @functools.cache
 def machine() -> Mapping[str, Any]:
     """Returns ``{"cpu": "AMD EPYC 7B12", "cores": 2}``; cores are those this process may use."""
-    return {"cpu": _cpu_model(), "cores": _usable_cores(), "system": platform.system()}
+    return {"cpu": _cpu_model(), "cores": available_cores(), "system": platform.system()}
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
@@ -91,12 +92,6 @@ def interleaved(runs: Mapping[str, Callable[[], object]], *, rounds: int) -> dic
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """Returns the median of the rounds' ratios: ``([2, 3, 8], [1, 1, 4])`` -> 2.0."""
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _cpu_model() -> str:

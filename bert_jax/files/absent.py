@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any, Final
 
 import fsspec
@@ -23,19 +24,9 @@ class _Absent(fsspec.AbstractFileSystem):
         raise UserError(f"{name}:// needs {client}, which is not installed: pip install {extra}")
 
 
-class S3(_Absent):
-    """Amazon's."""
-
-    protocol = "s3"
-
-
-class Az(_Absent):
-    """Microsoft's."""
-
-    protocol = "az"
-
-
-class Hf(_Absent):
-    """Hugging Face's."""
-
-    protocol = "hf"
+def say_when_opened() -> None:
+    """Registers them with fsspec; where a client is installed its own stays."""
+    for name, client in CLIENTS.items():
+        if importlib.util.find_spec(client) is None:
+            absent = type(f"Absent{name.capitalize()}", (_Absent,), {"protocol": name})
+            fsspec.register_implementation(name, absent, clobber=True)

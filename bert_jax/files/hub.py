@@ -7,7 +7,6 @@ finds a token by itself (``HF_TOKEN``, `hf auth login`): none passes through her
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bert_jax.errors import UserError, first_line
+from bert_jax.files.checksum import sha256_of
 from bert_jax.narration import doing
 
 SCHEME: Final = "hf://"
@@ -44,9 +44,7 @@ class HubFile(NamedTuple):
     @property
     def record(self) -> dict[str, str]:
         """What provenance.json says of it."""
-        with self.path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"hub": self.pinned, "sha256": sha256}
+        return {"hub": self.pinned, "sha256": sha256_of(self.path)}
 
 
 def is_dataset_file(source: str) -> bool:

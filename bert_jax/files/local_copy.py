@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import atexit
 import functools
-import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.files.checksum import sha256_of_files
 from bert_jax.files.download import download, find_files
 from bert_jax.files.remote import is_remote
 from bert_jax.narration import doing
 
 CHECKED: Final = "sha256-"
-"""Before a hash, in the name of a directory: what lies in it has the hash that `content_sha256`
+"""Before a hash, in the name of a directory: what lies in it has the hash that `sha256_of_files`
 returns."""
 
 _HASH: Final = re.compile(rf"/{CHECKED}([0-9a-f]{{64}})/")
@@ -44,16 +43,6 @@ def local_copy(path: str) -> Path:
     return _copied(path) if is_remote(path) else Path(path)
 
 
-def content_sha256(files: Mapping[str, Path]) -> str:
-    """Returns the SHA-256 of what `sha256sum` prints of files, by name: of one, or several."""
-    sums = hashlib.sha256()
-    for name, path in sorted(files.items()):
-        with path.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        sums.update(f"{digest}  {name}\n".encode())
-    return sums.hexdigest()
-
-
 @functools.cache
 def _copied(path: str) -> Path:
     try:
@@ -68,7 +57,7 @@ def _copied(path: str) -> Path:
     with doing(f"copying {path}"):
         download(files, into, say=lambda line: None)
     wanted = _HASH.search(path)
-    if wanted and content_sha256({file.name: into / file.name for file in files}) != wanted[1]:
+    if wanted and sha256_of_files({file.name: into / file.name for file in files}) != wanted[1]:
         raise UserError(f"{path}: damaged: not of the SHA-256 in its name; copy it again")
     return target
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import importlib.util
 import io
 import os
 import pathlib
@@ -17,6 +16,8 @@ import numpy as np
 from etils import epath
 from fsspec.config import conf
 
+from bert_jax.files import absent
+
 Result = TypeVar("Result")
 
 # One client for every ``gs://`` path, loaded at its first use. Where TensorFlow is installed, etils
@@ -28,10 +29,7 @@ for _name in ("gcs", "gs"):
     conf.setdefault(_name, {})["use_listings_cache"] = False
 
 # The others are fsspec's, where their packages are installed.
-for _name, _client in (("s3", "s3fs"), ("az", "adlfs"), ("hf", "huggingface_hub")):
-    if importlib.util.find_spec(_client) is None:
-        _absent = f"bert_jax.files.absent.{_name.capitalize()}"
-        fsspec.register_implementation(_name, _absent, clobber=True)
+absent.say_when_opened()
 
 # An emulator's address goes to all three clients. tensorstore waits for ever where nothing comes.
 if _emulator := os.environ.get("STORAGE_EMULATOR_HOST"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
+from bert_jax.files.checksum import sha256_of
 from bert_jax.inference.model import InferenceModel
 from bert_jax.interop.hf import is_hf, read_hf
 from bert_jax.interop.hf_tokenizer import tokenizer_files
@@ -118,7 +118,7 @@ def write_imported_run(
             "imported_from": {
                 **record,
                 "directory": str(directory),
-                "sha256": {path.name: _sha256(path) for path in sorted(files)},
+                "sha256": {path.name: sha256_of(path) for path in sorted(files)},
             },
             "tensors_ignored": dict(model.ignored),
         },
@@ -171,8 +171,3 @@ def _to_device(params: Params) -> None:
             _to_device(value)
         else:
             params[name] = jax.device_put(value, jax.devices("cpu")[0])
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from bert_jax.errors import UserError
+from bert_jax.files.checksum import sha256_of_files
 from bert_jax.files.remote import is_remote
 from bert_jax.narration import doing
 
@@ -83,12 +83,8 @@ def _sha256(directory: Path) -> str:
     weights = next(
         (found for patterns in _WEIGHTS if (found := _matching(directory, patterns))), set[Path]()
     )
-    digest = hashlib.sha256()
-    for file in sorted(weights | _matching(directory, (*_CONFIGS, *_TOKENIZER))):
-        with file.open("rb") as content:
-            part = hashlib.file_digest(content, "sha256").hexdigest()
-        digest.update(f"{part}  {file.name}\n".encode())
-    return digest.hexdigest()
+    read = weights | _matching(directory, (*_CONFIGS, *_TOKENIZER))
+    return sha256_of_files({file.name: file for file in read})
 
 
 def _matching(directory: Path, patterns: tuple[str, ...]) -> set[Path]:

@@ -10,8 +10,9 @@ from typing import Any, Final
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.files.checksum import sha256_of_files
 from bert_jax.files.hub import is_dataset_file
-from bert_jax.files.local_copy import CHECKED, content_sha256
+from bert_jax.files.local_copy import CHECKED
 from bert_jax.files.remote import is_remote
 from bert_jax.launch.host_paths import on_bucket
 from bert_jax.tasks.glue.files import TASKS
@@ -67,7 +68,7 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
                 f"to be uploaded with a job: {LARGEST_BYTES / 2**20:,.0f} MiB; copy them to the "
                 "bucket and name them gs://…"
             )
-        target = f"{bucket.rstrip('/')}/files/{CHECKED}{content_sha256(files)}"
+        target = f"{bucket.rstrip('/')}/files/{CHECKED}{sha256_of_files(files)}"
         if key == "data":
             target += f"/{next(iter(files.values())).parent.name}"
         changed[key] = target if key == "data" else f"{target}/{next(iter(files))}"

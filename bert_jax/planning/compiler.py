@@ -18,6 +18,7 @@ from typing import Final
 import pydantic
 from rich.console import Console
 
+from bert_jax.data.cores import available_cores
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.user_cache import user_cache
@@ -102,7 +103,7 @@ def compiled_together(
     started = time.monotonic()
     quiet = dataclasses.replace(compiler, console=Console(quiet=True))
     with (
-        ThreadPoolExecutor(min(len(requests), _cores())) as pool,
+        ThreadPoolExecutor(min(len(requests), available_cores())) as pool,
         compiler.console.status("") as status,
     ):
         running = [
@@ -113,12 +114,6 @@ def compiled_together(
         steps = [each.result() for each in running]
     compiler.console.print(f"compiled {title} in {time.monotonic() - started:.0f} s", style="dim")
     return steps
-
-
-def _cores() -> int:
-    """Returns how many cores this process may use."""
-    usable = getattr(os, "sched_getaffinity", None)  # Linux alone has it
-    return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 def kept_step(request: CompileRequest, *, title: str, compiler: Compiler) -> CompiledStep | None:

@@ -1,4 +1,4 @@
-"""TriedSettings under which a run fits, and how fast each is, found by compiling them.
+"""Settings under which a run fits, and how fast each is, found by compiling them.
 
 Tried are layouts and recomputation, which change memory and time and no number of the training:
 accumulation, remat, and how parameters are split. The batch stays what it is.
@@ -26,9 +26,6 @@ _REMAT: Final[tuple[Remat, ...]] = ("none", "attention", "full")
 _ACCUMULATION: Final = (1, 2, 4, 8, 16)
 
 
-_MESH: Final = MeshSection.model_fields
-
-
 class TriedSettings(NamedTuple):
     """Settings to try: of the model's execution, of the phase, of the mesh."""
 
@@ -50,11 +47,9 @@ class TriedSettings(NamedTuple):
         return tuple(f"{key}={new}" for key, old, new in found if old != new)
 
     def _layout(self) -> dict[str, int]:
-        """Returns the candidate's keys of `mesh`."""
-        own = {
-            key: value for key, value in self._asdict().items() if key in MeshSection.model_fields
-        }
-        return {"data": -1, **own}
+        """Returns what of them belongs to `mesh`."""
+        own = self._asdict().items()
+        return {"data": -1, **{key: value for key, value in own if key in MeshSection.model_fields}}
 
     def applied(self, request: CompileRequest) -> CompileRequest:
         """Returns the request with these settings."""

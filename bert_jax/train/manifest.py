@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
-import io
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
+from bert_jax.files.checksum import sha256_of
 from bert_jax.files.read import read_json_object
 
 MANIFEST: Final = "manifest.json"
@@ -164,9 +164,7 @@ def _records(paths: Iterable[epath.Path]) -> Iterator[FileRecord]:
 
 
 def _record(path: epath.Path) -> FileRecord:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(cast(io.BufferedReader, file), "sha256").hexdigest()
-    return FileRecord(path.stat().length, digest)
+    return FileRecord(path.stat().length, sha256_of(path))
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

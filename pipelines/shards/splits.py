@@ -9,10 +9,10 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.dataset.provenance import SplitRecord
-from bert_jax.data.dataset.reader import sha256_of
 from bert_jax.data.dataset.schema import lengths_name, shard_name
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import whole_file
+from bert_jax.files.checksum import sha256_of
 from bert_jax.files.remote import each, load_array
 from bert_jax.pipelines.build import DatasetBuild
 from bert_jax.pipelines.progress import StageProgress

@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from bert_jax.errors import RunStopped
 from bert_jax.files.lock import lock_at
+from bert_jax.launch import heartbeats
 from bert_jax.launch.job import Attempt, HostStatus, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Existing, Observation, Request, State, Unavailable
 from bert_jax.launch.section import SubmitSection
@@ -16,6 +20,21 @@ from bert_jax.launch.verdict import WatchPace
 
 HOUR = 3600.0
 PACE = WatchPace(poll=60.0, start=1200.0, silence=600.0, settle=180.0)
+
+
+def bucket_outage() -> tuple[Callable[[], None], Callable[[], None]]:
+    """Returns what makes the bucket fail for the supervisor, and what ends that."""
+
+    def fail(*_: object) -> None:
+        raise RunStopped("gs://b: no answer for 60 s (503 try again)")
+
+    down = pytest.MonkeyPatch()
+
+    def begin() -> None:
+        down.setattr(heartbeats, "read_host", fail)
+        down.setattr("bert_jax.launch.supervisor.write_state", fail)
+
+    return begin, down.undo
 
 
 class Clock:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from google.cloud import tpu_v2
 
-from bert_jax.errors import RunStopped, UserError
-from bert_jax.launch import google_calls, heartbeats, watching
+from bert_jax.errors import UserError
+from bert_jax.launch import google_calls, watching
 from bert_jax.launch.job import Attempt, JobPlacement
 from bert_jax.launch.launcher import State
 from bert_jax.launch.pace import Pace
@@ -20,7 +20,7 @@ from bert_jax.launch.section import LimitsSection
 from bert_jax.launch.supervisor import Supervisor
 from bert_jax.launch.supervisor_state import SupervisorState, read_state
 from bert_jax.launch.watching import watch_job
-from tests.launch.scripted import HOUR, PACE, World
+from tests.launch.scripted import HOUR, PACE, World, bucket_outage
 from tests.launch.tpu_service import PROJECT, TpuService, denied, too_fast
 
 PLACES = tuple(
@@ -196,17 +196,9 @@ def test_a_second_supervisor_is_refused_while_the_first_one_lives(cloud: Cloud) 
 
 
 def test_a_bucket_that_cannot_be_reached_for_a_minute_changes_nothing(cloud: Cloud) -> None:
-    def fail(*_: object) -> None:
-        raise RunStopped("gs://b: no answer for 60 s (503 try again)")
-
-    down = pytest.MonkeyPatch()
-
-    def take_down() -> None:
-        down.setattr(heartbeats, "read_host", fail)
-        down.setattr("bert_jax.launch.supervisor.write_state", fail)
-
-    cloud.clock.after(HOUR, take_down)
-    cloud.clock.after(HOUR + 90, down.undo)
+    begin, end = bucket_outage()
+    cloud.clock.after(HOUR, begin)
+    cloud.clock.after(HOUR + 90, end)
     cloud.clock.after(2 * HOUR, lambda: cloud.beat(1, "done", exit_code=0, step=900))
     cloud.supervisor().run()
     assert len(cloud.ends("done").attempts) == cloud.service.machines_ever == 1

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.launch import heartbeats, supervisor_state
+from bert_jax.launch import supervisor_state
 from bert_jax.launch.job import Attempt, JobPlacement
 from bert_jax.launch.launcher import OutOfQuota, State, Unavailable
 from bert_jax.launch.lease import lease
 from bert_jax.launch.section import LimitsSection
 from bert_jax.launch.supervisor_state import read_state
-from tests.launch.scripted import HOUR, PACE, World
+from tests.launch.scripted import HOUR, PACE, World, bucket_outage
 
 TWO = (
     JobPlacement(on="v5e:2x4", zone="us-west4-a", dollars_per_hour=10.0),
@@ -314,18 +314,10 @@ def test_a_bucket_that_cannot_be_reached_for_a_while_changes_nothing(
     world = World(tmp_path)
     world.activate(1, steps=steps())
 
-    def fail(*_: object) -> None:
-        raise RunStopped("gs://b: no answer for 600 s (try again, 503)")
-
-    down = pytest.MonkeyPatch()
-
-    def take_down() -> None:
-        down.setattr(heartbeats, "read_host", fail)
-        down.setattr("bert_jax.launch.supervisor.write_state", fail)
-
+    begin, end = bucket_outage()
     # For longer than a silence of hosts is borne, which theirs is not.
-    world.clock.after(HOUR, take_down)
-    world.clock.after(HOUR + 3 * PACE.silence, down.undo)
+    world.clock.after(HOUR, begin)
+    world.clock.after(HOUR + 3 * PACE.silence, end)
     world.clock.after(3 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
     world.supervisor().run()
     found = ends(world, "done")

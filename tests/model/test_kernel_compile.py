@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from bert_jax.planning.compiler import TPU_COMPILER
+from tests.tpu_compiler import compile_for_tpus
 
 TOPOLOGIES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 
@@ -20,13 +17,6 @@ TOPOLOGIES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 )
 @pytest.mark.parametrize("length", [128, pytest.param(512, marks=pytest.mark.chaos)])
 def test_forward_and_backward_kernels_compile(length: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.model.kernel_program", str(length), *TOPOLOGIES],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **TPU_COMPILER},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    printed = compile_for_tpus("tests.model.kernel_program", length, *TOPOLOGIES)
     expected = ["attention_backward", "attention_forward"]
-    assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(TOPOLOGIES, expected)
+    assert json.loads(printed.splitlines()[-1]) == dict.fromkeys(TOPOLOGIES, expected)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from bert_jax.planning.compiler import TPU_COMPILER
 from bert_jax.planning.cycles import KERNEL, count_cycles, kernels_called
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedule, read_schedules
 from tests.planning.nested_kernel import INNER, LANES, OUTER, ROWS, STEPS, TURNS
-from tests.project import ROOT, environment
+from tests.project import ROOT
+from tests.tpu_compiler import compile_for_tpus
 
 GOLDEN = ROOT / "tests/golden/planning"
 
@@ -83,15 +81,7 @@ def test_a_call_takes_the_longer_of_bundles_and_copies() -> None:
     importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
 )
 def test_a_kernel_compiled_here_has_its_loops_its_copies_and_its_calls(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.planning.nested_kernel", "v5e:2x2", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment() | dict(TPU_COMPILER),
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    compile_for_tpus("tests.planning.nested_kernel", "v5e:2x2", tmp_path)
     program = Program.of(parse_hlo((tmp_path / "program.txt").read_text()))
     schedules = read_schedules(tmp_path, kernels_called(program), accelerator="v5e")
     counted = count_cycles(program, bytes_per_cycle=500.0, schedules=schedules)

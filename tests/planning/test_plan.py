@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,13 @@ import pytest
 import yaml
 from click.testing import Result
 
-from bert_jax.planning.compiler import TPU_COMPILER
 from bert_jax.planning.cycles import count_cycles
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from tests.planning.nested_loops import INNER, OUTER
-from tests.project import ROOT, environment, invoke, refused
+from tests.project import invoke, refused
 from tests.report.strict_html import Document
+from tests.tpu_compiler import compile_for_tpus
 
 pytestmark = [
     pytest.mark.slow,
@@ -242,15 +240,7 @@ def test_a_run_that_does_not_fit_says_what_it_needs(workplace: Path) -> None:
 
 def test_nested_loops_of_a_real_program_have_their_trips(tmp_path: Path) -> None:
     output = tmp_path / "program.txt"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.planning.nested_loops", "v5e:2x2", str(output)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment() | dict(TPU_COMPILER),
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    compile_for_tpus("tests.planning.nested_loops", "v5e:2x2", output)
     program = Program.of(parse_hlo(output.read_text(encoding="utf-8")))
     found = count_cycles(program, bytes_per_cycle=500.0, schedules={})
     assert len(found.unknown_loops) == 1  # that of the data

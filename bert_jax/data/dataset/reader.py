@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import bisect
-import hashlib
 import itertools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
@@ -15,6 +14,7 @@ from etils import epath
 from bert_jax.data.dataset.provenance import Provenance, ShardRecord, SplitRecord, read_provenance
 from bert_jax.data.dataset.schema import Example, decode, lengths_name
 from bert_jax.errors import UserError, did_you_mean, first_line
+from bert_jax.files.checksum import sha256_of
 
 __all__ = ["Dataset", "Example", "open_dataset"]
 
@@ -206,9 +206,3 @@ def _check_hash(path: epath.Path, expected: str) -> None:
         raise UserError(
             f"{path}: damaged: SHA-256 is {found}, expected {expected}; copy or make it again"
         )
-
-
-def sha256_of(path: epath.PathLike) -> str:
-    """Returns the SHA-256 of a file in hexadecimal, without loading it whole."""
-    with epath.Path(path).open("rb") as file:
-        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()

@@ -1,0 +1,23 @@
+"""What tests compile for TPUs, in a process of its own: libtpu is loaded once in a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from bert_jax.planning.compiler import TPU_COMPILER
+from tests.project import ROOT, environment
+
+
+def compile_for_tpus(module: str, *arguments: object) -> str:
+    """Runs ``python -m module arguments``, which must succeed; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment() | dict(TPU_COMPILER),
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
