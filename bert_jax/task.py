@@ -101,7 +101,11 @@ class RowTransform(Protocol):
 
 
 class Task(Protocol):
-    """An objective or a fine-tuning task, as the loop sees it."""
+    """An objective or a fine-tuning task, as the loop sees it.
+
+    Hashable. Equal tasks have the same `build`, `weights` and `loss`, and share one compiled step;
+    an object that is equal to itself alone shares it with nothing.
+    """
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         """Returns the model with freshly initialised parameters."""

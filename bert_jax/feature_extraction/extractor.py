@@ -25,7 +25,9 @@ from bert_jax.inference.bucketed import BucketedInference
 from bert_jax.inference.model import InferenceModel
 from bert_jax.model.config import Architecture
 from bert_jax.model.shape_cost import inference_cost
+from bert_jax.parallel.compiling import made_once
 from bert_jax.task import Batch, Row
+from bert_jax.train.state import ModelDefinition
 
 Level = Literal["token", "word", "sentence"]
 Pool = Literal["cls", "mean"]
@@ -147,7 +149,7 @@ class FeatureExtractor:
         self.counts = ExtractionCounts()
         self._settings, self._tokenizer, self._params = settings, model.tokenizer, loaded.params
         self._inference = BucketedInference(
-            _forward(settings, loaded.model.graphdef),
+            _forward(settings, loaded.model),
             loaded.mesh,
             batch_size=settings.batch_size,
             max_length=settings.max_length,
@@ -232,11 +234,14 @@ class FeatureExtractor:
         return TextFeatures(text.source, means, words, spans[starts].tolist())
 
 
-def _forward(settings: ExtractionSettings, graphdef: Any) -> Callable[[Any, Batch], jax.Array]:
+@made_once
+def _forward(
+    settings: ExtractionSettings, definition: ModelDefinition
+) -> Callable[[Any, Batch], jax.Array]:
     """Returns ``(params, batch) -> vectors``: [B, width], below sentence level [B, L, width]."""
 
     def forward(params: Any, batch: Batch) -> jax.Array:
-        model = nnx.merge(graphdef, params)
+        model = nnx.merge(definition.graphdef, params)
         if settings.level != "sentence":
             return settings.layers.combine(model.every_layer(batch))
         read = _first if settings.pool == "cls" else _mean_over(batch["segment_ids"])

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from bert_jax.inference.lengths import PaddedLengths
 from bert_jax.model.shape_cost import ShapeCost
-from bert_jax.parallel.compiling import compiling
+from bert_jax.parallel.compiling import compiling, made_once
 from bert_jax.parallel.mesh import process_share
 from bert_jax.parallel.rules import batch_parts, batch_sharding, replicated
 from bert_jax.parallel.stop_signal import STOP
@@ -67,7 +67,8 @@ class BucketedInference:
         """Compiles nothing yet: the first batch of each length does.
 
         Args:
-            forward: ``(params, batch) -> outputs``; every output has the batch's rows in front.
+            forward: ``(params, batch) -> outputs``; every output has the batch's rows in front. One
+                that was `made_once` compiles once for all that use it.
             mesh: over which rows are split.
             batch_size: rounded up to a multiple of the mesh's data-parallel size.
             max_length: no row is longer.
@@ -81,7 +82,7 @@ class BucketedInference:
         self._mesh, self._share = mesh, process_share(mesh)
         self._lengths = PaddedLengths(max_length, cost)
         self._met: set[tuple[int, int]] = set()  # shapes that were compiled
-        self._forward = jax.jit(forward, out_shardings=replicated(mesh))
+        self._forward = _jit_forward(forward, mesh)
 
     def __call__(
         self, params: Any, lengths: Sequence[int] | np.ndarray, make_batch: MakeBatch
@@ -136,6 +137,11 @@ class BucketedInference:
             self._met.add(shape)
             with compiling(f"the model for {size} × {length} tokens"):
                 return self._forward(params, placed)
+
+
+@made_once
+def _jit_forward(forward: Callable[[Any, Batch], Any], mesh: Mesh) -> jax.stages.Wrapped:
+    return jax.jit(forward, out_shardings=replicated(mesh))
 
 
 def _fetch(rows: np.ndarray, length: int, outputs: Any) -> ComputedBatch:

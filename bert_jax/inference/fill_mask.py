@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -15,9 +15,11 @@ from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import BucketedInference
 from bert_jax.inference.model import InferenceModel
 from bert_jax.model.shape_cost import inference_cost
+from bert_jax.parallel.compiling import made_once
 from bert_jax.runs.directory import describe
 from bert_jax.task import Batch, Row
 from bert_jax.text import Tokenizer
+from bert_jax.train.state import ModelDefinition
 
 MASK: Final = "[MASK]"
 BATCH_SIZE: Final = 32
@@ -62,19 +64,8 @@ class MaskFiller:
             )
         self._tokenizer, self._params = model.tokenizer, model.loaded.params
         self._positions = model.architecture.max_position_embeddings
-        graphdef, special = model.loaded.model.graphdef, list(model.tokenizer.special)
-
-        def forward(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-            """Returns probabilities and ids, [B, masks, top_k]."""
-            bert = nnx.merge(graphdef, params)
-            hidden = bert.hidden(batch, dropout_key=None)
-            logits = bert.mlm_logits(hidden, batch["masked_lm_positions"])
-            # No text contains the special pieces.
-            logits = logits.at[..., jnp.asarray(special)].set(-jnp.inf)
-            return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), top_k)
-
         self._inference = BucketedInference(
-            forward,
+            _forward(model.loaded.model, tuple(model.tokenizer.special), top_k),
             model.loaded.mesh,
             batch_size=BATCH_SIZE,
             max_length=self._positions,
@@ -118,6 +109,22 @@ class MaskFiller:
                 ]
                 filled[row] = candidates[: len(masks[row])]
         return [Filled(text, filled[row]) for row, text in enumerate(texts)]
+
+
+@made_once
+def _forward(
+    model: ModelDefinition, special: tuple[int, ...], top_k: int
+) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
+    def forward(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Returns probabilities and ids, [B, masks, top_k]."""
+        bert = nnx.merge(model.graphdef, params)
+        hidden = bert.hidden(batch, dropout_key=None)
+        logits = bert.mlm_logits(hidden, batch["masked_lm_positions"])
+        # No text contains the special pieces.
+        logits = logits.at[..., jnp.asarray(special)].set(-jnp.inf)
+        return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), top_k)
+
+    return forward
 
 
 def _next_power_of_two(number: int) -> int:

@@ -13,8 +13,10 @@ from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import MlmHead, NextSentenceHead, Pooler, TaskHead, gather_positions
 from bert_jax.model.layers import subkey
+from bert_jax.parallel.compiling import made_once
 
 
+@made_once
 def bert_builder(
     architecture: Architecture, execution: Execution, heads: HeadsSection
 ) -> Callable[[nnx.Rngs], Bert]:

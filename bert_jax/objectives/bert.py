@@ -53,10 +53,11 @@ class BertObjective:
 
     architecture: Architecture
     execution: Execution
-    masking: MaskingSection
-    tokenizer: Tokenizer
+    # What is not compared decides rows and reports, but neither model nor loss.
+    masking: MaskingSection = dataclasses.field(compare=False)
+    tokenizer: Tokenizer = dataclasses.field(compare=False)
     pair: PairTask | None = "nsp"
-    best_metric: str = "loss"
+    best_metric: str = dataclasses.field(default="loss", compare=False)
 
     def features(
         self, *, seq_length: int, max_predictions: int | None, evaluation: bool

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.errors import UserError
 from bert_jax.optim.layerwise import (
@@ -16,7 +17,13 @@ from bert_jax.optim.layerwise import (
     scale_by_unit,
     unfreezes_later,
 )
-from bert_jax.optim.optimizer import decay_mask, scale_by_bert_adam, scale_by_given_rate
+from bert_jax.optim.optimizer import (
+    FlatAxes,
+    decay_mask,
+    scale_by_bert_adam,
+    scale_by_given_rate,
+    without,
+)
 from bert_jax.optim.schedule import (
     Schedule,
     slanted_triangular,
@@ -32,6 +39,7 @@ from bert_jax.optim.units import (
     unit_names,
     unit_of_parameters,
 )
+from bert_jax.parallel.compiling import made_once
 
 Axes = Any  # a nested dict of LogicalAxes
 
@@ -72,8 +80,22 @@ def make_finetune_optimizer(
     Raises:
         UserError: `freeze` names what the model does not have.
     """
+    given = without(
+        section, "learning_rate", "schedule", "warmup_fraction", "cut_fraction", "ratio"
+    )
+    flat = tuple(flatten_dict(axes).items())
+    # Of no consequence where nothing is unfrozen.
+    steps_per_epoch = 0 if section.unfreeze_every is None else steps_per_epoch
+    return _make_optimizer(given, flat, depth=depth, steps_per_epoch=steps_per_epoch)
+
+
+@made_once
+def _make_optimizer(
+    section: FinetuneOptimizerSection, axes: FlatAxes, *, depth: int, steps_per_epoch: int
+) -> optax.GradientTransformationExtraArgs:
     # One flat chain, as `make_optimizer` makes it, so that `find_moments` reads either.
-    parts = _direction(section, axes, depth=depth, steps_per_epoch=steps_per_epoch)
+    nested = unflatten_dict(dict(axes))
+    parts = _direction(section, nested, depth=depth, steps_per_epoch=steps_per_epoch)
     return optax.chain(*parts, scale_by_given_rate())
 
 

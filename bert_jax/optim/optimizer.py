@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bert_jax.optim.sections import OptimizerSection
+from bert_jax.optim.sections import AdamSection, OptimizerSection
+from bert_jax.parallel.compiling import made_once
 from bert_jax.parallel.rules import LogicalAxes
 
 Params = Any  # a nested dict of float32 arrays
 Axes = Any  # the same nested dict of LogicalAxes
+FlatAxes = tuple[tuple[tuple[str, ...], LogicalAxes], ...]  # the same again, hashable
 
 NO_DECAY = ("bias", "scale")
+
+AnySection = TypeVar("AnySection", bound=AdamSection)
 
 
 class MomentsState(NamedTuple):
@@ -37,6 +42,14 @@ def make_optimizer(section: OptimizerSection, axes: Axes) -> optax.GradientTrans
         axes: the logical axes of every parameter; LAMB needs them to keep the layers of a
             stacked parameter apart.
     """
+    needed = tuple(flatten_dict(axes or {}).items()) if section.name == "lamb" else ()
+    return _make_optimizer(without(section, "learning_rate", "warmup_steps"), needed)
+
+
+@made_once
+def _make_optimizer(
+    section: OptimizerSection, axes: FlatAxes
+) -> optax.GradientTransformationExtraArgs:
     parts = []
     if section.clip_norm is not None:
         parts.append(optax.clip_by_global_norm(section.clip_norm))
@@ -46,8 +59,14 @@ def make_optimizer(section: OptimizerSection, axes: Axes) -> optax.GradientTrans
         parts.append(scale_by_bert_adam(section.beta1, section.beta2, section.eps))
     parts.append(optax.add_decayed_weights(section.weight_decay, mask=decay_mask))
     if section.name == "lamb":
-        parts.append(scale_by_layer_trust_ratio(axes))
+        parts.append(scale_by_layer_trust_ratio(unflatten_dict(dict(axes))))
     return optax.chain(*parts, scale_by_given_rate())
+
+
+def without(section: AnySection, *names: str) -> AnySection:
+    """Returns a section with the defaults in place of fields that the optimizer does not read."""
+    fields = type(section).model_fields
+    return section.model_copy(update={name: fields[name].default for name in names})
 
 
 def scale_by_given_rate() -> optax.GradientTransformationExtraArgs:

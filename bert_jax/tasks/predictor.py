@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from bert_jax.inference.bucketed import BucketedInference
 from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.narration import doing
+from bert_jax.parallel.compiling import made_once
 from bert_jax.task import Batch, Row
 from bert_jax.tasks.batches import INPUTS, collate
 from bert_jax.tasks.family import Family, Record, Split
@@ -46,13 +47,9 @@ class Predictor:
             few_rows: splits are often small, see `BucketedInference`.
             cost: of a program and of padding, see `BucketedInference`.
         """
-
-        def forward(params: Any, batch: Batch) -> jax.Array:
-            return logits(nnx.merge(model.graphdef, params), batch, dropout_key=None)
-
         self._pad_id = pad_id
         self._inference = BucketedInference(
-            forward,
+            _forward(model),
             mesh,
             batch_size=batch_size,
             max_length=max_length,
@@ -76,6 +73,14 @@ class Predictor:
     def _make_batch(self, split: Split, rows: np.ndarray, *, batch_size: int, length: int) -> Row:
         batch = collate(split, rows, batch_size=batch_size, length=length, pad_id=self._pad_id)
         return {name: batch[name] for name in INPUTS}
+
+
+@made_once
+def _forward(model: ModelDefinition) -> Callable[[Any, Batch], jax.Array]:
+    def forward(params: Any, batch: Batch) -> jax.Array:
+        return logits(nnx.merge(model.graphdef, params), batch, dropout_key=None)
+
+    return forward
 
 
 def predict_splits(

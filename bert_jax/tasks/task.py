@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, Execution, HeadsSection
@@ -28,8 +28,7 @@ class FinetuneTask:
     execution: Execution
     heads: HeadsSection
     class_weights: tuple[float, ...] | None = None
-    # Nested dicts of parameters, True for those that never change; None where all may.
-    frozen: Any = None
+    frozen: frozenset[str] = frozenset()  # parameters that never change: ``pooler/bias``
 
     def build(self, rngs: nnx.Rngs) -> Bert:
         """Returns the encoder with the task's head, all of it freshly drawn."""
@@ -61,14 +60,11 @@ class FinetuneTask:
 
     def _without_frozen_gradients(self, model: nnx.Module) -> Bert:
         """Returns the same model, whose backward pass ends where nothing below it trains."""
-        if self.frozen is not None:
+        if self.frozen:
             graphdef, state = nnx.split(model)
-            params = jax.tree.map(
-                lambda param, frozen: jax.lax.stop_gradient(param) if frozen else param,
-                nnx.to_pure_dict(state),
-                self.frozen,
-            )
-            model = nnx.merge(graphdef, params)
+            named = flatten_dict(nnx.to_pure_dict(state), sep="/")
+            held = {name: jax.lax.stop_gradient(named[name]) for name in self.frozen}
+            model = nnx.merge(graphdef, unflatten_dict(named | held, sep="/"))
         assert isinstance(model, Bert)
         return model
 

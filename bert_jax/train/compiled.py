@@ -7,7 +7,7 @@ keeps the promise that nothing compiles after the first step of a phase.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from bert_jax.data.rows.collate import parts_of
 from bert_jax.optim.schedule import Schedule
-from bert_jax.parallel.compiling import compiling
+from bert_jax.parallel.compiling import compiling, made_once
 from bert_jax.parallel.rules import replicated
 from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
@@ -64,17 +64,27 @@ def lower_step(
     step: TrainStep, state: TrainState, batch: StepBatch, schedule: Schedule
 ) -> jax.stages.Lowered:
     """Lowers a step for the layout of a state, which is donated, of a batch and of a schedule."""
-    layout = jax.tree.map(lambda leaf: leaf.sharding, state)
+    layouts, structure = jax.tree.flatten(jax.tree.map(lambda leaf: leaf.sharding, state))
+    everywhere = state.step.sharding
+    scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere)
+    numbers = jax.ShapeDtypeStruct(schedule.shape, schedule.dtype, sharding=everywhere)
+    jitted = _jit_step(step, structure, tuple(layouts))
+    return jitted.lower(state, batch, StepLimits(scalar, scalar), numbers)
+
+
+@made_once
+def _jit_step(
+    step: TrainStep, structure: Any, layouts: tuple[jax.sharding.Sharding, ...]
+) -> jax.stages.Wrapped:
+    """Returns a step to lower; its state is nested like `structure`, each leaf laid out so."""
+    layout = jax.tree.unflatten(structure, layouts)
     on_tpu = next(iter(layout.step.device_set)).platform == "tpu"
-    jitted = jax.jit(
+    return jax.jit(
         step,
         donate_argnums=0,
         out_shardings=(layout, layout.step),
         compiler_options=TPU_OPTIONS if on_tpu else None,
     )
-    scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=layout.step)
-    numbers = jax.ShapeDtypeStruct(schedule.shape, schedule.dtype, sharding=layout.step)
-    return jitted.lower(state, batch, StepLimits(scalar, scalar), numbers)
 
 
 LowerStep = Callable[[TrainState, StepBatch, Schedule], jax.stages.Lowered]
@@ -134,8 +144,12 @@ def lower_evaluation_step(
     task: Task, model: ModelDefinition, mesh: Mesh, params: Params, batch: Batch
 ) -> jax.stages.Lowered:
     """Returns the evaluation step lowered for arrays, or for shapes with layouts."""
-    jitted = jax.jit(make_evaluation_step(task, model), out_shardings=replicated(mesh))
-    return jitted.lower(params, batch)
+    return _jit_evaluation(task, model, mesh).lower(params, batch)
+
+
+@made_once
+def _jit_evaluation(task: Task, model: ModelDefinition, mesh: Mesh) -> jax.stages.Wrapped:
+    return jax.jit(make_evaluation_step(task, model), out_shardings=replicated(mesh))
 
 
 def compile_evaluation(

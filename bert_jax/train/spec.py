@@ -27,7 +27,7 @@ from bert_jax.train.sections import (
     TrainSection,
     WatchdogSection,
 )
-from bert_jax.train.step import StepSpec, TrainStep
+from bert_jax.train.step import StepSpec
 
 HostBatches: TypeAlias = AbstractContextManager[Iterator[HostBatch]]
 Evaluate: TypeAlias = Callable[[Params], Mapping[str, float]]  # parameters → scores
@@ -76,7 +76,6 @@ class Phase:
     evaluate: Evaluate | None  # None: nothing to evaluate on
     watch: Watch | None  # None: the scores are not watched
     validation: str = "dev"  # fingerprint of what `evaluate` evaluates on
-    step: TrainStep | None = None  # shared with other runs; None: compiled for this one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

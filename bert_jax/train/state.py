@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -14,6 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from bert_jax.model.parameter_rngs import ParameterRngs
+from bert_jax.parallel.compiling import made_once
 from bert_jax.parallel.rules import moment_sharding, parameter_sharding, replicated
 from bert_jax.task import Params, Task
 
@@ -31,20 +33,32 @@ class TrainState(NamedTuple):
     healthy: Leaf  # bool []: False once a loss or gradient was not finite; freezes the rest
 
 
-class ModelDefinition(NamedTuple):
-    """The model without its numbers."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModelDefinition:
+    """The model without its numbers. `define_model` makes one for equal models, equal to itself."""
 
     graphdef: Any  # what `nnx.merge` needs beside the parameters
     params: Params  # of ShapeDtypeStruct
     axes: dict[str, Any]  # nested like `params`: the logical axes of each
 
 
-def define_model(build: Callable[[nnx.Rngs], nnx.Module]) -> ModelDefinition:
+Build: TypeAlias = Callable[[nnx.Rngs], nnx.Module]
+
+
+def define_model(build: Build) -> ModelDefinition:
     """Returns a model as structure, shapes and logical axes, allocating nothing.
 
     Args:
         build: makes the model, as `Task.build` does.
     """
+    # To Python, methods of equal objects differ.
+    return _define(getattr(build, "__func__", build), getattr(build, "__self__", None))
+
+
+@made_once
+def _define(build: Callable[..., nnx.Module], owner: object) -> ModelDefinition:
+    if owner is not None:
+        build = functools.partial(build, owner)
     graphdef, state = nnx.split(nnx.eval_shape(lambda: build(ParameterRngs(0))))
     axes = jax.tree.map(
         lambda param: param.logical, state, is_leaf=lambda node: isinstance(node, nnx.Variable)
@@ -103,13 +117,13 @@ def initialise(
         seed: of the whole run.
     """
     leaves, structure = jax.tree.flatten(abstract)
-    draw = _initialiser(task.build, optimizer, structure, tuple(leaf.sharding for leaf in leaves))
+    draw = _initialiser(task, optimizer, structure, tuple(leaf.sharding for leaf in leaves))
     return draw(np.asarray(jax.random.key_data(_keys(seed))))
 
 
-@functools.lru_cache(maxsize=1)
+@made_once
 def _initialiser(
-    build: Callable[[nnx.Rngs], nnx.Module],
+    task: Task,
     optimizer: optax.GradientTransformation,
     structure: Any,
     shardings: tuple[jax.sharding.Sharding, ...],
@@ -118,7 +132,7 @@ def _initialiser(
 
     def draw(keys: jax.Array) -> TrainState:
         model_key = jax.random.wrap_key_data(keys[0], impl="threefry2x32")
-        params = nnx.to_pure_dict(nnx.split(build(ParameterRngs(model_key)))[1])
+        params = nnx.to_pure_dict(nnx.split(task.build(ParameterRngs(model_key)))[1])
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             rng=keys[1],

@@ -16,6 +16,7 @@ from flax import nnx
 from bert_jax.data.rows.collate import parts_of
 from bert_jax.optim.optimizer import MomentsState, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate
+from bert_jax.parallel.compiling import made_once
 from bert_jax.parallel.rules import constrain
 from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
@@ -58,6 +59,8 @@ HEALTHY: Final = "healthy"
 class StepSpec:
     """Everything that a train step computes with, apart from state and batch.
 
+    Equal ones share one step, see `made_once`.
+
     Attributes:
         task: gives loss and divisors.
         model: structure of the task's model.
@@ -69,6 +72,7 @@ class StepSpec:
     optimizer: optax.GradientTransformationExtraArgs
 
 
+@made_once
 def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
     """Returns ``step(state, batch, limits, schedule) -> (state, figures)``.
 
@@ -165,6 +169,7 @@ def squares_by_layer(grads: Params, axes: Mapping[str, Any]) -> Params:
     return jax.tree.map(squares, grads, axes)
 
 
+@made_once
 def make_evaluation_step(task: Task, model: ModelDefinition) -> EvaluationStep:
     """Returns ``step(params, batch) -> metrics``, without dropout."""
 

@@ -19,10 +19,9 @@ from bert_jax.tasks.choice.family import MultipleChoiceSection
 from bert_jax.tasks.family import pinned
 from bert_jax.tasks.sweep.run import SWEEP, plan, sweep
 from bert_jax.tasks.table.family import TableSection
-from bert_jax.tasks.training.programs import FinetunePrograms
 from bert_jax.tasks.training.run import run_finetuning
 from bert_jax.tasks.training.settings import FinetuneSettings
-from bert_jax.tasks.training.setup import claim, prepare, tell_data
+from bert_jax.tasks.training.setup import claim, make_predictor, prepare, tell_data
 from bert_jax.train.loop import Outcome
 from bert_jax.verbs.import_checkpoint import find_origin
 
@@ -114,8 +113,8 @@ def _finetune(settings: FinetuneSettings, console: Console) -> Outcome:
                 f"run_dir: {root} holds a sweep; allowed: its settings, or a new run_dir"
             )
         tell_data(prepared, console)
-        programs = FinetunePrograms(prepared)
-        return run_finetuning(prepared, root, programs, check_lock=check_lock, console=console)
+        predictor = make_predictor(prepared)
+        return run_finetuning(prepared, root, predictor, check_lock=check_lock, console=console)
 
 
 def finetune_settings(config: RunConfig) -> FinetuneSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from bert_jax.data.loader.loader import Loader
 from bert_jax.objectives.bert import BertObjective
+from bert_jax.objectives.registry import OBJECTIVES
 from bert_jax.task import Batch, Metrics
 from bert_jax.tasks.batches import TrainBatches
 
@@ -62,18 +64,20 @@ def poison_finetuning(patch: pytest.MonkeyPatch, at: Mapping[int, Poison]) -> li
 
 def poison_gradient(patch: pytest.MonkeyPatch) -> None:
     """Makes the gradient of a batch with a `mark` NaN where its loss is finite."""
-    whole = BertObjective.loss
 
-    def loss(
-        self: BertObjective, model: Any, batch: Batch, **others: Any
-    ) -> tuple[jax.Array, Metrics]:
-        marked = (batch["masked_lm_weights"] == MARK).any()
-        weights = jnp.where(batch["masked_lm_weights"] == MARK, 1.0, batch["masked_lm_weights"])
-        value, metrics = whole(self, model, {**batch, "masked_lm_weights": weights}, **others)
-        # √x is 0 at 0, and its slope infinite: 0 · ∞ flows back.
-        return value + 0.0 * jnp.sqrt(value * 0.0 + jnp.where(marked, 0.0, 1.0)), metrics
+    class Poisoned(BertObjective):
+        """Another class: its steps are its own."""
 
-    patch.setattr(BertObjective, "loss", loss)
+        def loss(self, model: Any, batch: Batch, **others: Any) -> tuple[jax.Array, Metrics]:
+            marked = (batch["masked_lm_weights"] == MARK).any()
+            weights = jnp.where(batch["masked_lm_weights"] == MARK, 1.0, batch["masked_lm_weights"])
+            clean = {**batch, "masked_lm_weights": weights}
+            value, metrics = super().loss(model, clean, **others)
+            # √x is 0 at 0, and its slope infinite: 0 · ∞ flows back.
+            return value + 0.0 * jnp.sqrt(value * 0.0 + jnp.where(marked, 0.0, 1.0)), metrics
+
+    make = functools.partial(Poisoned, pair="nsp")
+    patch.setitem(OBJECTIVES, "bert", OBJECTIVES["bert"]._replace(make=make))
 
 
 @contextlib.contextmanager

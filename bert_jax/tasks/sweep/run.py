@@ -7,7 +7,7 @@ The run directory of a sweep is that of its best run, so every other verb works 
     <run_dir>/runs/seed1-lr5e-05-epochs3/                     one of them
 
 Runs are ordinary ones, one after another, with checkpoints and signals: a sweep that was stopped
-resumes within the run that was stopped. They share their compiled programs (`FinetunePrograms`).
+resumes within the run that was stopped. They share one predictor, and equal steps are one program.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.sweep.grid import RunResult, SweepPoint, SweepSection, best_of, points_of
 from bert_jax.tasks.sweep.record import SWEEP, SweepRecord
 from bert_jax.tasks.training.evaluation import PREDICTIONS, conclude
-from bert_jax.tasks.training.programs import FinetunePrograms
 from bert_jax.tasks.training.run import run_finetuning
 from bert_jax.tasks.training.settings import FinetuneSettings
-from bert_jax.tasks.training.setup import TrainingSetup, claim, prepare, tell_data
+from bert_jax.tasks.training.setup import TrainingSetup, claim, make_predictor, prepare, tell_data
 from bert_jax.train.loop import Outcome
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.writer import copy_metrics
@@ -124,7 +123,7 @@ def _sweep(
         record.write()
         done = f", {len(record.results)} of them done" if record.results else ""
         _say(console, f"{len(points)} runs{done}")
-        programs = FinetunePrograms(prepared)
+        predictor = make_predictor(prepared)
         for point in points:
             if point in record:
                 continue
@@ -133,13 +132,13 @@ def _sweep(
             asked = point_settings(settings, point, run_dir=run_dir)
             own = prepared._replace(settings=dataclasses.replace(asked, started=time.time()))
             run = functools.partial(
-                run_finetuning, programs=programs, check_lock=check_lock, console=console
+                run_finetuning, predictor=predictor, check_lock=check_lock, console=console
             )
             result = _run_point(own, point, run, console)
             if result is None:
                 return Outcome(0, True, {})
             record.add(result)
-        _promote(prepared, root, record, programs.predictor, console)
+        _promote(prepared, root, record, predictor, console)
     record.show(console)
     best = best_of(record.results)
     assert best is not None  # otherwise it would not be done

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -13,15 +13,18 @@ from flax import nnx
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.attention_maps import attention_maps
 from bert_jax.model.bert import Bert
+from bert_jax.parallel.compiling import made_once
 from bert_jax.report.finetuning.attention import AttentionExample, attention_example
 from bert_jax.report.finetuning.page import ReportInputs, render
 from bert_jax.runs.directory import Run
 from bert_jax.runs.parameters import LoadedParams
+from bert_jax.task import Batch, Params
 from bert_jax.tasks.batches import INPUTS, collate
 from bert_jax.tasks.family import Family, Record, Split
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.squad.scores import overlap_f1
 from bert_jax.tasks.tokens.entities import entity_report
+from bert_jax.train.state import ModelDefinition
 from bert_jax.train.writer import read_metrics
 
 REPORT: Final = "report.html"
@@ -128,14 +131,22 @@ def _attention(
         title = f"Row {row} of dev"
     # One device: a single row cannot be sharded.
     params = jax.device_put(jax.device_get(loaded.params), jax.devices()[0])
-    model = nnx.merge(loaded.model.graphdef, params)
-    assert isinstance(model, Bert)
-    maps = attention_maps(model, jax.device_put(batch, jax.devices()[0]))
+    maps = _attention_maps(loaded.model)(params, jax.device_put(batch, jax.devices()[0]))
     weights = np.asarray(jax.device_get(maps))[:, 0]
     # Of several choices the first may be shorter than the row.
     size = int((batch["segment_ids"][0] > 0).sum())
     pieces = run.tokenizer.pieces(batch["input_ids"][0, :size].tolist())
     return [attention_example(pieces, weights, title=title)]
+
+
+@made_once
+def _attention_maps(definition: ModelDefinition) -> Callable[[Params, Batch], jax.Array]:
+    def maps(params: Params, batch: Batch) -> jax.Array:
+        model = nnx.merge(definition.graphdef, params)
+        assert isinstance(model, Bert)
+        return attention_maps(model, batch)
+
+    return jax.jit(maps)
 
 
 def _fitting_row(family: Family) -> tuple[Split, int] | None:

@@ -16,19 +16,19 @@ from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import open_run, write_run
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
 from bert_jax.tasks.training.evaluation import conclude
-from bert_jax.tasks.training.programs import FinetunePrograms
 from bert_jax.tasks.training.setup import TrainingSetup, origin_params
 from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.checkpoint_store import CheckpointWriter
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.spec import Intervals, Phase, TrainSpec
+from bert_jax.train.step import StepSpec
 
 
 def run_finetuning(
     prepared: TrainingSetup,
     root: epath.Path,
-    programs: FinetunePrograms,
+    predictor: Predictor,
     *,
     check_lock: Callable[[], None],
     console: Console,
@@ -38,7 +38,7 @@ def run_finetuning(
     Args:
         prepared: a run.
         root: its directory, from `claim`.
-        programs: that it shares with other runs.
+        predictor: of dev splits, which runs of a sweep share.
         check_lock: raises RunStopped when another process has taken the directory.
         console: where progress is shown.
 
@@ -46,12 +46,12 @@ def run_finetuning(
         RunStopped: numbers went bad, see `bert_jax.train.recovery`.
     """
     with write_checkpoints(root, CheckpointSection(keep_last=1)) as checkpoints:
-        spec = _train_spec(prepared, root, checkpoints, programs, check_lock=check_lock)
+        spec = _train_spec(prepared, root, checkpoints, predictor, check_lock=check_lock)
         outcome = train(spec, console=console)
     if outcome.interrupted:
         return outcome
     scores = conclude(
-        open_run(root), prepared.family, programs.predictor, mesh=prepared.mesh, console=console
+        open_run(root), prepared.family, predictor, mesh=prepared.mesh, console=console
     )
     return Outcome(outcome.step, False, scores)
 
@@ -75,7 +75,7 @@ def _train_spec(
     prepared: TrainingSetup,
     root: epath.Path,
     checkpoints: CheckpointWriter,
-    programs: FinetunePrograms,
+    predictor: Predictor,
     *,
     check_lock: Callable[[], None],
 ) -> TrainSpec:
@@ -83,7 +83,6 @@ def _train_spec(
     share = process_share(prepared.mesh)
     batches = prepared.batches(seed=settings.seed, share=share)
     steps = batches.plan.steps
-    shared = programs.steps(batches.plan)
     every = section.evaluate_every(steps)
     phase = Phase(
         steps=steps * section.epochs,
@@ -92,10 +91,9 @@ def _train_spec(
         loader=batches,
         shapes=len(batches.plan.shapes),
         flops_per_row=prepared.flops_per_row(batches.plan),
-        evaluate=dev_evaluation(prepared, programs.predictor),
+        evaluate=dev_evaluation(prepared, predictor),
         watch=None,
         validation=" ".join(prepared.content[name] for name in prepared.family.dev) or "nothing",
-        step=shared.programs,
     )
     write_config = functools.partial(
         write_run,
@@ -107,7 +105,11 @@ def _train_spec(
         origin=prepared.origin_record(root),
     )
     return TrainSpec(
-        step=shared.spec,
+        step=StepSpec(
+            task=prepared.task,
+            model=prepared.model,
+            optimizer=prepared.optimizer(steps_per_epoch=steps),
+        ),
         schedule=make_schedule(section.optimizer, total_steps=phase.steps),
         phases=[phase],
         intervals=Intervals(

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import optax
 from etils import epath
+from flax.traverse_util import flatten_dict
 from rich.console import Console
 
 from bert_jax.data.host_share import ONE_HOST, HostShare
@@ -328,7 +329,8 @@ def _frozen(task: FinetuneTask, section: FinetuneSection, model: ModelDefinition
     depth = task.architecture.num_hidden_layers
     with under("finetune", FinetuneSection):
         frozen = frozen_parameters(section.optimizer, model.axes, depth=depth)
-    return dataclasses.replace(task, frozen=frozen)
+    names = flatten_dict(frozen, sep="/").items()
+    return dataclasses.replace(task, frozen=frozenset(name for name, held in names if held))
 
 
 def decisive_settings(run: Run, prepared: TrainingSetup) -> dict[str, Any]:
