@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from bert_jax.cli import cli
+from bert_jax.cli.commands import cli
 from bert_jax.config import parse_config
 from bert_jax.pipelines.python_docs.corpus import write_python_docs
 from bert_jax.verbs.examples import examples

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import bert_jax
-from bert_jax.cli import cli
+from bert_jax.cli.commands import cli
 from bert_jax.config import RunConfig, dump_config, load_config, parse_config
 from bert_jax.errors import UserError
 from bert_jax.model.config import resolve_architecture

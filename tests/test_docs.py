@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bert_jax.cli import cli
+from bert_jax.cli.commands import cli
 from tests.project import ROOT
 
 # Fences of a page: their language, the file that they are the content of, and the content.

@@ -17,9 +17,10 @@ HEAVY = ("jax", "flax", "optax", "grain", "orbax", "scipy", "tensorflow_datasets
 @pytest.mark.parametrize(
     "module",
     [
-        *("bert_jax.config", "bert_jax.verbs.examples", "bert_jax.cli", "bert_jax.launch.local"),
+        *("bert_jax.config", "bert_jax.verbs.examples", "bert_jax.launch.local"),
         *("bert_jax.verbs.submit", "bert_jax.verbs.watch", "bert_jax.verbs.stop"),
         "bert_jax.verbs.jobs",
+        "bert_jax.cli.commands",
     ],
 )
 def test_what_makes_data_loads_no_library_that_it_does_not_need(module: str) -> None:
@@ -32,6 +33,23 @@ def test_what_makes_data_loads_no_library_that_it_does_not_need(module: str) -> 
         check=True,
     )
     assert done.stdout.split() == []
+
+
+def test_the_first_line_of_a_run_waits_for_no_library_of_settings() -> None:
+    """Nor does --help; a training verb that starts again with large pages imports next to none."""
+    program = (
+        "import sys, bert_jax.cli; print('click' in sys.modules)\n"
+        "import bert_jax.cli.commands, bert_jax.narration, bert_jax.parallel.stop_signal\n"
+        "print(*[name for name in ('pydantic', 'yaml', 'numpy', 'psutil') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["False"]
 
 
 def test_a_training_process_does_not_load_pytorch(tmp_path: Path) -> None:
@@ -60,7 +78,7 @@ import sys
 
 sys.modules["jax"] = None  # importing it raises
 from click.testing import CliRunner
-from bert_jax.cli import cli
+from bert_jax.cli.commands import cli
 
 for arguments in (
     ["pretrain", "pretrain.yaml"],

@@ -1,24 +1,26 @@
 """The verbs: ``bert-jax VERB CONFIG.yaml [key=value …]``.
 
-Every verb imports what it needs when it runs, so that ``--help`` and a user's typing mistake
-answer at once.
+Every verb imports what it needs when it runs, so that ``--help``, a user's typing mistake and the
+first line of a run answer at once.
 """
 
 from __future__ import annotations
 
-# Importing a file of verbs is what makes them known.
-from bert_jax.cli import checkpoints, finetuning, launching, planning, pretraining, watching
-from bert_jax.cli.base import cli, main
-from bert_jax.parallel.stop_signal import INTERRUPTED
+import sys
+from typing import Final
 
-__all__ = [
-    "INTERRUPTED",
-    "checkpoints",
-    "cli",
-    "finetuning",
-    "launching",
-    "main",
-    "planning",
-    "pretraining",
-    "watching",
-]
+from bert_jax.cli.large_pages import with_large_pages
+
+_TRAINING_VERBS: Final = ("pretrain", "finetune")
+
+
+def main() -> None:
+    """The console script."""
+    if sys.argv[1:2] and sys.argv[1] in _TRAINING_VERBS:
+        with_large_pages()  # before anything is imported that would be imported again
+        from bert_jax.parallel.stop_signal import STOP
+
+        STOP.listen(owns_process=True)  # before anything that takes time
+    from bert_jax.cli.commands import cli
+
+    cli()

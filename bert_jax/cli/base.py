@@ -10,25 +10,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bert_jax.cli.large_pages import with_large_pages
 from bert_jax.errors import PeerLost, RunStopped, UserError
 from bert_jax.parallel.channel import PEER_LOST, current_channel, end_now
-from bert_jax.parallel.section import MeshSection
-from bert_jax.parallel.stop_signal import STOP
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from bert_jax.config import RunConfig
+    from bert_jax.parallel.section import MeshSection
 
 # 43 is the watchdog's, see `bert_jax.train.watchdog`.
 EXIT_CODES: Final = {RunStopped: 1, UserError: 2, PeerLost: PEER_LOST}
 # Clients of storage: their errors are of credentials, names and answers, not of this program.
 _CLIENTS: Final = {"aiobotocore", "aiohttp", "azure", "botocore"}
 _CLIENTS_OF_HUBS: Final = {"httpx", "httpx2", "huggingface_hub"}
-_TRAINING_VERBS: Final = ("pretrain", "finetune")
 # What others have to say goes to standard output, for pipes: what they are at goes elsewhere.
-_REPORTING_VERBS: Final = (*_TRAINING_VERBS, "demo", "examples", "vocab")
+_REPORTING_VERBS: Final = ("pretrain", "finetune", "demo", "examples", "vocab")
 
 config_argument = click.argument("config", type=str)
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -165,11 +162,3 @@ def process_started() -> float:
     import psutil
 
     return psutil.Process().create_time()
-
-
-def main() -> None:
-    """The console script."""
-    if sys.argv[1:2] and sys.argv[1] in _TRAINING_VERBS:
-        with_large_pages()
-        STOP.listen(owns_process=True)  # before anything that takes time
-    cli()

@@ -153,12 +153,13 @@ def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
 
     of_run = bool(config) and not overrides and epath.Path(config).is_dir()
     loaded = read_config(config, overrides) if config and not of_run else None
-    with starting_jax():
-        from bert_jax.verbs.doctor import doctor as run
-        from bert_jax.verbs.doctor import doctor_config, doctor_run, render
+    from bert_jax.diagnostics.findings import show
+    from bert_jax.parallel.section import MeshSection
+    from bert_jax.verbs.doctor import look_at_config, look_at_machine, look_at_run
+
     if config and of_run:
-        report = doctor_run(config)
+        findings = look_at_run(config)
     else:
-        report = run() if loaded is None else doctor_config(loaded)
-    render(report, Console())
+        findings = look_at_machine(MeshSection()) if loaded is None else look_at_config(loaded)
+    report = show(findings, Console())
     sys.exit(0 if report.ok else 1)

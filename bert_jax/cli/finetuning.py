@@ -42,10 +42,10 @@ def finetune(
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration or the data,
     3 stopped by a signal and saved, 4 another process is gone or never came, 43 a step hangs.
     """
+    loaded = read_config(config, overrides)
     from bert_jax.diagnostics.inputs import finetuning_inputs, require_inputs
     from bert_jax.section import need
 
-    loaded = read_config(config, overrides)
     need(loaded.run_dir, "run_dir", "finetune")
     section = need(loaded.finetune, "finetune", "finetune")
     require_inputs(finetuning_inputs(section), loaded.mesh)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from pathlib import Path
 from typing import Final
@@ -29,10 +28,17 @@ def with_large_pages(kernel: Path = _KERNEL) -> None:
         return
     if _TUNABLES in os.environ or not sys.executable or not _kernel_gives_them(kernel):
         return
-    if platform.libc_ver()[0] != "glibc":
+    if not _has_glibc():
         return
     os.environ |= {_TUNABLES: _LARGE_PAGES, _STARTED: "1"}
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _has_glibc() -> bool:
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (ValueError, OSError, AttributeError):  # another C library, or Windows
+        return False
 
 
 def _kernel_gives_them(kernel: Path) -> bool:

@@ -46,9 +46,9 @@ def new(kind: str, path: str | None, force: bool) -> None:
 @verb
 def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
     """Train a tokenizer: text → tokenizer directory."""
+    loaded = read_config(config, overrides)
     from bert_jax.verbs.vocab import vocab as run
 
-    loaded = read_config(config, overrides)
     tokenizer = run(loaded, force=force, console=spoken_console())
     assert loaded.vocab is not None
     click.echo(f"{tokenizer.vocab_size} pieces in {loaded.vocab.output}")
@@ -87,11 +87,12 @@ def examples(
     from bert_jax.pipelines.engines.local import load_early
 
     load_early()
+    loaded = read_config(config, overrides)
     from bert_jax.verbs.examples import ExtraOutputs
     from bert_jax.verbs.examples import examples as run
 
     extra = ExtraOutputs(report=report, inspect=inspect or 0, tfrecords=tfrecords, copies=copies)
-    run(read_config(config, overrides), extra=extra, console=spoken_console())
+    run(loaded, extra=extra, console=spoken_console())
 
 
 @cli.command()
@@ -110,10 +111,10 @@ def pretrain(
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration, 3 stopped by a
     signal and saved, 4 another process is gone or never came, 43 a step hangs.
     """
+    loaded = read_config(config, overrides)
     from bert_jax.diagnostics.inputs import pretraining_inputs, require_inputs
     from bert_jax.section import need
 
-    loaded = read_config(config, overrides)
     need(loaded.run_dir, "run_dir", "pretrain")
     need(loaded.model, "model", "pretrain")
     inputs = pretraining_inputs(

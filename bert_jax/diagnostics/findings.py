@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.table import Table
 
 Level = Literal["ok", "warn", "problem"]
 
+_TOPIC_WIDTH: Final = len("tensorflow-datasets")
 _STYLES: Final[dict[Level, str]] = {"ok": "green", "warn": "yellow", "problem": "bold red"}
 
 
@@ -53,26 +55,32 @@ def problem(topic: str, text: str) -> Finding:
     return Finding("problem", topic, text)
 
 
-def render(report: DoctorReport, console: Console) -> None:
-    """Shows a report: a line per finding, then what it comes to.
+def show(findings: Iterable[Finding], console: Console) -> DoctorReport:
+    """Shows findings as they come, a line for each, then what they come to; returns them.
 
     Args:
-        report: of `doctor`.
+        findings: of `doctor`.
         console: on a terminal in colour and wrapped to its width; elsewhere plain lines, one a
             finding, for grep.
     """
-    if console.is_terminal:
-        table = Table.grid(padding=(0, 2))
-        for level, topic, text in report.findings:
+    shown: list[Finding] = []
+    for finding in findings:
+        shown.append(finding)
+        level, topic, text = finding
+        if console.is_terminal:
+            table = Table.grid(padding=(0, 2))
+            table.add_column(width=len("problem"))
+            table.add_column(width=_TOPIC_WIDTH)
             table.add_row(f"[{_STYLES[level]}]{level}[/]", topic, _escaped(text))
-        console.print(table)
-    else:
-        for level, topic, text in report.findings:
+            console.print(table)
+        else:
             console.print(
                 f"{level:<8}{topic}: {text}", markup=False, highlight=False, soft_wrap=True
             )
+    report = DoctorReport(tuple(shown))
     problems, warnings = len(report.of_level("problem")), len(report.of_level("warn"))
     console.print(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", highlight=False)
+    return report
 
 
 def _escaped(text: str) -> str:

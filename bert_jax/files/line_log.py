@@ -112,14 +112,8 @@ class FileLog:
         """See `LineLog`."""
         waited = bool(self._waiting)
         self._waiting += _line(entry)
-        try:
-            self._write()
-        except OSError as error:
-            reason = full_disk(error)
-            if reason is None:
-                raise
-            if not waited:
-                self._say(f"{self._path}: {reason}; its lines wait in memory until there is room")
+        if (reason := _refusal(self._write)) and not waited:
+            self._say(f"{self._path}: {reason}; its lines wait in memory until there is room")
 
     def flush(self) -> None:
         """See `LineLog`."""
@@ -129,12 +123,7 @@ class FileLog:
 
     def close(self) -> None:
         """See `LineLog`."""
-        try:
-            self.flush()
-        except OSError as error:
-            reason = full_disk(error)
-            if reason is None:
-                raise
+        if reason := _refusal(self.flush):
             lost = self._waiting.count(b"\n")
             self._say(f"{self._path}: {reason}; the last {lost} of its lines are not in it")
 
@@ -188,6 +177,17 @@ class PieceLog:
     def close(self) -> None:
         """See `LineLog`."""
         self.flush()
+
+
+def _refusal(write: Callable[[], None]) -> str | None:
+    """Writes; returns what the system says where the disk is full."""
+    try:
+        write()
+    except OSError as error:
+        if (reason := full_disk(error)) is None:
+            raise
+        return reason
+    return None
 
 
 def _line(entry: Entry) -> bytes:

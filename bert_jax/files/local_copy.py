@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import re
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +13,14 @@ from bert_jax.errors import UserError
 from bert_jax.files.checksum import sha256_of_files
 from bert_jax.files.download import download, find_files
 from bert_jax.files.remote import is_remote
+from bert_jax.files.scratch import scratch_directory
 from bert_jax.narration import doing
 
 CHECKED: Final = "sha256-"
 """Before a hash, in the name of a directory: what lies in it has the hash that `sha256_of_files`
 returns."""
 
+_home = functools.cache(scratch_directory)
 _HASH: Final = re.compile(rf"/{CHECKED}([0-9a-f]{{64}})/")
 
 
@@ -33,7 +32,7 @@ def local_copy(path: str) -> Path:
 
     Args:
         path: of a file, or a directory of files, local or ``gs://``. A remote one is copied once in
-            the life of this process, at whose end the copy goes.
+            the life of this process; the copy goes with it.
 
     Raises:
         UserError: there is no such file, it is not what its directory's name says, or the disk is
@@ -60,10 +59,3 @@ def _copied(path: str) -> Path:
     if wanted and sha256_of_files({file.name: into / file.name for file in files}) != wanted[1]:
         raise UserError(f"{path}: damaged: not of the SHA-256 in its name; copy it again")
     return target
-
-
-@functools.cache
-def _home() -> Path:
-    home = Path(tempfile.mkdtemp(prefix="bert_jax_files_"))
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    return home

@@ -22,8 +22,8 @@ from bert_jax.launch.job import Ending
 from bert_jax.launch.reports import Reports
 from bert_jax.launch.restarts import RestartDecision, Restarts
 from bert_jax.launch.run_process import RunProcess
-from bert_jax.launch.stop_requests import stop_requests
 from bert_jax.parallel.channel import PEER_LOST
+from bert_jax.parallel.signal_pipe import SignalPipe
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
 _MISTAKE = 2
@@ -154,7 +154,7 @@ def run_agent(told: Told, directory: Path) -> int:
     heartbeat = directory / "heartbeat.json"
     reports = Reports(told, heartbeat)
     agent = Agent(told, reports, heartbeat)
-    with stop_requests(agent.stop), reports:  # a signal does not cut the last upload short
+    with SignalPipe(lambda _: agent.stop()), reports:  # a signal does not cut the last upload short
         return agent.run()
 
 

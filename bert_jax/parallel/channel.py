@@ -55,9 +55,9 @@ class Channel:
         self._ending: tuple[float, str] | None = None
         self._over = False
         self._lock = threading.Lock()
-        self._rounds = 0  # of `exchange`
-        self._said: dict[int, dict[int, Any]] = {}  # round → values by process, at process 0
-        self._heard_all: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        self._rounds = 0  # of `exchange` without a name
+        self._said: dict[str, dict[int, Any]] = {}  # round → values by process, at process 0
+        self._heard_all: dict[str, queue.SimpleQueue[list[Any]]] = {}  # by round
         self._handlers: dict[str, Handler] = {
             "beat": self._beat,
             "left": self._leave,
@@ -65,7 +65,7 @@ class Channel:
             "failed": self._fail,
             "gone": lambda _, message: self.end(PEER_LOST, str(message["line"])),
             "said": lambda sender, message: self._say(sender, message["round"], message["value"]),
-            "all_said": lambda _, message: self._heard_all.put(message["values"]),
+            "all_said": lambda _, message: self._answers(message["round"]).put(message["values"]),
         }
 
     @property
@@ -87,21 +87,36 @@ class Channel:
         for wire in list(self._wires.values()):
             wire.send({"kind": kind, **values})
 
-    def exchange(self, value: Any) -> list[Any]:
+    def exchange(
+        self, value: Any, *, about: str | None = None, timeout: float | None = None
+    ) -> list[Any]:
         """Returns what each process says, in their order; a round trip, and no device waits.
 
-        Call it in the main thread of every process, in the same order. A process that dies on the
-        way ends the others.
+        Call it on every process. A process that dies on the way ends the others.
 
         Args:
             value: plain JSON.
+            about: names the round, once in a job; without it, call in the main thread of every
+                process, in the same order.
+            timeout: seconds for the others to say theirs; None for no limit.
+
+        Raises:
+            TimeoutError: they have not.
         """
-        self._rounds += 1
+        if about is None:
+            self._rounds += 1
+            about = str(self._rounds)
         if self.index == 0:
-            self._say(0, self._rounds, value)
+            self._say(0, about, value)
         else:
-            self.send("said", round=self._rounds, value=value)
-        return self._heard_all.get()
+            self.send("said", round=about, value=value)
+        try:
+            return self._answers(about).get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"{self._missing(about)} within {timeout:g} s") from None
+        finally:
+            with self._lock:
+                del self._heard_all[about]
 
     def leave(self) -> None:
         """Ends this process's part, and returns when all have ended theirs.
@@ -192,17 +207,29 @@ class Channel:
         self.send("gone", line=line)
         self.end(PEER_LOST, line)
 
-    def _say(self, sender: int, number: int, value: Any) -> None:
+    def _say(self, sender: int, about: str, value: Any) -> None:
         """Process 0: passes on a round when it is complete."""
         with self._lock:
-            values = self._said.setdefault(number, {})
+            values = self._said.setdefault(about, {})
             values[sender] = value
             if len(values) < self.count:
                 return
-            del self._said[number]
+            del self._said[about]
         everything = [values[index] for index in range(self.count)]
-        self.send("all_said", values=everything)
-        self._heard_all.put(everything)
+        self.send("all_said", round=about, values=everything)
+        self._answers(about).put(everything)
+
+    def _missing(self, about: str) -> str:
+        """Says who has not spoken in a round, as far as this process knows."""
+        said = self._said.get(about, ())
+        missing = [str(member) for index, member in self.members.items() if index not in said]
+        who = ", ".join(missing) if self.index == 0 else "another process"
+        return f"nothing was heard of {who}"
+
+    def _answers(self, about: str) -> queue.SimpleQueue[list[Any]]:
+        """Returns where the values of a round come in, whoever asks first."""
+        with self._lock:
+            return self._heard_all.setdefault(about, queue.SimpleQueue())
 
     def _beat(self, index: int, message: Message) -> None:
         if isinstance(message.get("step"), int):

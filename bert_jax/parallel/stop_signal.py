@@ -1,11 +1,10 @@
 """Stopping by a signal: every process of a job saves at the same step and ends with code 3.
 
 SIGTERM (a machine that is taken back or maintained gets it half a minute before) or Ctrl-C on any
-one process is a request. Signals are read by a thread: a main thread that compiles, or waits for a
-device, in C++ would hear nothing until it is done. The thread asks for the count of steps of all
-processes, through `Channel`; they agree to stop one step after the furthest. The answer sets a
-limit that a process does not pass before it knows the agreement, so none can be beyond it, and a
-step costs one comparison. Where no process has an unsaved step, all end at once.
+one process is a request. The thread that hears it asks for the count of steps of all processes,
+through `Channel`; they agree to stop one step after the furthest. The answer sets a limit that a
+process does not pass before it knows the agreement, so none can be beyond it, and a step costs one
+comparison. Where no process has an unsaved step, all end at once.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from bert_jax.errors import first_line
 from bert_jax.parallel.channel import Channel, end_now
+from bert_jax.parallel.signal_pipe import SignalPipe
 from bert_jax.parallel.wire import Message
 
 INTERRUPTED: Final = 3  # the exit code of a run that a signal stopped: start it again
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # The launcher and the process group both pass a signal on: that is one request.
 _SAME_REQUEST_SECONDS: Final = 1.0
 
@@ -49,8 +48,7 @@ class StopSignal:
         self._stop_at: int | None = None  # the agreement
         self._requested: tuple[str, float] | None = None  # signal, time
         self._owns_process = False
-        self._wakeup: tuple[int, int] | None = None
-        self._before: dict[int, Any] = {}
+        self._pipe: SignalPipe | None = None
         self._channel: Channel | None = None
         self._also: Callable[[int], bool] = lambda _: False
         self._answers: dict[int, tuple[int, bool]] = {}
@@ -63,29 +61,21 @@ class StopSignal:
             owns_process: end the process where nothing has to be saved, as the command line does;
                 otherwise the train loop alone ends, after its next step.
         """
-        if threading.current_thread() is not threading.main_thread() or self._wakeup is not None:
+        if threading.current_thread() is not threading.main_thread() or self._pipe is not None:
             return
         self._owns_process = owns_process
-        read, write = os.pipe()
-        os.set_blocking(write, False)
-        self._wakeup = read, write
-        self.listen_again()
-        threading.Thread(target=self._hear, args=(read,), daemon=True, name="signals").start()
+        self._pipe = SignalPipe(self._hear, handler=self._handler)
+        self._pipe.install()
 
     def listen_again(self) -> None:
         """Puts the handlers back in place, after a library has put its own there."""
-        if self._wakeup is None or threading.current_thread() is not threading.main_thread():
-            return
-        signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
-        for number in _SIGNALS:
-            before = signal.signal(number, self._handler)
-            if before != self._handler:
-                self._before.setdefault(number, before)
+        if self._pipe is not None and threading.current_thread() is threading.main_thread():
+            self._pipe.install()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopSignal]:
         """Hears signals at least until the end of the block."""
-        if self._wakeup is not None:
+        if self._pipe is not None:
             yield self
             return
         self.listen(owns_process=False)
@@ -163,20 +153,16 @@ class StopSignal:
             self._lock.wait()  # a round trip; a death on the way ends the process
         return self._stop_at is not None and self._steps >= self._stop_at
 
-    def _hear(self, descriptor: int) -> None:
-        while heard := os.read(descriptor, 1):
-            now, name = time.monotonic(), signal.Signals(heard[0]).name
-            if heard[0] not in _SIGNALS:
-                continue
-            with self._lock:
-                first = self._requested
-                if first is None:
-                    self._requested = name, now
+    def _hear(self, number: int) -> None:
+        now, name = time.monotonic(), signal.Signals(number).name
+        with self._lock:
+            first = self._requested
             if first is None:
-                self._request(name)
-            elif self._owns_process and self._is_second(now):
-                self._end_at_once(heard[0])
-        os.close(descriptor)
+                self._requested = name, now
+        if first is None:
+            self._request(name)
+        elif self._owns_process and self._is_second(now):
+            self._end_at_once(number)
 
     def _request(self, name: str) -> None:
         if self._channel is None:
@@ -257,18 +243,16 @@ class StopSignal:
     def _handler(self, number: int, _: object) -> None:
         """Runs in the main thread. The interpreter has told the other thread already."""
         if not self._owns_process and self._is_second(time.monotonic()):
-            signal.signal(number, self._before[number])
+            assert self._pipe is not None
+            self._pipe.give_back(number)
             os.kill(os.getpid(), number)
 
     def _stop_listening(self) -> None:
         """Gives signals back to whoever had them; what was asked for is forgotten."""
-        if self._wakeup is None:
+        if self._pipe is None:
             return
-        signal.set_wakeup_fd(-1)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        os.close(self._wakeup[1])  # ends the thread
-        self._wakeup, self._before = None, {}
+        self._pipe.close()
+        self._pipe = None
         self._requested = self._stop_at = self._limit = None
         self._unsaved = False
 

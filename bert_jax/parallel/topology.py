@@ -9,7 +9,8 @@ import re
 from typing import Final
 
 from bert_jax.errors import UserError
-from bert_jax.parallel.accelerators import ACCELERATORS, Accelerator
+from bert_jax.parallel.accelerator import Accelerator
+from bert_jax.parallel.accelerators import ACCELERATORS
 
 _NAMES: Final[dict[str, Accelerator]] = {
     name: accelerator

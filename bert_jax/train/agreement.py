@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
+from bert_jax.files.atomic import full_disk
 from bert_jax.parallel.channel import current_channel
 
 
@@ -44,3 +45,34 @@ def from_all_processes(value: Any) -> list[Any]:
     if channel is None or jax.process_count() == 1:
         return [value]
     return channel.exchange(value)
+
+
+def failure_of(write: Callable[[], None]) -> str | None:
+    """Writes something on all processes; each must call it.
+
+    Returns:
+        Why it failed on one of them: a full disk, a bucket that cannot be written. None if it has
+        not.
+    """
+    reason = None
+    try:
+        write()
+    except (OSError, UserError) as error:
+        reason = full_disk(error) or first_line(error)
+    return first_failure(from_all_processes(reason))
+
+
+def first_failure(reasons: Sequence[str | None]) -> str | None:
+    """Returns what the first process says that has failed, and which that is.
+
+    Args:
+        reasons: of all processes; None of one that has not failed.
+    """
+    failed = [index for index, reason in enumerate(reasons) if reason is not None]
+    if not failed:
+        return None
+    reason = str(reasons[failed[0]])
+    if (channel := current_channel()) is None or len(reasons) == 1:
+        return reason
+    more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return f"{channel.members[failed[0]]}: {reason}{more}"

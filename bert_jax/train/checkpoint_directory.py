@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import jax
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.files.remote import is_remote
 from bert_jax.train.agreement import from_first_process
 from bert_jax.train.manifest import (
@@ -149,7 +149,14 @@ class CheckpointDirectory:
             if step < max(keep):
                 del self._entries[step]
                 if jax.process_index() == 0:
-                    _delete(self.path / str(step))
+                    self._try_to_delete(self.path / str(step))
+
+    def _try_to_delete(self, directory: epath.Path) -> None:
+        """Deletes a checkpoint, or says why not: a newer one has been saved all the same."""
+        try:
+            _delete(directory)
+        except (OSError, UserError) as error:
+            self._say(f"{directory}: could not be deleted ({first_line(error)}); it stays")
 
     def sweep(self) -> None:
         """Deletes what killed processes left unfinished. The caller must be the only writer."""

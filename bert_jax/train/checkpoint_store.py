@@ -102,8 +102,10 @@ class CheckpointWriter(CheckpointReader, Protocol):
         """Starts saving the state on this host's own disk; does nothing where none is set."""
         ...
 
-    def not_saved(self, step: int, error: Exception) -> None:
+    def not_saved(self, step: int, reason: str) -> None:
         """Answers to what keeps a step from being saved before its save begins, as to a failed one.
+
+        Each process must call it.
 
         Raises:
             RunStopped: that is to stop the run.

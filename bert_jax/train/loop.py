@@ -13,11 +13,11 @@ from collections.abc import Mapping
 import jax
 from rich.console import Console
 
-from bert_jax.errors import UserError
 from bert_jax.narration import doing
 from bert_jax.parallel.rules import replicated
 from bert_jax.parallel.stop_signal import STOP, StopSignal
 from bert_jax.train import metrics as sums_of
+from bert_jax.train.agreement import failure_of
 from bert_jax.train.compiled import StepPrograms, lower_train_step
 from bert_jax.train.evaluations import Evaluations
 from bert_jax.train.goodput import Stopwatch
@@ -195,10 +195,8 @@ class _Loop:
         """Starts saving state and progress together, in the run directory or on the local disk."""
         progress, output, checkpoints = self.tracker.progress, self.output, self.spec.checkpoints
         self.spec.check_lock()
-        try:
-            output.flush()
-        except (OSError, UserError) as error:
-            checkpoints.not_saved(progress.step, error)
+        if (failure := failure_of(output.flush)) is not None:
+            checkpoints.not_saved(progress.step, failure)
             return
         saved = {"step": progress.step, "progress": progress.to_json()}
         with output.watch.on("save"):

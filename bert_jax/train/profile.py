@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -16,6 +15,7 @@ from etils import epath
 
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.atomic import write_whole
+from bert_jax.files.scratch import scratch_directory
 from bert_jax.train.sections import ProfileSection
 
 # Where TensorBoard's plugin looks, within what `tensorboard --logdir` is given.
@@ -74,7 +74,7 @@ class StepProfile:
         self._end()  # the run stopped in the middle: what there is
 
     def _begin(self, section: ProfileSection) -> None:
-        aside = pathlib.Path(tempfile.mkdtemp(prefix="bert_jax_profile_"))
+        aside = scratch_directory()
         options = jax.profiler.ProfileOptions()
         # Every Python call would make a step's trace many times as large.
         options.python_tracer_level = 0

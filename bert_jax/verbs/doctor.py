@@ -1,38 +1,27 @@
 """`bert-jax doctor`: what is installed, which devices there are, and what will go wrong.
 
-Of a run directory: whether it holds what was written to it.
+Of a run directory: whether it holds what was written to it. What is found is given one by one, and
+what takes seconds to load is loaded when it is needed, so that the first lines come at once.
 """
 
 from __future__ import annotations
 
-import jax
+from collections.abc import Callable, Iterator
 
 from bert_jax.config import RunConfig
-from bert_jax.diagnostics.devices import check_attention, check_devices
-from bert_jax.diagnostics.findings import DoctorReport, Finding, render
-from bert_jax.diagnostics.inputs import check_inputs, finetuning_inputs, pretraining_inputs
+from bert_jax.diagnostics.findings import DoctorReport, Finding
 from bert_jax.diagnostics.memory import check_memory
 from bert_jax.diagnostics.network import check_coordinator
-from bert_jax.diagnostics.run_directory import check_run
 from bert_jax.diagnostics.storage import check_run_dir
 from bert_jax.diagnostics.versions import check_versions
 from bert_jax.errors import UserError
-from bert_jax.model.bert import bert_builder
-from bert_jax.model.config import resolve_architecture
+from bert_jax.narration import doing
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.directory import open_run
-from bert_jax.text import load_tokenizer
-from bert_jax.train.state import define_model
 
-__all__ = ["DoctorReport", "Finding", "doctor", "doctor_config", "doctor_run", "render"]
+__all__ = ["DoctorReport", "Finding", "doctor", "look_at_config", "look_at_machine", "look_at_run"]
 
 
-def doctor(
-    *,
-    config: MeshSection | None = None,
-    run_dir: str | None = None,
-    checkpoint_bytes: int | None = None,
-) -> DoctorReport:
+def doctor(*, config: MeshSection | None = None, run_dir: str | None = None) -> DoctorReport:
     """Looks at everything that a run will need, without starting one.
 
     ``doctor().ok -> True``; ``doctor(run_dir="/proc/run").of_level("problem") ->
@@ -43,51 +32,98 @@ def doctor(
 
     Args:
         config: the devices that a run will ask for; None for all there are.
-        run_dir: where a run will write, local or gs://; None leaves this out.
-        checkpoint_bytes: of one checkpoint, for what fits on the disk; None measures in
-            checkpoints of BERT-Base.
+        run_dir: where a run will write, local or gs://; None leaves this out. What fits on the disk
+            is counted in checkpoints of BERT-Base.
 
     Returns:
         What was found. A problem is a finding and never an exception.
     """
-    section = config or MeshSection()
-    findings = check_versions()
-    findings += check_coordinator(section.distributed)
-    findings += check_devices(section)
-    findings += check_memory()
+    return DoctorReport(tuple(look_at_machine(config or MeshSection(), run_dir=run_dir)))
+
+
+def look_at_machine(
+    section: MeshSection,
+    *,
+    run_dir: str | None = None,
+    checkpoint_bytes: Callable[[], int | None] = lambda: None,
+) -> Iterator[Finding]:
+    """Yields what `doctor` finds.
+
+    Args:
+        section: the devices that a run will ask for.
+        run_dir: where a run will write; None leaves this out.
+        checkpoint_bytes: returns the size of one checkpoint, or None.
+    """
+    yield from check_versions()
+    yield from check_memory()
+    yield from check_coordinator(section.distributed)
+    with doing("starting JAX", at_once=True):
+        from bert_jax.diagnostics.devices import check_devices
+
+        devices = check_devices(section)
+    yield from devices
     if run_dir is not None:
-        findings += check_run_dir(run_dir, checkpoint_bytes=checkpoint_bytes)
-    return DoctorReport(tuple(findings))
+        yield from check_run_dir(run_dir, checkpoint_bytes=checkpoint_bytes())
 
 
-def doctor_config(config: RunConfig) -> DoctorReport:
-    """Looks at everything that a configuration asks for: machine, inputs, room for checkpoints.
-
-    ``doctor_config(load_config("run.yaml")).ok -> True``
+def look_at_config(config: RunConfig) -> Iterator[Finding]:
+    """Yields what is found of all that a configuration asks for: machine, inputs, room on the disk.
 
     Args:
         config: of a pretraining or a fine-tuning run.
     """
-    inputs: list[Finding] = []
+    problems = False
+    for finding in look_at_machine(
+        config.mesh, run_dir=config.run_dir, checkpoint_bytes=lambda: _checkpoint_bytes(config)
+    ):
+        problems |= finding.level == "problem"
+        yield finding
+    yield from _inputs(config)
+    if config.model is not None and config.train is not None and not problems:
+        from bert_jax.diagnostics.devices import check_attention
+
+        longest = max(phase.seq_length for phase in config.train.phases)
+        yield check_attention(config.model.execution.attention, longest=longest)
+
+
+def look_at_run(run_dir: str) -> Iterator[Finding]:
+    """Yields what is whole and what is damaged in a run directory.
+
+    Looks at every file of its checkpoints, its settings, metrics and datasets; changes nothing:
+    ``list(look_at_run("runs/base"))[0] -> Finding("problem", "checkpoint 4000", "params/d/1f… is
+    missing")``
+
+    Args:
+        run_dir: of `pretrain`, `finetune` or `import`, local or gs://.
+    """
+    with doing("starting JAX", at_once=True):
+        from bert_jax.diagnostics.run_directory import check_run
+    yield from check_run(run_dir)
+
+
+def _inputs(config: RunConfig) -> Iterator[Finding]:
+    from bert_jax.diagnostics.inputs import check_inputs, finetuning_inputs, pretraining_inputs
+
     if config.train is not None and config.tokenizer is not None:
-        inputs += check_inputs(
+        yield from check_inputs(
             pretraining_inputs(
                 tokenizer=config.tokenizer, train=config.train, optimizer=config.optimizer
             )
         )
     if config.finetune is not None:
-        inputs += check_inputs(finetuning_inputs(config.finetune))
-    report = doctor(
-        config=config.mesh, run_dir=config.run_dir, checkpoint_bytes=_checkpoint_bytes(config)
-    )
-    if config.model is not None and config.train is not None and not report.of_level("problem"):
-        longest = max(phase.seq_length for phase in config.train.phases)
-        inputs.append(check_attention(config.model.execution.attention, longest=longest))
-    return DoctorReport((*report.findings, *inputs))
+        yield from check_inputs(finetuning_inputs(config.finetune))
 
 
 def _checkpoint_bytes(config: RunConfig) -> int | None:
     """Returns the size of one checkpoint: parameters and two moments; None if it is not known."""
+    import jax
+
+    from bert_jax.model.bert import bert_builder
+    from bert_jax.model.config import resolve_architecture
+    from bert_jax.runs.directory import open_run
+    from bert_jax.text import load_tokenizer
+    from bert_jax.train.state import define_model
+
     try:
         if config.finetune is not None:
             build = open_run(config.finetune.init_from).build
@@ -101,15 +137,3 @@ def _checkpoint_bytes(config: RunConfig) -> int | None:
         return None
     leaves = jax.tree.leaves(define_model(build).params)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) * 3
-
-
-def doctor_run(run_dir: str) -> DoctorReport:
-    """Verifies a run directory: every file of its checkpoints, its settings, metrics and datasets.
-
-    ``doctor_run("runs/base").of_level("problem") -> [Finding("problem", "checkpoint 4000",
-    "params/d/1f… is missing")]``
-
-    Args:
-        run_dir: of `pretrain`, `finetune` or `import`, local or gs://; nothing in it is changed.
-    """
-    return DoctorReport(tuple(check_run(run_dir)))

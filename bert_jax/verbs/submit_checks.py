@@ -93,6 +93,8 @@ def inputs_of(prepared: Prepared) -> Inputs:
     phases = dict(enumerate(config.train.phases)) if verb == "pretrain" and config.train else {}
     sizes = {f"train.phases.{at}.batch_size": phase.batch_size for at, phase in phases.items()}
     others: dict[str, str] = {}
+    if phases and config.train and config.train.executables is not None:
+        others["train.executables"] = config.train.executables
     if verb == "finetune" and config.finetune is not None:
         sizes = {"finetune.batch_size": config.finetune.batch_size}
         origin = config.finetune.init_from

@@ -22,7 +22,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import bert_jax
-from bert_jax.cli import cli
+from bert_jax.cli.commands import cli
 from bert_jax.config import RunConfig
 from bert_jax.section import Section
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from pathlib import Path
 
@@ -20,7 +19,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(os, "environ", dict(os.environ))
     os.environ.pop("GLIBC_TUNABLES", None)
     monkeypatch.setattr(os, "execv", lambda program, arguments: found.append(arguments))
-    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr(os, "confstr", lambda name: "glibc 2.36")
     monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "bert_jax.cli", "pretrain", "a b"])
     return found
 

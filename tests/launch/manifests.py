@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from bert_jax.launch.gke import GkeJobSets
 from bert_jax.launch.job import Attempt
 from bert_jax.launch.queued_resources import QueuedResources
-from bert_jax.parallel.accelerators import ACCELERATORS, Accelerator
+from bert_jax.parallel.accelerator import Accelerator
+from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.topology import TpuTopology
 from tests.launch.cloud_jobs import make_attempt
 from tests.launch.tpu_service import PROJECT

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from etils import epath
 from google.cloud import tpu_v2
 
-from bert_jax.cli import cli
+from bert_jax.cli.commands import cli
 from bert_jax.launch import google_calls, machine
 from bert_jax.launch.job import JobFiles
 from bert_jax.launch.local_machine import LocalMachine

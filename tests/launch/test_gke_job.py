@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from etils import epath
 
-from bert_jax.cli import cli
+from bert_jax.cli.commands import cli
 from bert_jax.launch import gke, launchers, machine
 from bert_jax.launch.job import HostStatus, JobFiles
 from bert_jax.launch.pace import Pace

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner, Result
 
-from bert_jax.cli import cli
+from bert_jax.cli.commands import cli
 from bert_jax.errors import UserError
 from bert_jax.launch.job import RUN_JOB, Attempt, Ending, HostStatus, JobFiles
 from bert_jax.launch.launcher import Launcher, Observation, State

@@ -14,6 +14,7 @@ import yaml
 
 from bert_jax.config import parse_config
 from bert_jax.errors import UserError
+from bert_jax.launch.host_paths import for_hosts
 from bert_jax.launch.section import SubmitSection
 from tests.launch.test_submit import EIGHT, Cloud, cloud, config, run  # noqa: F401
 from tests.project import ok
@@ -131,3 +132,21 @@ def test_no_secret_of_the_submitter_goes_with_a_job(
         else:
             shown.append(path.read_text())
     assert not any(secret in text for text in shown)
+
+
+def test_every_path_of_a_run_is_one_that_hosts_reach() -> None:
+    train = {
+        "phases": [{"dataset": "data/a", "steps": 1}, {"dataset": "gs://other/b", "steps": 1}],
+        "executables": "compiled/base",
+    }
+    values = {"run_dir": "runs/base", "tokenizer": "./tok", "train": train}
+    found = for_hosts(values, "gs://b")
+    assert (found["run_dir"], found["tokenizer"]) == ("gs://b/runs/base", "gs://b/tok")
+    assert [phase["dataset"] for phase in found["train"]["phases"]] == [
+        "gs://b/data/a",
+        "gs://other/b",
+    ]
+    assert found["train"]["executables"] == "gs://b/compiled/base"
+    train["executables"] = "/tmp/compiled"
+    with pytest.raises(UserError, match=r"^train\.executables: found /tmp/compiled, which hosts"):
+        for_hosts(values, "gs://b")

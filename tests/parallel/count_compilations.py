@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.cli import cli
+from bert_jax.cli.commands import cli
 
 
 def main(arguments: list[str]) -> None:

@@ -19,6 +19,7 @@ import warnings
 from typing import Any
 
 # What the verbs import when they run.
+import bert_jax.cli.commands
 import bert_jax.config
 import bert_jax.verbs.evaluate
 import bert_jax.verbs.export

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bert_jax.cli import cli
+from bert_jax.cli.commands import cli
 from bert_jax.train.writer import read_metrics
 from tests.processes.hosts import ForkServer
 from tests.processes.test_verbs import on_two

@@ -82,7 +82,7 @@ def test_collecting_garbage_leaves_the_only_good_one(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bert_jax.train.checkpoint.write_manifest", full)
+    monkeypatch.setattr("bert_jax.train.checkpoint_orbax.write_manifest", full)
     said: list[str] = []
     warn = section.model_copy(update={"on_error": "warn"})
     with (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.train import checkpoint
+from bert_jax.train import checkpoint_orbax
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 
@@ -35,7 +35,9 @@ def abstract(params: dict[str, jax.Array]) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
-@pytest.mark.parametrize(("smallest", "programs"), [(checkpoint.MIN_SLICE_BYTES, 0), (16, 16)])
+@pytest.mark.parametrize(
+    ("smallest", "programs"), [(checkpoint_orbax.MIN_SLICE_BYTES, 0), (16, 16)]
+)
 def test_small_arrays_are_saved_whole_and_large_ones_in_parts(
     params: dict[str, jax.Array],
     tmp_path: Path,
@@ -43,7 +45,7 @@ def test_small_arrays_are_saved_whole_and_large_ones_in_parts(
     smallest: int,
     programs: int,
 ) -> None:
-    monkeypatch.setattr(checkpoint, "MIN_SLICE_BYTES", smallest)
+    monkeypatch.setattr(checkpoint_orbax, "MIN_SLICE_BYTES", smallest)
     compiled: list[str] = []
 
     def count(event: str, *_: object, **__: object) -> None:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 import bert_jax
+from bert_jax.diagnostics.findings import show
 from bert_jax.diagnostics.network import (
     ExpectedHosts,
     check_coordinator,
@@ -19,7 +20,7 @@ from bert_jax.diagnostics.network import (
 )
 from bert_jax.diagnostics.storage import check_run_dir
 from bert_jax.parallel.section import DistributedSection, MeshSection
-from bert_jax.verbs.doctor import DoctorReport, Finding, doctor, render
+from bert_jax.verbs.doctor import DoctorReport, Finding, doctor
 from tests.project import invoke, project_config, write_config
 
 
@@ -155,9 +156,9 @@ def test_fewer_hosts_than_expected_is_a_problem_that_says_what_to_do() -> None:
 
 
 def test_report_is_plain_lines_where_there_is_no_terminal() -> None:
-    report = DoctorReport((Finding("ok", "jax", "1"), Finding("warn", "gcp", "try a[b] " * 30)))
+    findings = (Finding("ok", "jax", "1"), Finding("warn", "gcp", "try a[b] " * 30))
     out = io.StringIO()
-    render(report, Console(file=out))
+    assert show(findings, Console(file=out)) == DoctorReport(findings)
     lines = out.getvalue().splitlines()
     assert lines[0] == "ok      jax: 1"
     assert lines[1] == "warn    gcp: " + "try a[b] " * 30
@@ -166,8 +167,8 @@ def test_report_is_plain_lines_where_there_is_no_terminal() -> None:
 
 def test_report_on_a_terminal_keeps_square_brackets() -> None:
     out = io.StringIO()
-    report = DoctorReport((Finding("problem", "gcp", "pip install 'bert-jax[gcp]'"),))
-    render(report, Console(file=out, force_terminal=True, width=80))
+    findings = (Finding("problem", "gcp", "pip install 'bert-jax[gcp]'"),)
+    show(findings, Console(file=out, force_terminal=True, width=80))
     assert "bert-jax[gcp]" in out.getvalue()
 
 

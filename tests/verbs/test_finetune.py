@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from bert_jax import narration
-from bert_jax.cli import INTERRUPTED
 from bert_jax.parallel.mesh import open_mesh
+from bert_jax.parallel.stop_signal import INTERRUPTED
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.predictor import Predictor

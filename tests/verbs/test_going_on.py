@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from etils import epath
 
-from bert_jax.cli import cli
+from bert_jax.cli.commands import cli
 from bert_jax.errors import RunStopped
 from bert_jax.files.lock import LocalLock
 from bert_jax.parallel.mesh import make_mesh

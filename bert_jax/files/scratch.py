@@ -1,0 +1,50 @@
+"""Directories for what is on its way; they go with the process that made them, however it ends.
+
+Exit handlers do not run where a process is killed or ends at once, as it does when another one of
+its job is gone. So each directory is locked by its process, and whoever makes the next one deletes
+those that nobody has locked any more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+_LOCK: Final = ".lock"
+_PREFIX: Final = "bert_jax_scratch_"
+_held: list[int] = []  # descriptors, closed by the system at the process's end
+
+
+def scratch_directory() -> Path:
+    """Returns a new directory under the system's directory of temporary files.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    root = Path(tempfile.gettempdir())
+    for left in root.glob(f"{_PREFIX}*"):
+        _delete_if_left(left)
+    # It has its name once it is locked: before that, another process would find it free.
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+    lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _held.append(lock)
+    made = made.rename(made.with_name(made.name.removeprefix(".")))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def _delete_if_left(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # it is another user's, in use, or was deleted meanwhile
+        lock = os.open(directory / _LOCK, os.O_RDWR)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory)
+        finally:
+            os.close(lock)

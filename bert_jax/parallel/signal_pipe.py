@@ -1,0 +1,76 @@
+"""SIGTERM and Ctrl-C, heard by a thread of their own.
+
+Python runs a handler between two instructions of the main thread. A signal that comes while that
+thread compiles, waits for a device or for another process, in C++, would be heard when it is done,
+and the machine gone by then. The interpreter itself writes the signal's number to a pipe at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Self
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+Handler = Callable[[int, Any], None]  # (number of the signal, frame)
+
+
+class SignalPipe:
+    """Hears both signals between `install` and `close`; as a context manager, in the block."""
+
+    def __init__(self, hear: Callable[[int], None], *, handler: Handler = lambda *_: None) -> None:
+        """Hears nothing yet.
+
+        Args:
+            hear: called with a signal's number, in the thread.
+            handler: called too, in the main thread when Python comes to it.
+        """
+        self._hear, self._handler = hear, handler
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._woken: int | None = None  # whoever heard of signals before
+        self._before: dict[int, Any] = {}
+        self._thread = threading.Thread(target=self._run, daemon=True, name="signals")
+        self._thread.start()
+
+    def install(self) -> None:
+        """Puts the handlers in place; again after a library has put its own there.
+
+        Call it in the main thread.
+        """
+        woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        if self._woken is None:
+            self._woken = woken
+        for number in _SIGNALS:
+            before = signal.signal(number, self._handler)
+            if before != self._handler:
+                self._before.setdefault(number, before)
+
+    def give_back(self, number: int) -> None:
+        """Gives one signal back to whoever had it before."""
+        signal.signal(number, self._before[number])
+
+    def close(self) -> None:
+        """Gives the signals back; what was heard so far has been told by then."""
+        if self._woken is not None:
+            signal.set_wakeup_fd(self._woken)
+        for number in self._before:
+            self.give_back(number)
+        os.close(self._write)  # ends the thread
+        self._thread.join()
+        os.close(self._read)
+
+    def _run(self) -> None:
+        while heard := os.read(self._read, 1):
+            if heard[0] in _SIGNALS:
+                self._hear(heard[0])
+
+    def __enter__(self) -> Self:
+        self.install()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()

@@ -1,0 +1,178 @@
+"""The files of a checkpoint: arrays and progress, written and read. The only file with Orbax.
+
+What fails on one process of a job fails on all, in seconds: see `SaveAgreement`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint._src.futures import future, synchronization
+
+from bert_jax.errors import UserError, first_line
+from bert_jax.files.atomic import full_disk
+from bert_jax.train.checkpoint_store import OPTIMIZER, PARAMS, PROGRESS
+from bert_jax.train.failed_saves import quieten_failed_saves
+from bert_jax.train.manifest import SelectionScore, write_manifest
+from bert_jax.train.save_agreement import SaveAgreement
+
+# Devices that hold the same array each save a part of it. Cutting a part out is a program that has
+# to be compiled for the array's shape: below this size one device saves it whole.
+MIN_SLICE_BYTES: Final = 64 * 2**10
+# TensorStore's errors are ValueErrors, those of JAX RuntimeErrors; the manifest's are a user's.
+_SAVE_ERRORS: Final = (OSError, ValueError, RuntimeError, UserError)
+
+# Orbax logs the traceback of a failed save up to six times, and then raises what has been logged.
+logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
+
+
+class SaveFailed(Exception):
+    """A checkpoint could not be saved; on all processes, for the one reason that this says."""
+
+
+class OrbaxFiles:
+    """Writes checkpoints in threads of its own, one at a time, and reads them."""
+
+    def __init__(self, *, save_bytes: int | None) -> None:
+        """Opens nothing yet.
+
+        Args:
+            save_bytes: how much may be on its way to the disk at a time, at least the largest
+                array; None for Orbax's own limit.
+        """
+        self._arrays = _array_handler(save_bytes)
+        self._manifests = _ManifestWriter(self._arrays)
+        self._agreement = SaveAgreement()
+        # No metadata store: its file would change after the manifest, which says all that is in it.
+        self._saver = ocp.AsyncCheckpointer(
+            self._manifests,
+            async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._agreement),
+            checkpoint_metadata_store=ocp.metadata.metadata_store(
+                enable_write=False, blocking_write=True
+            ),
+        )
+        quieten_failed_saves()
+
+    def start(
+        self,
+        directory: epath.Path,
+        items: Mapping[str, Any],
+        *,
+        step: int,
+        score: SelectionScore | None,
+    ) -> None:
+        """Starts to write a checkpoint, in place of what lies there; each process must call it.
+
+        Args:
+            directory: of the checkpoint.
+            items: nested dicts of arrays, and the progress as plain JSON, by the item's name.
+            step: for the manifest.
+            score: likewise.
+
+        Raises:
+            SaveFailed: here. It may also fail from now on, see `finish`.
+        """
+        self._manifests.step, self._manifests.score = step, score
+        self._agreement.begin()
+        args = {
+            name: (ocp.args.JsonSave if name == PROGRESS else ocp.args.PyTreeSave)(item)
+            for name, item in items.items()
+        }
+        try:
+            # `force`: what lies there is damaged, or was never finished.
+            self._saver.save(directory, args=_Items(**args), force=True)
+        except _SAVE_ERRORS as error:
+            raise self._failed(error) from error
+
+    def finish(self) -> None:
+        """Waits until the checkpoint is whole, written by all processes.
+
+        Raises:
+            SaveFailed: it is not, on any of them.
+        """
+        try:
+            self._saver.wait_until_finished()
+        except _SAVE_ERRORS as error:
+            raise self._failed(error) from error
+
+    def tensors(self, directory: epath.Path) -> Any:
+        """Returns nested dicts of what an item's arrays are: shapes and dtypes."""
+        return self._arrays.metadata(directory)
+
+    def read_arrays(self, directory: epath.Path, wanted: Any) -> Any:
+        """Returns an item's arrays with the shapes, dtypes and shardings of `wanted`."""
+        args = ocp.checkpoint_utils.construct_restore_args(wanted)
+        return self._arrays.restore(
+            directory, args=ocp.args.PyTreeRestore(wanted, restore_args=args)
+        )
+
+    def read_json(self, directory: epath.Path) -> Mapping[str, Any]:
+        """Returns an item of plain JSON."""
+        return ocp.JsonCheckpointHandler().restore(directory)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._saver.close()
+
+    def _failed(self, error: Exception) -> SaveFailed:
+        """Returns when all processes have given up the save."""
+        if jax.process_count() > 1:
+            # The others may still wait for a directory that this process was to make.
+            future.set_signals(
+                [
+                    synchronization.HandlerAwaitableSignal.STEP_DIRECTORY_CREATION,
+                    synchronization.HandlerAwaitableSignal.ITEM_DIRECTORY_CREATION,
+                ],
+                operation_id=synchronization.OperationIdGenerator.get_current_operation_id(),
+            )
+        return SaveFailed(self._agreement.fail(full_disk(error) or first_line(error)))
+
+
+class _ManifestWriter(ocp.CompositeCheckpointHandler):
+    """Saves the items, and writes the manifest when the files of all processes are final.
+
+    Orbax calls `finalize` in the first process, in its own thread, before it renames the directory
+    (or, in a bucket, writes its marker) and lets the other processes go on.
+    """
+
+    def __init__(self, arrays: ocp.PyTreeCheckpointHandler) -> None:
+        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        for item in (PARAMS, OPTIMIZER):
+            registry.add(item, ocp.args.PyTreeSave, arrays)
+        registry.add(PROGRESS, ocp.args.JsonSave, ocp.JsonCheckpointHandler())
+        super().__init__(handler_registry=registry)
+        self.step = 0
+        self.score: SelectionScore | None = None
+
+    def metadata_from_temporary_paths(self, directory: epath.Path) -> ocp.metadata.StepMetadata:
+        """Says nothing: Orbax would warn that there is no metadata file to put it into."""
+        return ocp.metadata.StepMetadata()
+
+    def finalize(self, directory: epath.Path) -> None:
+        """Makes every file final, then says in the manifest what they are."""
+        super().finalize(directory)
+        write_manifest(directory, step=self.step, score=self.score)
+
+
+@ocp.args.register_with_handler(_ManifestWriter, for_save=True, for_restore=True)
+class _Items(ocp.args.Composite):
+    """The items of one checkpoint, which Orbax tells by their class to belong to the above."""
+
+
+def _array_handler(save_bytes: int | None) -> ocp.PyTreeCheckpointHandler:
+    # Orbax counts in 10⁹ bytes, and takes fractions.
+    limit: dict[str, Any] = {} if save_bytes is None else {"save_concurrent_gb": save_bytes / 1e9}
+    arrays = ocp.type_handlers.create_type_handler_registry(
+        (
+            jax.Array,
+            ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=MIN_SLICE_BYTES),
+        ),
+        (np.ndarray, ocp.type_handlers.NumpyHandler()),
+    )
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=arrays, **limit)

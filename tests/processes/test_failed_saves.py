@@ -1,0 +1,101 @@
+"""A save that fails on one of several processes fails on all of them at once."""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from bert_jax.train.writer import read_metrics
+from tests.processes.hosts import ForkServer, Host, Job
+
+MANY = (
+    "train.phases.0.steps=100000",
+    "train.evaluation=null",
+    "train.log_every=1000",
+    "train.checkpoint.every=10",
+)
+# Below what a process writes of the moments, which all share; above its output.
+FULL = 12_000
+# Orbax waits for 300 s, and for 1200.
+SOON = 120.0
+
+
+def saved(run: Path) -> int:
+    names = [path.name for path in (run / "checkpoints").glob("*")]
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def has_room(host: Host, *, limit: int | None) -> None:
+    """Lets no file of a process grow beyond a limit, as on a full disk; None for no limit."""
+    _, most = resource.prlimit(host.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(host.pid, resource.RLIMIT_FSIZE, (most if limit is None else limit, most))
+
+
+def goes_on(job: Job, run: Path) -> None:
+    """Waits for a whole checkpoint that is newer than any so far."""
+    last = saved(run)
+    job.wait_until(lambda: saved(run) > last, timeout=SOON)
+
+
+def test_training_goes_on_on_all_processes_when_one_cannot_save(
+    server: ForkServer, config: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    more = (f"run_dir={run}", *MANY, "train.checkpoint.on_error=warn")
+    with server.start("pretrain", config, *more, count=2, directory=tmp_path) as job:
+        job.wait_until(lambda: saved(run) > 0)
+        # Process 0 makes the directories, which the other waits for.
+        for step in range(10, 5000, 10):
+            (run / "checkpoints" / f"{step}.orbax-checkpoint-tmp").symlink_to("nowhere")
+        job.wait_until(lambda: "NOT SAVED (process 0 (" in job[0].err, timeout=SOON)
+        goes_on(job, run)
+        has_room(job[1], limit=FULL)
+        job.wait_until(lambda: "NOT SAVED (process 1 (" in job[0].err, timeout=SOON)
+        has_room(job[1], limit=None)
+        goes_on(job, run)
+        job[0].send(signal.SIGTERM)
+        assert job.wait() == [3, 3], job.said()
+    assert re.search(
+        r"checkpoint \d+ was NOT SAVED \(process 1 \(\S+, pid \d+\): File too large\); "
+        r"the last one is \d+; training goes on\n",
+        job[0].err,
+    ), job.said()
+    assert "Traceback" not in job[0].err + job[1].err
+    steps = [line["step"] for line in read_metrics(run, kind="train")]
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.chaos
+def test_all_processes_stop_with_one_line_when_one_cannot_save(
+    server: ForkServer, config: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with server.start(
+        "pretrain", config, f"run_dir={run}", *MANY, count=2, directory=tmp_path
+    ) as job:
+        job.wait_until(lambda: saved(run) > 0)
+        has_room(job[1], limit=FULL)
+        began = time.monotonic()
+        assert job.wait(timeout=SOON) == [1, 1], job.said()
+        assert time.monotonic() - began < SOON
+    for host in job:
+        assert re.search(r"NOT SAVED \(process 1 \(.*\): File too large\)", host.err), job.said()
+        assert "Traceback" not in host.err
+
+
+@pytest.mark.chaos
+def test_an_example_log_that_one_process_cannot_write_fails_the_save_of_all(
+    server: ForkServer, config: Path, tmp_path: Path
+) -> None:
+    """What a checkpoint counts on is not there, and no process begins to save."""
+    run = tmp_path / "run"
+    more = (f"run_dir={run}", *MANY, "train.example_log=true")
+    with server.start("pretrain", config, *more, count=2, directory=tmp_path) as job:
+        job.wait_until(lambda: saved(run) > 0)
+        has_room(job[1], limit=1000)
+        assert job.wait(timeout=SOON) == [1, 1], job.said()
