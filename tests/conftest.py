@@ -48,6 +48,7 @@ install_import_hook("bert_jax.model", "beartype.beartype")
 
 # After the hook, since they import the models.
 from tests.executables import keep_executables
+from tests.forked.forks import forks
 from tests.project import project  # noqa: F401  (a fixture for every test)
 
 keep_executables()
@@ -76,5 +77,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     """Leaves nothing behind."""
+    if forks.cache_info().currsize:
+        forks().close()
     if COMPILED is not None:
         COMPILED.cleanup()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from bert_jax.config import parse_config
 from bert_jax.pipelines.python_docs.corpus import write_python_docs
 from bert_jax.verbs.examples import examples
 from bert_jax.verbs.vocab import vocab
+from tests.forked.forks import forked_python
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -123,7 +123,7 @@ def refused(*arguments: object) -> str:
 def bert_jax(*arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """Runs the command line as a user does, in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "bert_jax.cli", *map(str, arguments)],
+        [forked_python(), "-m", "bert_jax.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -13,6 +13,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
+from tests.forked.forks import forked_python
 from tests.project import ROOT, environment
 from tests.test_plain_scripts import CHANGES
 
@@ -28,6 +29,8 @@ def outputs(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Of each notebook its cells after it ran."""
     directory = tmp_path_factory.mktemp("notebooks")
     kernel = KernelManager(kernel_name="python3")
+    assert kernel.kernel_spec is not None
+    kernel.kernel_spec.argv[0] = forked_python()
     kernel.start_kernel(cwd=str(directory), env={**environment(), "JAX_PLATFORMS": "cpu"})
     try:
         yield {name: _run(name, kernel, directory, project) for name in ORDER}

@@ -13,7 +13,8 @@ from typing import Final
 
 from bert_jax.train.writer import METRICS, read_metrics
 from tests.chaos.reference import Reference
-from tests.processes.hosts import ForkServer, Job
+from tests.processes import hosts
+from tests.processes.hosts import Job
 
 STAGES: Final = ("first start", "resume", "phase switch", "save", "steps")
 
@@ -26,7 +27,6 @@ SLOW: Final = 3600.0  # seconds of a run, on a machine with other work
 class Battlefield:
     """What is run, and what it should come to."""
 
-    server: ForkServer
     config: Path
     count: int  # processes
     directory: Path
@@ -38,7 +38,7 @@ class Battlefield:
     def start(self, run_dir: Path, *, last: bool) -> Job:
         """Starts the run, or goes on with it."""
         settings = self.at_last if last else ()
-        return start(self.server, self.config, run_dir, self.count, settings=settings)
+        return start(self.config, run_dir, self.count, settings=settings)
 
 
 @dataclasses.dataclass
@@ -56,32 +56,28 @@ class Tally:
         return self.stages.total()
 
 
-def start(
-    server: ForkServer, config: Path, run_dir: Path, count: int, *, settings: Sequence[str] = ()
-) -> Job:
+def start(config: Path, run_dir: Path, count: int, *, settings: Sequence[str] = ()) -> Job:
     """Starts a run of so many processes."""
     directory = run_dir.parent / f"{run_dir.name}.out"
-    return server.start(
+    return hosts.start(
         "pretrain", config, f"run_dir={run_dir}", *settings, count=count, directory=directory
     )
 
 
-def undisturbed(
-    server: ForkServer, config: Path, directory: Path, *, count: int, first_phase: int
-) -> Battlefield:
+def undisturbed(config: Path, directory: Path, *, count: int, first_phase: int) -> Battlefield:
     """Runs twice without a kill: the first compiles, the second tells how long a run takes."""
     first, second = (directory / f"{name}{count}" for name in ("first", "undisturbed"))
-    run_whole(server, config, first, count)
-    seconds = run_whole(server, config, second, count)
+    run_whole(config, first, count)
+    seconds = run_whole(config, second, count)
     reference = Reference(second)
     reference.check(first)
-    return Battlefield(server, config, count, directory, reference, seconds, first_phase)
+    return Battlefield(config, count, directory, reference, seconds, first_phase)
 
 
-def run_whole(server: ForkServer, config: Path, run_dir: Path, count: int) -> float:
+def run_whole(config: Path, run_dir: Path, count: int) -> float:
     """Runs to the end; returns the seconds that it took."""
     began = time.monotonic()
-    with start(server, config, run_dir, count) as job:
+    with start(config, run_dir, count) as job:
         assert job.wait(timeout=SLOW) == [0] * count, job.said()
     return time.monotonic() - began
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from bert_jax.runs.checkpoints import open_checkpoints
 from bert_jax.train.writer import METRICS, read_metrics
-from tests.processes.hosts import ForkServer, Job
+from tests.processes.hosts import Job, start
 
 STOPPED: Final = (
     r"(?:stopped at step (\d+), saved|at step (\d+): its checkpoint stands|before the first step: )"
@@ -28,9 +28,7 @@ class Stop:
     step: int  # saved
 
 
-def stop_at_random(
-    server: ForkServer, config: Path, run_dir: Path, *, count: int, random_: random.Random
-) -> Stop:
+def stop_at_random(config: Path, run_dir: Path, *, count: int, random_: random.Random) -> Stop:
     """Starts a run, or goes on with it, and sends SIGTERM to one process.
 
     The instant lies up to five seconds after the first report of this start: in a step, in an
@@ -38,9 +36,7 @@ def stop_at_random(
     """
     before = _last_step(run_dir)
     directory = run_dir.parent / f"{run_dir.name}.out"
-    with server.start(
-        "pretrain", config, f"run_dir={run_dir}", count=count, directory=directory
-    ) as job:
+    with start("pretrain", config, f"run_dir={run_dir}", count=count, directory=directory) as job:
         job.wait_until(lambda: _last_step(run_dir) > before, timeout=900)
         time.sleep(random_.uniform(0, 5))
         host = random_.randrange(count)

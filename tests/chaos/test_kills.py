@@ -21,8 +21,6 @@ from tests.chaos.kills import (
     undisturbed,
 )
 from tests.chaos.reference import Reference
-from tests.processes.conftest import server  # noqa: F401
-from tests.processes.hosts import ForkServer
 from tests.project import project_config, write_config
 
 FIRST_PHASE = 9
@@ -45,15 +43,14 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_few_kills_leave_no_trace_even_with_other_loader_workers(
-    server: ForkServer,  # noqa: F811
     config: Path,
     tmp_path: Path,
 ) -> None:
     whole = tmp_path / "whole"
     # Half of it compiles, which those that are killed need not.
-    seconds = run_whole(server, config, whole, 1) / 2
+    seconds = run_whole(config, whole, 1) / 2
     field = Battlefield(
-        *(server, config, 1, tmp_path, Reference(whole), seconds, FIRST_PHASE),
+        *(config, 1, tmp_path, Reference(whole), seconds, FIRST_PHASE),
         at_last=("loader.workers=1",),
     )
     tally = Tally(1)
@@ -67,7 +64,6 @@ def test_a_few_kills_leave_no_trace_even_with_other_loader_workers(
 @pytest.mark.chaos
 @pytest.mark.parametrize("share", [1.0, 0.2], ids=["run directory", "local disks too"])
 def test_many_kills_of_one_two_and_four_processes_leave_no_trace(
-    server: ForkServer,  # noqa: F811
     config: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -86,7 +82,7 @@ def test_many_kills_of_one_two_and_four_processes_leave_no_trace(
     seed = int(os.environ.get("CHAOS_SEED", "0"))
     began, tallies = time.monotonic(), list[Tally]()
     for done, count in enumerate(counts):
-        field = undisturbed(server, config, tmp_path, count=count, first_phase=FIRST_PHASE)
+        field = undisturbed(config, tmp_path, count=count, first_phase=FIRST_PHASE)
         deadline = began + seconds * (done + 1) / len(counts)
         part = kills // len(counts) + (done < kills % len(counts))
         tallies.append(Tally(count))

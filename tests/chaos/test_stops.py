@@ -12,8 +12,6 @@ import pytest
 from bert_jax.train.example_log import read_example_log
 from bert_jax.train.writer import read_metrics
 from tests.chaos.stops import Stop, stop_at_random, table
-from tests.processes.conftest import server  # noqa: F401
-from tests.processes.hosts import ForkServer
 from tests.project import project_config, write_config
 
 IN_TIME = 15.0  # seconds
@@ -21,7 +19,6 @@ IN_TIME = 15.0  # seconds
 
 @pytest.mark.chaos
 def test_a_signal_to_one_of_four_hosts_is_heard_by_all_every_time(
-    server: ForkServer,  # noqa: F811
     project: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -40,7 +37,7 @@ def test_a_signal_to_one_of_four_hosts_is_heard_by_all_every_time(
     random_ = random.Random(os.environ.get("CHAOS_SEED", "0"))
     run_dir, stops = tmp_path / "run", list[Stop]()
     for _ in range(int(os.environ.get("CHAOS_STOPS", "20"))):
-        stops.append(stop_at_random(server, config, run_dir, count=4, random_=random_))
+        stops.append(stop_at_random(config, run_dir, count=4, random_=random_))
         with capsys.disabled():
             print(f"\n{stops[-1]}")
     with capsys.disabled():

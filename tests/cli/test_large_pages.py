@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from bert_jax.cli.large_pages import with_large_pages
-from tests.project import bert_jax
+from tests.project import ROOT, environment
 
 
 @pytest.fixture
@@ -55,6 +56,14 @@ def test_it_does_not_where_that_changes_nothing_or_the_user_has_chosen(
 
 
 def test_a_command_that_was_started_again_ends_as_it_would_have() -> None:
-    done = bert_jax("pretrain", "no/such.yaml")
+    """A real start, with no tunables in its environment."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bert_jax.cli", "pretrain", "no/such.yaml"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={name: value for name, value in environment().items() if name != "GLIBC_TUNABLES"},
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("bert-jax: no/such.yaml: no such file")

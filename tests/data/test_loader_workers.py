@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import spawn
 
 import numpy as np
 import psutil
@@ -33,6 +34,16 @@ from tests.data.memory_dataset import (
     make_loader,
     take,
 )
+from tests.forked.forks import forked_python
+
+
+@pytest.fixture(autouse=True)
+def started_workers() -> Iterator[None]:
+    """Workers cost no imports; those of the last test are real."""
+    before = spawn.get_executable()
+    multiprocessing.set_executable(forked_python())
+    yield
+    multiprocessing.set_executable(before)
 
 
 class WorkerRow:
@@ -148,14 +159,14 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def run_script(tmp_path) -> Callable[[str], subprocess.Popen]:
-    def run(then: str) -> subprocess.Popen:
+def run_script(tmp_path) -> Callable[..., subprocess.Popen]:
+    def run(then: str, *, python: str) -> subprocess.Popen:
         path = tmp_path / "script.py"
         path.write_text(SCRIPT.format(then=then))
         paths = [str(pathlib.Path(__file__).parents[2]), *sys.path]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         return subprocess.Popen(
-            [sys.executable, str(path)], stdout=subprocess.PIPE, env=environment, text=True
+            [python, str(path)], stdout=subprocess.PIPE, env=environment, text=True
         )
 
     return run
@@ -176,7 +187,7 @@ def alive(pid: int) -> bool:
 
 
 def test_workers_end_with_a_killed_parent(run_script):
-    process = run_script("time.sleep(600)")
+    process = run_script("time.sleep(600)", python=forked_python())
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert pids
     process.kill()
@@ -186,7 +197,7 @@ def test_workers_end_with_a_killed_parent(run_script):
 
 
 def test_a_program_that_forgets_to_close_still_ends(run_script):
-    process = run_script("pass")
+    process = run_script("pass", python=sys.executable)  # which ends as Python does
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert wait_until_gone([int(pid) for pid in output.split()])

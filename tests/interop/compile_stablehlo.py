@@ -1,6 +1,6 @@
 """Compiles an exported program for a TPU, on a machine without one.
 
-``python compile_stablehlo.py DIRECTORY TOPOLOGY``: prints the kind of device it was compiled for.
+``python compile_stablehlo.py TOPOLOGY DIRECTORY …``: prints the kind of device and each directory.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-directory = Path(sys.argv[1])
-topology = topologies.get_topology_desc(platform="tpu", topology_name=sys.argv[2])
+topology = topologies.get_topology_desc(platform="tpu", topology_name=sys.argv[1])
 device = topology.devices[0]
 sharding = SingleDeviceSharding(device)
-program = jax.export.deserialize(bytearray((directory / "model.stablehlo").read_bytes()))
-signature = json.loads((directory / "signature.json").read_text(encoding="utf-8"))
-weights = {
-    each["name"]: jax.ShapeDtypeStruct(tuple(each["shape"]), each["dtype"], sharding=sharding)
-    for each in signature["weights"]
-}
-ids = jax.ShapeDtypeStruct((4, 32), np.int32, sharding=sharding)
-traced = jax.jit(program.call).trace(weights, *(ids for _ in signature["inputs"]))
-compiled = traced.lower(lowering_platforms=("tpu",)).compile()
-assert compiled.as_text()
+for directory in map(Path, sys.argv[2:]):
+    program = jax.export.deserialize(bytearray((directory / "model.stablehlo").read_bytes()))
+    signature = json.loads((directory / "signature.json").read_text(encoding="utf-8"))
+    weights = {
+        each["name"]: jax.ShapeDtypeStruct(tuple(each["shape"]), each["dtype"], sharding=sharding)
+        for each in signature["weights"]
+    }
+    ids = jax.ShapeDtypeStruct((4, 32), np.int32, sharding=sharding)
+    traced = jax.jit(program.call).trace(weights, *(ids for _ in signature["inputs"]))
+    compiled = traced.lower(lowering_platforms=("tpu",)).compile()
+    assert compiled.as_text()
+    print(device.device_kind, directory)
 assert not [name for name in sys.modules if name.partition(".")[0] == "bert_jax"]
-print(device.device_kind)

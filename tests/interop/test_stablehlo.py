@@ -25,6 +25,7 @@ from bert_jax.interop.mapping import flatten
 from bert_jax.interop.stablehlo import USAGE, default_outputs, export_stablehlo
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import Architecture, Execution, HeadsSection
+from tests.forked.forks import forked_python
 from tests.support import small_architecture
 
 READER = Path(__file__).with_name("run_stablehlo.py")
@@ -173,7 +174,7 @@ def test_the_documented_example_runs_as_it_stands(tmp_path: Path) -> None:
     assert USAGE in DOCUMENTATION.read_text(encoding="utf-8")
     write(tmp_path, HEADS["pretraining"])
     code = USAGE.removeprefix("```python\n").removesuffix("```")
-    command = [sys.executable, "-c", code]
+    command = [forked_python(), "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert ast.literal_eval(done.stdout) == {
@@ -227,23 +228,25 @@ def test_one_program_serves_three_platforms_with_standard_operations_alone(
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_program_compiles_for_a_tpu(tmp_path: Path, dtype: str) -> None:
+def test_the_program_compiles_for_a_tpu(tmp_path: Path) -> None:
     everything = ["last_hidden_state", "pooled", "mlm_logits", "next_sentence_logits"]
-    execution = Execution.model_validate({"dtype": dtype})
-    write(tmp_path, HEADS["pretraining"], execution=execution, outputs=everything)
+    directories = [tmp_path / dtype for dtype in ("float32", "bfloat16")]
+    for directory in directories:
+        directory.mkdir()
+        execution = Execution.model_validate({"dtype": directory.name})
+        write(directory, HEADS["pretraining"], execution=execution, outputs=everything)
     environment = {
         **os.environ,
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_LOG_DIR": "disabled",
         "XLA_FLAGS": "",  # libtpu refuses those of the CPU compiler
     }
-    command = [sys.executable, COMPILER, tmp_path, "v5e:2x2"]
+    command = [sys.executable, COMPILER, "v5e:2x2", *directories]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.splitlines()[-1] == "TPU v5 lite"
+    assert done.stdout.splitlines()[-2:] == [f"TPU v5 lite {each}" for each in directories]
 
 
 def test_padding_does_not_change_what_a_token_gets(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from bert_jax.launch.job import JobFiles
 from bert_jax.launch.supervisor_state import read_state
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
-from tests.processes.hosts import ForkServer
+from tests.processes.hosts import start
 from tests.project import project_config, write_config
 
 TIMEOUT = 600.0  # nothing measured: a machine that does ten other things
@@ -36,14 +36,10 @@ def saved_often(project: Path) -> dict[str, Any]:
     return values
 
 
-def run_undisturbed(
-    server: ForkServer, values: dict[str, Any], directory: Path, *, hosts: int
-) -> Path:
+def run_undisturbed(values: dict[str, Any], directory: Path, *, hosts: int) -> Path:
     """Returns the run directory of the same run with no job around it."""
     run_dir, config = directory / "undisturbed", write_config(directory / "here.yaml", values)
-    with server.start(
-        "pretrain", config, f"run_dir={run_dir}", count=hosts, directory=directory
-    ) as job:
+    with start("pretrain", config, f"run_dir={run_dir}", count=hosts, directory=directory) as job:
         assert job.wait() == [0] * hosts, job.said()
     return run_dir
 

@@ -6,7 +6,6 @@ dataset from the bucket, pretrain, are taken back in mid-run, and the job comes 
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ from bert_jax.launch.pace import Pace
 from bert_jax.launch.queued_resources import QueuedResources
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.verbs import submit as submit_verb
+from tests.forked.forks import forked_python
 from tests.launch.interrupted import (
     TIMEOUT,
     assert_done_as_undisturbed,
@@ -34,8 +34,7 @@ from tests.launch.interrupted import (
     wait_until,
 )
 from tests.launch.tpu_service import PROJECT, TpuService
-from tests.processes.conftest import server  # noqa: F401
-from tests.processes.hosts import ForkServer, free_port
+from tests.processes.hosts import free_port
 from tests.project import environment, write_config
 from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
 
@@ -61,7 +60,7 @@ class Hosts:
                 machine.JOB: node.metadata["bert-jax-job"],
                 machine.ATTEMPT: node.metadata["bert-jax-attempt"],
                 machine.WORKER: str(worker),
-                machine.PYTHON: sys.executable,
+                machine.PYTHON: forked_python(),
                 machine.HOME: str(directory / "home"),
             }
             LocalMachine(directory).start(worker, script, self._environment | told, cwd=None)
@@ -98,7 +97,6 @@ def on_bucket(bucket: epath.Path, project: Path, values: dict[str, Any]) -> dict
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.chaos)])
 def test_a_slice_taken_back_in_mid_run_is_made_again_and_ends_as_if_nothing_had_been(
-    server: ForkServer,  # noqa: F811
     cloud: Cloud,  # noqa: F811
     project: Path,
     tmp_path: Path,
@@ -106,7 +104,7 @@ def test_a_slice_taken_back_in_mid_run_is_made_again_and_ends_as_if_nothing_had_
     hosts: int,
 ) -> None:
     values = saved_often(project)
-    undisturbed = run_undisturbed(server, values, tmp_path, hosts=hosts)
+    undisturbed = run_undisturbed(values, tmp_path, hosts=hosts)
 
     bucket = cloud.make_bucket()
     config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, values))

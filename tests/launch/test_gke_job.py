@@ -10,7 +10,6 @@ import functools
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from bert_jax.launch import gke, launchers, machine
 from bert_jax.launch.job import HostStatus, JobFiles
 from bert_jax.launch.pace import Pace
 from bert_jax.launch.supervisor_state import read_state
+from tests.forked.forks import forked_python
 from tests.launch.cluster import Cluster
 from tests.launch.interrupted import (
     TIMEOUT,
@@ -36,8 +36,6 @@ from tests.launch.interrupted import (
 from tests.launch.jobs import STARTUP
 from tests.launch.manifests import IMAGE
 from tests.launch.test_cloud_job import on_bucket
-from tests.processes.conftest import server  # noqa: F401
-from tests.processes.hosts import ForkServer
 from tests.project import environment, ok, write_config
 from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
 
@@ -182,7 +180,7 @@ class PodProcesses:
         for worker, told in enumerate(environments):
             home = self._directory / f"{name}-{self.starts}-{worker}"
             home.mkdir(parents=True)
-            own = {machine.HOME: str(home), machine.PYTHON: sys.executable}
+            own = {machine.HOME: str(home), machine.PYTHON: forked_python()}
             with (home / "log").open("wb") as log:
                 self.running[name].append(
                     subprocess.Popen(
@@ -218,14 +216,13 @@ class PodProcesses:
 
 @pytest.mark.chaos
 def test_a_pod_killed_in_mid_run_is_started_anew_and_ends_as_if_nothing_had_been(
-    server: ForkServer,  # noqa: F811
     cloud: Cloud,  # noqa: F811
     cluster: Cluster,
     project: Path,
     tmp_path: Path,
 ) -> None:
     values = saved_often(project)
-    undisturbed = run_undisturbed(server, values, tmp_path, hosts=1)
+    undisturbed = run_undisturbed(values, tmp_path, hosts=1)
     bucket = cloud.make_bucket()
     config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, values))
     pods = cluster.pods = PodProcesses(tmp_path / "pods", environment() | cloud.environment)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from bert_jax.launch.find import find_job
 from bert_jax.launch.local import LocalLauncher
 from bert_jax.launch.local_machine import LocalMachine
+from tests.forked.forks import forked_python
 from tests.launch.interrupted import (
     STEPS,
     TIMEOUT,
@@ -25,8 +25,6 @@ from tests.launch.interrupted import (
     saved_often,
     wait_until,
 )
-from tests.processes.conftest import server  # noqa: F401
-from tests.processes.hosts import ForkServer
 from tests.project import ROOT, environment, write_config
 
 HOSTS = 2
@@ -38,7 +36,7 @@ def submitted(*arguments: object, state: Path, log: Path) -> Iterator[subprocess
     launcher = LocalLauncher(state / "bert-jax" / "machines", grace_seconds=0)
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "bert_jax.cli", *map(str, arguments)],
+            [forked_python(), "-m", "bert_jax.cli", *map(str, arguments)],
             cwd=ROOT,
             env=environment() | {"XDG_STATE_HOME": str(state)},
             stdin=subprocess.DEVNULL,
@@ -56,12 +54,11 @@ def submitted(*arguments: object, state: Path, log: Path) -> Iterator[subprocess
 
 @pytest.mark.chaos
 def test_hosts_killed_in_mid_run_are_made_again_and_end_as_if_nothing_had_been(
-    server: ForkServer,  # noqa: F811
     project: Path,
     tmp_path: Path,
 ) -> None:
     values = saved_often(project)
-    undisturbed = run_undisturbed(server, values, tmp_path, hosts=HOSTS)
+    undisturbed = run_undisturbed(values, tmp_path, hosts=HOSTS)
     config = write_config(tmp_path / "run.yaml", values | {"submit": {"poll_seconds": 0.2}})
 
     bucket, state, log = tmp_path / "bucket", tmp_path / "state", tmp_path / "submit.log"

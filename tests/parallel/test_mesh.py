@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import initialise, make_mesh, mesh_shape, process_share
 from bert_jax.parallel.section import MeshSection
+from tests.forked.forks import forked_python
 from tests.project import environment
 
 
@@ -155,7 +156,7 @@ for name, tensor in (("v5e:4x4", 2), ("v3:4x4", 2), ("v5e:4x4", 4)):
 
 def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", program],
+        [forked_python(), "-c", program],
         capture_output=True,
         text=True,
         check=False,

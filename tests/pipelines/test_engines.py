@@ -22,6 +22,7 @@ from bert_jax.pipelines.engines.engine import open_engine
 from bert_jax.pipelines.engines.local import WorkerPool, load_early
 from bert_jax.pipelines.examples import ExamplesSection
 from tests.corpus import section, sentences, write_corpus, write_tokenizer
+from tests.forked.forks import forked_python
 from tests.project import bert_jax, environment, said, write_config
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +63,7 @@ def wanted(corpus: Path, **changes: Any) -> ExamplesSection:
 def run(settings: ExamplesSection, *, cwd: Path = ROOT) -> str:
     """Makes a dataset of many parts in a process of its own; returns what it says of progress."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, settings.model_dump_json(), "1000"],
+        [forked_python(), "-c", PROGRAM, settings.model_dump_json(), "1000"],
         cwd=cwd,
         env=environment(),
         capture_output=True,
@@ -314,7 +315,7 @@ def wait_until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
 def killed_after(settings: ExamplesSection, line: str) -> None:
     """Starts a run and kills it with all its workers soon after it has said something."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-c", PROGRAM, settings.model_dump_json(), "1000"],
+        [forked_python(), "-u", "-c", PROGRAM, settings.model_dump_json(), "1000"],
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.PIPE,

@@ -9,7 +9,6 @@ import os
 import pickle
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from bert_jax.errors import UserError
 from bert_jax.train.executables import Executables, facts_of, save_executable
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs.plan import plan
+from tests.forked.forks import forked_python
 from tests.project import ROOT, environment, project_config, write_config
 
 STEPS = 6
@@ -59,7 +59,7 @@ def trained(folder: Path, config: dict[str, Any]) -> tuple[str, Counter[str]]:
     """Trains in another process; returns what was said and how often programs were compiled."""
     path = write_config(folder / f"{Path(config['run_dir']).name}.yaml", config)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.parallel.count_compilations", "pretrain", str(path)],
+        [forked_python(), "-m", "tests.parallel.count_compilations", "pretrain", str(path)],
         capture_output=True,
         text=True,
         timeout=600,

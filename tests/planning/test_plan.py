@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from click.testing import Result
 from bert_jax.planning.cycles import count_cycles
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
+from tests.forked.forks import forked_python
 from tests.planning.nested_loops import INNER, OUTER
 from tests.project import invoke, refused
 from tests.report.strict_html import Document
@@ -60,15 +61,13 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A configuration, and a cache of its own."""
+    """A configuration, a cache of its own, and processes that compile and need no imports."""
     folder = tmp_path_factory.mktemp("plan")
     (folder / "run.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
-    before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    yield folder
-    os.environ.pop("XDG_CACHE_HOME")
-    if before is not None:
-        os.environ["XDG_CACHE_HOME"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.setattr(sys, "executable", forked_python())  # of the processes that compile
+        yield folder
 
 
 def run_plan(folder: Path, *arguments: str) -> Result:

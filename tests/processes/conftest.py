@@ -1,24 +1,16 @@
-"""One fork server for all tests of several processes, and a run that takes seconds."""
+"""A run that takes seconds, for tests of several processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes.hosts import ForkServer
+from tests.processes.hosts import start
 from tests.project import made_once, project_config, write_config
 
 STEPS = 8
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
-    """Starts processes of the command line."""
-    with ForkServer() as started:
-        yield started
 
 
 @pytest.fixture(scope="session")
@@ -42,13 +34,13 @@ def config(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
-def alone(server: ForkServer, config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process, with a log of its examples. No test writes into it."""
 
     def make(run: Path) -> None:
         more = (f"run_dir={run}", "train.example_log=true")
         out = tmp_path_factory.mktemp("alone")
-        with server.start("pretrain", config, *more, count=1, directory=out) as job:
+        with start("pretrain", config, *more, count=1, directory=out) as job:
             assert job.wait() == [0], job.said()
 
     return made_once(tmp_path_factory, "alone", make)

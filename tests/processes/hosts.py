@@ -1,6 +1,6 @@
 """Starts N real processes of one command line, and looks at how each of them ends.
 
-with server.start("pretrain", config, f"run_dir={run}", count=2, directory=tmp_path) as job:
+with start("pretrain", config, f"run_dir={run}", count=2, directory=tmp_path) as job:
     job[1].send(signal.SIGTERM)
     assert job.wait() == [3, 3], job.said()
 """
@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.project import ROOT, environment
+from tests.forked.forks import forks
+from tests.project import environment as everything
 
 # Not a measurement: long enough for a machine that does five other things.
 TIMEOUT = 300.0
@@ -30,12 +28,35 @@ TIMEOUT = 300.0
 class Host:
     """One process of a job: the command line on one host."""
 
-    def __init__(self, server: ForkServer, index: int, out: Path, err: Path) -> None:
-        self._server, self.index, self._out, self._err = server, index, out, err
-        self.pid = 0
-        self.started, self.ended = threading.Event(), threading.Event()
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str], *, index: int, files: Path
+    ) -> None:
+        """Starts it.
+
+        Args:
+            arguments: of Python.
+            environment: all of it.
+            index: its number in the job.
+            files: where its output goes, without the ending.
+        """
+        self.index = index
+        self._out, self._err = (files.with_name(f"{files.name}.{kind}") for kind in ("out", "err"))
+        self.ended = threading.Event()
         self.code: int | None = None
         self.ended_at: float | None = None  # of time.monotonic()
+        self._connection = forks().start(
+            arguments, environment=environment, output=self._out, errors=self._err
+        )
+        self._answers = self._connection.makefile()
+        self.pid = int(self._answers.readline())
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        self.code = int(self._answers.readline() or -signal.SIGKILL)
+        self.ended_at = time.monotonic()
+        self._answers.close()
+        self._connection.close()
+        self.ended.set()
 
     @property
     def out(self) -> str:
@@ -109,106 +130,61 @@ class Job(Sequence[Host]):
         self.kill()
 
 
-class ForkServer:
-    """Starts processes of the command line without paying for their imports; a context manager."""
+_NUMBERS = itertools.count()
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.processes.fork_server"],
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._ids = itertools.count()
-        self._hosts: dict[int, Host] = {}
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
 
-    def start(
-        self,
-        *arguments: object,
-        count: int,
-        directory: Path,
-        devices: int = 1,
-        each: Sequence[Sequence[str]] | None = None,
-        environment: Mapping[str, str | None] | None = None,
-    ) -> Job:
-        """Starts `count` processes that find each other on loopback.
+def start(
+    *arguments: object,
+    count: int,
+    directory: Path,
+    devices: int = 1,
+    each: Sequence[Sequence[str]] | None = None,
+    environment: Mapping[str, str | None] | None = None,
+) -> Job:
+    """Starts `count` processes that find each other on loopback.
 
-        Args:
-            arguments: of the command line, verb first.
-            count: processes; with 1, nothing is said of others.
-            directory: where their output goes.
-            devices: simulated devices of each process.
-            each: more arguments, of process 0, 1, …
-            environment: changes of it; None removes.
-        """
-        port, run = free_port(), next(self._ids)
-        hosts = []
-        for index in range(count):
-            joined = joining(index, count=count, port=port, devices=devices)
-            more = each[index] if each else ()
-            hosts.append(
-                self.start_one(
-                    *arguments,
-                    *joined,
-                    *more,
-                    index=index,
-                    directory=directory / f"job{run}",
-                    environment=environment,
-                )
+    Args:
+        arguments: of the command line, verb first.
+        count: processes; with 1, nothing is said of others.
+        directory: where their output goes.
+        devices: simulated devices of each process.
+        each: more arguments, of process 0, 1, …
+        environment: changes of it; None removes.
+    """
+    port, run = free_port(), next(_NUMBERS)
+    hosts = []
+    for index in range(count):
+        joined = joining(index, count=count, port=port, devices=devices)
+        more = each[index] if each else ()
+        hosts.append(
+            start_one(
+                *arguments,
+                *joined,
+                *more,
+                index=index,
+                directory=directory / f"job{run}",
+                environment=environment,
             )
-        return Job(hosts)
+        )
+    return Job(hosts)
 
-    def start_one(
-        self,
-        *arguments: object,
-        index: int = 0,
-        directory: Path,
-        environment: Mapping[str, str | None] | None = None,
-    ) -> Host:
-        """Starts one process with just these arguments."""
-        directory.mkdir(parents=True, exist_ok=True)
-        number = next(self._ids)
-        out, err = directory / f"{number}.{index}.out", directory / f"{number}.{index}.err"
-        host = self._hosts[number] = Host(self, index, out, err)
-        request = {
-            "id": number,
-            "arguments": [str(argument) for argument in arguments],
-            "stdout": str(out),
-            "stderr": str(err),
-            "environment": dict(environment or {}),
-        }
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
-        assert host.started.wait(TIMEOUT)
-        return host
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            message = json.loads(line)
-            host = self._hosts[message["id"]]
-            if "pid" in message:
-                host.pid = message["pid"]
-                host.started.set()
-            else:
-                host.code, host.ended_at = message["code"], time.monotonic()
-                host.ended.set()
-
-    def __enter__(self) -> ForkServer:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()  # it kills what still runs
-        self._process.wait(TIMEOUT)
-        self._thread.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+def start_one(
+    *arguments: object,
+    index: int = 0,
+    directory: Path,
+    environment: Mapping[str, str | None] | None = None,
+) -> Host:
+    """Starts one process with just these arguments."""
+    directory.mkdir(parents=True, exist_ok=True)
+    number = next(_NUMBERS)
+    changed = {**everything(), **(environment or {})}
+    return Host(
+        ("-m", "bert_jax.cli", *map(str, arguments)),
+        {name: value for name, value in changed.items() if value is not None},
+        index=index,
+        files=directory / f"{number}.{index}",
+    )
 
 
 def joining(index: int, *, count: int, port: int, devices: int = 1) -> list[str]:

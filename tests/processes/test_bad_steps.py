@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 
 import bert_jax
-from tests.processes.hosts import ForkServer
+from tests.processes.hosts import start
 
 
 def test_two_processes_skip_together_then_stop_and_their_dump_is_put_together(
-    server: ForkServer, config: Path, tmp_path: Path
+    config: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
     diverges = ("optimizer.learning_rate=1e30", "optimizer.warmup_steps=0")
-    with server.start(
+    with start(
         "pretrain", config, f"run_dir={run_dir}", *diverges, count=2, directory=tmp_path
     ) as job:
         assert job.wait() == [1, 1], job.said()

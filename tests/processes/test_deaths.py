@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.hosts import ForkServer, Host, free_port, joining
+from tests.processes.hosts import Host, free_port, joining, start, start_one
 from tests.processes.test_stop import ENDLESS, until_it_trains
 
 IN_TIME = 30.0  # seconds
@@ -33,7 +33,6 @@ def line_of(host: Host) -> str:
     ],
 )
 def test_a_process_that_is_gone_is_named_by_the_other(
-    server: ForkServer,
     config: Path,
     tmp_path: Path,
     lost: int,
@@ -42,7 +41,7 @@ def test_a_process_that_is_gone_is_named_by_the_other(
 ) -> None:
     run = tmp_path / "run"
     silence = ["mesh.distributed.silence_seconds=4"] if number is signal.SIGSTOP else []
-    with server.start(
+    with start(
         "pretrain", config, f"run_dir={run}", *ENDLESS, *silence, count=2, directory=tmp_path
     ) as job:
         until_it_trains(job, run)
@@ -58,12 +57,10 @@ def test_a_process_that_is_gone_is_named_by_the_other(
         assert re.search(r"last seen (at step \d+|before its first step)", line), line
 
 
-def test_a_process_that_never_comes_is_named_by_the_others(
-    server: ForkServer, config: Path, tmp_path: Path
-) -> None:
+def test_a_process_that_never_comes_is_named_by_the_others(config: Path, tmp_path: Path) -> None:
     port = free_port()
     hosts = [
-        server.start_one(
+        start_one(
             "pretrain",
             config,
             f"run_dir={tmp_path / 'run'}",
@@ -83,11 +80,9 @@ def test_a_process_that_never_comes_is_named_by_the_others(
     assert not (tmp_path / "run").exists()
 
 
-def test_without_process_0_the_others_say_so(
-    server: ForkServer, config: Path, tmp_path: Path
-) -> None:
+def test_without_process_0_the_others_say_so(config: Path, tmp_path: Path) -> None:
     port = free_port()
-    host = server.start_one(
+    host = start_one(
         "pretrain",
         config,
         f"run_dir={tmp_path / 'run'}",
@@ -114,9 +109,9 @@ COUNT, INDEX = "mesh.distributed.process_count", "mesh.distributed.process_index
     ids=["count", "index", "tokenizer"],
 )
 def test_a_mistake_in_one_process_ends_both(
-    server: ForkServer, config: Path, tmp_path: Path, mistake: str, codes: list[int], said: str
+    config: Path, tmp_path: Path, mistake: str, codes: list[int], said: str
 ) -> None:
-    with server.start(
+    with start(
         "pretrain",
         config,
         f"run_dir={tmp_path / 'run'}",
@@ -131,14 +126,14 @@ def test_a_mistake_in_one_process_ends_both(
 
 
 def test_a_step_that_hangs_ends_with_the_stacks_of_all_threads(
-    server: ForkServer, config: Path, tmp_path: Path
+    config: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     quick = [
         "mesh.distributed.silence_seconds=600",  # nobody but the watchdog notices
         "train.watchdog.floor_seconds=2",
     ]
-    with server.start(
+    with start(
         "pretrain", config, f"run_dir={run}", *ENDLESS, *quick, count=2, directory=tmp_path
     ) as job:
         job.wait_until(lambda: "step 12/" in job[0].out)  # the median is known

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.train.writer import read_metrics
-from tests.processes.hosts import ForkServer, Host, Job
+from tests.processes.hosts import Host, Job, start
 
 MANY = (
     "train.phases.0.steps=100000",
@@ -43,11 +43,11 @@ def goes_on(job: Job, run: Path) -> None:
 
 
 def test_training_goes_on_on_all_processes_when_one_cannot_save(
-    server: ForkServer, config: Path, tmp_path: Path
+    config: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     more = (f"run_dir={run}", *MANY, "train.checkpoint.on_error=warn")
-    with server.start("pretrain", config, *more, count=2, directory=tmp_path) as job:
+    with start("pretrain", config, *more, count=2, directory=tmp_path) as job:
         job.wait_until(lambda: saved(run) > 0)
         # Process 0 makes the directories, which the other waits for.
         for step in range(10, 5000, 10):
@@ -72,12 +72,10 @@ def test_training_goes_on_on_all_processes_when_one_cannot_save(
 
 @pytest.mark.chaos
 def test_all_processes_stop_with_one_line_when_one_cannot_save(
-    server: ForkServer, config: Path, tmp_path: Path
+    config: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with server.start(
-        "pretrain", config, f"run_dir={run}", *MANY, count=2, directory=tmp_path
-    ) as job:
+    with start("pretrain", config, f"run_dir={run}", *MANY, count=2, directory=tmp_path) as job:
         job.wait_until(lambda: saved(run) > 0)
         has_room(job[1], limit=FULL)
         began = time.monotonic()
@@ -90,12 +88,12 @@ def test_all_processes_stop_with_one_line_when_one_cannot_save(
 
 @pytest.mark.chaos
 def test_an_example_log_that_one_process_cannot_write_fails_the_save_of_all(
-    server: ForkServer, config: Path, tmp_path: Path
+    config: Path, tmp_path: Path
 ) -> None:
     """What a checkpoint counts on is not there, and no process begins to save."""
     run = tmp_path / "run"
     more = (f"run_dir={run}", *MANY, "train.example_log=true")
-    with server.start("pretrain", config, *more, count=2, directory=tmp_path) as job:
+    with start("pretrain", config, *more, count=2, directory=tmp_path) as job:
         job.wait_until(lambda: saved(run) > 0)
         has_room(job[1], limit=1000)
         assert job.wait(timeout=SOON) == [1, 1], job.said()

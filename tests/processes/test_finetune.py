@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from bert_jax.cli.commands import cli
 from bert_jax.train.writer import read_metrics
-from tests.processes.hosts import ForkServer
+from tests.processes.hosts import start
 from tests.processes.test_verbs import on_two
 from tests.project import write_config
 from tests.tasks.runs import tiny_config, write_table
@@ -27,9 +27,7 @@ def alone(*arguments: object) -> None:
     assert result.exit_code == 0, (result.output, result.exception)
 
 
-def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(tmp_path: Path) -> None:
     """70 rows in batches of 16, 37 to evaluate on: the last batch is uneven."""
     values = tiny_config(tmp_path, epochs=1, log_every=1, max_length=8)  # one length
     values["mesh"] = {"platform": "cpu"}
@@ -40,7 +38,7 @@ def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
     config = write_config(tmp_path / "config.yaml", values)
     one, two = tmp_path / "one", tmp_path / "two"
     alone("finetune", config, f"run_dir={one}")
-    with server.start("finetune", config, f"run_dir={two}", count=2, directory=tmp_path) as job:
+    with start("finetune", config, f"run_dir={two}", count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
         assert "best: step" in job[0].out
         # But for what Gloo says, and what takes long before it has joined.
@@ -55,12 +53,12 @@ def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
 
     unlabelled = write_table(tmp_path, 5, 6)  # fewer than a batch: one share is empty
     written = [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
-    on_two(server, "predict", two, written[1], "--input", unlabelled, directory=tmp_path)
+    on_two("predict", two, written[1], "--input", unlabelled, directory=tmp_path)
     alone("predict", two, written[0], "--input", unlabelled)
     for found, expected in zip(*map(records, reversed(written)), strict=True):
         assert found.pop("probabilities") == pytest.approx(expected.pop("probabilities"), rel=1e-4)
         assert found == expected
-    on_two(server, "evaluate", two, directory=tmp_path)
+    on_two("evaluate", two, directory=tmp_path)
     figures = json.loads((two / "evaluation.json").read_text())
     assert figures["examples"] == 37
     alone("evaluate", two)

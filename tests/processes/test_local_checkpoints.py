@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.train.example_log import read_example_log
-from tests.processes.hosts import ForkServer, Job
+from tests.processes.hosts import Job
 from tests.processes.test_other_hosts import last_step
 
 pytestmark = pytest.mark.chaos
@@ -22,7 +22,7 @@ def resumed_at(job: Job) -> int:
 
 
 def test_what_all_hosts_have_counts_and_a_host_that_lost_its_own_is_named(
-    server: ForkServer, config: Path, tmp_path: Path
+    config: Path, tmp_path: Path
 ) -> None:
     run, local = tmp_path / "run", tmp_path / "local"
     more = (
@@ -35,9 +35,7 @@ def test_what_all_hosts_have_counts_and_a_host_that_lost_its_own_is_named(
 
     def start() -> Job:
         directory = tmp_path / "out"
-        return server.start(
-            "pretrain", config, f"run_dir={run}", *more, count=2, directory=directory
-        )
+        return start("pretrain", config, f"run_dir={run}", *more, count=2, directory=directory)
 
     def in_the_run_directory() -> int:
         names = [path.name for path in (run / "checkpoints").iterdir()]

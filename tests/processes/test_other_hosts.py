@@ -11,7 +11,7 @@ import pytest
 from bert_jax.train.example_log import read_example_log
 from bert_jax.train.writer import read_metrics
 from tests.processes.conftest import STEPS
-from tests.processes.hosts import ForkServer
+from tests.processes.hosts import start
 from tests.project import write_config
 
 HOSTS = [
@@ -23,7 +23,7 @@ HOSTS = [
 
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_a_run_goes_on_where_it_was_on_any_number_of_hosts(
-    server: ForkServer, values: dict[str, Any], alone: Path, tmp_path: Path, hosts: Sequence[int]
+    values: dict[str, Any], alone: Path, tmp_path: Path, hosts: Sequence[int]
 ) -> None:
     """All but the last are killed in their steps. From one to two: see test_verbs.py too."""
     values = values | {"train": values["train"] | {"example_log": True, "evaluation": None}}
@@ -34,12 +34,12 @@ def test_a_run_goes_on_where_it_was_on_any_number_of_hosts(
     whole, moved = alone, tmp_path / "moved"
     if steps != STEPS:
         whole = tmp_path / "whole"
-        with server.start(
+        with start(
             "pretrain", config, f"run_dir={whole}", count=1, directory=tmp_path / "out"
         ) as job:
             assert job.wait() == [0], job.said()
     for number, count in enumerate(hosts):
-        with server.start(
+        with start(
             "pretrain", config, f"run_dir={moved}", count=count, directory=tmp_path / "out"
         ) as job:
             if number == len(hosts) - 1:

@@ -12,7 +12,7 @@ import pytest
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.parameters import load_params
 from bert_jax.train.writer import read_metrics
-from tests.processes.hosts import ForkServer
+from tests.processes.hosts import start
 
 
 def figures(run_dir: Path) -> list[dict[str, Any]]:
@@ -25,13 +25,13 @@ def params_of(run_dir: Path) -> Any:
 
 
 def test_two_processes_train_as_one_does_and_pass_over_a_damaged_checkpoint_together(
-    server: ForkServer, config: Path, alone: Path, tmp_path: Path
+    config: Path, alone: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     clock = ("train.checkpoint.every=100000", "train.checkpoint.every_minutes=0.00001")
     more = (f"run_dir={run}", *clock, "train.checkpoint.keep_last=9")
     traced = "train.profile={start: 3, steps: 2}"
-    with server.start("pretrain", config, *more, traced, count=2, directory=tmp_path) as job:
+    with start("pretrain", config, *more, traced, count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
         assert "step 8/8" in job[0].out
         assert "step" not in job[1].out
@@ -50,7 +50,7 @@ def test_two_processes_train_as_one_does_and_pass_over_a_damaged_checkpoint_toge
     assert steps == [2, 4, 6, 8]  # at report steps alone: all processes ask for the time there
     damaged = next((run / "checkpoints" / "8" / "optimizer" / "d").iterdir())
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    with server.start("pretrain", config, *more, count=2, directory=tmp_path) as job:
+    with start("pretrain", config, *more, count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
         assert "resuming at step 6 of 8" in job[0].out
     assert "checkpoint 8: optimizer/d/" in job[0].err

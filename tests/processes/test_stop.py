@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from bert_jax.runs.checkpoints import open_checkpoints
-from tests.processes.hosts import ForkServer, Job
+from tests.forked.forks import forked_python
+from tests.processes.hosts import Job, start
 from tests.project import ROOT, environment
 
 ENDLESS = (
@@ -44,12 +45,10 @@ def children(pid: int) -> list[int]:
     [(signal.SIGTERM, [1]), pytest.param(signal.SIGINT, [0, 1], marks=pytest.mark.chaos)],
 )
 def test_a_signal_to_any_process_saves_one_step_everywhere(
-    server: ForkServer, config: Path, tmp_path: Path, number: signal.Signals, to: list[int]
+    config: Path, tmp_path: Path, number: signal.Signals, to: list[int]
 ) -> None:
     run = tmp_path / "run"
-    with server.start(
-        "pretrain", config, f"run_dir={run}", *ENDLESS, count=2, directory=tmp_path
-    ) as job:
+    with start("pretrain", config, f"run_dir={run}", *ENDLESS, count=2, directory=tmp_path) as job:
         until_it_trains(job, run)
         for index in to:
             job[index].send(number)
@@ -62,10 +61,10 @@ def test_a_signal_to_any_process_saves_one_step_everywhere(
 
 
 def test_a_signal_before_the_first_step_ends_all_with_nothing_to_save(
-    server: ForkServer, config: Path, tmp_path: Path
+    config: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with server.start("pretrain", config, f"run_dir={run}", count=2, directory=tmp_path) as job:
+    with start("pretrain", config, f"run_dir={run}", count=2, directory=tmp_path) as job:
         job.wait_until(lambda: (run / ".lock").exists())  # they have joined
         job[1].send(signal.SIGTERM)
         assert job.wait() == [3, 3], job.said()
@@ -76,11 +75,11 @@ def test_a_signal_before_the_first_step_ends_all_with_nothing_to_save(
 
 
 def test_a_signal_to_the_process_group_stops_a_run_with_loader_workers(
-    server: ForkServer, config: Path, tmp_path: Path
+    config: Path, tmp_path: Path
 ) -> None:
     """As Ctrl-C in a terminal does, or a launcher: the workers get it too."""
     run = tmp_path / "run"
-    with server.start(
+    with start(
         "pretrain",
         config,
         f"run_dir={run}",
@@ -100,14 +99,12 @@ def test_a_signal_to_the_process_group_stops_a_run_with_loader_workers(
 
 
 def test_a_second_signal_ends_at_once_and_leaves_the_last_checkpoint_whole(
-    server: ForkServer, config: Path, tmp_path: Path
+    config: Path, tmp_path: Path
 ) -> None:
     """The step that the first one waits for does not come: its loader worker is stopped."""
     run = tmp_path / "run"
     often = (*ENDLESS[:2], "train.checkpoint.every=2", "loader.workers=1", "loader.prefetch=1")
-    with server.start(
-        "pretrain", config, f"run_dir={run}", *often, count=1, directory=tmp_path
-    ) as job:
+    with start("pretrain", config, f"run_dir={run}", *often, count=1, directory=tmp_path) as job:
         job.wait_until(lambda: (run / "checkpoints" / "4").exists())
         stopped = children(job[0].pid)
         for child in stopped:
@@ -135,7 +132,7 @@ def test_a_signal_ends_a_run_that_compiles(config: Path, tmp_path: Path) -> None
     """The main thread is in the compiler, for long: 12 layers, unrolled."""
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "bert_jax.cli", "pretrain", str(config)),
+            *(forked_python(), "-m", "bert_jax.cli", "pretrain", str(config)),
             *(f"run_dir={tmp_path / 'run'}", "mesh.simulated_devices=1"),
             *("model.architecture.num_hidden_layers=12", "model.execution.unroll=12"),
         ],

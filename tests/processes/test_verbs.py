@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.hosts import ForkServer, free_port, joining
+from tests.processes.hosts import free_port, joining, start, start_one
 
 
 @pytest.fixture(scope="module")
@@ -17,56 +17,50 @@ def trained(alone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(alone, tmp_path_factory.mktemp("trained") / "run")
 
 
-def on_two(server: ForkServer, *arguments: object, directory: Path) -> list[str]:
+def on_two(*arguments: object, directory: Path) -> list[str]:
     """Runs a verb that takes --mesh on two processes, and returns what each said."""
     port = free_port()
     hosts = []
     for index in range(2):
         settings = [item.removeprefix("mesh.") for item in joining(index, count=2, port=port)]
         mesh = [part for setting in settings for part in ("--mesh", setting)]
-        hosts.append(server.start_one(*arguments, *mesh, index=index, directory=directory))
+        hosts.append(start_one(*arguments, *mesh, index=index, directory=directory))
     codes = [host.wait() for host in hosts]
     assert codes == [0, 0], "\n".join(host.out + host.err for host in hosts)
     return [host.out for host in hosts]
 
 
-def test_evaluation_gives_the_figures_of_one_process(
-    server: ForkServer, trained: Path, tmp_path: Path
-) -> None:
-    on_two(server, "evaluate", trained, directory=tmp_path)
+def test_evaluation_gives_the_figures_of_one_process(trained: Path, tmp_path: Path) -> None:
+    on_two("evaluate", trained, directory=tmp_path)
     two = json.loads((trained / "evaluation.json").read_text())
-    one = server.start_one("evaluate", trained, directory=tmp_path)
+    one = start_one("evaluate", trained, directory=tmp_path)
     assert one.wait() == 0, one.err
     alone = json.loads((trained / "evaluation.json").read_text())
     assert two["examples"] == alone["examples"] > 100
     assert two["scores"] == pytest.approx(alone["scores"], rel=1e-5)
 
 
-def test_what_one_process_does_the_other_waits_for(
-    server: ForkServer, trained: Path, tmp_path: Path
-) -> None:
+def test_what_one_process_does_the_other_waits_for(trained: Path, tmp_path: Path) -> None:
     exported, imported = tmp_path / "hf", tmp_path / "imported"
-    said = on_two(server, "export", trained, exported, directory=tmp_path)
+    said = on_two("export", trained, exported, directory=tmp_path)
     assert (exported / "model.safetensors").exists()
     assert said[1] == ""
-    on_two(server, "import", exported, imported, directory=tmp_path)
-    said = on_two(server, "fill-mask", imported, "the [MASK] .", directory=tmp_path)
+    on_two("import", exported, imported, directory=tmp_path)
+    said = on_two("fill-mask", imported, "the [MASK] .", directory=tmp_path)
     assert "%" in said[0]
     assert said[1] == ""
     texts = tmp_path / "texts.txt"
     texts.write_text("a list of strings\n")
-    on_two(server, "features", imported, texts, tmp_path / "f.jsonl", directory=tmp_path)
+    on_two("features", imported, texts, tmp_path / "f.jsonl", directory=tmp_path)
     assert len((tmp_path / "f.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_run_goes_on_with_another_number_of_processes_and_a_tensor_axis_over_hosts(
-    server: ForkServer, config: Path, trained: Path, tmp_path: Path
+    config: Path, trained: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     more = ["train.phases.0.steps=10", "mesh.data=1", "mesh.tensor=2"]
-    with server.start(
-        "pretrain", config, f"run_dir={run}", *more, count=2, directory=tmp_path
-    ) as job:
+    with start("pretrain", config, f"run_dir={run}", *more, count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
         assert "step 10/10" in job[0].out

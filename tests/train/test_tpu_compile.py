@@ -10,10 +10,11 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from typing import Any
 
 import pytest
+
+from tests.forked.forks import forked_python
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,7 +52,7 @@ def compile_for(*programs: tuple[str, int, str]) -> list[dict[str, Any]]:
         "TPU_LOG_DIR": "disabled",
     }
     arguments = [",".join(map(str, program)) for program in programs]
-    command = [sys.executable, "-m", "tests.train.tpu_program", *arguments]
+    command = [forked_python(), "-m", "tests.train.tpu_program", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines()[-len(programs) :]]
