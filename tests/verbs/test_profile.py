@@ -31,6 +31,8 @@ def traced_steps(path: Path) -> set[int]:
     return {int(found["step_num"]) for found in stats if "step_num" in found}
 
 
+# jaxlib's binding of a trace, on Python 3.13; as an error it would end the process.
+@pytest.mark.filterwarnings("ignore:builtin type event_stats:DeprecationWarning")
 @pytest.mark.slow
 def test_the_steps_named_are_traced_and_no_others(project: Path, tmp_path: Path) -> None:
     said = run(project, tmp_path / "run", profile={"start": 3, "steps": 2})
