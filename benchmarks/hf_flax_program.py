@@ -1,7 +1,7 @@
 """Hugging Face's Flax BERT train step, compiled for a TPU: a peer of `benchmarks.planned_step`.
 
 Runs under a Python of its own, with transformers 4.56, flax, optax and libtpu, and nothing of this
-project. Prints the compiler's figures of memory as JSON; the program's text goes to a file.
+project. Prints the compiler's figures of memory as JSON; the executable goes to a file.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformers import FlaxBertForPreTraining  # pyright: ignore
 
 
-def main(topology: str, megacore: str, sizes: str, text: str) -> None:
+def main(topology: str, megacore: str, sizes: str, rate: str, file: str) -> None:
     """Compiles and writes.
 
     Args:
         topology: as libtpu spells it.
         megacore: ``megacore``, or empty.
         sizes: layers, hidden size, rows, length and vocabulary, with commas between.
-        text: file for the optimized program.
+        rate: of dropout.
+        file: for the serialized executable, which holds the optimized program.
     """
     layers, hidden, rows, length, vocab = map(int, sizes.split(","))
     options = {"chip_config_name": megacore} if megacore else {}
     described = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
     mesh = Mesh(np.asarray(described.devices), ("data",))
-    config = make_config(layers=layers, hidden=hidden, vocab=vocab)
+    config = make_config(layers=layers, hidden=hidden, vocab=vocab, dropout=float(rate))
+    config.max_position_embeddings = max(length, config.max_position_embeddings)
     model = FlaxBertForPreTraining(config, dtype=jnp.bfloat16, _do_init=False)
     optimizer = make_optimizer()
     params = jax.eval_shape(lambda key: model.init_weights(key, (1, length)), jax.random.key(0))
@@ -46,9 +48,9 @@ def main(topology: str, megacore: str, sizes: str, text: str) -> None:
     started = time.perf_counter()
     compiled = step.lower(state, batch).compile()
     seconds = time.perf_counter() - started
-    memory, program = compiled.memory_analysis(), compiled.as_text()
-    assert memory is not None and program is not None  # noqa: PT018
-    Path(text).write_text(program, encoding="utf-8")
+    memory, executable = compiled.memory_analysis(), compiled.runtime_executable()
+    assert memory is not None and executable is not None  # noqa: PT018
+    Path(file).write_bytes(executable.serialize())
     figures = {
         "temporaries": memory.temp_size_in_bytes,
         "peak": memory.peak_memory_in_bytes,

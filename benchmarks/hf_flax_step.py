@@ -33,7 +33,7 @@ def main() -> None:
         print("done", flush=True)
 
 
-def make_config(*, layers: int, hidden: int, vocab: int) -> BertConfig:
+def make_config(*, layers: int, hidden: int, vocab: int, dropout: float = 0.1) -> BertConfig:
     """Returns BERT of that size, with heads of 64."""
     return BertConfig(
         vocab_size=vocab,
@@ -41,6 +41,8 @@ def make_config(*, layers: int, hidden: int, vocab: int) -> BertConfig:
         num_hidden_layers=layers,
         num_attention_heads=hidden // 64,
         intermediate_size=4 * hidden,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
     )
 
 

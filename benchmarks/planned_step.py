@@ -1,21 +1,24 @@
 """Cycles and memory of one train step compiled for a TPU, beside Hugging Face's Flax BERT.
 
-``python -m benchmarks.planned_step [--topology v5e:4x4] [--layers 12] [--flax-python PATH]``: BERT
-of width 768, 256 × 512, bfloat16, dropout 0.1, 77 predictions, a vocabulary of 30,522, AdamW, data
-parallel; by `bert_jax.planning`'s meter, the same for both. No TPU is needed, only libtpu. Hugging
-Face's Flax BERT ended with transformers 4: ``--flax-python`` names a Python that has it
-(``pip install 'transformers==4.56.*' flax optax libtpu``). Ours is measured for every value of
-``--attention`` and ``--unroll``.
+``python -m benchmarks.planned_step [--topology v5e:4x4 …] [--layers 12] [--flax-python PATH]``: a
+BERT of width 768, 256 × 512, bfloat16, dropout 0.1, a vocabulary of 30,522, 15% of the positions
+predicted, AdamW, data parallel; by `bert_jax.planning`'s meter, the same for both. No TPU is
+needed, only libtpu. Hugging Face's Flax BERT ended with transformers 4: ``--flax-python`` names a
+Python that has it (``pip install 'transformers==4.56.*' flax optax libtpu``). A line for every
+topology, rate of ``--dropout``, ``--attention`` and ``--unroll``. With ``--quick`` both are worked
+out from programs of one layer and of two.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -25,10 +28,12 @@ from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.planning.compiler import TPU_COMPILER
 from bert_jax.planning.cycles import Cycles, count_cycles
 from bert_jax.planning.execution import Program
+from bert_jax.planning.extrapolation import COMPILED_DEPTHS, Depths
 from bert_jax.planning.hlo import parse_hlo
+from bert_jax.planning.optimized_text import module_text
 from bert_jax.verbs.plan import plan
 
-HIDDEN, ROWS, LENGTH, PREDICTIONS, VOCAB = 768, 256, 512, 77, 30_522
+HIDDEN, ROWS, LENGTH, VOCAB = 768, 256, 512, 30_522
 PEER = Path(__file__).with_name("hf_flax_program.py")
 
 
@@ -37,25 +42,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--topology", type=parse_topology, default=parse_topology("v5e:4x4"))
+    default = [parse_topology("v5e:4x4")]
+    parser.add_argument("--topology", nargs="+", type=parse_topology, default=default)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--hidden", type=int, default=HIDDEN)
+    parser.add_argument("--dropout", type=float, nargs="+", default=[0.1])
+    parser.add_argument("--packed", type=int, help="examples a row, at most; ours alone")
     parser.add_argument("--attention", nargs="+", default=["auto"])
     parser.add_argument("--unroll", type=int, nargs="+", help="layers a trip; default: as the run")
-    parser.add_argument("--quick", action="store_true", help="ours from one and two layers")
+    parser.add_argument("--quick", action="store_true", help="from one and two layers")
     parser.add_argument("--flax-python", help="a Python with transformers 4 and flax")
     asked = parser.parse_args()
-    for attention in asked.attention:
-        for unroll in asked.unroll or [None]:
-            ours(asked, attention=attention, unroll=unroll)
-    if asked.flax_python:
-        theirs(asked)
+    for topology, rate in itertools.product(asked.topology, asked.dropout):
+        facts = {"topology": topology.name, "dropout": rate}
+        for attention, unroll in itertools.product(asked.attention, asked.unroll or [None]):
+            how = {"attention": attention, "unroll": unroll}
+            line(asked, facts | how | ours(asked, topology, rate=rate, execution=how))
+        if asked.flax_python:
+            line(asked, facts | theirs(asked, topology, rate=rate), peer="Hugging Face Flax BERT")
 
 
-def ours(asked: argparse.Namespace, *, attention: str, unroll: int | None) -> None:
-    """Reports the step that `pretrain` would run."""
+def ours(
+    asked: argparse.Namespace, topology: TpuTopology, *, rate: float, execution: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the figures of the step that `pretrain` would run."""
     values = {
         "model": {
             "architecture": {
@@ -63,8 +75,11 @@ def ours(asked: argparse.Namespace, *, attention: str, unroll: int | None) -> No
                 "num_hidden_layers": asked.layers,
                 "num_attention_heads": asked.hidden // 64,
                 "intermediate_size": 4 * asked.hidden,
+                "max_position_embeddings": max(asked.length, 512),
+                "hidden_dropout_prob": rate,
+                "attention_probs_dropout_prob": rate,
             },
-            "execution": {"attention": attention, "unroll": unroll},
+            "execution": execution,
         },
         "train": {
             "evaluation": None,
@@ -75,13 +90,14 @@ def ours(asked: argparse.Namespace, *, attention: str, unroll: int | None) -> No
                     "seq_length": asked.length,
                     "batch_size": asked.rows,
                     "max_predictions": round(0.15 * asked.length),
+                    "packing": {"max_examples": asked.packed} if asked.packed else None,
                 }
             ],
         },
     }
     (found,) = plan(
         parse_config(values, source="benchmark"),
-        [asked.topology.name],
+        [topology.name],
         vocab_size=VOCAB,
         exact=not asked.quick,
         suggest=False,
@@ -89,56 +105,75 @@ def ours(asked: argparse.Namespace, *, attention: str, unroll: int | None) -> No
     )
     step = found.phases[0].train
     if step.cycles is None or step.memory is None:
-        raise SystemExit(f"{asked.topology.name}: the step does not fit")
-    line(
-        asked,
-        step.cycles,
-        temporaries=step.memory.temporaries,
-        peak=step.memory.peak,
-        seconds_to_compile=round(step.compile_seconds, 1),
-        attention=attention,
-        unroll=unroll,
-        quick=step.extrapolated,
+        raise SystemExit(f"{topology.name}: the step does not fit")
+    kernels = [
+        f"{one.calls} × {one.name}: {one.bundles} bundles, {one.busiest} {one.busiest_bundles}"
+        for one in step.cycles.kernels
+    ]
+    return counted(step.cycles) | {
+        "by_kind": step.cycles.by_kind,
+        "kernels": kernels,
+        "packed": asked.packed,
+        "temporaries": step.memory.temporaries,
+        "peak": step.memory.peak,
+        "seconds_to_compile": round(step.compile_seconds, 1),
+    }
+
+
+def theirs(asked: argparse.Namespace, topology: TpuTopology, *, rate: float) -> dict[str, Any]:
+    """Returns the figures of Hugging Face's step, compiled by their own Python."""
+    if not asked.quick:
+        return their_step(asked, topology, rate=rate, layers=asked.layers)
+    shallow, deep = (
+        their_step(asked, topology, rate=rate, layers=layers) for layers in COMPILED_DEPTHS
     )
+    kinds = Depths.to(asked.layers).numbers(shallow.pop("by_kind"), deep.pop("by_kind"))
+    whole = {name: Depths.to(asked.layers).number(shallow[name], deep[name]) for name in deep}
+    seconds = shallow["seconds_to_compile"] + deep["seconds_to_compile"]
+    return whole | {"by_kind": kinds, "seconds_to_compile": seconds}
 
 
-def theirs(asked: argparse.Namespace) -> None:
-    """Reports Hugging Face's step, compiled by their own Python."""
-    topology: TpuTopology = asked.topology
+def their_step(
+    asked: argparse.Namespace, topology: TpuTopology, *, rate: float, layers: int
+) -> dict[str, Any]:
+    """Returns the same of so many layers."""
     accelerator = topology.accelerator
-    sizes = (asked.layers, asked.hidden, asked.rows, asked.length, VOCAB)
+    sizes = ",".join(map(str, (layers, asked.hidden, asked.rows, asked.length, VOCAB)))
     with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder) / "program.txt"
+        file = Path(folder) / "executable"
+        megacore = "megacore" if accelerator.megacore else ""
         done = subprocess.run(
             [
                 *(asked.flax_python, str(PEER), topology.libtpu_name),
-                *("megacore" if accelerator.megacore else "", ",".join(map(str, sizes)), str(text)),
+                *(megacore, sizes, str(rate), str(file)),
             ],
             stdout=subprocess.PIPE,
             check=True,
             env={**os.environ, **TPU_COMPILER, "PYTHONPATH": ""},
         )
-        program = Program.of(parse_hlo(text.read_text(encoding="utf-8")))
+        program = Program.of(parse_hlo(module_text(file.read_bytes(), name="jit_step")))
     cycles = count_cycles(program, bytes_per_cycle=accelerator.bytes_per_cycle, schedules={})
-    line(asked, cycles, peer="Hugging Face Flax BERT", **json.loads(done.stdout.splitlines()[-1]))
+    memory = json.loads(done.stdout.splitlines()[-1])
+    return counted(cycles) | {"by_kind": dict(cycles.by_kind)} | memory
 
 
-def line(
-    asked: argparse.Namespace, cycles: Cycles, *, peer: str | None = None, **figures: object
-) -> None:
+def counted(cycles: Cycles) -> dict[str, int]:
+    """Returns the sums of a program's cycles."""
+    return {"cycles": cycles.total, "in_kernels": cycles.in_kernels, "by_bytes": cycles.by_bytes}
+
+
+def line(asked: argparse.Namespace, figures: dict[str, Any], *, peer: str | None = None) -> None:
     """Prints one program's figures; bytes are of one device."""
     report(
         "planned_step.cycles",
-        cycles.total,
+        figures.pop("cycles"),
         "cycles",
         peer=peer,
         packages=("jax", "libtpu"),
-        topology=asked.topology.name,
         layers=asked.layers,
         rows=asked.rows,
         length=asked.length,
-        in_kernels=cycles.in_kernels,
-        by_bytes=cycles.by_bytes,
+        quick=asked.quick,
         **figures,
     )
 

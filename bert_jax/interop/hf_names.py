@@ -41,16 +41,18 @@ def names(prefix: str, task: TaskName | None) -> list[NameRule]:
     layer = prefix + "encoder.layer.{layer}."
     embeddings = prefix + "embeddings."
     rules = [
-        NameRule("encoder/embeddings/word", prefix + WORDS, inputs=1, vocabulary=True),
+        NameRule("encoder/embeddings/word", prefix + WORDS, matrix=True, vocabulary=True),
         NameRule(
-            "encoder/embeddings/position", embeddings + "position_embeddings.weight", inputs=1
+            "encoder/embeddings/position", embeddings + "position_embeddings.weight", matrix=True
         ),
-        NameRule("encoder/embeddings/type", embeddings + "token_type_embeddings.weight", inputs=1),
+        NameRule(
+            "encoder/embeddings/type", embeddings + "token_type_embeddings.weight", matrix=True
+        ),
         *_norm("encoder/embeddings/norm", embeddings + "LayerNorm"),
         *_dense(STACKED + "attention/query", layer + "attention.self.query"),
         *_dense(STACKED + "attention/key", layer + "attention.self.key"),
         *_dense(STACKED + "attention/value", layer + "attention.self.value"),
-        *_dense(STACKED + "attention/output", layer + "attention.output.dense", inputs=2),
+        *_dense(STACKED + "attention/output", layer + "attention.output.dense"),
         *_norm(STACKED + "attention_norm", layer + "attention.output.LayerNorm"),
         *_dense(STACKED + "intermediate", layer + "intermediate.dense"),
         *_dense(STACKED + "output", layer + "output.dense"),
@@ -75,9 +77,9 @@ def current_name(name: str) -> str:
     return f"{stem}.{last}"
 
 
-def _dense(ours: str, theirs: str, *, inputs: int = 1) -> list[NameRule]:
+def _dense(ours: str, theirs: str) -> list[NameRule]:
     return [
-        NameRule(f"{ours}/kernel", f"{theirs}.weight", inputs=inputs, transposed=True),
+        NameRule(f"{ours}/kernel", f"{theirs}.weight", matrix=True, transposed=True),
         NameRule(f"{ours}/bias", f"{theirs}.bias"),
     ]
 

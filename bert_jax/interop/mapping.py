@@ -1,9 +1,9 @@
 """Moves numbers between our parameters and another format's tensors, in both directions.
 
 Our parameters are a nested dict whose layers are stacked along a leading axis and whose attention
-kernels keep heads and head columns apart. Other formats keep one matrix per layer. They differ in
-the name, the slice of the layer, the merging of axes, a transposition, and the rows that pad the
-vocabulary: a table of `NameRule`s gives these for every tensor, for import and export alike.
+biases keep heads and head columns apart. Other formats keep one matrix or vector per layer. They
+differ in the name, the slice of the layer, a transposition, and the rows that pad the vocabulary: a
+table of `NameRule`s gives these for every tensor, for import and export alike.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ READABLE: Final = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtype
 class NameRule(NamedTuple):
     """One of our tensors under another format's name.
 
-    ``NameRule("pooler/dense/kernel", "pooler.dense.weight", inputs=1, transposed=True)``
+    ``NameRule("pooler/dense/kernel", "pooler.dense.weight", matrix=True, transposed=True)``
     """
 
     ours: str  # path in the nested dict
     theirs: str  # name, with {layer} where ours is stacked
-    inputs: int = 0  # leading axes of ours that become rows of a matrix; 0: a vector
+    matrix: bool = False  # in both; else theirs is a vector
     transposed: bool = False  # their matrix is [outputs, inputs]
     vocabulary: bool = False  # the first axis is the vocabulary, padded here and not there
 
@@ -80,11 +80,9 @@ class Placement(NamedTuple):
     def take(self, ours: np.ndarray) -> np.ndarray:
         """Returns their tensor as a view of our whole (stacked, padded) one."""
         part = self._part(ours)
-        split = self.rule.inputs
-        if split == 0:
+        if not self.rule.matrix:
             return part.reshape(math.prod(part.shape))
-        matrix = part.reshape(math.prod(part.shape[:split]), math.prod(part.shape[split:]))
-        return matrix.T if self.rule.transposed else matrix
+        return part.T if self.rule.transposed else part
 
     def put(self, ours: np.ndarray, theirs: np.ndarray) -> None:
         """Writes their tensor into its place in our whole one."""

@@ -34,10 +34,10 @@ IGNORED: Final[dict[str, str]] = {
 _LAYER: Final = "bert/encoder/layer_{layer}/"
 
 
-def _dense(ours: str, theirs: str, *, inputs: int = 1) -> tuple[NameRule, ...]:
+def _dense(ours: str, theirs: str) -> tuple[NameRule, ...]:
     """A kernel is [inputs, outputs] in `tf.layers.dense`, as it is here."""
     return (
-        NameRule(f"{ours}/kernel", f"{theirs}/kernel", inputs=inputs),
+        NameRule(f"{ours}/kernel", f"{theirs}/kernel", matrix=True),
         NameRule(f"{ours}/bias", f"{theirs}/bias"),
     )
 
@@ -52,22 +52,22 @@ def _norm(ours: str, theirs: str) -> tuple[NameRule, ...]:
 def _output(ours: str, weights: str, bias: str) -> tuple[NameRule, ...]:
     """The last layer of a head is a plain variable, [outputs, inputs]."""
     return (
-        NameRule(f"{ours}/kernel", weights, inputs=1, transposed=True),
+        NameRule(f"{ours}/kernel", weights, matrix=True, transposed=True),
         NameRule(f"{ours}/bias", bias),
     )
 
 
 TABLE: Final[tuple[NameRule, ...]] = (
     NameRule(
-        "encoder/embeddings/word", "bert/embeddings/word_embeddings", inputs=1, vocabulary=True
+        "encoder/embeddings/word", "bert/embeddings/word_embeddings", matrix=True, vocabulary=True
     ),
-    NameRule("encoder/embeddings/position", "bert/embeddings/position_embeddings", inputs=1),
-    NameRule("encoder/embeddings/type", "bert/embeddings/token_type_embeddings", inputs=1),
+    NameRule("encoder/embeddings/position", "bert/embeddings/position_embeddings", matrix=True),
+    NameRule("encoder/embeddings/type", "bert/embeddings/token_type_embeddings", matrix=True),
     *_norm("encoder/embeddings/norm", "bert/embeddings"),
     *_dense(STACKED + "attention/query", _LAYER + "attention/self/query"),
     *_dense(STACKED + "attention/key", _LAYER + "attention/self/key"),
     *_dense(STACKED + "attention/value", _LAYER + "attention/self/value"),
-    *_dense(STACKED + "attention/output", _LAYER + "attention/output/dense", inputs=2),
+    *_dense(STACKED + "attention/output", _LAYER + "attention/output/dense"),
     *_norm(STACKED + "attention_norm", _LAYER + "attention/output"),
     *_dense(STACKED + "intermediate", _LAYER + "intermediate/dense"),
     *_dense(STACKED + "output", _LAYER + "output/dense"),

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.kernels.random_bits import below, words
+from bert_jax.kernels.random_bits import below, line_words
 from bert_jax.parallel.per_shard import per_shard
 from bert_jax.parallel.rules import LogicalAxes
 
@@ -331,10 +331,9 @@ def _lanes_of(head: int, shape: Shape) -> Array:
 
 
 def _keep(seeds: Any, head: int, shape: Shape, *, query_axis: int) -> Array:
-    """Returns which probabilities stay; their number is query · length + key, as in `dropout`."""
-    square = (shape.padded, shape.padded)
-    query = jax.lax.broadcasted_iota(jnp.int32, square, query_axis)
-    key = jax.lax.broadcasted_iota(jnp.int32, square, 1 - query_axis)
+    """Returns which probabilities stay: a query is a row of the tile, as in `dropout`."""
     row, at = pl.program_id(0), pl.program_id(1) * shape.group + head
-    first, second = seeds[0, row, at], seeds[1, row, at]
-    return words(query * shape.length + key, first, second) >= below(shape.rate)
+    number = jax.lax.broadcasted_iota(jnp.int32, (1, shape.padded), 1)
+    of_queries, of_keys = (line_words(number, seeds[which, row, at]) for which in range(2))
+    down, across = (of_queries, of_keys) if query_axis == 0 else (of_keys, of_queries)
+    return _column(down) * across >= below(shape.rate)

@@ -103,7 +103,7 @@ class SelfAttention(nnx.Module):
         seeds = None
         if key is not None and self.dropout_rate > 0.0:
             seeds = jnp.stack(tile_seeds(key, (len(x_BLD), heads)))
-        kernels = tuple(each.kernel[...].reshape(len(each.kernel[...]), -1) for each in self._maps)
+        kernels = tuple(each.kernel[...] for each in self._maps)
         attended_BLW = fused_attention(
             project_each(x_BLD.astype(self.query.dtype), kernels, self.query.gradient_dtype),
             jnp.stack([each.bias[...].reshape(-1) for each in self._maps]),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from bert_jax.kernels.random_bits import below, tile_seeds, words
+from bert_jax.kernels.random_bits import below, line_words, tile_seeds
 
 Array = jax.Array
 
@@ -26,30 +26,40 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
     """
     if key is None or rate == 0.0:
         return x
-    return _drop(x, *tile_seeds(key, x.shape[:-2]), rate)
+    # Arrays of their own: the compiler would hash a row's number anew for each of its elements.
+    return _drop(x, *jax.lax.optimization_barrier(_words(x.shape, key)), rate)
 
 
-def _masked(x: Array, first: Array, second: Array, rate: float) -> Array:
-    rows, width = x.shape[-2:]
-    row = jax.lax.broadcasted_iota(jnp.int32, (rows, width), 0)
-    element = row * width + jax.lax.broadcasted_iota(jnp.int32, (rows, width), 1)
-    keep = words(element, first[..., None, None], second[..., None, None]) >= below(rate)
+def _words(shape: tuple[int, ...], key: Array) -> tuple[Array, Array]:
+    """Returns those of the rows and of the columns, int32 [*tiles, rows], [*tiles, width]."""
+    *tiles, rows, width = shape
+    first, second = tile_seeds(key, tuple(tiles))
+
+    def of(lines: int, seed: Array) -> Array:
+        number = jax.lax.broadcasted_iota(jnp.int32, (*tiles, lines), len(tiles))
+        return line_words(number, seed[..., None])
+
+    return of(rows, first), of(width, second)
+
+
+def _masked(x: Array, of_rows: Array, of_columns: Array, rate: float) -> Array:
+    keep = of_rows[..., :, None] * of_columns[..., None, :] >= below(rate)
     return jnp.where(keep, x * jnp.asarray(1 / (1 - rate), x.dtype), 0)
 
 
 def _drop_forward(
-    x: Array, first: Array, second: Array, rate: float
+    x: Array, of_rows: Array, of_columns: Array, rate: float
 ) -> tuple[Array, tuple[Array, Array]]:
-    return _masked(x, first, second, rate), (first, second)
+    return _masked(x, of_rows, of_columns, rate), (of_rows, of_columns)
 
 
 def _drop_backward(
-    rate: float, seeds: tuple[Array, Array], gradient: Array
+    rate: float, words: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, None, None]:
-    # Seeds that look like others: else the compiler would find that it computes a mask twice, and
+    # Words that look like others: else the compiler would find that it computes a mask twice, and
     # would keep it instead.
-    first, second = jax.lax.optimization_barrier(seeds)
-    return _masked(gradient, first, second, rate), None, None
+    of_rows, of_columns = jax.lax.optimization_barrier(words)
+    return _masked(gradient, of_rows, of_columns, rate), None, None
 
 
 _drop = jax.custom_vjp(_masked, nondiff_argnums=(3,))

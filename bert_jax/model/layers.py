@@ -49,7 +49,9 @@ def constant_param(value: float, shape: Sequence[int], axes: LogicalAxes) -> nnx
 class Dense(nnx.Module):
     """An affine map from the last axes of an activation to axes of its own.
 
-    Parameters are float32; the product is computed in the execution's dtype.
+    Parameters are float32; the product is computed in the execution's dtype. The kernel is a
+    matrix, [inputs, outputs], whatever axes it maps: with 64 columns of a head as its last axis a
+    TPU would keep it transposed, and turn it round for every use and every update.
     """
 
     def __init__(
@@ -65,14 +67,19 @@ class Dense(nnx.Module):
         """Draws the kernel.
 
         Args:
-            shape: the kernel's shape, output axes last.
-            axes: the kernel's logical axes.
+            shape: sizes of what is mapped, output axes last.
+            axes: the logical axes of these; the first of the inputs and of the outputs are the
+                kernel's.
             outputs: how many of the last axes are outputs, and so have a bias.
             architecture: gives the deviation of the kernel's first values.
             execution: gives the dtype of the product.
             rngs: gives the key of the kernel's first values.
         """
-        self.kernel = normal_param(shape, axes, architecture=architecture, rngs=rngs)
+        self.inputs = len(shape) - outputs
+        sizes = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
+        self.kernel = normal_param(
+            sizes, (axes[0], axes[self.inputs]), architecture=architecture, rngs=rngs
+        )
         self.bias = constant_param(0.0, shape[-outputs:], axes[-outputs:])
         self.dtype: Dtype = execution.dtype
         self.gradient_dtype: Dtype = execution.gradient_dtype
@@ -82,32 +89,15 @@ class Dense(nnx.Module):
         return self.with_bias(self.without_bias(x))
 
     def without_bias(self, x: Array) -> Array:
-        """Returns the product alone."""
-        inputs = self.kernel[...].ndim - self.bias[...].ndim
-        return project(
-            x.astype(self.dtype),
-            self.kernel[...],
-            inputs=inputs,
-            gradient_dtype=self.gradient_dtype,
-        )
+        """Returns the product alone, [..., outputs] with one axis for all of them."""
+        x = x.astype(self.dtype)
+        flat = x.reshape(*x.shape[: x.ndim - self.inputs], -1)
+        return project(flat, self.kernel[...], gradient_dtype=self.gradient_dtype)
 
     def with_bias(self, y: Array) -> Array:
         """Returns a product with the bias added."""
+        y = y.reshape(*y.shape[:-1], *self.bias.shape)
         return y + spread(self.bias[...], y, of=self)
-
-
-def affine(x: Array, kernel: Array, bias: Array, *, of: Dense) -> Array:
-    """Returns ``x · kernel + bias`` in a map's dtype, its parameters' gradients in their own.
-
-    Args:
-        x: [..., inputs].
-        kernel: float32 [inputs, outputs].
-        bias: float32 [outputs].
-        of: gives the dtypes.
-    """
-    inputs = kernel.ndim - bias.ndim
-    y = project(x.astype(of.dtype), kernel, inputs=inputs, gradient_dtype=of.gradient_dtype)
-    return y + spread(bias, y, of=of)
 
 
 def spread(bias: Array, y: Array, *, of: Dense) -> Array:
@@ -118,17 +108,15 @@ def spread(bias: Array, y: Array, *, of: Dense) -> Array:
     return jnp.broadcast_to(bias.astype(of.gradient_dtype), y.shape).astype(of.dtype)
 
 
-def project(x: Array, kernel: Array, *, inputs: int, gradient_dtype: Dtype) -> Array:
-    """Returns ``x · kernel``, contracting the last `inputs` axes of `x` with the kernel's first.
+def project(x: Array, kernel: Array, *, gradient_dtype: Dtype) -> Array:
+    """Returns ``x · kernel`` for `x` [..., I] and a kernel [I, O].
 
     As a product of two matrices: a gradient that contracts batch and length as two axes makes
     XLA's CPU compiler transpose its operands element by element, GELU's backward pass and all,
     which took four tenths of the time of the FFN.
     """
-    leading = x.shape[: x.ndim - inputs]
-    rows = x.reshape(math.prod(leading), -1)
-    y: Array = product(rows, kernel.reshape(rows.shape[1], -1), x.dtype, gradient_dtype)
-    return y.reshape(*leading, *kernel.shape[inputs:])
+    y: Array = product(x.reshape(-1, x.shape[-1]), kernel, x.dtype, gradient_dtype)
+    return y.reshape(*x.shape[:-1], -1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
@@ -199,12 +187,16 @@ product.defvjp(_product_forward, _product_backward)
 def project_together(x: Array, maps: Sequence[Dense]) -> list[Array]:
     """Returns ``[map(x) for map in maps]``, computed as one wide product.
 
-    The kernels [D, H, K] are joined between H and K, never along H, which a tensor axis may split:
+    The kernels [D, H · K] are joined between H and K, never along H, which a tensor axis may split:
     joining along a split axis would move every kernel between devices.
     """
-    kernel = jnp.stack([each.kernel[...] for each in maps], axis=-2)
+    of, heads = maps[0], maps[0].bias.shape
     bias = jnp.stack([each.bias[...] for each in maps], axis=-2)
-    y = affine(x, kernel, bias, of=maps[0])
+    kernel = jnp.stack([each.kernel[...].reshape(-1, *heads) for each in maps], axis=-2)
+    kernel = kernel.reshape(len(kernel), -1)
+    y = project(x.astype(of.dtype), kernel, gradient_dtype=of.gradient_dtype)
+    y = y.reshape(*y.shape[:-1], *bias.shape)
+    y += spread(bias, y, of=of)
     return [y[..., index, :] for index in range(len(maps))]
 
 
@@ -226,7 +218,7 @@ def project_each(x: Array, kernels: tuple[Array, ...], gradient_dtype: Dtype) ->
 def _project_each_forward(
     x: Array, kernels: tuple[Array, ...], gradient_dtype: Dtype
 ) -> tuple[tuple[Array, ...], tuple[Array, tuple[Array, ...]]]:
-    each = (project(x, kernel, inputs=1, gradient_dtype=gradient_dtype) for kernel in kernels)
+    each = (project(x, kernel, gradient_dtype=gradient_dtype) for kernel in kernels)
     return tuple(each), (x, kernels)
 
 

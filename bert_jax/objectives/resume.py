@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from bert_jax.files.read import read_json_object
+from bert_jax.kernels.random_bits import MASKS_VERSION
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.directory import PROVENANCE, Run
-from bert_jax.runs.resume_check import find_changes, refuse_other_settings
+from bert_jax.runs.resume_check import SettingChange, find_changes, refuse_other_settings
 from bert_jax.train.checkpoint_store import CheckpointReader
 from bert_jax.train.progress import IMPORTED, TrainProgress
 from bert_jax.train.sections import TrainSection
@@ -99,6 +100,10 @@ def check_resume(
         with_flag=with_flag or (),
         what="run" if free is not None else "finished run",
     )
+    # Older versions did not write it down.
+    if free is not None and (drawn := provenance.get("dropout_masks", 1)) != MASKS_VERSION:
+        versions = (f"version {drawn}", f"version {MASKS_VERSION}")
+        changes.append(SettingChange("dropout masks", *versions))
     for change in changes:
         if change.was is not None:
             console.print(

@@ -44,10 +44,6 @@ RULES: Final[Mapping[str, tuple[str, ...]]] = {
     "vocab": (TENSOR,),
 }
 
-# ZeRO: the optimizer's moments are spread over the data axis too, since every replica would
-# otherwise keep the same copy and compute the same update.
-MOMENT_RULES: Final[Mapping[str, tuple[str, ...]]] = {**RULES, "embed": (FSDP, DATA)}
-
 
 def partition_spec(
     axes: Sequence[str], *, rules: Mapping[str, tuple[str, ...]] = RULES
@@ -58,7 +54,7 @@ def partition_spec(
 
     Args:
         axes: the logical name of every axis of the array, outermost first.
-        rules: `RULES`, or `MOMENT_RULES` for optimizer state.
+        rules: the table.
 
     Raises:
         ValueError: an axis the table does not have, or two axes that claim one mesh axis. Both
@@ -103,13 +99,18 @@ def parameter_sharding(
 def moment_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> NamedSharding:
     """Returns how an optimizer moment of a parameter lies on the mesh (ZeRO stage 1).
 
-    An axis that the data axis does not divide keeps the parameter's own layout: replicating a
-    small moment is correct, only not as small.
+    The rows of a matrix are spread over the data axis too, since every replica would otherwise keep
+    the same copy and compute the same update. Rows, since what is gathered of columns has to be
+    transposed. Vectors, and rows that the data axis does not divide, keep the parameter's own
+    layout: replicating a small moment is correct, only not as small.
     """
-    fits = all(
-        size % _parts(mesh, MOMENT_RULES[axis]) == 0 for axis, size in zip(axes, shape, strict=True)
-    )
-    return NamedSharding(mesh, partition_spec(axes, rules=MOMENT_RULES if fits else RULES))
+    rules = RULES
+    rows = axes[-2] if len(axes) > 1 else "layers"
+    if rows != "layers" and axes[-1] != "head_dim":  # which only biases have
+        spread = (*RULES[rows], DATA)
+        if shape[-2] % _parts(mesh, spread) == 0:
+            rules = {**RULES, rows: spread}
+    return NamedSharding(mesh, partition_spec(axes, rules=rules))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -15,6 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.files.yaml_file import dump_yaml, read_yaml
+from bert_jax.kernels.random_bits import MASKS_VERSION
 from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import (
     Architecture,
@@ -202,6 +203,7 @@ def _provenance(tokenizer: Tokenizer, origin: Mapping[str, Any]) -> dict[str, An
         "tokenizer_hash": tokenizer.hash,
         **origin,
         "bert_jax": __version__,
+        "dropout_masks": MASKS_VERSION,
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in packages},
     }

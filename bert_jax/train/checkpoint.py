@@ -14,7 +14,13 @@ from bert_jax.task import Params
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
 from bert_jax.train.checkpoint_orbax import OrbaxFiles, SaveFailed
 from bert_jax.train.checkpoint_store import OPTIMIZER, PARAMS, PROGRESS
-from bert_jax.train.checkpoint_trees import check_tensors, optimizer_tree, with_optimizer
+from bert_jax.train.checkpoint_trees import (
+    as_saved,
+    as_wanted,
+    check_tensors,
+    optimizer_tree,
+    with_optimizer,
+)
 from bert_jax.train.finite import refuse_non_finite
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.sections import CheckpointSection
@@ -246,7 +252,9 @@ class Checkpointer:
         if not self._found.has(step, item):
             raise UserError(f"{where}: no such item in the checkpoint")
         self._found.require(step, (item,))
-        check_tensors(self._files.tensors(where), wanted, where=where)
-        restored = self._files.read_arrays(where, wanted)
+        found = self._files.tensors(where)
+        saved = as_saved(found, wanted)
+        check_tensors(found, saved, where=where)
+        restored = self._files.read_arrays(where, saved)
         refuse_non_finite(restored, where=str(where))
-        return restored
+        return as_wanted(restored, wanted)

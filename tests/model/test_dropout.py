@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.kernels.random_bits import tile_seeds, words
+from bert_jax.kernels.random_bits import MASKS_VERSION, line_words, tile_seeds
 from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import subkey
 from bert_jax.parallel.mesh import make_mesh
@@ -70,8 +70,9 @@ def test_neighbours_rows_and_columns_are_independent(rate: float) -> None:
 
 def drawn_words(key: jax.Array, rows: int, width: int) -> np.ndarray:
     """One tile."""
-    element = jnp.arange(rows * width, dtype=jnp.int32).reshape(rows, width)
-    return np.asarray(words(element, *tile_seeds(key, ())))
+    lines = (jnp.arange(count, dtype=jnp.int32) for count in (rows, width))
+    down, across = map(line_words, lines, tile_seeds(key, ()))
+    return np.asarray(down[:, None] * across)
 
 
 def test_tiles_of_rows_and_heads_share_nothing() -> None:
@@ -79,6 +80,38 @@ def test_tiles_of_rows_and_heads_share_nothing() -> None:
     tiles = ((kept - 0.9) / np.sqrt(0.1 * 0.9)).reshape(48, -1)
     products = (tiles @ tiles.T)[np.triu_indices(48, 1)] / np.sqrt(64 * 64)
     assert abs(products).max() < SIGMAS
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_no_corner_of_a_rectangle_follows_from_the_other_three(rate: float) -> None:
+    """The words of four corners are numbers a·c, a·d, b·c and b·d."""
+    mask = masks(rate)
+    rows, columns = ROWS // 2, WIDTH // 2
+    for down, across in ((1, 1), (1, 8), (rows, columns), (rows // 2, 3)):
+        pairs = mask[:rows] * mask[down : down + rows]
+        corners = pairs[:, :columns] * pairs[:, across : across + columns]
+        assert abs(corners.mean()) * np.sqrt(corners.size) < SIGMAS
+
+
+def test_hardly_any_two_rows_or_columns_of_a_tile_are_alike() -> None:
+    """Words of two lines are (x, k·x): only a few k of 2³¹ tie one to the other."""
+    mask = masks(0.1)
+    for of, count in ((mask.T, ROWS), (mask, WIDTH)):
+        products = (of @ of.T)[np.triu_indices(len(of), 1)] / np.sqrt(count)
+        # Sums of products that are 81 in a hundredth of all cases have a heavier tail than a
+        # normal deviate; two equal lines would be at √count, 22 at least.
+        assert abs(products).max() < 12
+
+
+def test_the_definition_of_a_mask_does_not_change_unnoticed() -> None:
+    """Runs that resume draw the rest of their masks by it: see `MASKS_VERSION`."""
+    kept = np.asarray(dropout(jnp.ones((2, 3, 16)), 0.3, jax.random.key(7))) > 0
+    found = ["".join(map(str, row.astype(int))) for row in kept.reshape(6, 16)]
+    expected = """
+        0011101111111111 1111001110111100 1111111110011010
+        1101101001000111 1010111011111111 1110110111111101
+    """
+    assert (MASKS_VERSION, found) == (2, expected.split())
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])

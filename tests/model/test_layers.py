@@ -165,10 +165,10 @@ def test_bfloat16_stays_close_to_float32_and_its_loss_is_float32() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_kernels_gradient_is_summed_in_the_dtype_of_the_setting(dtype: Any) -> None:
     rows = jax.random.normal(jax.random.key(0), (3, 8, 16), jnp.bfloat16)
-    kernel = jax.random.normal(jax.random.key(1), (16, 4, 4))
+    kernel = jax.random.normal(jax.random.key(1), (16, 16))
 
     def loss(kernel: jax.Array, rows: jax.Array) -> jax.Array:
-        y = project(rows, kernel, inputs=1, gradient_dtype=dtype)
+        y = project(rows, kernel, gradient_dtype=dtype)
         assert y.dtype == rows.dtype
         return jnp.square(y.astype(jnp.float32)).sum()
 

@@ -10,7 +10,6 @@ from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import (
     MESH_AXES,
-    MOMENT_RULES,
     RULES,
     batch_parts,
     batch_sharding,
@@ -36,15 +35,13 @@ def test_every_parameter_and_moment_lies_as_the_golden_file_says() -> None:
     assert text() == GOLDEN.read_text(encoding="utf-8")
 
 
-def test_the_tables_name_axes_of_the_mesh_alone() -> None:
-    for rules in (RULES, MOMENT_RULES):
-        assert {axis for axes in rules.values() for axis in axes} == set(MESH_AXES)
+def test_the_table_names_axes_of_the_mesh_alone() -> None:
+    assert {axis for axes in RULES.values() for axis in axes} == set(MESH_AXES)
 
 
 def test_axes_take_their_place_from_the_table() -> None:
     assert partition_spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")
     assert partition_spec(("batch", "length")) == PartitionSpec(("data", "fsdp"), None)
-    assert partition_spec(("embed",), rules=MOMENT_RULES) == PartitionSpec(("fsdp", "data"))
 
 
 def test_two_axes_of_one_array_cannot_claim_one_mesh_axis() -> None:
@@ -81,6 +78,9 @@ def test_a_moment_that_the_data_axis_does_not_divide_keeps_its_parameters_layout
     on = mesh(4, 2, 1)
     spread = moment_sharding(on, ("embed", "mlp"), (64, 16)).spec
     assert spread == PartitionSpec(("fsdp", "data"), "tensor")
+    spread = moment_sharding(on, ("layers", "mlp", "embed"), (2, 16, 64)).spec
+    assert spread == PartitionSpec(None, ("tensor", "data"), "fsdp")
+    assert moment_sharding(on, ("layers", "embed"), (4, 64)).spec == PartitionSpec(None, "fsdp")
     assert moment_sharding(on, ("embed", "mlp"), (4, 16)).spec == PartitionSpec("fsdp", "tensor")
 
 

@@ -117,14 +117,13 @@ def test_tensor_parallel_sums_two_activations_a_block_each_way(attention: str) -
     assert kernels == (2 * LAYERS if attention == "auto" else 0)
     size, hidden = parameters(step), activations(ROWS // 2, BF16)
     blocks = 2 * 2 * LAYERS * hidden
-    joined = LAYERS * 3 * WIDTH * WIDTH * F32
+    of_heads = 2 * WIDTH * WIDTH * F32  # pooler and transform, which lie whole on every device
     head = (ROWS // 2) * PREDICTIONS * WIDTH * BF16
     check(
         step,
         {
-            # The joined kernels of query, key and value are summed before they are split: XLA's
-            # choice, half of them too much.
-            ("all-reduce", ("data",), "f32"): (size, size + joined / 2 + EIGHT_ROWS + FIGURES),
+            # Of the heads' kernels a device computes and sums the half that its moments have.
+            ("all-reduce", ("data",), "f32"): (size - of_heads / 2, size + EIGHT_ROWS + FIGURES),
             ("all-gather", ("data",), "f32"): (0.5 * size, size),
             ("all-reduce", ("tensor",), "bf16"): (blocks + head, blocks + head),
             # The vocabulary is split: rows looked up come from one device of a pair, and the
@@ -134,8 +133,8 @@ def test_tensor_parallel_sums_two_activations_a_block_each_way(attention: str) -
                 activations(ROWS // 2) + 4 * FIGURES,
             ),
             ("all-reduce", ("data", "tensor"), "f32"): (0, FIGURES),
-            # Layouts of the joined query, key and value kernels, which XLA turns by one device.
-            ("collective-permute", (), "f32"): (0, 3 * WIDTH * WIDTH * F32 + FIGURES),
+            # These halves, which XLA turns by one device.
+            ("collective-permute", (), "f32"): (0, of_heads / 2 + FIGURES),
         },
     )
 
