@@ -29,7 +29,7 @@ from rich.text import Text
 from bert_jax.notebook import NotebookPage
 
 # How long nothing may be said without a terminal: by the age of the stage, seconds both.
-_QUIET: Final = ((30.0, 2.5), (300.0, 10.0), (float("inf"), 60.0))
+_QUIET: Final = ((60.0, 2.5), (300.0, 10.0), (float("inf"), 60.0))
 _BEGIN: Final = 0.5  # seconds that a stage lasts before it gets a line
 _TELL: Final = 1.0  # seconds of a stage that are worth a line at its end
 _REFRESH: Final = 0.25  # seconds between two states of the live line

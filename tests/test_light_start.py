@@ -20,7 +20,7 @@ HEAVY = ("jax", "flax", "optax", "grain", "orbax", "scipy", "tensorflow_datasets
         *("bert_jax.config", "bert_jax.verbs.examples", "bert_jax.launch.local"),
         *("bert_jax.verbs.submit", "bert_jax.verbs.watch", "bert_jax.verbs.stop"),
         "bert_jax.verbs.jobs",
-        "bert_jax.cli.commands",
+        *("bert_jax.cli.commands", "bert_jax.verbs.doctor"),
     ],
 )
 def test_what_makes_data_loads_no_library_that_it_does_not_need(module: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -148,10 +149,9 @@ def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
     Of a run directory in place of a configuration: verify all that it holds. Exit code 1 when
     something is damaged or a run would fail.
     """
-    from etils import epath
     from rich.console import Console
 
-    of_run = bool(config) and not overrides and epath.Path(config).is_dir()
+    of_run = bool(config) and not overrides and _is_directory(config)
     loaded = read_config(config, overrides) if config and not of_run else None
     from bert_jax.diagnostics.findings import show
     from bert_jax.parallel.section import MeshSection
@@ -163,3 +163,11 @@ def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
         findings = look_at_machine(MeshSection()) if loaded is None else look_at_config(loaded)
     report = show(findings, Console())
     sys.exit(0 if report.ok else 1)
+
+
+def _is_directory(path: str) -> bool:
+    if "://" not in path:
+        return Path(path).is_dir()
+    from etils import epath
+
+    return epath.Path(path).is_dir()

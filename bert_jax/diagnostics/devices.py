@@ -14,8 +14,6 @@ from bert_jax.diagnostics.findings import Finding, ok, problem, warn
 from bert_jax.diagnostics.network import check_hosts, expected_hosts
 from bert_jax.diagnostics.versions import is_installed
 from bert_jax.errors import UserError
-from bert_jax.model.config import AttentionName
-from bert_jax.model.execution import choose_attention
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.section import MeshSection
 
@@ -55,20 +53,6 @@ def check_devices(section: MeshSection) -> list[Finding]:
     except UserError as error:
         findings.append(problem("mesh", str(error)))
     return findings
-
-
-def check_attention(asked: AttentionName, *, longest: int) -> Finding:
-    """Says which attention a run's train step will compute on this process's devices, and why.
-
-    Args:
-        asked: the setting.
-        longest: tokens of the longest rows.
-    """
-    try:
-        found = choose_attention(asked, jax.devices()[0], longest=longest)
-    except UserError as error:
-        return problem("attention", str(error))
-    return ok("attention", f"{found.name}: {found.why}")
 
 
 def _check_unused_hardware(backend: str) -> list[Finding]:

@@ -7,16 +7,18 @@ what takes seconds to load is loaded when it is needed, so that the first lines 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from bert_jax.config import RunConfig
 from bert_jax.diagnostics.findings import DoctorReport, Finding
 from bert_jax.diagnostics.memory import check_memory
 from bert_jax.diagnostics.network import check_coordinator
-from bert_jax.diagnostics.storage import check_run_dir
 from bert_jax.diagnostics.versions import check_versions
 from bert_jax.errors import UserError
 from bert_jax.narration import doing
 from bert_jax.parallel.section import MeshSection
+
+if TYPE_CHECKING:
+    from bert_jax.config import RunConfig
 
 __all__ = ["DoctorReport", "Finding", "doctor", "look_at_config", "look_at_machine", "look_at_run"]
 
@@ -63,6 +65,8 @@ def look_at_machine(
         devices = check_devices(section)
     yield from devices
     if run_dir is not None:
+        from bert_jax.diagnostics.storage import check_run_dir
+
         yield from check_run_dir(run_dir, checkpoint_bytes=checkpoint_bytes())
 
 
@@ -80,7 +84,7 @@ def look_at_config(config: RunConfig) -> Iterator[Finding]:
         yield finding
     yield from _inputs(config)
     if config.model is not None and config.train is not None and not problems:
-        from bert_jax.diagnostics.devices import check_attention
+        from bert_jax.diagnostics.attention import check_attention
 
         longest = max(phase.seq_length for phase in config.train.phases)
         yield check_attention(config.model.execution.attention, longest=longest)
