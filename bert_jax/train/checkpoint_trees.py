@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from etils import epath
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from bert_jax.errors import UserError
+from bert_jax.parallel.rules import replicated
 from bert_jax.train.state import TrainState
 
 
@@ -77,7 +78,7 @@ def as_saved(found: Any, wanted: Any) -> Any:
             return leaf
         layout = leaf.sharding
         if isinstance(layout, NamedSharding):
-            layout = NamedSharding(layout.mesh, PartitionSpec())
+            layout = replicated(layout.mesh)
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=layout)
 
     return jax.tree_util.tree_map_with_path(saved, wanted)
