@@ -12,7 +12,7 @@ import pytest
 from bert_jax.train.example_log import read_example_log
 from bert_jax.train.writer import read_metrics
 from tests.chaos.stops import Stop, stop_at_random, table
-from tests.project import project_config, write_config
+from tests.project import DROPOUT, project_config, write_config
 
 IN_TIME = 15.0  # seconds
 
@@ -25,6 +25,7 @@ def test_a_signal_to_one_of_four_hosts_is_heard_by_all_every_time(
 ) -> None:
     """CHAOS_STOPS, CHAOS_SEED and CHAOS_STOP_SECONDS change it."""
     values: dict[str, Any] = project_config(project)
+    values["model"]["architecture"] |= DROPOUT
     values["mesh"] = {"platform": "cpu"}
     values["train"] |= {
         "phases": [values["train"]["phases"][0] | {"steps": 1_000_000}],

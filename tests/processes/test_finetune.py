@@ -29,7 +29,8 @@ def alone(*arguments: object) -> None:
 
 def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(tmp_path: Path) -> None:
     """70 rows in batches of 16, 37 to evaluate on: the last batch is uneven."""
-    values = tiny_config(tmp_path, epochs=1, log_every=1, max_length=8)  # one length
+    # One length.
+    values = tiny_config(tmp_path, epochs=1, log_every=1, max_length=8, dropout=0.1)
     values["mesh"] = {"platform": "cpu"}
     values["finetune"]["task"] |= {
         "train": str(write_table(tmp_path, 70, 3)),

@@ -56,7 +56,13 @@ def tiny_run(
     vocabulary.write_text("".join(f"{p}\n" for p in [*SPECIAL_PIECES, *GOOD, *BAD, *FILLERS]))
     tokenizer = load_wordpiece(vocabulary, lower_case=True)
     # Larger weights than a fresh model's, as training leaves them: it learns in few steps.
-    architecture = small_architecture(vocab_size=tokenizer.vocab_size, initializer_range=0.1)
+    architecture = small_architecture(
+        vocab_size=tokenizer.vocab_size,
+        initializer_range=0.1,
+        # Half of what compiling a step costs; `finetune.dropout` is for tests that need it.
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     heads = heads or HeadsSection(mlm=False, next_sentence=False)
     root = directory / "run"
     write_run(

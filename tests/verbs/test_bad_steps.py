@@ -20,7 +20,7 @@ from bert_jax.train.example_log import read_example_log, times_seen
 from bert_jax.train.time_account import read_goodput
 from bert_jax.train.writer import read_metrics
 from tests.parallel.test_replica_checksum import corrupt
-from tests.project import invoke, ok, one_phase, write_config
+from tests.project import DROPOUT, invoke, ok, one_phase, write_config
 from tests.tasks.runs import tiny_config
 from tests.train.poison import (
     mark,
@@ -45,6 +45,7 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         bad_steps={"window": 8},
         log_every=1,
     )
+    values["model"]["architecture"] |= DROPOUT
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
 
 

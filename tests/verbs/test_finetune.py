@@ -48,7 +48,9 @@ def params_of(run_dir: Path) -> dict[str, np.ndarray]:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fine-tuned run, in the directory of its configuration and tables."""
     root = tmp_path_factory.mktemp("tuned")
+    # With dropout, since a run that was stopped goes on bit for bit.
     changes = {"epochs": 3, "optimizer": {"learning_rate": 2e-3}, "example_log": True}
+    changes |= {"dropout": 0.1}
     (root / "said.txt").write_text(ok("finetune", config_file(root, **changes)), encoding="utf-8")
     return root
 
