@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--config", nargs="+", default=list(CONFIGS), choices=list(CONFIGS))
     parser.add_argument("--topology", nargs="+", default=list(TOPOLOGIES))
     parser.add_argument("--vocab-size", type=int, default=30_522)
-    parser.add_argument("--exact", action="store_true", help="all layers, not one and two")
+    parser.add_argument("--exact", action="store_true", help="code and all, in minutes each")
     asked = parser.parse_args()
     prices = load_prices(None)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "libtpu"))

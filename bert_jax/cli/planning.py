@@ -30,7 +30,7 @@ from bert_jax.cli.base import (
 @click.option("--vocab-size", type=click.IntRange(6), help="Of a tokenizer that is not here yet.")
 @click.option("--prices", metavar="FILE", help="Your own price list.")
 @click.option(
-    "--exact", is_flag=True, help="Compile all layers, in minutes; not one and two of them."
+    "--exact", is_flag=True, help="Generate the code too, in minutes; else cycles are estimated."
 )
 @click.option("--fresh", is_flag=True, help="Compile again what was compiled before.")
 @click.option(

@@ -59,7 +59,7 @@ def _step(found: Plan, step: CompiledStep) -> dict[str, Any]:
     result: dict[str, Any] = {
         "rows": step.rows,
         "useful_flops": step.useful_flops,
-        "extrapolated": step.extrapolated,
+        "quick": step.quick,
     }
     if step.memory is None or step.cycles is None:
         return result | {

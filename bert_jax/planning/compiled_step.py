@@ -68,7 +68,7 @@ class CompiledStep:
         needed_bytes: then what the compiler says it needs of a device's HBM, and
         available_bytes: what it says there is.
         compile_seconds: it took.
-        extrapolated: whether these are figures of shallower programs, see `extrapolation`.
+        quick: whether cycles of operations are estimated too, see `scheduled`.
     """
 
     rows: int
@@ -80,7 +80,7 @@ class CompiledStep:
     needed_bytes: int | None = None
     available_bytes: int | None = None
     compile_seconds: float
-    extrapolated: bool = False
+    quick: bool = False
 
 
 STEP: Final = pydantic.TypeAdapter(CompiledStep)

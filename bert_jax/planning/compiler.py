@@ -154,7 +154,7 @@ def _compile(request: CompileRequest, *, title: str, compiler: Compiler) -> dict
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=stream,
-                env=_environment(request),
+                env=_environment(request) | {"TMPDIR": folder},
             )
             try:
                 assert process.stdin is not None

@@ -98,6 +98,16 @@ class KernelSchedule:
         copies = self.copied_bytes / bytes_per_cycle
         return round(max(self.bundles, copies) + min(self.bundles, copies) / max(self.steps, 1))
 
+    def times(self, factor: float) -> KernelSchedule:
+        """Returns the schedule of the same kernel over a grid so many times as large."""
+        return dataclasses.replace(
+            self,
+            bundles=round(self.bundles * factor),
+            slots={name: round(bundles * factor) for name, bundles in self.slots.items()},
+            copied_bytes=round(self.copied_bytes * factor),
+            steps=round(self.steps * factor),
+        )
+
 
 def read_schedules(
     folder: Path, kernels: Mapping[str, str], *, accelerator: str

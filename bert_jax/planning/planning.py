@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bert_jax.model.config import ModelSection
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
-from bert_jax.parallel.topology import TpuTopology, parse_topology
+from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compiled_step import CompiledStep
-from bert_jax.planning.compiler import Compiler, compiled_step, save_for_cpu
+from bert_jax.planning.compiler import (
+    Compiler,
+    compiled_step,
+    compiled_together,
+    kept_step,
+    save_for_cpu,
+)
 from bert_jax.planning.estimate import PhasePlan, Plan
-from bert_jax.planning.quick import NOTE, quick_step, spared_layers
+from bert_jax.planning.quick import NOTE, is_deep
 from bert_jax.planning.request import CompileRequest, StepKind
 from bert_jax.planning.suggest import find_fitting
 from bert_jax.train.sections import TrainSection
@@ -26,7 +33,7 @@ class PlanSettings:
 
     Attributes:
         vocab_size: of the tokenizer.
-        exact: compile the run's own program, however deep; else shallower ones stand for it.
+        exact: generate code for the run's programs, however deep; else see `quick`.
         suggest: look for settings that fit; None: where the run does not.
     """
 
@@ -53,6 +60,19 @@ class PlanSettings:
             train=self.train,
         )
 
+    def step(self, topology: str, phase: int, kind: StepKind) -> WantedStep:
+        """Returns a step of the run."""
+        request = self.request(topology).model_copy(update={"kind": kind, "phase": phase})
+        length = self.train.phases[phase].seq_length
+        return WantedStep(request, f"phase {phase} {kind} step, {length} tokens, for {topology}")
+
+
+class WantedStep(NamedTuple):
+    """What to compile, and its title for the progress line."""
+
+    request: CompileRequest
+    title: str
+
 
 def make_plan(settings: PlanSettings, topology: str, *, compiler: Compiler) -> Plan:
     """Compiles every step of a run for a topology.
@@ -68,11 +88,11 @@ def make_plan(settings: PlanSettings, topology: str, *, compiler: Compiler) -> P
     """
     found = parse_topology(topology)
     request = settings.request(found.name)
-    look = _Look(found, compiler, exact=settings.exact or compiler.save_to is not None)
-    phases = [_phase(settings, at, look) for at in range(len(settings.train.phases))]
-    notes = []
-    if any(phase.train.extrapolated for phase in phases):
-        notes.append(NOTE.format(layers=spared_layers(request)))
+    look = _Look(found.name, compiler, exact=settings.exact or compiler.save_to is not None)
+    indices = range(len(settings.train.phases))
+    trains = look.steps([settings.step(found.name, at, "train") for at in indices])
+    phases = [_phase(settings, at, train, look) for at, train in enumerate(trains)]
+    notes = [NOTE] if any(train.quick for train in trains) else []
     if settings.train.evaluation and not settings.train.evaluation.examples:
         notes.append("evaluation is not in the hours: train.evaluation.examples is not set")
     made = Plan(topology=found, slices=settings.mesh.slices, phases=phases, notes=tuple(notes))
@@ -90,38 +110,58 @@ def make_plan(settings: PlanSettings, topology: str, *, compiler: Compiler) -> P
 
 
 class _Look(NamedTuple):
-    """How a step of a topology is looked at: `exact` compiles it however deep it is."""
+    """How steps of a topology are looked at: `exact` generates code however deep they are."""
 
-    topology: TpuTopology
+    topology: str
     compiler: Compiler
     exact: bool
 
     def at(self, request: CompileRequest, title: str) -> CompiledStep:
-        """Returns what is known of a step then."""
-        if self.exact:
+        """Returns what is known of one step then."""
+        return self.steps([WantedStep(request, title)])[0]
+
+    def steps(self, wanted: Sequence[WantedStep]) -> list[CompiledStep]:
+        """Returns the same of several: the quick ones are compiled beside one another."""
+        found = [self._known(each) for each in wanted]
+        missing = [each for each, step in zip(wanted, found, strict=True) if step is None]
+        if not missing:
+            return [step for step in found if step is not None]
+        compiled = iter(
+            compiled_together(
+                [_quick(each.request) for each in missing],
+                title="; ".join(each.title for each in missing),
+                compiler=self.compiler,
+            )
+        )
+        return [step or next(compiled) for step in found]
+
+    def _known(self, wanted: WantedStep) -> CompiledStep | None:
+        """Returns a step that is compiled exactly, or was before, or quickly before."""
+        request, title = wanted
+        if self.exact or not is_deep(request):
             return compiled_step(request, title=title, compiler=self.compiler)
-        return quick_step(request, self.topology, title=title, compiler=self.compiler)
+        kept = kept_step(request, title=title, compiler=self.compiler)
+        return kept or kept_step(_quick(request), title=title, compiler=self.compiler)
 
 
-def _phase(settings: PlanSettings, index: int, look: _Look) -> PhasePlan:
+def _quick(request: CompileRequest) -> CompileRequest:
+    return request.model_copy(update={"quick": True})
+
+
+def _phase(settings: PlanSettings, index: int, train: CompiledStep, look: _Look) -> PhasePlan:
     phase, evaluation = settings.train.phases[index], settings.train.evaluation
     rows = (evaluation and evaluation.batch_size) or phase.batch_size
     examples = (evaluation and evaluation.examples) or 0
-
-    def step(kind: StepKind) -> CompiledStep:
-        request = settings.request(look.topology.name)
-        request = request.model_copy(update={"kind": kind, "phase": index})
-        return look.at(request, _title(index, kind, phase.seq_length, look.topology.name))
-
-    train = step("train")
-    # It takes no more memory and a thousandth of the time: not worth two programs more.
-    skipped = train.extrapolated
+    compiled = None
+    # It takes no more memory and a thousandth of the time: a quick plan does without.
+    if evaluation and not train.quick:
+        compiled = look.at(*settings.step(look.topology, index, "evaluation"))
     return PhasePlan(
         steps=phase.steps,
         seq_length=phase.seq_length,
         batch_size=phase.batch_size,
         train=train,
-        evaluation=step("evaluation") if evaluation and not skipped else None,
+        evaluation=compiled,
         evaluations=phase.steps // evaluation.every if evaluation else 0,
         evaluation_batches=math.ceil(examples / rows),
         evaluation_rows=rows,
@@ -140,16 +180,8 @@ def save_cpu_executables(settings: PlanSettings, topology: str, *, compiler: Com
         UserError: mesh, batch and model do not fit together, or it cannot be written.
         RunStopped: the compiler failed.
     """
-    request = settings.request(topology)
     kinds: list[StepKind] = ["train", "evaluation"] if settings.train.evaluation else ["train"]
-    for index, phase in enumerate(settings.train.phases):
+    for index in range(len(settings.train.phases)):
         for kind in kinds:
-            save_for_cpu(
-                request.model_copy(update={"kind": kind, "phase": index}),
-                title=_title(index, kind, phase.seq_length, topology),
-                compiler=compiler,
-            )
-
-
-def _title(phase: int, kind: StepKind, length: int, topology: str) -> str:
-    return f"phase {phase} {kind} step, {length} tokens, for {topology}"
+            request, title = settings.step(topology, index, kind)
+            save_for_cpu(request, title=title, compiler=compiler)

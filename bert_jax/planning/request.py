@@ -35,6 +35,7 @@ class CompileRequest(Section):
         mesh: with the number of slices.
         optimizer: as configured.
         train: as configured; where the data is does not matter.
+        quick: no code is generated, and cycles are estimated, see `quick`.
     """
 
     topology: str
@@ -46,16 +47,15 @@ class CompileRequest(Section):
     mesh: MeshSection
     optimizer: OptimizerSection
     train: TrainSection
+    quick: bool = False
 
     def key(self) -> str:
         """Returns a digest of the request, the libraries' versions and our own code.
 
         Two requests with one key give one program: what is compiled once need not be again.
         """
-        digest = hashlib.sha256(self._deciding().model_dump_json().encode())
-        digest.update(" ".join(map(_version, VERSIONED)).encode())
-        digest.update(_code().encode())
-        return digest.hexdigest()[:32]
+        deciding = self._deciding().model_dump_json() + code_and_versions()
+        return hashlib.sha256(deciding.encode()).hexdigest()[:32]
 
     def _deciding(self) -> CompileRequest:
         """Returns the request without what leaves the program as it is."""
@@ -71,6 +71,11 @@ class CompileRequest(Section):
                 "train": TrainSection(phases=phases, evaluation=self.train.evaluation),
             }
         )
+
+
+def code_and_versions() -> str:
+    """Returns what says which libraries and which of our own code compile."""
+    return " ".join([*map(_version, VERSIONED), _code()])
 
 
 def cpu_devices(topology: str) -> int | None:

@@ -64,7 +64,7 @@ def count_work(program: Program, schedules: Mapping[str, KernelSchedule]) -> Wor
             schedule = schedules.get(instruction.name)
             moved += found.trips * (schedule.copied_bytes if schedule else 0)
             continue
-        for computation, each in _inside(program.module, found.computation, instruction):
+        for computation, each in operations_of(program.module, found.computation, instruction):
             products += found.trips * product_flops(computation, each)
         if runs_on_core(found) or instruction.opcode in _COPIES:
             moved += found.trips * hbm_bytes(found)
@@ -117,7 +117,7 @@ def _positions(window: Mapping[str, str], *, inputs: int, outputs: int) -> int:
     return int(((at >= 0) & (at <= (inputs - 1) * spread) & (at % spread == 0)).sum())
 
 
-def _inside(
+def operations_of(
     module: HloModule, computation: Computation, instruction: Instruction
 ) -> Iterator[tuple[Computation, Instruction]]:
     """Yields an instruction with its computation, or those that a fusion holds."""
@@ -126,4 +126,4 @@ def _inside(
         return
     fused = module.computations[instruction.called["calls"]]
     for found in fused.values():
-        yield from _inside(module, fused, found)
+        yield from operations_of(module, fused, found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,22 @@ def main(output: str, save_to: str | None = None) -> None:
     """
     request = CompileRequest.model_validate_json(sys.stdin.buffer.read())
     from bert_jax.planning.compiled_step import STEP, compile_step, save_step_of_cpu
+    from bert_jax.planning.quick import quick_step
 
     result: dict[str, Any] = {}
     try:
         if save_to is not None and cpu_devices(request.topology):
             saved = save_step_of_cpu(request, save_to=save_to)
         else:
-            step, saved = compile_step(request, save_to=save_to)
+            compiled = (quick_step(request), None) if request.quick else None
+            step, saved = compiled or compile_step(request, save_to=save_to)
             result["step"] = STEP.dump_python(step, mode="json")
         result["saved"] = saved and dataclasses.asdict(saved)
     except UserError as error:
         result = {"refused": str(error)}
     Path(output).write_text(json.dumps(result), encoding="utf-8")
+    # Of a quick step the compiler would go on generating code, and an exit waits for it.
+    os._exit(0)
 
 
 if __name__ == "__main__":

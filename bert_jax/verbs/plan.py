@@ -40,8 +40,8 @@ def plan(
         topologies: one or several, in any spelling: ``v3:4x4``, ``v5litepod-16``, ``v4-32``.
         slices: of each; None for `mesh.slices`.
         vocab_size: of a tokenizer that is not here yet.
-        exact: compile the run's own programs, in minutes; else, of more than two unrolled layers,
-            programs of one and of two, and from them the whole.
+        exact: generate code for the run's own programs, in minutes; else, of more than two layers,
+            their cycles are estimated.
         fresh: compile even what is kept from before.
         suggest: look for settings that fit, by compiling up to ten; None: where the run does not.
         save_executable: directory for the compiled steps, which `train.executables` names then;

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from click.testing import Result
 
+from bert_jax.planning import quick
 from bert_jax.planning.cycles import count_cycles
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
@@ -188,6 +189,37 @@ def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
     expected_lines = ("v5e:2x2", "matrix products", "model/layers.py:", kernel, "all-gather")
     for expected in (*expected_lines, "2026-01-31"):
         assert expected in shown.stdout
+
+
+def test_the_quick_form_is_the_same_program_with_cycles_estimated(
+    workplace: Path, planned: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick, "SHALLOW", LAYERS - 1)
+    result = run_plan(workplace, "--topology", "v5e:2x2", "--json", "--fresh")
+    assert result.exit_code == 0, result.stderr
+    (found,) = json.loads(result.stdout)
+    assert "--exact" in found["notes"][0]
+    estimated, exact = (each["phases"][0]["train"] for each in (found, planned))
+    assert (estimated["quick"], exact["quick"]) == (True, False)
+    memory, known = (each["compiled"]["memory"] for each in (estimated, exact))
+    for of in ("parameters", "optimizer", "temporaries"):
+        assert memory[of] == pytest.approx(known[of], rel=0.01)
+    held = memory["parameters"] + memory["optimizer"] + memory["batch"]
+    assert known["peak"] <= memory["peak"] == held + memory["temporaries"]
+    moved = [
+        sorted((one["kind"], one["trips"], one["bytes"]) for one in each["collectives"])
+        for each in (estimated, exact)
+    ]
+    assert moved[0] == moved[1]
+    works = [each["compiled"]["work"] for each in (estimated, exact)]
+    assert works[0]["product_flops"] == works[1]["product_flops"]
+    cycles, counted = (each["compiled"]["cycles"] for each in (estimated, exact))
+    # So small an operation is all start.
+    assert counted["scheduled"] / 2 < cycles["scheduled"] < 2 * counted["scheduled"]
+    bundles = [
+        {one["name"]: one["bundles"] for one in each["kernels"]} for each in (cycles, counted)
+    ]
+    assert bundles[0] == pytest.approx(bundles[1], rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The quick form: figures of deep programs from shallow ones."""
+"""The quick form: what is estimated of a program whose code was not generated."""
 
 from __future__ import annotations
 
@@ -12,52 +12,112 @@ import yaml
 from click.testing import Result
 
 from bert_jax.config import load_config
+from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.planning import compiler
-from bert_jax.planning.collectives import Collective
 from bert_jax.planning.compiled_step import STEP, CompiledStep, Memory
-from bert_jax.planning.cycles import Cycles, KernelCycles
-from bert_jax.planning.extrapolation import COMPILED_DEPTHS, extrapolated
+from bert_jax.planning.cycles import Cycles, count_cycles
+from bert_jax.planning.estimated_ops import LAWS, features_of, with_estimates
+from bert_jax.planning.execution import Program
+from bert_jax.planning.hlo import parse_hlo
+from bert_jax.planning.kernel_schedule import KernelSchedule
+from bert_jax.planning.kernels_alone import ROWS, scaled
 from bert_jax.planning.planning import PlanSettings
-from bert_jax.planning.quick import with_layers
 from bert_jax.planning.request import CompileRequest
+from bert_jax.planning.scheduled import read_scheduled
 from bert_jax.planning.work import Work
 from bert_jax.section import need
 from tests.planning.test_plan import CONFIG
 from tests.project import invoke
 
-CLOCK, HBM = 1e9, 16 * 2**30
 LAYERS = 12
+V5E = ACCELERATORS["v5e"]
+# A product and tanh of it, a copy of that, a number, and a kernel.
+PROGRAM = """HloModule jit_step, is_scheduled=true
+
+%fused (a: bf16[8192,768], b: bf16[768,3072]) -> bf16[8192,3072] {
+  %a = bf16[8192,768]{1,0} parameter(0)
+  %b = bf16[768,3072]{1,0} parameter(1)
+  %dot.1 = f32[8192,3072]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %tanh.1 = bf16[8192,3072]{1,0} tanh(%dot.1)
+}
+
+ENTRY %main (a.1: bf16[8192,768], b.1: bf16[768,3072], n: u32[]) -> bf16[8192,3072] {
+  %a.1 = bf16[8192,768]{1,0} parameter(0)
+  %b.1 = bf16[768,3072]{1,0:T(8,128)S(1)} parameter(1)
+  %n = u32[] parameter(2)
+  %add.1 = u32[] add(%n, %n)
+  %slice.1 = bf16[4096,768]{1,0} slice(%a.1), slice={[0:4096], [0:768]}
+  %seeds = s32[2,16,12]{2,1,0} constant({...})
+  %fusion.1 = bf16[8192,3072]{1,0} fusion(%a.1, %b.1), kind=kOutput, calls=%fused
+  %attention_forward.2 = bf16[16] custom-call(%seeds), custom_call_target="tpu_custom_call"
+  ROOT %copy.1 = bf16[8192,3072]{0,1} copy(%fusion.1)
+}
+"""
 
 
-def kernel(calls: int) -> KernelCycles:
-    """Of 100 cycles a call."""
-    return KernelCycles(
-        name="attention_forward",
-        calls=calls,
-        bundles=90,
-        cycles=100,
-        busiest="VALU",
-        busiest_bundles=80,
-        slots={"VALU": 80},
-        copied_bytes=10,
+def schedule() -> KernelSchedule:
+    """Of 8 rows of a group of two heads."""
+    return KernelSchedule(
+        bundles=800, slots={"VALU": 400}, copied_bytes=1600, steps=8, unknown_loops=0
     )
 
 
-def collective(name: str, *, trips: int, hidden: int) -> Collective:
-    """A sum of 1 MB that takes 10 µs."""
-    return Collective(
-        name=name,
-        kind="all-reduce",
-        trips=trips,
-        bytes=10**6,
-        dtypes=("f32",),
-        axes=("data",),
-        group=16,
-        link="ICI",
-        seconds=1e-5,
-        hidden_cycles=hidden,
-        line="train/step.py:1",
+def test_an_operation_takes_its_products_or_its_bytes_and_what_is_computed_of_them() -> None:
+    module = parse_hlo(PROGRAM)
+    found = {one.instruction.name: one for one in Program.of(module).executed}
+    features = features_of(module, found["fusion.1"], V5E)
+    per_cycle = 197e12 / 1.5e9
+    assert features.products == pytest.approx(2 * 8192 * 768 * 3072 / per_cycle)
+    assert features.hbm == pytest.approx(2 * 8192 * (768 + 3072) / V5E.bytes_per_cycle)
+    assert features.on_chip == pytest.approx(2 * 768 * 3072 / V5E.bytes_per_cycle)
+    registers = 8192 * 3072 / 1024
+    assert (features.elementwise, features.transcendental) == (0, registers)
+    assert features_of(module, found["copy.1"], V5E).moved == registers
+
+
+def test_what_the_compiler_would_give_cycles_gets_them_and_nothing_else() -> None:
+    module = with_estimates(parse_hlo(PROGRAM), V5E)
+    program = Program.of(module)
+    cycles = {one.instruction.name: one.instruction.cycles for one in program.executed}
+    assert cycles["add.1"] is None
+    assert cycles["slice.1"] == 0  # copied beside the core's work
+    assert cycles["attention_forward.2"] is None
+    product = cycles["fusion.1"]
+    assert product is not None
+    # Never less than the matrix units need, and not twice that.
+    least = 2 * 8192 * 768 * 3072 / (197e12 / 1.5e9)
+    assert least < product < 2 * least
+    own = scaled({"attention_forward": schedule()}, program, heads=2)
+    found = count_cycles(program, bytes_per_cycle=V5E.bytes_per_cycle, schedules=own)
+    assert found.by_kind["matrix products"] == product
+    assert found.scheduled == product + (cycles["copy.1"] or 0)
+    assert own["attention_forward.2"] == schedule().times(16 * 12 / 2 / ROWS)
+    assert own["attention_forward.2"].bundles == 800 * 12
+
+
+def test_every_generation_has_a_law_or_one_like_it() -> None:
+    module = parse_hlo(PROGRAM)
+    for accelerator in ACCELERATORS.values():
+        estimated = with_estimates(module, accelerator)
+        assert estimated.computations["main"]["fusion.1"].cycles
+    assert set(LAWS) <= set(ACCELERATORS)
+
+
+def test_memory_is_read_from_the_compilers_own_report() -> None:
+    found = read_scheduled(
+        {
+            "after_optimizations": "HloModule jit_step",
+            "after_optimizations-buffer-assignment": (
+                "allocation 492: size 467812864, page 0, preallocated-temp:\n"
+                "allocation 495: size 117440512, color 1, page 0, preallocated-temp:\n"
+            ),
+            "after_optimizations-memory-usage-report": (
+                "Memory Space: default (color=0)\nTotal bytes: 614729216 (586.25MiB)\n"
+                "Memory Space: vmem (color=1)\nTotal bytes: 117440512 (112.00MiB)\n"
+            ),
+        }
     )
+    assert found == ("HloModule jit_step", 467812864, 614729216)
 
 
 def step(layers: int) -> CompiledStep:
@@ -79,55 +139,15 @@ def step(layers: int) -> CompiledStep:
             in_kernels=100 * layers,
             by_kind={"matrix products": 700 + 60 * layers, "copies": 30, "custom": 100 * layers},
             by_line={"model/layers.py:1": 60 * layers, "model/heads.py:1": 700},
-            kernels=(kernel(layers),),
-            uncounted={f"other.{at}": 1 for at in range(layers)},
+            kernels=(),
+            uncounted={},
             unknown_loops=(),
         ),
         work=Work(
             product_flops=500 + 40 * layers, kernel_flops=3 * layers, hbm_bytes=900 + 8 * layers
         ),
-        collectives=(
-            *(collective(f"layer.{at}", trips=1, hidden=0) for at in range(layers)),
-            *(collective(f"hidden.{at}", trips=2, hidden=4000) for at in range(layers)),
-            collective("head", trips=1, hidden=0),
-        ),
         compile_seconds=10.0,
     )
-
-
-def whole() -> CompiledStep:
-    """Twelve layers from two programs."""
-    shallow, deep = map(step, COMPILED_DEPTHS)
-    return extrapolated(shallow, deep, layers=LAYERS, hbm_bytes=HBM, clock_hz=CLOCK)
-
-
-def test_what_grows_with_the_layers_is_that_of_all_layers() -> None:
-    found, exact = whole(), step(LAYERS)
-    assert found.extrapolated
-    assert (found.memory, found.work) == (exact.memory, exact.work)
-    assert found.useful_flops == exact.useful_flops
-    assert found.cycles is not None
-    assert found.cycles == dataclasses.replace(exact.cycles, uncounted={"other": LAYERS})  # pyright: ignore
-
-
-def test_collectives_are_as_many_as_long_and_as_exposed() -> None:
-    found, exact = whole().collectives, step(LAYERS).collectives
-    assert len(found) == 2  # hidden and not
-    for of in ("trips", "bytes", "seconds"):
-        sums = [
-            sum(getattr(one, of) * (1 if of == "trips" else one.trips) for one in each)
-            for each in (found, exact)
-        ]
-        assert sums[0] == pytest.approx(sums[1])
-    exposed = [sum(one.exposed_seconds(CLOCK) for one in each) for each in (found, exact)]
-    assert exposed[0] == pytest.approx(exposed[1])
-
-
-def test_what_outgrows_the_memory_does_not_fit() -> None:
-    shallow, deep = map(step, COMPILED_DEPTHS)
-    found = extrapolated(shallow, deep, layers=LAYERS, hbm_bytes=11_000, clock_hz=CLOCK)
-    assert found.memory is None
-    assert (found.needed_bytes, found.available_bytes) == (8000 + 331 * LAYERS, 11_000)
 
 
 def request_of(path: Path) -> CompileRequest:
@@ -152,15 +172,15 @@ def keep(request: CompileRequest, step: CompiledStep) -> None:
 
 @pytest.fixture
 def deep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration of twelve layers; what the compiler says of one and two is kept."""
+    """A configuration of twelve layers; what the compiler says without its code is kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     values: dict[str, Any] = json.loads(json.dumps(CONFIG))
     values["model"]["architecture"]["num_hidden_layers"] = LAYERS
     values["train"]["evaluation"] = None
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
-    for depth in COMPILED_DEPTHS:
-        keep(with_layers(request_of(path), depth), step(depth))
+    quick = request_of(path).model_copy(update={"quick": True})
+    keep(quick, dataclasses.replace(step(LAYERS), quick=True))
     return path
 
 
@@ -169,15 +189,15 @@ def run_plan(path: Path, *arguments: str) -> Result:
     return invoke("plan", path, "--vocab-size", 1000, "--topology", "v5e:2x2", *arguments)
 
 
-def test_a_deep_run_is_planned_from_shallow_programs_and_says_so(deep_run: Path) -> None:
+def test_a_deep_run_is_planned_without_its_code_and_says_so(deep_run: Path) -> None:
     result = run_plan(deep_run, "--json")
     assert result.exit_code == 0, result.stderr
     (found,) = json.loads(result.stdout)
     (note,) = found["notes"]
-    assert note.startswith("quick: figures of 12 layers from programs of 1 and 2")
+    assert note.startswith("quick: of the run's own program without its code")
     assert "--exact" in note
     train = found["phases"][0]["train"]
-    assert train["extrapolated"]
+    assert train["quick"]
     assert train["compiled"]["cycles"]["total"] == 700 + 30 + 160 * LAYERS
     assert train["compiled"]["memory"]["peak"] == 8000 + 331 * LAYERS
 

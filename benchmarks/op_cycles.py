@@ -1,0 +1,144 @@
+"""The laws of `bert_jax.planning.estimated_ops`, fitted to the compiler's own cycles.
+
+``python -m benchmarks.op_cycles [v3:4x4 v4:2x2x4 …]``: compiles one layer of BERT-Base with its
+embeddings, heads and optimizer, 256 × 512, code and all, and prints a row of `LAWS` for each
+generation, with the sum of the law over that of the compiler. A minute or two for each; no TPU is
+needed, only libtpu.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import minimize
+
+from bert_jax.config import parse_config
+from bert_jax.parallel.accelerators import Accelerator
+from bert_jax.parallel.topology import parse_topology
+from bert_jax.planning.compiler import TPU_COMPILER
+from bert_jax.planning.cycles import kind_of
+from bert_jax.planning.estimated_ops import (
+    PRODUCTS,
+    Features,
+    Law,
+    Laws,
+    features_of,
+    is_estimated,
+)
+from bert_jax.planning.execution import Program
+from bert_jax.planning.hlo import parse_hlo
+from bert_jax.planning.planning import PlanSettings
+from bert_jax.section import need
+
+TOPOLOGIES = ("v3:4x4", "v4:2x2x4", "v5e:4x4", "v5p:2x2x4", "v6e:4x4")
+VOCAB = 30_522
+STARTS = 12  # of the search, from which the best is taken
+Observed = list[tuple[Features, int, int]]  # features, cycles of the compiler, trips
+
+
+def main(topologies: list[str]) -> None:
+    """Prints the laws."""
+    for name in topologies:
+        accelerator = parse_topology(name).accelerator
+        with tempfile.TemporaryDirectory() as folder:
+            text = Path(folder) / "program.txt"
+            command = [sys.executable, "-m", __spec__.name, "--compile", name, str(text)]
+            subprocess.run(command, check=True, env=os.environ | TPU_COMPILER)
+            print(row(accelerator, text.read_text(encoding="utf-8")), flush=True)
+
+
+def row(accelerator: Accelerator, text: str) -> str:
+    """Returns a row of `LAWS` for a program with the compiler's cycles."""
+    program = Program.of(parse_hlo(text))
+    observed: dict[bool, Observed] = {True: [], False: []}
+    for found in program.executed:
+        cycles = found.instruction.cycles
+        if cycles is not None and is_estimated(program.module, found):
+            is_product = kind_of(program.module, found) == PRODUCTS
+            features = features_of(program.module, found, accelerator)
+            observed[is_product].append((features, cycles, found.trips))
+    laws = {of: fit(seen, is_product=of) for of, seen in observed.items()}
+    ratio = {of: _sums(laws[of], seen, is_product=of) for of, seen in observed.items()}
+    return (
+        f'    "{accelerator.name}": Laws({_code(laws[True])}, {_code(laws[False])}),'
+        f"  # {ratio[True]:.3f} {ratio[False]:.3f}"
+    )
+
+
+def fit(observed: Observed, *, is_product: bool) -> Law:
+    """Returns the law with the smallest sum of errors, and no bias in the whole."""
+    features = np.array([each for each, _, _ in observed])
+    cycles = np.array([each for _, each, _ in observed], float)
+    trips = np.array([each for _, _, each in observed])
+    whole = (cycles * trips).sum()
+
+    def loss(numbers: np.ndarray) -> float:
+        found = _predicted(np.abs(numbers), features, is_product=is_product)
+        bias = abs((found * trips).sum() / whole - 1)
+        return float((np.abs(found - cycles) * trips).sum() / whole + bias / 2)
+
+    random = np.random.default_rng(0)
+    first = np.array([1, 1.5, 0.5, 0.3, 3, 2, 1000.0])
+    options = {"maxiter": 4000, "maxfev": 4000, "xatol": 1e-3, "fatol": 1e-4}
+    tries = [
+        minimize(loss, first * random.uniform(0.3, 2, 7), method="Nelder-Mead", options=options)
+        for _ in range(STARTS)
+    ]
+    *weights, start = np.abs(min(tries, key=lambda one: one.fun).x).tolist()
+    weights[0] *= is_product  # which others have none of
+    return Law(Features(*weights), start)
+
+
+def _predicted(numbers: np.ndarray, features: np.ndarray, *, is_product: bool) -> np.ndarray:
+    products, hbm, *rest = (features * numbers[:6]).T
+    if is_product:
+        return np.maximum(products, hbm) + sum(rest) + numbers[6]
+    return np.maximum(hbm, sum(rest)) + numbers[6]
+
+
+def _sums(law: Law, observed: Observed, *, is_product: bool) -> float:
+    laws = Laws(products=law, others=law)
+    kind = PRODUCTS if is_product else ""
+    found = sum(laws.cycles(kind, features) * trips for features, _, trips in observed)
+    return found / sum(cycles * trips for _, cycles, trips in observed)
+
+
+def _code(law: Law) -> str:
+    weights = ", ".join(f"{weight:.3g}" for weight in law.weights)
+    return f"Law(Features({weights}), {law.start:.0f})"
+
+
+def compile_one_layer(topology: str, output: str) -> None:
+    """Writes the program of one layer, code generated; libtpu is loaded once in a process."""
+    from bert_jax.planning.optimized_text import optimized_text
+    from bert_jax.planning.program import lower_step, open_topology
+
+    phase = {"dataset": "none", "steps": 1, "seq_length": 512, "batch_size": 256}
+    values = {
+        "model": {"architecture": {"num_hidden_layers": 1}},
+        "train": {"evaluation": None, "phases": [phase | {"max_predictions": 77}]},
+    }
+    config = parse_config(values, source="benchmark")
+    request = PlanSettings(
+        vocab_size=VOCAB,
+        model=need(config.model, "model", "benchmark"),
+        objective=config.objective,
+        mesh=config.mesh,
+        optimizer=config.optimizer,
+        train=need(config.train, "train", "benchmark"),
+    ).request(topology)
+    _, mesh = open_topology(request)
+    text = optimized_text(lower_step(request, mesh).lowered.compile(), name="jit_step")
+    Path(output).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--compile"]:
+        compile_one_layer(*sys.argv[2:])
+    else:
+        main(sys.argv[1:] or list(TOPOLOGIES))

@@ -1,0 +1,205 @@
+"""Cycles of an operation for which no code was generated, from what it computes and moves.
+
+The compiler writes `estimated_cycles` when it generates code. Before that there are an operation's
+products, bytes and element-wise work, and a law fitted to the compiler's own figures of whole
+steps, per generation (`python -m benchmarks.op_cycles`). One operation may be off by a third; the
+sum of a step by a few percent, see docs/planning.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from bert_jax.parallel.accelerators import Accelerator
+from bert_jax.planning.cycles import hbm_bytes, is_kernel, kind_of, runs_on_core
+from bert_jax.planning.execution import Executed
+from bert_jax.planning.hlo import Computation, HloModule, Instruction
+from bert_jax.planning.work import operations_of, product_flops
+
+PRODUCTS: Final = "matrix products"
+# Of the other kinds the compiler gives no figure either: they take the time of their bytes.
+_BY_BYTES: Final = ("gathers and scatters", "random bits", "collectives")
+# Outside of a fusion the engines that copy do it, beside the core: nothing of the core's time.
+_BESIDE: Final = "slice"
+_ESTIMATED: Final = frozenset(
+    ("fusion", "copy", "convert", "broadcast", "reduce", "reshape", "convolution", "dot")
+)
+_REGISTER: Final = 1024  # elements of a vector register; less is not worth a figure
+
+_NO_WORK: Final = frozenset(
+    (
+        *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "convolution", "dot"),
+        *("broadcast", "iota", "fusion"),
+    )
+)
+_MOVES: Final = frozenset(
+    (
+        *("copy", "transpose", "reshape", "slice", "pad", "concatenate"),
+        *("dynamic-slice", "dynamic-update-slice"),
+    )
+)
+_TRANSCENDENTAL: Final = frozenset(
+    (
+        *("exponential", "log", "tanh", "logistic", "rsqrt", "sqrt", "power", "divide", "erf"),
+        *("exponential-minus-one", "log-plus-one"),
+    )
+)
+_REDUCES: Final = ("reduce", "reduce-window")
+
+
+class Features(NamedTuple):
+    """What an operation does, in cycles of a chip at its peak, and in vector registers.
+
+    Attributes:
+        products: FLOPs over the peak of the matrix units.
+        hbm: bytes over the bandwidth of the HBM.
+        on_chip: bytes of operands and results that lie on the chip, over the same.
+        elementwise: registers of results, of every operation inside.
+        transcendental: the same of exponentials, roots and divisions.
+        moved: the same of copies and slices.
+    """
+
+    products: float
+    hbm: float
+    on_chip: float
+    elementwise: float
+    transcendental: float
+    moved: float
+
+
+class Law(NamedTuple):
+    """Cycles for each of `Features`, and those of any operation at all."""
+
+    weights: Features
+    start: float
+
+
+class Laws(NamedTuple):
+    """Of one generation. What overlaps counts as the longer of the two."""
+
+    products: Law
+    others: Law
+
+    def cycles(self, kind: str, features: Features) -> int:
+        """Returns the cycles of an operation of a kind."""
+        law = self.products if kind == PRODUCTS else self.others
+        products, hbm, *rest = np.multiply(law.weights, features).tolist()
+        if kind == PRODUCTS:
+            return round(max(products, hbm) + sum(rest) + law.start)
+        return round(max(hbm, sum(rest)) + law.start)
+
+
+LAWS: Final[Mapping[str, Laws]] = {
+    "v3": Laws(
+        Law(Features(1.03, 1.15, 2.81, 0.334, 0.000425, 2.99e-07), 5366),
+        Law(Features(0, 1.19, 0.207, 1.06, 1.52, 4.17), 398),
+    ),
+    "v4": Laws(
+        Law(Features(1.08, 1.45, 0.253, 0.236, 0.71, 20.7), 183),
+        Law(Features(0, 1.11, 0.551, 0.489, 8.51, 6.02), 1320),
+    ),
+    "v5e": Laws(
+        Law(Features(1.01, 1.51, 0.136, 0.161, 0.0109, 8.47), 973),
+        Law(Features(0, 0.425, 1.56, 0.0693, 17.2, 1.45), 1724),
+    ),
+    "v5p": Laws(
+        Law(Features(1.3, 1.56, 0.128, 0.0075, 1.88, 2.56), 2317),
+        Law(Features(0, 1.92, 2.14, 0.0742, 7.01, 1.38), 2125),
+    ),
+    "v6e": Laws(
+        Law(Features(1.43, 1.04, 0.146, 0.209, 1.82e-08, 10.3), 341),
+        Law(Features(0, 0.169, 0.321, 0.532, 8, 8.67), 2279),
+    ),
+}
+# Generations that were not fitted, and the one most like them.
+_LIKE: Final = {"v2": "v3", "v7x": "v5p"}
+
+
+def with_estimates(module: HloModule, accelerator: Accelerator) -> HloModule:
+    """Returns the module with `estimated_cycles` where the compiler would write its own.
+
+    Args:
+        module: for which no code was generated.
+        accelerator: that it is for.
+    """
+    laws = LAWS[_LIKE.get(accelerator.name, accelerator.name)]
+    fused = {
+        each.called["calls"]
+        for computation in module.computations.values()
+        for each in computation.values()
+        if each.opcode == "fusion"
+    }
+
+    def estimated(computation: Computation, each: Instruction) -> Instruction:
+        found = Executed(each, computation, 1)
+        if each.opcode == _BESIDE:
+            cycles = 0
+        elif is_estimated(module, found):
+            kind = kind_of(module, found)
+            cycles = laws.cycles(kind, features_of(module, found, accelerator))
+        else:
+            return each
+        attributes = f'{each.attributes}, "estimated_cycles":"{cycles}"'
+        return dataclasses.replace(each, attributes=attributes)
+
+    return dataclasses.replace(
+        module,
+        computations={
+            name: computation
+            if name in fused
+            else {one.name: estimated(computation, one) for one in computation.values()}
+            for name, computation in module.computations.items()
+        },
+    )
+
+
+def is_estimated(module: HloModule, found: Executed) -> bool:
+    """Whether the compiler gives an operation a figure when it generates code."""
+    each = found.instruction
+    if each.opcode not in _ESTIMATED or not runs_on_core(found) or is_kernel(each):
+        return False
+    large = each.opcode == "fusion" or sum(one.elements for one in each.arrays) > _REGISTER
+    return large and kind_of(module, found) not in _BY_BYTES
+
+
+def features_of(module: HloModule, found: Executed, accelerator: Accelerator) -> Features:
+    """Returns what an operation does, on one JAX device.
+
+    Args:
+        module: it is in.
+        found: the operation.
+        accelerator: whose peaks to measure by.
+    """
+    each, computation = found.instruction, found.computation
+    peak = accelerator.peak_flops["bfloat16"] / accelerator.devices_per_chip / accelerator.clock_hz
+    operands = (computation[name] for name in each.operands if name in computation)
+    arrays = [*each.arrays, *(array for one in operands for array in one.arrays)]
+    in_hbm = hbm_bytes(found)
+    flops = elementwise = transcendental = moved = 0
+    for around, one in operations_of(module, computation, each):
+        flops += product_flops(around, one)
+        elements = _elements(around, one)
+        moved += elements * (one.opcode in _MOVES)
+        transcendental += elements * (one.opcode in _TRANSCENDENTAL)
+        elementwise += elements * (one.opcode not in _NO_WORK | _MOVES | _TRANSCENDENTAL)
+    return Features(
+        products=flops / peak,
+        hbm=in_hbm / accelerator.bytes_per_cycle,
+        on_chip=(sum(array.bytes for array in arrays) - in_hbm) / accelerator.bytes_per_cycle,
+        elementwise=elementwise / _REGISTER,
+        transcendental=transcendental / _REGISTER,
+        moved=moved / _REGISTER,
+    )
+
+
+def _elements(around: Computation, each: Instruction) -> int:
+    """Returns how many elements an operation goes through."""
+    results = sum(array.elements for array in each.arrays)
+    if each.opcode not in _REDUCES:
+        return results
+    read = (array.elements for name in each.operands for array in around[name].arrays)
+    return max(results, *read)

@@ -1,0 +1,149 @@
+"""Schedules of our own kernels, compiled without the program around them.
+
+A kernel is the same in every program of an accelerator and a row length: only how many rows and
+groups of heads it runs over differs. So it is compiled for a few rows of one group, once, and kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import pydantic
+from jax.sharding import Mesh
+
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.user_cache import user_cache
+from bert_jax.kernels.attention import LANES, fused_attention
+from bert_jax.model.config import resolve_architecture
+from bert_jax.model.execution import resolve_execution
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
+from bert_jax.planning.cycles import kernels_called
+from bert_jax.planning.execution import Program
+from bert_jax.planning.hlo import parse_hlo
+from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedules
+from bert_jax.planning.optimized_text import optimized_text
+from bert_jax.planning.request import CompileRequest, code_and_versions
+
+ROWS: Final = 8
+_SCHEDULES: Final = pydantic.TypeAdapter(dict[str, KernelSchedule])
+
+
+class KernelShape(pydantic.BaseModel, frozen=True):
+    """What a kernel is compiled for, and one block of it.
+
+    Attributes:
+        accelerator: ``v5e``.
+        length: tokens of a row.
+        heads: of a block.
+        columns: of a head.
+        rate: of dropout.
+        dtype: of queries, keys and values.
+    """
+
+    accelerator: str
+    length: int
+    heads: int
+    columns: int
+    rate: float
+    dtype: str
+
+    def key(self) -> str:
+        """Returns a digest of it, of versions and of our code."""
+        return hashlib.sha256((self.model_dump_json() + code_and_versions()).encode()).hexdigest()
+
+
+def kernel_shape(request: CompileRequest, mesh: Mesh, *, accelerator: str) -> KernelShape | None:
+    """Returns the kernel that a train step runs; None: it runs none."""
+    architecture = resolve_architecture(request.model, vocab_size=request.vocab_size)
+    phases = request.train.phases
+    execution = resolve_execution(
+        request.model.execution,
+        architecture=architecture,
+        mesh=mesh,
+        longest=max(phase.seq_length for phase in phases),
+    )
+    if execution.attention != "fused":
+        return None
+    columns = architecture.hidden_size // architecture.num_attention_heads
+    group = math.lcm(columns, LANES) // columns
+    whole = architecture.num_attention_heads % group == 0
+    return KernelShape(
+        accelerator=accelerator,
+        length=phases[request.phase].seq_length,
+        heads=group if whole else architecture.num_attention_heads,
+        columns=columns,
+        rate=architecture.attention_probs_dropout_prob,
+        dtype=execution.dtype,
+    )
+
+
+def schedules_alone(shape: KernelShape, mesh: Mesh, *, written: Path) -> dict[str, KernelSchedule]:
+    """Returns the schedules of a kernel and its gradient for `ROWS` blocks, by their names.
+
+    Args:
+        shape: of the kernel.
+        mesh: of the topology, of which one device is taken.
+        written: where the compiler writes schedules, see `kernel_schedule.written_to`.
+    """
+    kept = user_cache("plan") / f"kernel-{shape.key()[:32]}.json"
+    try:
+        return _SCHEDULES.validate_json(kept.read_bytes())
+    except (FileNotFoundError, pydantic.ValidationError):
+        pass  # never asked, or of an older form
+    one = make_mesh(MeshSection(), mesh.devices.reshape(-1)[:1].tolist())
+    with jax.set_mesh(one):
+        text = optimized_text(_lower(shape).compile(), name="jit_kernels")
+    called = kernels_called(Program.of(parse_hlo(text)))
+    found = {
+        name.partition(".")[0]: schedule
+        for name, schedule in read_schedules(written, called, accelerator=shape.accelerator).items()
+    }
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(kept, _SCHEDULES.dump_json(found))
+    return found
+
+
+def scaled(
+    alone: Mapping[str, KernelSchedule], program: Program, *, heads: int
+) -> dict[str, KernelSchedule]:
+    """Returns schedules by the name of each call in a program, for as many blocks as it has.
+
+    Args:
+        alone: by name of the kernel, for `ROWS` blocks.
+        program: that calls them; the seeds, their first operand, say of how many rows and heads.
+        heads: of a block.
+    """
+    calls = kernels_called(program)
+    found = {}
+    for each in program.executed:
+        name = each.instruction.name
+        if name in calls and (own := alone.get(name.partition(".")[0])) is not None:
+            _, rows, all_heads = each.computation[each.instruction.operands[0]].arrays[0].sizes
+            found[name] = own.times(rows * all_heads / heads / ROWS)
+    return found
+
+
+def _lower(shape: KernelShape) -> jax.stages.Lowered:
+    width = shape.heads * shape.columns
+    row = jax.ShapeDtypeStruct((ROWS, shape.length, width), jnp.dtype(shape.dtype))
+    bias = jax.ShapeDtypeStruct((3, width), jnp.float32)
+    segments = jax.ShapeDtypeStruct((ROWS, shape.length), jnp.int32)
+    seeds = jax.ShapeDtypeStruct((2, ROWS, shape.heads), jnp.int32)
+    attend: Callable[..., jax.Array] = functools.partial(
+        fused_attention, columns=shape.columns, rate=shape.rate
+    )
+
+    def kernels(*operands: jax.Array) -> object:
+        return jax.grad(lambda *each: attend(*each).astype(jnp.float32).sum(), argnums=(0, 1))(
+            operands[:3], *operands[3:]
+        )
+
+    return jax.jit(kernels).lower(row, row, row, bias, segments, seeds)

@@ -1,0 +1,89 @@
+"""A program as the compiler has it before it generates code: scheduled, with memory assigned.
+
+Generating code is most of a compilation and changes nothing of a program but the cycles that its
+operations are given. The compiler has no option that leaves it out, but it can be asked to write
+what it has before. So it runs in a thread of its own, and the process ends when that is there.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import jax
+
+# One is written behind the other, so each that comes before the last is whole when that is there.
+_LAST: Final = "after_optimizations_after_buffer_assignment"
+_TEXT: Final = "after_optimizations"
+_BUFFERS: Final = "after_optimizations-buffer-assignment"
+_REPORT: Final = "after_optimizations-memory-usage-report"
+# allocation 492: size 467812864, page 0, preallocated-temp:
+_TEMPORARIES = re.compile(r"^allocation \d+: size (\d+), page \d+, preallocated-temp", re.MULTILINE)
+_TOTAL = re.compile(r"^Memory Space: default .*\nTotal bytes: (\d+)", re.MULTILINE)
+_POLL: Final = 0.05  # seconds
+
+
+class Scheduled(NamedTuple):
+    """A program before code is generated for it.
+
+    Attributes:
+        text: HLO, in the order in which it runs.
+        temporaries: bytes of HBM of one device, as the compiler reports it of the whole too.
+        total: bytes of HBM with what the step is given, which the result overwrites.
+    """
+
+    text: str
+    temporaries: int
+    total: int
+
+
+def schedule(lowered: jax.stages.Lowered, folder: Path) -> Scheduled:
+    """Compiles up to code generation, which goes on in a thread: end the process soon.
+
+    Args:
+        lowered: for a TPU topology.
+        folder: empty, for what the compiler writes.
+
+    Raises:
+        jax.errors.JaxRuntimeError: the compiler refused the program.
+    """
+    options = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
+    done: Future[None] = Future()
+
+    def compile_all() -> None:
+        try:
+            lowered.compile(options)
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=compile_all, daemon=True).start()
+    while not done.done() and not list(folder.glob(f"*.{_LAST}.txt")):
+        time.sleep(_POLL)
+    if done.done():
+        done.result()
+    return read_scheduled({each: _read(folder, each) for each in (_TEXT, _BUFFERS, _REPORT)})
+
+
+def read_scheduled(texts: Mapping[str, str]) -> Scheduled:
+    """Returns what the compiler's files say, by the last part of their names.
+
+    Raises:
+        ValueError: they do not say it.
+    """
+    total = _TOTAL.search(texts[_REPORT])
+    if total is None:
+        raise ValueError(f"no total in the compiler's report: {texts[_REPORT][:200]!r}")
+    temporaries = sum(map(int, _TEMPORARIES.findall(texts[_BUFFERS])))
+    return Scheduled(texts[_TEXT], temporaries, int(total[1]))
+
+
+def _read(folder: Path, name: str) -> str:
+    # Of several modules, such as a constant's, the step's is the one with most to say.
+    found = max(folder.glob(f"*.{name}.txt"), key=lambda path: path.stat().st_size)
+    return found.read_text(encoding="utf-8")
