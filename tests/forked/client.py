@@ -18,6 +18,9 @@ from typing import Any
 NAMED = "fork "
 """What it calls itself, for those who look for its children: with the number of the process."""
 
+IMPORTS = "FORKED_IMPORTS"
+"""Variable: what a process, and those that it starts, find imported besides."""
+
 OBEYED = ("-B", "-u")
 """Options that a fork obeys."""
 
@@ -30,8 +33,8 @@ def ask(path: str, request: dict[str, Any], files: Sequence[int]) -> socket.sock
     Args:
         path: of the server's socket.
         request: `arguments` of Python, `executable`, `environment`, `directory`, `numbers` that
-            the files are to have, and whether it is the `leader` of its group, which then ends with
-            it where whoever asked is killed.
+            the files are to have, `imports` that the server is to do first, and whether it is the
+            `leader` of its group, which then ends with it where whoever asked is killed.
         files: that it has open.
     """
     connection = socket.socket(socket.AF_UNIX)
@@ -70,6 +73,7 @@ def main(path: str, python: str, executable: str, *arguments: str) -> None:
         "executable": executable,
         "environment": dict(os.environ),
         "directory": os.getcwd(),
+        "imports": os.environ.get(IMPORTS, "").split(),
         "numbers": open_files(),
         "leader": os.getpgrp() == os.getpid(),
     }

@@ -75,6 +75,7 @@ class Forks:
             "executable": str(self.python),
             "environment": dict(environment),
             "directory": str(ROOT),
+            "imports": environment.get(client.IMPORTS, "").split(),
             "numbers": [0, 1, 2],
             "leader": True,
         }

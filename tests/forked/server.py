@@ -16,30 +16,28 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tests.executables import write_from_every_process
 from tests.forked.child import become
 
-# What the processes import when they run; nothing of it computes.
+# What the processes import when they run, the last ones in the midst of it; nothing computes.
 _VERBS: Final = "evaluate export features fill_mask finetune import_checkpoint predict pretrain"
 _IMPORTED: Final = (
-    *("jax.experimental.topologies", "bert_jax.data.loader.loader", "bert_jax.launch.reports"),
-    "bert_jax.cli.commands",
+    *("bert_jax.cli.commands", "bert_jax.data.loader.loader", "bert_jax.launch.reports"),
     *("bert_jax.pipelines.examples", "bert_jax.planning.compiled_step"),
     *(f"bert_jax.verbs.{verb}" for verb in _VERBS.split()),
+    *("jax.experimental.topologies", "jaxlib.mlir.dialects.mhlo", "jaxlib.mlir.dialects.builtin"),
+    *("psutil", "scipy.stats", "tensorboardX", "tensorflow_datasets"),
 )
 _MOST_FILES: Final = 200
 
 
 def _set_by_imports() -> dict[str, str]:
-    """Imports the program; returns the variables that this sets, as it would in each process."""
-    before = Path("/proc/self/environ").read_text().split("\0")  # that it was started with
-    for name in _IMPORTED:
-        importlib.import_module(name)
-    return {name: value for name, value in os.environ.items() if f"{name}={value}" not in before}
+    """Returns the variables that importing has set, as it would in each process."""
+    started_with = Path("/proc/self/environ").read_text().split("\0")
+    return {n: value for n, value in os.environ.items() if f"{n}={value}" not in started_with}
 
 
 class _Fork(NamedTuple):
@@ -50,8 +48,8 @@ class _Fork(NamedTuple):
 class Server:
     """Forks for every connection until standard input ends; then kills what is left."""
 
-    def __init__(self, listening: socket.socket, added: Mapping[str, str]) -> None:
-        self._listening, self._added = listening, added
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening, self._added = listening, _set_by_imports()
         self._running: dict[int, _Fork] = {}
         self._wake, woken = os.pipe()
         for end in (self._wake, woken):
@@ -84,6 +82,8 @@ class Server:
         length, files, *_ = socket.recv_fds(connection, 4, _MOST_FILES)
         with connection.makefile("rb") as stream:
             request: dict[str, Any] = json.loads(stream.read(int.from_bytes(length, "big")))
+        for name in request["imports"]:
+            importlib.import_module(name)
         if (pid := os.fork()) == 0:
             become(request, files, added=self._added)
         for file in files:
@@ -115,7 +115,8 @@ def _tell(connection: socket.socket, number: int) -> None:
 
 def main(path: str) -> None:
     """Listens at a path."""
-    added = _set_by_imports()
+    for name in _IMPORTED:
+        importlib.import_module(name)
     write_from_every_process()
     # As in conftest.py: no process looks through what was imported for cycles.
     gc.freeze()
@@ -126,7 +127,7 @@ def main(path: str) -> None:
         listening.bind(path)
         listening.listen(64)
         print("ready", flush=True)
-        Server(listening, added).serve()
+        Server(listening).serve()
 
 
 if __name__ == "__main__":

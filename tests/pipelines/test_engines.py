@@ -22,6 +22,7 @@ from bert_jax.pipelines.engines.engine import open_engine
 from bert_jax.pipelines.engines.local import WorkerPool, load_early
 from bert_jax.pipelines.examples import ExamplesSection
 from tests.corpus import section, sentences, write_corpus, write_tokenizer
+from tests.forked.client import IMPORTS
 from tests.forked.forks import forked_python
 from tests.project import bert_jax, environment, said, write_config
 
@@ -106,10 +107,18 @@ def test_any_number_of_workers_gives_the_same_bytes(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("beam_imported")
 def test_beam_with_several_processes_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     settings = wanted(corpus, engine="beam", workers=2, output=str(tmp_path / "dataset"))
     run(settings)
     assert_same(settings, corpus)
+
+
+@pytest.fixture
+def beam_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers too cost no imports."""
+    modules = ("runners.worker.sdk_worker", "runners.portability.fn_api_runner")
+    monkeypatch.setenv(IMPORTS, " ".join(f"apache_beam.{module}" for module in modules))
 
 
 @contextlib.contextmanager
@@ -119,7 +128,7 @@ def dask_cluster(directory: Path) -> Iterator[Path]:
     Gives the file that tells a client where the scheduler is.
     """
     where = directory / "scheduler.json"
-    program = [sys.executable, "-m", "distributed.cli.dask_"]
+    program = [forked_python(), "-m", "distributed.cli.dask_"]
     common = ["--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(where)]
     commands = [
         [*program[:-1], f"{program[-1]}scheduler", "--port", "0", *common],
@@ -137,6 +146,7 @@ def dask_cluster(directory: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("beam_imported")
 def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     with dask_cluster(tmp_path) as scheduler:
         settings = wanted(
@@ -155,6 +165,7 @@ def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("beam_imported")
 def test_a_users_mistake_in_a_beam_worker_is_one_line(corpus: Path, tmp_path: Path) -> None:
     bad = tmp_path / "text.txt"
     size = bad.write_bytes((corpus / "text0.txt").read_bytes())

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from bert_jax.cli.commands import cli
 from bert_jax.train.writer import read_metrics
-from tests.processes.hosts import start
+from tests.forked.client import IMPORTS
+from tests.processes.hosts import start, start_one
 from tests.processes.test_verbs import on_two
 from tests.project import write_config
 from tests.tasks.runs import tiny_config, write_table
@@ -21,14 +20,17 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def alone(*arguments: object) -> None:
-    """Runs a verb in this process, on its devices."""
-    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, (result.output, result.exception)
+def alone(*arguments: object, directory: Path) -> None:
+    """Runs a verb in one process, on one device."""
+    host = start_one(*arguments, directory=directory)
+    assert host.wait() == 0, host.err
 
 
-def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(tmp_path: Path) -> None:
+def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """70 rows in batches of 16, 37 to evaluate on: the last batch is uneven."""
+    monkeypatch.setenv(IMPORTS, "sklearn.metrics")
     # One length.
     values = tiny_config(tmp_path, epochs=1, log_every=1, max_length=8, dropout=0.1)
     values["mesh"] = {"platform": "cpu"}
@@ -38,7 +40,7 @@ def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(tmp_path: Path
     }
     config = write_config(tmp_path / "config.yaml", values)
     one, two = tmp_path / "one", tmp_path / "two"
-    alone("finetune", config, f"run_dir={one}")
+    alone("finetune", config, f"run_dir={one}", directory=tmp_path)
     with start("finetune", config, f"run_dir={two}", count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
         assert "best: step" in job[0].out
@@ -55,12 +57,12 @@ def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(tmp_path: Path
     unlabelled = write_table(tmp_path, 5, 6)  # fewer than a batch: one share is empty
     written = [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
     on_two("predict", two, written[1], "--input", unlabelled, directory=tmp_path)
-    alone("predict", two, written[0], "--input", unlabelled)
+    alone("predict", two, written[0], "--input", unlabelled, directory=tmp_path)
     for found, expected in zip(*map(records, reversed(written)), strict=True):
         assert found.pop("probabilities") == pytest.approx(expected.pop("probabilities"), rel=1e-4)
         assert found == expected
     on_two("evaluate", two, directory=tmp_path)
     figures = json.loads((two / "evaluation.json").read_text())
     assert figures["examples"] == 37
-    alone("evaluate", two)
+    alone("evaluate", two, directory=tmp_path)
     assert figures == json.loads((two / "evaluation.json").read_text())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.train.example_log import read_example_log
-from tests.processes.hosts import Job
+from tests.processes.hosts import Job, start
 from tests.processes.test_other_hosts import last_step
 
 pytestmark = pytest.mark.chaos
@@ -33,7 +33,7 @@ def test_what_all_hosts_have_counts_and_a_host_that_lost_its_own_is_named(
         f"train.checkpoint.local={{directory: {local}, every: 3}}",
     )
 
-    def start() -> Job:
+    def started() -> Job:
         directory = tmp_path / "out"
         return start("pretrain", config, f"run_dir={run}", *more, count=2, directory=directory)
 
@@ -41,10 +41,10 @@ def test_what_all_hosts_have_counts_and_a_host_that_lost_its_own_is_named(
         names = [path.name for path in (run / "checkpoints").iterdir()]
         return max(int(name) for name in names if name.isdecimal())
 
-    with start() as job:
+    with started() as job:
         job.wait_until(lambda: last_step(run) >= 36)
         job.kill()
-    with start() as job:
+    with started() as job:
         reached = last_step(run) + 6
         job.wait_until(lambda: last_step(run) >= reached and "resuming" in job[0].out)
         job.kill()
@@ -53,14 +53,14 @@ def test_what_all_hosts_have_counts_and_a_host_that_lost_its_own_is_named(
         assert first % 3 == 0 or first % 20 == 0
         assert "WARNING" not in job[0].err
     while in_the_run_directory() % 20 or last_step(run) < in_the_run_directory() + 8:
-        with start() as job:  # the kill fell on a save there: a few steps on
+        with started() as job:  # the kill fell on a save there: a few steps on
             reached = in_the_run_directory() + 12
             job.wait_until(lambda reached=reached: last_step(run) >= reached)
             job.kill()
     (lost,) = local.glob("*/process_1")
     shutil.rmtree(lost)
     last = in_the_run_directory()
-    with start() as job:
+    with started() as job:
         assert job.wait() == [0, 0], job.said()
         assert resumed_at(job) == last
     assert f"{local}: no checkpoint newer than {last} that every host has whole" in job[0].err
