@@ -87,6 +87,7 @@ for arguments in (
     ["pretrain", "pretrain.yaml", "optimizer.warmup_steps=1000"],
     ["finetune", "finetune.yaml"],
     ["finetune", "finetune.yaml", "finetune.init_from=run"],
+    ["finetune", "finetune.yaml", "finetune.init_from=run", "finetune.task.train=some.csv"],
 ):
     found = CliRunner().invoke(cli, arguments)
     assert found.exit_code == 2, (arguments, found.output, found.exception)
@@ -98,6 +99,7 @@ def test_mistakes_that_need_no_jax_to_be_seen_are_told_before_it_is_loaded(tmp_p
     write_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").touch()
+    (tmp_path / "some.csv").write_text("texts,label\ngood,1\n")
     (tmp_path / "pretrain.yaml").write_text(
         "{run_dir: new, tokenizer: tokenizer, model: {size: tiny}, "
         "train: {phases: [{dataset: dataset, steps: 10}]}}"
@@ -123,6 +125,7 @@ def test_mistakes_that_need_no_jax_to_be_seen_are_told_before_it_is_loaded(tmp_p
         "optimizer.warmup_steps: found 1000, allowed: at most the 10 steps",
         "nowhere: no such directory; expected a run or",
         "none.csv: no such file",
+        'task.text: found "text", allowed: texts, label (line 1 of some.csv); did you mean',
     )
     assert len(told) == len(expected)
     for line, beginning in zip(told, expected, strict=True):

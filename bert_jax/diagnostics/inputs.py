@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from etils import epath
 
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
+from bert_jax.data.tables import read_table
 from bert_jax.diagnostics.findings import Finding, ok, problem
 from bert_jax.errors import UserError
 from bert_jax.files.read import require_file
@@ -17,9 +19,11 @@ from bert_jax.interop.hub import is_hub_name
 from bert_jax.interop.local import is_checkpoint
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
+from bert_jax.tasks.columns import require_columns
 from bert_jax.tasks.glue.family import GlueSection
 from bert_jax.tasks.glue.tfds import NAME as TFDS
 from bert_jax.tasks.section import FinetuneSection
+from bert_jax.tasks.table.family import TableSection
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.train.sections import TrainSection, schedule_segments
 
@@ -121,7 +125,9 @@ def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
         return
     for role in _FILES:
         path = getattr(task, role, None)
-        if path is not None:
+        if path is not None and isinstance(task, TableSection):
+            yield "task", lambda role=role, path=path: _table(task, role, path)
+        elif path is not None:
             yield "task", lambda path=path: _file(path)
 
 
@@ -141,6 +147,17 @@ def _directory(path: str) -> str:
     if not is_remote(path) and not Path(path).is_dir():
         raise UserError(f'task.data: found no directory {path}, allowed: one, or "{TFDS}"')
     return f"{path} is there"
+
+
+def _table(task: TableSection, role: str, path: str) -> str:
+    """Looks at a table's first row: are the columns there that the task names?"""
+    told = _file(path)
+    asked = [("text", task.text), ("pair", task.pair), ("id", task.id)]
+    asked += [] if role == "test" else [("label", task.label)]
+    if not is_remote(path):
+        for row in itertools.islice(read_table(Path(path)), 1):
+            require_columns(row, asked)
+    return told
 
 
 def _file(path: str) -> str:

@@ -142,7 +142,6 @@ def survives(read: Callable[[Any], object], inputs: st.SearchStrategy[Any], coun
         count: of inputs.
     """
     ends: collections.Counter[str] = collections.Counter()
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
     @settings(
         max_examples=count,
@@ -154,7 +153,8 @@ def survives(read: Callable[[Any], object], inputs: st.SearchStrategy[Any], coun
     )
     @given(inputs)
     def check(content: Any) -> None:
-        began = time.process_time()
+        # Of this input: hypothesis keeps those that it has drawn.
+        began, held = time.process_time(), _peak()
         try:
             read(content)
             ends["read"] += 1
@@ -164,7 +164,12 @@ def survives(read: Callable[[Any], object], inputs: st.SearchStrategy[Any], coun
             line = str(error)
         assert 0 < len(line.strip()) < MOST_CHARACTERS, line[:200]
         assert time.process_time() - began < MOST_SECONDS
-        assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - held < MOST_BYTES
+        assert _peak() - held < MOST_BYTES
 
     check()
     print(f"{sum(ends.values()):,} inputs: {dict(ends)}")
+
+
+def _peak() -> int:
+    """The most memory that this process has held so far, bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

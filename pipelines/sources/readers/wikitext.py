@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Collection, Iterator
 from typing import Any, Final
@@ -93,7 +94,7 @@ def _node_text(node: Any, dropped: Collection[str]) -> Iterator[str]:
     if isinstance(node, nodes.Text):
         yield str(node)
     elif isinstance(node, nodes.HTMLEntity):
-        yield node.normalize()
+        yield html.unescape(str(node))  # half of a pair of characters is U+FFFD
     elif isinstance(node, nodes.Wikilink):
         space, colon, _ = str(node.title).partition(":")
         if not (colon and space.strip().lower() in dropped):
