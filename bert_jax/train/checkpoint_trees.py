@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from etils import epath
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from bert_jax.errors import UserError
 from bert_jax.parallel.rules import replicated
@@ -77,7 +77,7 @@ def as_saved(found: Any, wanted: Any) -> Any:
         if len(shape) <= len(leaf.shape) or math.prod(shape) != math.prod(leaf.shape):
             return leaf
         layout = leaf.sharding
-        if isinstance(layout, NamedSharding):
+        if isinstance(layout, NamedSharding) and isinstance(layout.mesh, Mesh):
             layout = replicated(layout.mesh)
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=layout)
 
