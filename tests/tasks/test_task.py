@@ -59,12 +59,30 @@ def batch_of(*, choices: int | None = None, **targets: Any) -> dict[str, jax.Arr
     }
 
 
+def random_params(task: FinetuneTask) -> Any:
+    """Parameters of any kind, without the program that would draw them."""
+    rng = np.random.default_rng(3)
+
+    def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        mean = float(path[-1].key == "scale")  # of LayerNorm
+        return rng.normal(mean, 0.2, leaf.shape).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, define_model(task.build).params)
+
+
 def found_and_logits(task: FinetuneTask, batch: dict[str, jax.Array]) -> tuple[float, torch.Tensor]:
-    model = task.build(nnx.Rngs(params=3))
-    value, metrics = task.loss(model, batch, weights=task.weights(batch), dropout_key=None)
+    graphdef = define_model(task.build).graphdef
+
+    @jax.jit
+    def compute(params: Any) -> Any:
+        model = nnx.merge(graphdef, params)
+        found = task.loss(model, batch, weights=task.weights(batch), dropout_key=None)
+        return *found, logits(model, batch, dropout_key=None)
+
+    value, metrics, scores = compute(random_params(task))
     total, count = metrics["task_loss"]
-    assert float(total / count) == pytest.approx(float(value), rel=1e-6)
-    return float(value), torch.tensor(np.asarray(logits(model, batch, dropout_key=None)))[:-1]
+    assert float(total) / float(count) == pytest.approx(float(value), rel=1e-6)
+    return float(value), torch.tensor(np.asarray(scores))[:-1]
 
 
 def test_classification_is_the_mean_cross_entropy_of_the_rows_that_count() -> None:
@@ -146,17 +164,22 @@ def test_microbatches_add_up_to_the_batch() -> None:
     labels = np.random.default_rng(2).integers(-1, 3, (ROWS, LENGTH)).astype(np.int32)
     task = task_of(task="token_classification", labels=LABELS, pooler=False)
     batch = batch_of(labels=labels)
-    model, weights = task.build(nnx.Rngs(params=3)), task.weights(batch)
-    whole, _ = task.loss(model, batch, weights=weights, dropout_key=None)
-    parts = [
-        task.loss(
-            model,
-            {name: array[rows] for name, array in batch.items()},
-            weights=weights,
-            dropout_key=None,
-        )[0]
-        for rows in (slice(0, 2), slice(2, 6))
-    ]
+    graphdef = define_model(task.build).graphdef
+
+    @jax.jit
+    def losses(params: Any) -> list[jax.Array]:
+        model, weights = nnx.merge(graphdef, params), task.weights(batch)
+        return [
+            task.loss(
+                model,
+                {name: array[rows] for name, array in batch.items()},
+                weights=weights,
+                dropout_key=None,
+            )[0]
+            for rows in (slice(0, ROWS), slice(0, 2), slice(2, ROWS))
+        ]
+
+    whole, *parts = losses(random_params(task))
     np.testing.assert_allclose(sum(parts), whole, rtol=1e-6)
 
 
@@ -168,10 +191,15 @@ def test_the_heads_own_dropout_is_drawn_in_training_alone() -> None:
         heads=task.heads.model_copy(update={"task_dropout": 0.5}),
     )
     batch = batch_of(label=np.zeros(ROWS, np.int32))
-    model = task.build(nnx.Rngs(params=3))
-    evaluated = [logits(model, batch, dropout_key=None) for _ in range(2)]
-    np.testing.assert_array_equal(*evaluated)
-    trained = [logits(model, batch, dropout_key=jax.random.key(seed)) for seed in range(2)]
+    graphdef = define_model(task.build).graphdef
+
+    @jax.jit
+    def compute(params: Any, key: Any) -> jax.Array:
+        return logits(nnx.merge(graphdef, params), batch, dropout_key=key)
+
+    params = random_params(task)
+    np.testing.assert_array_equal(*(compute(params, None) for _ in range(2)))
+    trained = [compute(params, jax.random.key(seed)) for seed in range(2)]
     assert not np.allclose(trained[0], trained[1])
 
 
@@ -181,7 +209,7 @@ def test_what_is_frozen_has_no_gradient_and_all_else_the_same_one() -> None:
     section = FinetuneOptimizerSection(freeze=("embeddings",))
     frozen = flatten_dict(frozen_parameters(section, definition.axes, depth=2), sep="/")
     batch = batch_of(label=np.zeros(ROWS, np.int32))
-    params = nnx.to_pure_dict(nnx.split(task.build(nnx.Rngs(params=3)))[1])
+    params = random_params(task)
 
     def gradients(of: FinetuneTask) -> Any:
         def loss(values: Any) -> jax.Array:
@@ -189,7 +217,7 @@ def test_what_is_frozen_has_no_gradient_and_all_else_the_same_one() -> None:
             assert isinstance(model, Bert)
             return of.loss(model, batch, weights=of.weights(batch), dropout_key=None)[0]
 
-        return jax.grad(loss)(params)
+        return jax.jit(jax.grad(loss))(params)
 
     free = gradients(task)
     names = frozenset(name for name, always in frozen.items() if always)
