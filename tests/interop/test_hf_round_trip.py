@@ -180,6 +180,9 @@ def answers(model: PreTrainedModel) -> list[np.ndarray]:
     if type(model).__name__ == "BertForMultipleChoice":
         inputs = {name: rows.unflatten(0, (-1, 2)) for name, rows in inputs.items()}
     with torch.no_grad():
+        # A file's weights lie where they lie in the file; the last bit of a product depends on it.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
         return [found.numpy() for found in model(**inputs).to_tuple()]
 
 
