@@ -59,6 +59,6 @@ TOLD = (
     r"^done: 3 steps$",
     r"^examples: train ",
     r"starts fresh",
-    r"compiling the step \(32 × 8 tokens\) …",
+    r"compiling the step \(32 × \d+ tokens\) …",
     r"best: step ",
 )

@@ -105,7 +105,7 @@ def test_evaluation_is_the_same_for_any_batch_size_and_number_of_devices(trained
         result = invoke("evaluate", trained, "--batch-size", batch_size)
         assert result.exit_code == 0, result.output
         scores.append(json.loads((trained / "evaluation.json").read_text()))
-    assert scores[0]["examples"] == scores[1]["examples"] > 100
+    assert scores[0]["examples"] == scores[1]["examples"] > 64
     for name, value in scores[0]["scores"].items():
         assert scores[1]["scores"][name] == pytest.approx(value, rel=1e-5)
 
