@@ -25,19 +25,23 @@ CONSTRAINTS = constraints/py$$($(BIN)/python -c 'import sys; print("%d%d" % sys.
 # wheels in a folder): where it does not get there, pip tries. Both pin also what builds the project;
 # pip's -c would not, PIP_CONSTRAINT does.
 UV := 0.13.9
+UV_INSTALL = $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python \
+	--constraint $(CONSTRAINTS) --build-constraint $(CONSTRAINTS)
 define install
-	@$(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --constraint $(CONSTRAINTS) \
-		--build-constraint $(CONSTRAINTS) -e '$(1)' 2>$(VENV)/uv.log \
+	@$(UV_INSTALL) -e '$(1)' 2>$(VENV)/uv.log \
 		|| PIP_CONSTRAINT=$(CONSTRAINTS) $(PIP) install -qq --no-compile -e '$(1)'
 	@$(BYTECODE)
 endef
+# torch with all the rest: from the wheels that pip is told of, or from PyTorch's index.
+WITH_TORCH = $(if $(PIP_FIND_LINKS),$(foreach from,$(PIP_FIND_LINKS),--find-links $(from)),--torch-backend cpu)
 # In a variable: a comma would end the argument of $(call).
 TEST_EXTRAS := .[test,docs]
 # Neither compiles to bytecode while it installs: pip would on one core, and the tests of every
 # package with it.
-# Nor what no test imports, a fifth of it all; what one does import after all is compiled then.
-UNUSED := /tests?/|/transformers/models/|/kubernetes/aio/|/torch/(_inductor|testing)/|/apache_beam/(ml|examples)/
-UNUSED := $(UNUSED)|/(pip|setuptools|debugpy|networkx|pygments)/
+# Nor what no test imports, a third of it all; what one does import after all is compiled then.
+UNUSED := /tests?/|/transformers/models/|/kubernetes/(aio|client/(api|models))/|/torch/(_inductor|testing|_vendor|ao)/
+UNUSED := $(UNUSED)|/apache_beam/(ml|examples)/|/sympy/(combinatorics|geometry|physics|stats)/
+UNUSED := $(UNUSED)|/(pip|setuptools|debugpy|networkx|pygments|pymongo|dns|torchgen|internal_test_util)/
 BYTECODE = $(BIN)/python -m compileall -qq -j 0 -x '$(UNUSED)' $(VENV)/lib || true
 SETTINGS := setup.cfg pyproject.toml $(wildcard constraints/py*.txt)
 # Those that need nothing but this machine.
@@ -115,8 +119,10 @@ $(VENV)/.torch: $(VENV)/.python
 		"$(TORCH_INDEX), which the tests need (make demo does not)" >&2; exit 1; }; }
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.torch $(SETTINGS)
+$(VENV)/.test: $(VENV)/.python $(SETTINGS)
 	@echo "Installing bert-jax and what its tests need ..."
+	@$(UV_INSTALL) $(WITH_TORCH) -e '$(TEST_EXTRAS)' 2>$(VENV)/uv.log \
+		|| $(MAKE) --no-print-directory $(VENV)/.torch
 	$(call install,$(TEST_EXTRAS))
 	@touch $(VENV)/.core $@
 
