@@ -28,11 +28,11 @@ from bert_jax.planning.request import CompileRequest
 from bert_jax.planning.scheduled import Scheduled, schedule
 from bert_jax.planning.work import count_work
 
-# In cycles, of `base` and `large` against their exact programs, docs/planning.md.
+# Of `base` on v5e:4x4 against its exact program 0.2%; what others may be, docs/planning.md.
 CYCLES_OFF: Final = "10%"
 NOTE: Final = (
     f"quick: of the run's own program without its code; memory is the compiler's, "
-    f"cycles are estimated, seen {CYCLES_OFF} off; --exact compiles it, in minutes"
+    f"cycles are estimated, to about {CYCLES_OFF}; --exact compiles it, in minutes"
 )
 # A program of fewer layers is compiled as quickly.
 SHALLOW: Final = 2
