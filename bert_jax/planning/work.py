@@ -20,7 +20,8 @@ from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import Computation, HloModule, Instruction
 from bert_jax.planning.kernel_schedule import KernelSchedule
 
-_DECLARED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
+# Written in another order before code is generated.
+_DECLARED = re.compile(r'"cost_estimate":\{[^}]*?"flops":"(\d+)"')
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
 _BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")

@@ -212,7 +212,8 @@ def test_the_quick_form_is_the_same_program_with_cycles_estimated(
     ]
     assert moved[0] == moved[1]
     works = [each["compiled"]["work"] for each in (estimated, exact)]
-    assert works[0]["product_flops"] == works[1]["product_flops"]
+    for kind in ("product_flops", "kernel_flops"):
+        assert works[0][kind] == works[1][kind] > 0
     cycles, counted = (each["compiled"]["cycles"] for each in (estimated, exact))
     # So small an operation is all start.
     assert counted["scheduled"] / 2 < cycles["scheduled"] < 2 * counted["scheduled"]
