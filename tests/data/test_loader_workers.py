@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import spawn
+from multiprocessing import resource_tracker, spawn
 
 import numpy as np
 import psutil
@@ -41,6 +41,7 @@ from tests.forked.forks import forked_python
 def started_workers() -> Iterator[None]:
     """Workers cost no imports; those of the last test are real."""
     before = spawn.get_executable()
+    resource_tracker.ensure_running()  # for as long as this process: no fork, which ends earlier
     multiprocessing.set_executable(forked_python())
     yield
     multiprocessing.set_executable(before)
