@@ -14,6 +14,14 @@ from tests.project import ROOT, environment
 HEAVY = ("jax", "flax", "optax", "grain", "orbax", "scipy", "tensorflow_datasets", "pyarrow")
 
 
+def said_by(program: str) -> list[str]:
+    """Returns the words that a program prints, run by a Python of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
 @pytest.mark.parametrize(
     "module",
     [
@@ -25,14 +33,7 @@ HEAVY = ("jax", "flax", "optax", "grain", "orbax", "scipy", "tensorflow_datasets
 )
 def test_what_makes_data_loads_no_library_that_it_does_not_need(module: str) -> None:
     program = f"import sys, {module}; print(*[name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == []
+    assert said_by(program) == []
 
 
 def test_the_first_line_of_a_run_waits_for_no_library_of_settings() -> None:
@@ -42,14 +43,7 @@ def test_the_first_line_of_a_run_waits_for_no_library_of_settings() -> None:
         "import bert_jax.cli.commands, bert_jax.narration, bert_jax.parallel.stop_signal\n"
         "print(*[name for name in ('pydantic', 'yaml', 'numpy', 'psutil') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["False"]
+    assert said_by(program) == ["False"]
 
 
 def test_a_training_process_does_not_load_pytorch(tmp_path: Path) -> None:
@@ -62,14 +56,7 @@ def test_a_training_process_does_not_load_pytorch(tmp_path: Path) -> None:
         "writer.close()\n"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["False"]
+    assert said_by(program) == ["False"]
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
 
 
