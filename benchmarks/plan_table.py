@@ -70,7 +70,8 @@ def main() -> None:
                     console=Console(stderr=True),
                 )
             except UserError as error:
-                print(row((name, f"`{topology}`", str(error))), flush=True)
+                blank = ("",) * (len(HEADINGS) - 3)
+                print(row((name, f"`{topology}`", str(error), *blank)), flush=True)
                 continue
             for cells in rows(name, found, prices):
                 print(row(cells), flush=True)
