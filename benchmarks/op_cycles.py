@@ -1,8 +1,8 @@
-"""The laws of `bert_jax.planning.estimated_ops`, fitted to the compiler's own cycles.
+"""The cost models of `bert_jax.planning.estimated_ops`, fitted to the compiler's own cycles.
 
 ``python -m benchmarks.op_cycles [v3:4x4 v4:2x2x4 …]``: compiles one layer of BERT-Base with its
-embeddings, heads and optimizer, 256 × 512, code and all, and prints a row of `LAWS` for each
-generation, with the sum of the law over that of the compiler. A minute or two for each; no TPU is
+embeddings, heads and optimizer, 256 × 512, code and all, and prints a row of `COST_MODELS` for each
+generation, with the sum of the estimates over the compiler's. A minute or two for each; no TPU is
 needed, only libtpu.
 """
 
@@ -24,9 +24,9 @@ from bert_jax.planning.compiler import TPU_COMPILER
 from bert_jax.planning.cycles import kind_of
 from bert_jax.planning.estimated_ops import (
     PRODUCTS,
+    CostModel,
     Features,
-    Law,
-    Laws,
+    LinearCost,
     features_of,
     is_estimated,
 )
@@ -42,7 +42,7 @@ Observed = list[tuple[Features, int, int]]  # features, cycles of the compiler, 
 
 
 def main(topologies: list[str]) -> None:
-    """Prints the laws."""
+    """Prints the cost models."""
     for name in topologies:
         accelerator = parse_topology(name).accelerator
         with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def main(topologies: list[str]) -> None:
 
 
 def row(accelerator: Accelerator, text: str) -> str:
-    """Returns a row of `LAWS` for a program with the compiler's cycles."""
+    """Returns a row of `COST_MODELS` for a program with the compiler's cycles."""
     program = Program.of(parse_hlo(text))
     observed: dict[bool, Observed] = {True: [], False: []}
     for found in program.executed:
@@ -62,16 +62,16 @@ def row(accelerator: Accelerator, text: str) -> str:
             is_product = kind_of(program.module, found) == PRODUCTS
             features = features_of(program.module, found, accelerator)
             observed[is_product].append((features, cycles, found.trips))
-    laws = {of: fit(seen, is_product=of) for of, seen in observed.items()}
-    ratio = {of: _sums(laws[of], seen, is_product=of) for of, seen in observed.items()}
+    linear = {of: fit(seen, is_product=of) for of, seen in observed.items()}
+    ratio = {of: _sums(linear[of], seen, is_product=of) for of, seen in observed.items()}
     return (
-        f'    "{accelerator.name}": Laws({_code(laws[True])}, {_code(laws[False])}),'
+        f'    "{accelerator.name}": CostModel({_code(linear[True])}, {_code(linear[False])}),'
         f"  # {ratio[True]:.3f} {ratio[False]:.3f}"
     )
 
 
-def fit(observed: Observed, *, is_product: bool) -> Law:
-    """Returns the law with the smallest sum of errors, and no bias in the whole."""
+def fit(observed: Observed, *, is_product: bool) -> LinearCost:
+    """Returns the weights with the smallest sum of errors, and no bias in the whole."""
     features = np.array([each for each, _, _ in observed])
     cycles = np.array([each for _, each, _ in observed], float)
     trips = np.array([each for _, _, each in observed])
@@ -91,7 +91,7 @@ def fit(observed: Observed, *, is_product: bool) -> Law:
     ]
     *weights, start = np.abs(min(tries, key=lambda one: one.fun).x).tolist()
     weights[0] *= is_product  # which others have none of
-    return Law(Features(*weights), start)
+    return LinearCost(Features(*weights), start)
 
 
 def _predicted(numbers: np.ndarray, features: np.ndarray, *, is_product: bool) -> np.ndarray:
@@ -101,16 +101,16 @@ def _predicted(numbers: np.ndarray, features: np.ndarray, *, is_product: bool) -
     return np.maximum(hbm, sum(rest)) + numbers[6]
 
 
-def _sums(law: Law, observed: Observed, *, is_product: bool) -> float:
-    laws = Laws(products=law, others=law)
+def _sums(linear: LinearCost, observed: Observed, *, is_product: bool) -> float:
+    model = CostModel(products=linear, others=linear)
     kind = PRODUCTS if is_product else ""
-    found = sum(laws.cycles(kind, features) * trips for features, _, trips in observed)
+    found = sum(model.cycles(kind, features) * trips for features, _, trips in observed)
     return found / sum(cycles * trips for _, cycles, trips in observed)
 
 
-def _code(law: Law) -> str:
-    weights = ", ".join(f"{weight:.3g}" for weight in law.weights)
-    return f"Law(Features({weights}), {law.start:.0f})"
+def _code(linear: LinearCost) -> str:
+    weights = ", ".join(f"{weight:.3g}" for weight in linear.weights)
+    return f"LinearCost(Features({weights}), {linear.start:.0f})"
 
 
 def compile_one_layer(topology: str, output: str) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.files.remote import is_remote
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -43,6 +43,11 @@ def full_disk(error: Exception) -> str | None:
     if isinstance(error, OSError):
         return os.strerror(error.errno) if error.errno in _FULL else None
     return next((text for text in map(os.strerror, _FULL) if text in str(error)), None)
+
+
+def why_not_written(error: Exception) -> str:
+    """Returns in a few words why writing has failed: that the disk is full, or what is said."""
+    return full_disk(error) or first_line(error)
 
 
 def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool = True) -> None:

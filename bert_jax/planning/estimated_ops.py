@@ -1,9 +1,9 @@
 """Cycles of an operation for which no code was generated, from what it computes and moves.
 
 The compiler writes `estimated_cycles` when it generates code. Before that there are an operation's
-products, bytes and element-wise work, and a law fitted to the compiler's own figures of whole
-steps, per generation (`python -m benchmarks.op_cycles`). One operation may be off by a third; the
-sum of a step by a few percent, see docs/planning.md.
+products, bytes and element-wise work, and a cost model of each generation, fitted to the compiler's
+own figures of whole steps (`python -m benchmarks.op_cycles`). One operation may be off by a third;
+the sum of a step by a few percent, see docs/planning.md.
 """
 
 from __future__ import annotations
@@ -71,48 +71,48 @@ class Features(NamedTuple):
     moved: float
 
 
-class Law(NamedTuple):
+class LinearCost(NamedTuple):
     """Cycles for each of `Features`, and those of any operation at all."""
 
     weights: Features
     start: float
 
 
-class Laws(NamedTuple):
-    """Of one generation. What overlaps counts as the longer of the two."""
+class CostModel(NamedTuple):
+    """Of one generation: what overlaps counts as the longer of the two."""
 
-    products: Law
-    others: Law
+    products: LinearCost
+    others: LinearCost
 
     def cycles(self, kind: str, features: Features) -> int:
         """Returns the cycles of an operation of a kind."""
-        law = self.products if kind == PRODUCTS else self.others
-        products, hbm, *rest = np.multiply(law.weights, features).tolist()
+        linear = self.products if kind == PRODUCTS else self.others
+        products, hbm, *rest = np.multiply(linear.weights, features).tolist()
         if kind == PRODUCTS:
-            return round(max(products, hbm) + sum(rest) + law.start)
-        return round(max(hbm, sum(rest)) + law.start)
+            return round(max(products, hbm) + sum(rest) + linear.start)
+        return round(max(hbm, sum(rest)) + linear.start)
 
 
-LAWS: Final[Mapping[str, Laws]] = {
-    "v3": Laws(
-        Law(Features(1.03, 1.15, 2.81, 0.334, 0.000425, 2.99e-07), 5366),
-        Law(Features(0, 1.19, 0.207, 1.06, 1.52, 4.17), 398),
+COST_MODELS: Final[Mapping[str, CostModel]] = {
+    "v3": CostModel(
+        LinearCost(Features(1.03, 1.15, 2.81, 0.334, 0.000425, 2.99e-07), 5366),
+        LinearCost(Features(0, 1.19, 0.207, 1.06, 1.52, 4.17), 398),
     ),
-    "v4": Laws(
-        Law(Features(1.08, 1.45, 0.253, 0.236, 0.71, 20.7), 183),
-        Law(Features(0, 1.11, 0.551, 0.489, 8.51, 6.02), 1320),
+    "v4": CostModel(
+        LinearCost(Features(1.08, 1.45, 0.253, 0.236, 0.71, 20.7), 183),
+        LinearCost(Features(0, 1.11, 0.551, 0.489, 8.51, 6.02), 1320),
     ),
-    "v5e": Laws(
-        Law(Features(1.01, 1.51, 0.136, 0.161, 0.0109, 8.47), 973),
-        Law(Features(0, 0.425, 1.56, 0.0693, 17.2, 1.45), 1724),
+    "v5e": CostModel(
+        LinearCost(Features(1.01, 1.51, 0.136, 0.161, 0.0109, 8.47), 973),
+        LinearCost(Features(0, 0.425, 1.56, 0.0693, 17.2, 1.45), 1724),
     ),
-    "v5p": Laws(
-        Law(Features(1.3, 1.56, 0.128, 0.0075, 1.88, 2.56), 2317),
-        Law(Features(0, 1.92, 2.14, 0.0742, 7.01, 1.38), 2125),
+    "v5p": CostModel(
+        LinearCost(Features(1.3, 1.56, 0.128, 0.0075, 1.88, 2.56), 2317),
+        LinearCost(Features(0, 1.92, 2.14, 0.0742, 7.01, 1.38), 2125),
     ),
-    "v6e": Laws(
-        Law(Features(1.43, 1.04, 0.146, 0.209, 1.82e-08, 10.3), 341),
-        Law(Features(0, 0.169, 0.321, 0.532, 8, 8.67), 2279),
+    "v6e": CostModel(
+        LinearCost(Features(1.43, 1.04, 0.146, 0.209, 1.82e-08, 10.3), 341),
+        LinearCost(Features(0, 0.169, 0.321, 0.532, 8, 8.67), 2279),
     ),
 }
 # Generations that were not fitted, and the one most like them.
@@ -126,7 +126,7 @@ def with_estimates(module: HloModule, accelerator: Accelerator) -> HloModule:
         module: for which no code was generated.
         accelerator: that it is for.
     """
-    laws = LAWS[_LIKE.get(accelerator.name, accelerator.name)]
+    model = COST_MODELS[_LIKE.get(accelerator.name, accelerator.name)]
     fused = {
         each.called["calls"]
         for computation in module.computations.values()
@@ -140,7 +140,7 @@ def with_estimates(module: HloModule, accelerator: Accelerator) -> HloModule:
             cycles = 0
         elif is_estimated(module, found):
             kind = kind_of(module, found)
-            cycles = laws.cycles(kind, features_of(module, found, accelerator))
+            cycles = model.cycles(kind, features_of(module, found, accelerator))
         else:
             return each
         attributes = f'{each.attributes}, "estimated_cycles":"{cycles}"'

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -20,10 +19,11 @@ from jax.sharding import Mesh
 
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.user_cache import user_cache
-from bert_jax.kernels.attention import LANES, fused_attention
+from bert_jax.kernels.attention import Shape, fused_attention
 from bert_jax.model.config import resolve_architecture
 from bert_jax.model.execution import resolve_execution
 from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.rules import parameter_sharding
 from bert_jax.parallel.section import MeshSection
 from bert_jax.planning.cycles import kernels_called
 from bert_jax.planning.execution import Program
@@ -73,14 +73,17 @@ def kernel_shape(request: CompileRequest, mesh: Mesh, *, accelerator: str) -> Ke
     if execution.attention != "fused":
         return None
     columns = architecture.hidden_size // architecture.num_attention_heads
-    group = math.lcm(columns, LANES) // columns
-    whole = architecture.num_attention_heads % group == 0
+    rate, phase = architecture.attention_probs_dropout_prob, phases[request.phase]
+    heads = (architecture.num_attention_heads,)
+    sharding = parameter_sharding(mesh, ("heads",), heads, name="attention")
+    (own_heads,) = sharding.shard_shape(heads)
+    shape = Shape(length=phase.seq_length, heads=own_heads, columns=columns, rate=rate)
     return KernelShape(
         accelerator=accelerator,
-        length=phases[request.phase].seq_length,
-        heads=group if whole else architecture.num_attention_heads,
+        length=phase.seq_length,
+        heads=shape.group,
         columns=columns,
-        rate=architecture.attention_probs_dropout_prob,
+        rate=rate,
         dtype=execution.dtype,
     )
 

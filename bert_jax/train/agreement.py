@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from bert_jax.errors import UserError, first_line
-from bert_jax.files.atomic import full_disk
+from bert_jax.errors import UserError
+from bert_jax.files.atomic import why_not_written
 from bert_jax.parallel.channel import current_channel
 
 
@@ -58,7 +58,7 @@ def failure_of(write: Callable[[], None]) -> str | None:
     try:
         write()
     except (OSError, UserError) as error:
-        reason = full_disk(error) or first_line(error)
+        reason = why_not_written(error)
     return first_failure(from_all_processes(reason))
 
 

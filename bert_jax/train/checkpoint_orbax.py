@@ -15,8 +15,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint._src.futures import future, synchronization
 
-from bert_jax.errors import UserError, first_line
-from bert_jax.files.atomic import full_disk
+from bert_jax.errors import UserError
+from bert_jax.files.atomic import why_not_written
 from bert_jax.train.checkpoint_store import OPTIMIZER, PARAMS, PROGRESS
 from bert_jax.train.failed_saves import quieten_failed_saves
 from bert_jax.train.manifest import SelectionScore, write_manifest
@@ -131,7 +131,7 @@ class OrbaxFiles:
                 ],
                 operation_id=synchronization.OperationIdGenerator.get_current_operation_id(),
             )
-        return SaveFailed(self._agreement.fail(full_disk(error) or first_line(error)))
+        return SaveFailed(self._agreement.fail(why_not_written(error)))
 
 
 class _ManifestWriter(ocp.CompositeCheckpointHandler):

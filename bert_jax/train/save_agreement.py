@@ -60,7 +60,7 @@ class SaveAgreement:
                 self._meet(reason, timeout=_SECONDS)
         return self._failure or reason
 
-    def _meet(self, reason: str | None, *, timeout: float | None) -> None:
+    def _meet(self, reason: str | None, *, timeout: float) -> None:
         channel = current_channel()
         if channel is None:
             return

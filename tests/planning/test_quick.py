@@ -13,14 +13,16 @@ from click.testing import Result
 
 from bert_jax.config import load_config
 from bert_jax.parallel.accelerators import ACCELERATORS
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.planning import compiler
 from bert_jax.planning.compiled_step import STEP, CompiledStep, Memory
 from bert_jax.planning.cycles import Cycles, count_cycles
-from bert_jax.planning.estimated_ops import LAWS, features_of, with_estimates
+from bert_jax.planning.estimated_ops import COST_MODELS, features_of, with_estimates
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from bert_jax.planning.kernel_schedule import KernelSchedule
-from bert_jax.planning.kernels_alone import ROWS, scaled
+from bert_jax.planning.kernels_alone import ROWS, kernel_shape, scaled
 from bert_jax.planning.planning import PlanSettings
 from bert_jax.planning.request import CompileRequest
 from bert_jax.planning.scheduled import read_scheduled
@@ -100,7 +102,7 @@ def test_every_generation_has_a_law_or_one_like_it() -> None:
     for accelerator in ACCELERATORS.values():
         estimated = with_estimates(module, accelerator)
         assert estimated.computations["main"]["fusion.1"].cycles
-    assert set(LAWS) <= set(ACCELERATORS)
+    assert set(COST_MODELS) <= set(ACCELERATORS)
 
 
 def test_memory_is_read_from_the_compilers_own_report() -> None:
@@ -161,6 +163,23 @@ def request_of(path: Path) -> CompileRequest:
         optimizer=config.optimizer,
         train=need(config.train, "train", "test"),
     ).request("v5e:2x2")
+
+
+@pytest.mark.parametrize(("tensor", "heads"), [(1, 2), (2, 3)])
+def test_a_block_has_the_heads_that_the_kernel_gives_it_on_one_device(
+    deep_run: Path, tensor: int, heads: int
+) -> None:
+    """Six heads of 64 columns are three blocks of 128 lanes; three heads are one block of 192."""
+    request = request_of(deep_run)
+    architecture = request.model.architecture.model_copy(
+        update={"hidden_size": 384, "num_attention_heads": 6}
+    )
+    execution = request.model.execution.model_copy(update={"attention": "fused"})
+    model = request.model.model_copy(update={"architecture": architecture, "execution": execution})
+    mesh = make_mesh(MeshSection(tensor=tensor))
+    found = kernel_shape(request.model_copy(update={"model": model}), mesh, accelerator="v5e")
+    assert found is not None
+    assert (found.heads, found.columns) == (heads, 64)
 
 
 def keep(request: CompileRequest, step: CompiledStep) -> None:
