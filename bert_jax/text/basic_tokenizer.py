@@ -61,9 +61,6 @@ def fold(text: str, *, lower_case: bool, strip_accents: bool) -> str:
         lower_case: apply ``str.lower``, with its rule for a final sigma.
         strip_accents: decompose (NFD) and drop category Mn, after lower-casing. Hangul syllables
           come out as their letters.
-
-    Returns:
-        The folded text.
     """
     if not (lower_case or strip_accents) or (text.isascii() and not lower_case):
         return text
@@ -105,13 +102,9 @@ class WordSplitter:
         self._punctuation = _ByCharacter(_space_punctuation)
 
     def split(self, text: str) -> list[str]:
-        """Returns the words of ``text``; lone surrogates are ordinary characters.
+        """Returns the words of ``text``: without white space, none of them empty.
 
-        Args:
-            text: any string.
-
-        Returns:
-            Words without white space, none of them empty.
+        Lone surrogates are ordinary characters.
         """
         if text.isascii() and text.isprintable():
             return _ASCII_WORD.findall(text.lower() if self.lower_case else text)

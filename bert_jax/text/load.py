@@ -22,9 +22,6 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
         directory: a local or ``gs://`` directory with ``tokenizer_config.json`` and ``vocab.txt``
             or ``spiece.model``. The settings file must state ``do_lower_case``.
 
-    Returns:
-        The tokenizer.
-
     Raises:
         UserError: a file is missing or damaged, a setting is missing or ill-typed, a special piece
             is missing, a piece is there twice, or the files do not belong together.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -13,20 +14,17 @@ import sentencepiece
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_bytes
 from bert_jax.text.basic_tokenizer import UNICODE_VERSION, fold
-from bert_jax.text.tokenizer import CONFIG_FILE, SpecialIds, spell
-from bert_jax.text.vocabulary import find_special
-from bert_jax.text.wordpiece import special_settings
+from bert_jax.text.tokenizer import Tokenizer
 
 MODEL_FILE = "spiece.model"
 WORD_START = "▁"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class SentencePieceTokenizer:
-    """A SentencePiece model; satisfies ``Tokenizer``.
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model.
 
     Casing and accents are folded here, before the model's own normalisation (NFKC), so that they
     follow the same settings as WordPiece's. Special pieces are control symbols of the model: no
@@ -53,14 +51,15 @@ class SentencePieceTokenizer:
             UserError: not a SentencePiece model, or a special piece is missing.
         """
         self._model_bytes = model
-        self._lower_case = lower_case
-        self._strip_accents = strip_accents
         self._drops_accents = lower_case if strip_accents is None else strip_accents
         self._model = _open_model(model, source)
-        self.vocab_size: int = self._model.vocab_size()
-        self._vocabulary = [self._model.id_to_piece(i) for i in range(self.vocab_size)]
-        self.special: SpecialIds = find_special(self._vocabulary, source)
-        self.is_continuation: np.ndarray = np.array(
+        super().__init__(
+            [self._model.id_to_piece(i) for i in range(self._model.vocab_size())],
+            lower_case=lower_case,
+            strip_accents=strip_accents,
+            source=source,
+        )
+        self.is_continuation = np.array(
             [
                 not (self._is_reserved(token_id) or piece.startswith(WORD_START))
                 for token_id, piece in enumerate(self._vocabulary)
@@ -71,11 +70,8 @@ class SentencePieceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text``; lone surrogates read as a space."""
-        return self._model.encode(self._prepare(text), out_type=int)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of each text."""
-        return [self.encode(text) for text in texts]
+        prepared = prepare(text, lower_case=self.lower_case, strip_accents=self._drops_accents)
+        return self._model.encode(prepared, out_type=int)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns readable text; special pieces show, except padding."""
@@ -93,39 +89,21 @@ class SentencePieceTokenizer:
         parts.append(self._model.decode(run))
         return " ".join(part for part in parts if part)
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Returns the pieces as the model spells them (``▁`` starts a word)."""
-        return spell(self._vocabulary, ids)
-
     def save(self, directory: epath.PathLike) -> None:
-        """Writes ``spiece.model`` and ``tokenizer_config.json``.
-
-        Args:
-            directory: a local or ``gs://`` directory; made if it is not there.
-
-        Raises:
-            UserError: the directory cannot be written to.
-        """
-        root = epath.Path(directory)
+        """Writes ``spiece.model`` and ``tokenizer_config.json``."""
         settings = {
             "type": "sentencepiece",
             "tokenizer_class": "AlbertTokenizer",
-            "do_lower_case": self._lower_case,
-            "strip_accents": self._strip_accents,
+            "do_lower_case": self.lower_case,
+            "strip_accents": self.strip_accents,
             "keep_accents": not self._drops_accents,
-            **special_settings(),
-            "unicode_version": UNICODE_VERSION,
-            "hash": self.hash,
         }
-        write_whole(root / MODEL_FILE, self._model_bytes)
-        write_whole(root / CONFIG_FILE, (json.dumps(settings, indent=2) + "\n").encode("utf-8"))
+        self._write(directory, MODEL_FILE, self._model_bytes, settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets worker processes have a copy."""
-        return _rebuild, (self._model_bytes, self._lower_case, self._strip_accents)
-
-    def _prepare(self, text: str) -> str:
-        return prepare(text, lower_case=self._lower_case, strip_accents=self._drops_accents)
+        settings = {"lower_case": self.lower_case, "strip_accents": self.strip_accents}
+        return functools.partial(type(self), **settings), (self._model_bytes,)
 
     def _is_reserved(self, token_id: int) -> bool:
         model = self._model
@@ -142,9 +120,6 @@ def load_sentencepiece(
         lower_case: lower-case the text.
         strip_accents: drop accents; None follows ``lower_case``.
 
-    Returns:
-        The tokenizer.
-
     Raises:
         UserError: no such file, not a model, or a model without BERT's special pieces.
     """
@@ -159,14 +134,8 @@ def load_sentencepiece(
 def prepare(text: str, *, lower_case: bool, strip_accents: bool) -> str:
     """Returns what the model is given for ``text``, in training as in use.
 
-    Args:
-        text: any string.
-        lower_case: lower-case it.
-        strip_accents: drop accents.
-
-    Returns:
-        The folded text, with spaces for lone surrogates, which SentencePiece cannot take; the
-        model's own normalisation does the same to U+FFFD.
+    The folded text, with spaces for lone surrogates, which SentencePiece cannot take; the model's
+    own normalisation does the same to U+FFFD.
     """
     folded = fold(text, lower_case=lower_case, strip_accents=strip_accents)
     return folded if folded.isascii() else _SURROGATE.sub(" ", folded)
@@ -196,7 +165,3 @@ def _hash(model: bytes, *, lower_case: bool, strip_accents: bool) -> str:
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("ascii"))
     digest.update(model)
     return digest.hexdigest()
-
-
-def _rebuild(model: bytes, lower_case: bool, strip_accents: bool | None) -> SentencePieceTokenizer:
-    return SentencePieceTokenizer(model, lower_case=lower_case, strip_accents=strip_accents)

@@ -34,12 +34,8 @@ def check_language(language: str, *, key: str = "language") -> str:
     A code without rules of its own is split by its nearest relative's, in the end by English's:
     that is the library's table.
 
-    Args:
-        language: the code.
-        key: the setting, for the message.
-
     Raises:
-        UserError: it is not spelled like a code.
+        UserError: it is not spelled like a code; names ``key``, the setting.
     """
     if not _LANGUAGE.fullmatch(language):
         raise UserError(

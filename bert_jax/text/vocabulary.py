@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.read import read_text
-from bert_jax.text.tokenizer import SpecialIds
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)  # in the order of SpecialIds
 _SLOTS_BEFORE_UNK = 99  # [unused0] to [unused98] are ids 1 to 99 of the 2018 vocabularies
+
+
+class SpecialIds(NamedTuple):
+    """The ids of BERT's five special pieces."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
 
 
 def reserved_pieces(unused_slots: int) -> list[str]:
@@ -20,12 +30,6 @@ def reserved_pieces(unused_slots: int) -> list[str]:
 
     ``reserved_pieces(2)`` -> ``[PAD] [unused0] [unused1] [UNK] [CLS] [SEP] [MASK]``. With 99 slots
     or more [UNK] is 100, [CLS] 101, [SEP] 102 and [MASK] 103; further slots follow.
-
-    Args:
-        unused_slots: how many ``[unusedN]`` pieces to lay out.
-
-    Returns:
-        ``unused_slots + 5`` pieces, in the order of their ids.
     """
     slots = [f"[unused{number}]" for number in range(unused_slots)]
     before, after = slots[:_SLOTS_BEFORE_UNK], slots[_SLOTS_BEFORE_UNK:]
@@ -33,11 +37,7 @@ def reserved_pieces(unused_slots: int) -> list[str]:
 
 
 def find_special(pieces: Sequence[str], source: str) -> SpecialIds:
-    """Returns the ids of the special pieces.
-
-    Args:
-        pieces: the vocabulary, in the order of its ids.
-        source: the file to name in an error.
+    """Returns the ids of the special pieces; ``source`` is the file to name in an error.
 
     Raises:
         UserError: a special piece is missing.
@@ -57,12 +57,6 @@ def read_vocabulary(path: epath.Path) -> list[str]:
 
     White space around a piece is dropped as in google-research/bert, except where nothing would be
     left (the Chinese vocabulary holds a line separator, U+2028): no text ever yields such a piece.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The pieces, in the order of their ids.
 
     Raises:
         UserError: no such file, not UTF-8, no pieces, a blank line, or a duplicate piece.

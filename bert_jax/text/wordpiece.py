@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -12,10 +13,9 @@ import numpy as np
 from etils import epath
 from tokenizers import decoders, models
 
-from bert_jax.files.atomic import write_whole
 from bert_jax.text.basic_tokenizer import UNICODE_VERSION, WordSplitter
-from bert_jax.text.tokenizer import CONFIG_FILE, SpecialIds, spell
-from bert_jax.text.vocabulary import SPECIAL_PIECES, UNK, find_special, read_vocabulary
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.vocabulary import UNK, read_vocabulary
 
 VOCAB_FILE = "vocab.txt"
 CONTINUATION = "##"
@@ -25,8 +25,8 @@ MAX_WORD_CHARACTERS = 200
 _REMEMBERED_WORDS = 1 << 17  # about 30 MB; text repeats its words, so nearly all are found
 
 
-class WordPieceTokenizer:
-    """A vocabulary of words and ``##`` continuations; satisfies ``Tokenizer``.
+class WordPieceTokenizer(Tokenizer):
+    """A vocabulary of words and ``##`` continuations.
 
     Words are split by ``WordSplitter`` and taken apart by the ``tokenizers`` library, once each:
     the ids of words met before are remembered, within a bound.
@@ -53,16 +53,14 @@ class WordPieceTokenizer:
         Raises:
             UserError: a special piece is missing.
         """
-        self._vocabulary = tuple(vocabulary)
-        self.lower_case = lower_case
-        self.strip_accents = strip_accents
+        super().__init__(
+            vocabulary, lower_case=lower_case, strip_accents=strip_accents, source=source
+        )
         self.chinese = chinese
         self._splitter = WordSplitter(
             lower_case=lower_case, strip_accents=strip_accents, chinese=chinese
         )
-        self.vocab_size = len(self._vocabulary)
-        self.special: SpecialIds = find_special(self._vocabulary, source)
-        self.is_continuation: np.ndarray = np.array(
+        self.is_continuation = np.array(
             [piece.startswith(CONTINUATION) for piece in self._vocabulary], dtype=np.bool_
         )
         self.hash = _hash(self._vocabulary, self._splitter)
@@ -73,32 +71,13 @@ class WordPieceTokenizer:
         words = self._splitter.split(text)
         return list(chain.from_iterable(map(self._ids_of_word.__getitem__, words)))
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of each text."""
-        return [self.encode(text) for text in texts]
-
     def decode(self, ids: Sequence[int]) -> str:
         """Returns readable text: continuations joined, no space before punctuation, no padding."""
         kept = [token_id for token_id in ids if token_id != self.special.pad]
         return decoders.WordPiece(prefix=CONTINUATION, cleanup=True).decode(self.pieces(kept))
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Returns the pieces as the vocabulary spells them."""
-        return spell(self._vocabulary, ids)
-
     def save(self, directory: epath.PathLike) -> None:
-        """Writes ``vocab.txt`` and ``tokenizer_config.json``, which Hugging Face reads too.
-
-        The settings come last and carry the hash: a directory that was not wholly written does
-        not load.
-
-        Args:
-            directory: a local or ``gs://`` directory; made if it is not there.
-
-        Raises:
-            UserError: the directory cannot be written to.
-        """
-        root = epath.Path(directory)
+        """Writes ``vocab.txt`` and ``tokenizer_config.json``, which Hugging Face reads too."""
         vocabulary = "".join(f"{piece}\n" for piece in self._vocabulary)
         settings = {
             "type": "wordpiece",
@@ -106,12 +85,8 @@ class WordPieceTokenizer:
             "do_lower_case": self.lower_case,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": self.chinese,
-            **special_settings(),
-            "unicode_version": UNICODE_VERSION,
-            "hash": self.hash,
         }
-        write_whole(root / VOCAB_FILE, vocabulary.encode("utf-8"))
-        write_whole(root / CONFIG_FILE, (json.dumps(settings, indent=2) + "\n").encode("utf-8"))
+        self._write(directory, VOCAB_FILE, vocabulary.encode("utf-8"), settings)
 
     def forget_words(self) -> None:
         """Clears the cache of words and their ids."""
@@ -119,8 +94,9 @@ class WordPieceTokenizer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets worker processes have a copy, without the remembered words."""
-        settings = (self.lower_case, self.strip_accents, self.chinese)
-        return _rebuild, (self._vocabulary, *settings)
+        settings = ("lower_case", "strip_accents", "chinese")
+        rebuild = functools.partial(type(self), **{name: getattr(self, name) for name in settings})
+        return rebuild, (self._vocabulary,)
 
 
 def load_wordpiece(
@@ -139,9 +115,6 @@ def load_wordpiece(
         strip_accents: drop accents; None follows ``lower_case``, as in google-research/bert.
         chinese: set CJK ideographs apart, as in google-research/bert.
 
-    Returns:
-        The tokenizer.
-
     Raises:
         UserError: no such file, or one that is not a vocabulary with BERT's special pieces.
     """
@@ -155,12 +128,6 @@ def load_wordpiece(
         chinese=chinese,
         source=str(path),
     )
-
-
-def special_settings() -> dict[str, str]:
-    """Returns the special pieces under the names that Hugging Face's settings give them."""
-    names = SpecialIds._fields
-    return {f"{name}_token": piece for name, piece in zip(names, SPECIAL_PIECES, strict=True)}
 
 
 class _IdsOfWord(dict[str, tuple[int, ...]]):
@@ -199,11 +166,3 @@ def _hash(vocabulary: Sequence[str], splitter: WordSplitter) -> str:
     }
     content = json.dumps([settings, list(vocabulary)], sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(content.encode("ascii")).hexdigest()
-
-
-def _rebuild(
-    vocabulary: Sequence[str], lower_case: bool, strip_accents: bool | None, chinese: bool
-) -> WordPieceTokenizer:
-    return WordPieceTokenizer(
-        vocabulary, lower_case=lower_case, strip_accents=strip_accents, chinese=chinese
-    )

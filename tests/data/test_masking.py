@@ -18,7 +18,7 @@ from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
-from bert_jax.text.tokenizer import SpecialIds
+from bert_jax.text.vocabulary import SpecialIds
 from tests.data.distributions import same_distribution
 from tests.data.reference_masking import reference_masks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bert_jax.text.tokenizer import SpecialIds
+from bert_jax.text.vocabulary import SpecialIds
 
 
 class Assembled(NamedTuple):

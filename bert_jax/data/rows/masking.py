@@ -24,7 +24,8 @@ from bert_jax.errors import UserError
 from bert_jax.section import Section
 
 if TYPE_CHECKING:
-    from bert_jax.text.tokenizer import SpecialIds, Tokenizer
+    from bert_jax.text.tokenizer import Tokenizer
+    from bert_jax.text.vocabulary import SpecialIds
 
 
 MAX_NGRAM: Final = 3

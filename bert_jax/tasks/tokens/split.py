@@ -14,7 +14,8 @@ from bert_jax.tasks.family import NO_LABEL, Encoded, Record
 from bert_jax.tasks.ragged import Ragged, encode_ragged
 from bert_jax.tasks.tokens.conll import Sentence
 from bert_jax.tasks.tokens.windows import Window, cut_windows
-from bert_jax.text.tokenizer import SpecialIds, Tokenizer
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.vocabulary import SpecialIds
 
 
 class EncodedWords(NamedTuple):
