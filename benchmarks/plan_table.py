@@ -1,8 +1,8 @@
 """The table of docs/planning.md: configurations × topologies, as Markdown, each row as it is known.
 
-``python -m benchmarks.plan_table [--config base large …] [--topology v5e:4x4 …] [--exact]``. What
-has been compiled before is kept, so a table that was stopped goes on where it was. No TPU is
-needed, only libtpu; minutes for each row where all are new.
+``python -m benchmarks.plan_table [--config base large …] [--topology v5e:4x4 …] [--slices 2]
+[--exact]``. What has been compiled before is kept, so a table that was stopped goes on where it
+was. No TPU is needed, only libtpu; minutes for each row where all are new.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.parallel.accelerators import GIB
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.prices import Prices, load_prices
+from bert_jax.planning.rows import name_of
 from bert_jax.verbs.plan import plan
 
 # Names of the table: a configuration and what is changed of it.
@@ -48,6 +49,7 @@ def main() -> None:
     )
     parser.add_argument("--config", nargs="+", default=list(CONFIGS), choices=list(CONFIGS))
     parser.add_argument("--topology", nargs="+", default=list(TOPOLOGIES))
+    parser.add_argument("--slices", type=int, default=1, help="of each topology")
     parser.add_argument("--vocab-size", type=int, default=30_522)
     parser.add_argument("--exact", action="store_true", help="code and all, in minutes each")
     asked = parser.parse_args()
@@ -64,6 +66,7 @@ def main() -> None:
                 (found,) = plan(
                     config,
                     [topology],
+                    slices=asked.slices,
                     vocab_size=asked.vocab_size,
                     exact=asked.exact,
                     suggest=False,
@@ -86,7 +89,7 @@ def rows(name: str, found: Plan, prices: Prices) -> Iterator[tuple[str, ...]]:
         "" if dollars is None else f"${dollars:,.0f}",
     )
     for at, phase in enumerate(found.phases):
-        head = (name, f"`{found.topology.name}`, {found.chips}") if at == 0 else ("", "")
+        head = (name, f"`{name_of(found)}`, {found.chips}") if at == 0 else ("", "")
         size = f"{phase.steps:,} × {phase.batch_size:,} × {phase.seq_length}"
         step = phase.train
         if step.memory is None or step.cycles is None:

@@ -36,7 +36,7 @@ from bert_jax.cli.base import (
 @click.option(
     "--save-executable", metavar="DIR", help="For `train.executables`: no compiling on the pod."
 )
-@click.option("--breakdown", is_flag=True, help="Cycles by kind and source line; all collectives.")
+@click.option("--breakdown", is_flag=True, help="Cycles by kind and by source line.")
 @click.option(
     "--suggest/--no-suggest",
     default=None,

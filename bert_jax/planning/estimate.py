@@ -77,11 +77,13 @@ class Suggestion:
     Attributes:
         overrides: ``key=value``, to paste after the configuration; empty: as it is.
         seconds: of a step, estimated.
+        rows_per_second: by it, of the whole slice.
         peak_bytes: of a chip's HBM, by the compiler's own figure.
     """
 
     overrides: tuple[str, ...]
     seconds: float
+    rows_per_second: float
     peak_bytes: int
 
 
@@ -129,15 +131,17 @@ class Plan:
     def suggested(self, fitting: Sequence[Fitting]) -> Plan:
         """Returns the plan with candidates that fit, fastest first."""
         per_chip = self.topology.accelerator.devices_per_chip
+        estimates = ((one, self.estimate(one.step)) for one in fitting)
         found = [
             Suggestion(
                 overrides=one.overrides,
-                seconds=self.estimate(one.step).seconds,
+                seconds=estimate.seconds,
+                rows_per_second=estimate.rows_per_second,
                 peak_bytes=self._peak(one.step) * per_chip,
             )
-            for one in fitting
+            for one, estimate in estimates
         ]
-        ordered = sorted(found, key=lambda one: one.seconds)
+        ordered = sorted(found, key=lambda one: -one.rows_per_second)
         return dataclasses.replace(self, suggestions=tuple(ordered))
 
     def estimate(self, step: CompiledStep) -> StepEstimate:

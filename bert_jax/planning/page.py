@@ -32,6 +32,7 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
     parts = [
         _Part("Time and cost", _times(plans), [rows.overview(plans, prices), rows.work(plans)]),
         _Part("Memory", _memory(plans), [rows.memory(plans)]),
+        _Part("Collectives", [], [rows.collectives(plans)]),
     ]
     found = rows.suggestions(plans)
     if found.rows:

@@ -126,7 +126,7 @@ def work(plans: Sequence[Plan]) -> Rows:
 
 
 def breakdown(found: Plan) -> Iterator[Rows]:
-    """Yields what the train steps of a plan spend their cycles on, and their collectives."""
+    """Yields what the train steps of a plan spend their cycles on."""
     for index, phase in enumerate(found.phases):
         cycles = phase.train.cycles
         if cycles is None:
@@ -142,7 +142,6 @@ def breakdown(found: Plan) -> Iterator[Rows]:
         yield _shares(found, cycles, f"{title}: cycles by line", lines)
         if cycles.kernels:
             yield _kernels(found, cycles, f"{title}: kernels, by the compiler's schedule")
-        yield _collectives(found, phase.train, f"{title}: collectives")
 
 
 def _shares(found: Plan, cycles: Cycles, title: str, shares: Mapping[str, int]) -> Rows:
@@ -182,27 +181,34 @@ def _kernels(found: Plan, cycles: Cycles, title: str) -> Rows:
     return Rows(title, headings, rows, 2)
 
 
-def _collectives(found: Plan, step: CompiledStep, title: str) -> Rows:
+def collectives(plans: Sequence[Plan]) -> Rows:
+    """Every kind of collective of the train steps."""
     headings = (
-        *("kind", "axis", "link", "dtype", "overlaps"),
+        *("topology", "phase", "kind", "axis", "link", "dtype", "overlaps"),
         *("times", "MB", "ms alone", "ms exposed"),
     )
     groups: dict[Row, list[Collective]] = defaultdict(list)
-    for one in step.collectives:
-        overlaps = "yes" if one.overlaps else "no"
-        groups[one.kind, " × ".join(one.axes), one.link, "+".join(one.dtypes), overlaps].append(one)
-    clock = found.topology.accelerator.clock_hz
-    rows = [
-        (
-            *key,
-            f"{sum(one.trips for one in members):,}",
-            f"{sum(one.bytes * one.trips for one in members) / 1e6:,.1f}",
-            f"{sum(one.seconds * one.trips for one in members) * 1e3:,.2f}",
-            f"{sum(one.exposed_seconds(clock) for one in members) * 1e3:,.2f}",
-        )
-        for key, members in sorted(groups.items())
-    ]
-    return Rows(title, headings, rows, 5)
+    rows = []
+    for found in plans:
+        clock = found.topology.accelerator.clock_hz
+        for index, phase in enumerate(found.phases):
+            groups.clear()
+            for one in phase.train.collectives:
+                overlaps = "yes" if one.overlaps else "no"
+                axes, dtypes = " × ".join(one.axes), "+".join(one.dtypes)
+                groups[one.kind, axes, one.link, dtypes, overlaps].append(one)
+            rows += [
+                (
+                    *(name_of(found), f"{index} train", *key),
+                    f"{sum(one.trips for one in members):,}",
+                    f"{sum(one.bytes * one.trips for one in members) / 1e6:,.1f}",
+                    f"{sum(one.seconds * one.trips for one in members) * 1e3:,.2f}",
+                    f"{sum(one.exposed_seconds(clock) for one in members) * 1e3:,.2f}",
+                )
+                for key, members in sorted(groups.items())
+            ]
+    title = "Collectives of a step (compiled), their time (estimated)"
+    return Rows(title, headings, rows, 7)
 
 
 def suggestions(plans: Sequence[Plan]) -> Rows:
@@ -212,13 +218,14 @@ def suggestions(plans: Sequence[Plan]) -> Rows:
             name_of(found),
             " ".join(one.overrides) or "as configured",
             f"{one.seconds * 1e3:,.1f} ms",
+            f"{one.rows_per_second:,.0f}",
             f"{one.peak_bytes / GIB:.2f}",
         )
         for found in plans
         for one in found.suggestions
     ]
     title = "What fits, fastest first: the step of the largest phase (estimated)"
-    return Rows(title, ("topology", "settings", "step", "peak, GiB"), rows, 2)
+    return Rows(title, ("topology", "settings", "step", "rows/s", "peak, GiB"), rows, 2)
 
 
 def notes(found: Plan) -> list[str]:
@@ -231,6 +238,8 @@ def notes(found: Plan) -> list[str]:
             lines.append(f"phase {index}: trips unknown, counted once: {loops}")
         if cycles and (kernels := uncounted_kernels(cycles)):
             lines.append(f"phase {index}: {kernels} kernel calls are not in the cycles")
+    if any("batch_size" in each for one in found.suggestions for each in one.overrides):
+        lines.append("another batch_size is another training: learning rate and steps go with it")
     return [f"{name_of(found)}: {line}" for line in lines]
 
 

@@ -1,7 +1,8 @@
 """Settings under which a run fits, and how fast each is, found by compiling them.
 
 Tried are layouts and recomputation, which change memory and time and no number of the training:
-accumulation, remat, and how parameters are split. The batch stays what it is.
+accumulation, remat, and how parameters are split. Behind one that fits another batch size is tried,
+which is another training.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compiled_step import CompiledStep
 from bert_jax.planning.request import CompileRequest
 
-COMPILED: Final = 10  # candidates, at most
+COMPILED: Final = 10  # candidates of the run's batch, at most
 _ENOUGH: Final = 4  # that fit
 
 # What the backward pass computes again, from the fastest to the smallest.
-_REMAT: Final[tuple[Remat, ...]] = ("none", "attention", "full")
-_ACCUMULATION: Final = (1, 2, 4, 8, 16)
+_REMAT: Final[tuple[Remat, ...]] = ("none", "attention", "dots", "full")
+_TRIED: Final[tuple[Remat, ...]] = ("none", "attention", "full")
+_ACCUMULATION: Final = (1, 2, 4, 8, 16)  # times what is configured
 
 
 class TriedSettings(NamedTuple):
@@ -33,14 +35,16 @@ class TriedSettings(NamedTuple):
     accumulation: int
     fsdp: int
     tensor: int
+    batch_size: int
 
     def overrides(self, request: CompileRequest) -> tuple[str, ...]:
         """Returns what of them differs from a request, as the command line takes it."""
-        phase = request.train.phases[request.phase]
+        phase, key = request.train.phases[request.phase], f"train.phases.{request.phase}"
         mesh, execution = request.mesh, request.model.execution
         found = (
             ("model.execution.remat", execution.remat, self.remat),
-            (f"train.phases.{request.phase}.accumulation", phase.accumulation, self.accumulation),
+            (f"{key}.batch_size", phase.batch_size, self.batch_size),
+            (f"{key}.accumulation", phase.accumulation, self.accumulation),
             ("mesh.fsdp", mesh.fsdp, self.fsdp),
             ("mesh.tensor", mesh.tensor, self.tensor),
         )
@@ -55,7 +59,7 @@ class TriedSettings(NamedTuple):
         """Returns the request with these settings."""
         execution = request.model.execution.model_copy(update={"remat": self.remat})
         phases = list(request.train.phases)
-        changed = {"accumulation": self.accumulation}
+        changed = {"accumulation": self.accumulation, "batch_size": self.batch_size}
         phases[request.phase] = phases[request.phase].model_copy(update=changed)
         return request.model_copy(
             update={
@@ -64,6 +68,17 @@ class TriedSettings(NamedTuple):
                 "mesh": request.mesh.model_copy(update=self._layout()),
             }
         )
+
+    def least_share(self, other: TriedSettings) -> float:
+        """Returns the least part of the memory of others that these take; 0: nobody knows."""
+        saves = _REMAT.index(self.remat) > _REMAT.index(other.remat)
+        if saves or (self.fsdp, self.tensor) != (other.fsdp, other.tensor):
+            return 0.0
+        return self._microbatch / other._microbatch
+
+    @property
+    def _microbatch(self) -> float:
+        return self.batch_size / self.accumulation
 
 
 class Fitting(NamedTuple):
@@ -81,52 +96,72 @@ def find_fitting(
 ) -> list[Fitting]:
     """Compiles candidates, those that change least first, until some fit.
 
+    One that must need more than there is, by what others were said to need, is left out.
+
     Args:
         request: for the train step that needs most memory, as configured.
         topology: of the request.
         compiled: compiles a request with a title.
 
     Returns:
-        At most four, of ten that are compiled at most.
+        At most four, of ten that are compiled at most; and one of another batch size: twice as
+        large, or, where it took more accumulation to fit, as much smaller.
 
     Raises:
         RunStopped: the compiler failed.
     """
-    fitting: list[Fitting] = []
-    for candidate in itertools.islice(candidates(request, topology), COMPILED):
-        overrides = candidate.overrides(request)
+    tried: dict[TriedSettings, CompiledStep | None] = {}  # None: they do not go together
+
+    def fits(candidate: TriedSettings) -> bool:
+        at = f"{topology.name}, settings {len(tried) + 1} of at most {COMPILED + 1}"
+        title = f"{at}: {' '.join(candidate.overrides(request)) or 'as configured'}"
         try:
-            title = f"{topology.name}: {' '.join(overrides) or 'as configured'}"
-            step = compiled(candidate.applied(request), title)
-        except UserError:  # these settings do not go together
-            continue
-        if step.memory is not None:
-            fitting.append(Fitting(overrides, step))
-            if len(fitting) == _ENOUGH:
-                break
-    return fitting
+            tried[candidate] = step = compiled(candidate.applied(request), title)
+        except UserError:
+            tried[candidate] = step = None
+        return step is not None and step.memory is not None
+
+    fitting: list[TriedSettings] = []
+    for candidate in candidates(request, topology):
+        if len(tried) == COMPILED or len(fitting) == _ENOUGH:
+            break
+        if not any(_is_too_large(candidate, *other) for other in tried.items()) and fits(candidate):
+            fitting.append(candidate)
+    if fitting and fits(other := _of_another_batch(fitting[0], request)):
+        fitting.append(other)
+    steps = ((each, tried[each]) for each in fitting)
+    return [Fitting(each.overrides(request), step) for each, step in steps if step is not None]
+
+
+def _is_too_large(
+    candidate: TriedSettings, other: TriedSettings, step: CompiledStep | None
+) -> bool:
+    if step is None or step.needed_bytes is None or step.available_bytes is None:
+        return False
+    return step.needed_bytes * candidate.least_share(other) > step.available_bytes
+
+
+def _of_another_batch(fitting: TriedSettings, request: CompileRequest) -> TriedSettings:
+    """Returns settings with the same microbatches and fewer of them, or with twice as large."""
+    configured = request.train.phases[request.phase].accumulation
+    more = fitting.accumulation // configured
+    size = fitting.batch_size // more if more > 1 else 2 * fitting.batch_size
+    return fitting._replace(accumulation=configured, batch_size=size)
 
 
 def candidates(request: CompileRequest, topology: TpuTopology) -> Iterator[TriedSettings]:
-    """Yields settings to try: as configured, less recomputation, then ever less memory."""
-    phase, execution = request.train.phases[request.phase], request.model.execution
-    devices = topology.devices * request.mesh.slices
+    """Yields settings to try: as configured, other layouts and remat, then more accumulation."""
+    phase, configured = request.train.phases[request.phase], request.model.execution.remat
     inside = topology.devices
+    devices = inside * request.mesh.slices
     _, fsdp, tensor = mesh_shape(request.mesh, devices)
     layouts = [(fsdp, tensor), (inside // tensor, tensor), (inside // max(2, tensor), 2)]
-    seen: set[TriedSettings] = set()
+    remats = [configured, *(each for each in _TRIED if each != configured)]
     # Cheapest in time first: recomputing attention costs less than halving a microbatch.
-    ladder = [
-        (execution.remat, phase.accumulation),
-        *itertools.product(_REMAT, [phase.accumulation]),
-        *itertools.product(_REMAT, [n for n in _ACCUMULATION if n > phase.accumulation]),
-    ]
-    ladder.sort(key=lambda pair: (pair[1], _REMAT.index(pair[0]) if pair[0] in _REMAT else 0))
-    for at, (remat, accumulation) in enumerate(ladder):
-        for each_fsdp, each_tensor in layouts if at % 3 == 2 else layouts[:1]:
-            found = TriedSettings(remat, accumulation, each_fsdp, each_tensor)
-            parts = devices // each_tensor
-            fits = phase.batch_size % (parts * accumulation) == 0
-            if found not in seen and fits and each_fsdp * each_tensor <= inside:
-                seen.add(found)
-                yield found
+    for more, remat in itertools.product(_ACCUMULATION, remats):
+        accumulation = phase.accumulation * more
+        tried = dict.fromkeys(layouts if remat == configured else layouts[:1])
+        for each_fsdp, each_tensor in tried:
+            deals = phase.batch_size % (devices // each_tensor * accumulation) == 0
+            if deals and each_fsdp * each_tensor <= inside:
+                yield TriedSettings(remat, accumulation, each_fsdp, each_tensor, phase.batch_size)

@@ -15,20 +15,22 @@ from bert_jax.planning.prices import Prices
 def show_plans(
     plans: Sequence[Plan], prices: Prices, *, console: Console, with_breakdown: bool
 ) -> None:
-    """Prints one table over all topologies, and one of memory; on request what time is spent on.
+    """Prints time, memory, work and collectives of all plans; on request what cycles are spent on.
 
     Args:
         plans: of one run.
         prices: of chips.
         console: to print to.
-        with_breakdown: also cycles by kind and by line, and every kind of collective.
+        with_breakdown: also cycles by kind and by line, and kernels.
     """
     shown = [rows.overview(plans, prices), rows.memory(plans), rows.work(plans)]
+    shown.append(rows.collectives(plans))
     if with_breakdown:
         shown += [each for found in plans for each in rows.breakdown(found)]
-    shown += [each for each in (rows.suggestions(plans),) if each.rows]
+    shown.append(rows.suggestions(plans))
     for each in shown:
-        console.print(_table(each))
+        if each.rows:
+            console.print(_table(each))
     console.print(rows.sources(prices), style="dim", markup=False)
     for found in plans:
         for line in rows.notes(found):

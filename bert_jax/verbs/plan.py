@@ -43,7 +43,8 @@ def plan(
         exact: generate code for the run's own programs, in minutes; else, of more than two layers,
             their cycles are estimated.
         fresh: compile even what is kept from before.
-        suggest: look for settings that fit, by compiling up to ten; None: where the run does not.
+        suggest: look for settings that fit, by compiling up to eleven; None: where the run does
+            not.
         save_executable: directory for the compiled steps, which `train.executables` names then;
             local or gs://. With it, ``cpu:8`` is a topology too, of which there is no plan.
         console: where progress is shown; standard error where none is given.

@@ -189,6 +189,11 @@ def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
     expected_lines = ("v5e:2x2", "matrix products", "model/layers.py:", kernel, "all-gather")
     for expected in (*expected_lines, "2026-01-31"):
         assert expected in shown.stdout
+    # What goes over the links is said in any case.
+    whole = run_plan(workplace, *arguments)
+    for expected in ("all-gather", "ICI", "ms exposed"):
+        assert expected in whole.stdout
+    assert "model/layers.py:" not in whole.stdout
 
 
 def test_the_quick_form_is_the_same_program_with_cycles_estimated(
@@ -239,7 +244,7 @@ def test_a_mistake_is_one_line(workplace: Path, arguments: tuple[str, ...], expe
     assert expected in refused("plan", config, "--vocab-size", VOCABULARY, *arguments)
 
 
-@pytest.mark.chaos  # three more programs to compile
+@pytest.mark.chaos  # four more programs to compile
 def test_settings_that_fit_are_compiled_and_printed_to_paste(
     workplace: Path, planned: dict[str, Any]
 ) -> None:
@@ -247,8 +252,11 @@ def test_settings_that_fit_are_compiled_and_printed_to_paste(
     assert result.exit_code == 0, result.stderr
     (found,) = json.loads(result.stdout)
     suggestions = found["suggestions"]
-    assert len(suggestions) == 4
-    assert [one["seconds"] for one in suggestions] == sorted(one["seconds"] for one in suggestions)
+    assert len(suggestions) == 5
+    rates = [one["rows_per_second"] for one in suggestions]
+    assert rates == sorted(rates, reverse=True)
+    larger = f"train.phases.0.batch_size={2 * ROWS}"
+    assert larger in {override for one in suggestions for override in one["overrides"]}
     (unchanged,) = [one for one in suggestions if not one["overrides"]]
     assert unchanged["seconds"] == planned["phases"][0]["train"]["estimated"]["seconds"]
     best = suggestions[0]["overrides"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from bert_jax.planning.scheduled import read_scheduled
 from bert_jax.planning.work import Work
 from bert_jax.section import need
 from tests.planning.test_plan import CONFIG
-from tests.project import invoke
+from tests.project import invoke, refused
 
 LAYERS = 12
 V5E = ACCELERATORS["v5e"]
@@ -230,3 +231,13 @@ def test_the_exact_program_is_taken_where_it_has_been_compiled_before(deep_run: 
         assert found["notes"] == []
         assert found["phases"][0]["train"]["compiled"]["seconds_to_compile"] == 300.0
         assert "figures of 20" in result.stderr
+
+
+def test_without_the_compiler_the_extra_is_named(
+    deep_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "libtpu", None)  # as where it is not installed
+    arguments = ("--vocab-size", 1000, "--topology", "v5e:2x2", "--fresh")
+    said = refused("plan", deep_run, *arguments)
+    assert "libtpu: not installed" in said
+    assert "pip install 'bert-jax[plan]'" in said
