@@ -13,6 +13,7 @@ from bert_jax.cli.base import (
     cli,
     force_option,
     mesh_option,
+    mesh_section,
     overrides_argument,
     platform_option,
     read_config,
@@ -38,12 +39,7 @@ from bert_jax.cli.base import (
 @mesh_option
 @verb
 def import_checkpoint(
-    source: str,
-    run_dir: str,
-    tokenizer: str | None,
-    lower_case: bool | None,
-    force: bool,
-    mesh_settings: tuple[str, ...],
+    source: str, run_dir: str, mesh_settings: tuple[str, ...], **options: Any
 ) -> None:
     """Read a Hugging Face or google-research/bert checkpoint: SOURCE → RUN_DIR.
 
@@ -55,14 +51,7 @@ def import_checkpoint(
 
     with starting_jax():
         from bert_jax.verbs.import_checkpoint import import_checkpoint as run
-    run(
-        source,
-        run_dir,
-        tokenizer=tokenizer,
-        lower_case=lower_case,
-        force=force,
-        console=Console(),
-    )
+    run(source, run_dir, console=Console(), **options)
 
 
 @cli.command()
@@ -91,14 +80,10 @@ def import_checkpoint(
 def export(
     run_dir: str,
     output: str,
-    to: Any,
-    kind: str | None,
     outputs: str | None,
-    checkpoint: str,
-    force: bool,
-    push_to: str | None,
     public: bool,
     mesh_settings: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Write a checkpoint in another program's format: RUN_DIR → OUTPUT."""
     if not works_here(mesh_settings):
@@ -110,14 +95,10 @@ def export(
     run(
         run_dir,
         output,
-        to=to,
-        kind=kind,
         outputs=None if outputs is None else outputs.split(","),
-        checkpoint=checkpoint,
-        force=force,
-        push_to=push_to,
         private=not public,
         console=Console(),
+        **options,
     )
 
 
@@ -132,11 +113,9 @@ def export(
 @verb
 def replay(dump: str, dtype: Any, platform: str) -> None:
     """Run a bad step again from its dump: where the loss or a gradient stopped being finite."""
-    from bert_jax.parallel.section import MeshSection
-
     with starting_jax():
         from bert_jax.verbs.replay import replay as run
-    run(dump, dtype=dtype, mesh=MeshSection.model_validate({"platform": platform}))
+    run(dump, dtype=dtype, mesh=mesh_section(platform, ()))
 
 
 @cli.command()

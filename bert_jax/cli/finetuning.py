@@ -34,9 +34,7 @@ from bert_jax.parallel.stop_signal import INTERRUPTED
 @click.option("--seeds", type=click.IntRange(1), help="Run this many seeds, and compare them.")
 @data_change_option
 @verb
-def finetune(
-    config: str, overrides: tuple[str, ...], seeds: int | None, allow_data_change: bool
-) -> None:
+def finetune(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Fine-tune: GLUE, SQuAD, NER, multiple choice, your own table. The same command again resumes.
 
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration or the data,
@@ -51,13 +49,7 @@ def finetune(
     require_inputs(finetuning_inputs(section), loaded.mesh)
     with starting_jax():
         from bert_jax.verbs.finetune import finetune as run
-    outcome = run(
-        loaded,
-        seeds=seeds,
-        allow_data_change=allow_data_change,
-        started=process_started(),
-        console=spoken_console(),
-    )
+    outcome = run(loaded, started=process_started(), console=spoken_console(), **options)
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
 
@@ -75,34 +67,15 @@ def finetune(
 @mesh_option
 @verb
 def predict(
-    run_dir: str,
-    output: str,
-    input_path: str | None,
-    submission: bool,
-    probabilities: bool,
-    checkpoint: str,
-    batch_size: int | None,
-    platform: str,
-    force: bool,
-    mesh_settings: tuple[str, ...],
+    run_dir: str, output: str, platform: str, mesh_settings: tuple[str, ...], **options: Any
 ) -> None:
     """Predict with a fine-tuned run: OUTPUT is a .jsonl, a .csv, or a directory (--submission)."""
     from rich.console import Console
 
     with starting_jax():
         from bert_jax.verbs.predict import predict as run
-    run(
-        run_dir,
-        output,
-        input_path=input_path,
-        submission=submission,
-        probabilities=probabilities,
-        checkpoint=checkpoint,
-        batch_size=batch_size,
-        mesh=mesh_section(platform, mesh_settings),
-        force=force,
-        console=Console(),
-    )
+    mesh = mesh_section(platform, mesh_settings)
+    run(run_dir, output, mesh=mesh, console=Console(), **options)
 
 
 @cli.command()
@@ -126,7 +99,12 @@ def predict(
 @click.option("--pool", type=click.Choice(["cls", "mean"]), help="Of a sentence; mean if not said.")
 @click.option("--column", metavar="NAME", help="Where the texts of a table are.")
 @click.option("--pair-column", metavar="NAME", help="Where their second texts are.")
-@click.option("--probe", metavar="NAME", help="Also predict this column by logistic regression.")
+@click.option(
+    "--probe",
+    "probe_column",
+    metavar="NAME",
+    help="Also predict this column by logistic regression.",
+)
 @click.option("--max-length", type=int, help="Pieces; longer texts are cut.")
 @click.option("--batch-size", default=32, show_default=True, help="Rows; changes no feature.")
 @checkpoint_option
@@ -138,42 +116,16 @@ def features(
     run_dir: str,
     input_path: str,
     output: str,
-    layers: str | None,
-    level: Any,
-    pool: Any,
-    column: str | None,
-    pair_column: str | None,
-    probe: str | None,
-    max_length: int | None,
-    batch_size: int,
-    checkpoint: str,
     platform: str,
-    force: bool,
     mesh_settings: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Write contextual embeddings of every text: INPUT → OUTPUT."""
     if not works_here(mesh_settings):
         return
     from rich.console import Console
 
-    from bert_jax.parallel.section import MeshSection
-
     with starting_jax():
         from bert_jax.verbs.features import features as run
-    run(
-        run_dir,
-        input_path,
-        output,
-        layers=layers,
-        level=level,
-        pool=pool,
-        column=column,
-        pair_column=pair_column,
-        probe_column=probe,
-        max_length=max_length,
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-        mesh=MeshSection.model_validate({"platform": platform}),
-        force=force,
-        console=Console(),
-    )
+    mesh = mesh_section(platform, ())
+    run(run_dir, input_path, output, mesh=mesh, console=Console(), **options)

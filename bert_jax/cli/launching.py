@@ -9,13 +9,7 @@ from typing import Any, Final
 
 import click
 
-from bert_jax.cli.base import (
-    cli,
-    config_argument,
-    overrides_argument,
-    read_config,
-    verb,
-)
+from bert_jax.cli.base import cli, config_argument, overrides_argument, read_config, verb
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
 # Options that are settings: the option's name and the setting it stands for.

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
-from bert_jax.cli.base import (
-    cli,
-    config_argument,
-    overrides_argument,
-    read_config,
-    verb,
-)
+from bert_jax.cli.base import cli, config_argument, overrides_argument, read_config, verb
 
 
 @cli.command()
@@ -49,16 +44,11 @@ def plan(
     config: str,
     overrides: tuple[str, ...],
     topologies: tuple[str, ...],
-    slices: int | None,
-    vocab_size: int | None,
     prices: str | None,
-    exact: bool,
-    fresh: bool,
-    save_executable: str | None,
     breakdown: bool,
-    suggest: bool | None,
     html: str | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Compile a run for a TPU that is not here: does it fit, how fast is it, what does it cost.
 
@@ -73,16 +63,7 @@ def plan(
     from bert_jax.verbs.plan import plan as run
 
     price_list = load_prices(prices)
-    plans = run(
-        read_config(config, overrides),
-        topologies,
-        slices=slices,
-        vocab_size=vocab_size,
-        exact=exact,
-        fresh=fresh,
-        suggest=suggest,
-        save_executable=save_executable,
-    )
+    plans = run(read_config(config, overrides), topologies, **options)
     if not plans:  # executables for CPU devices alone
         return
     if html is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -58,9 +59,7 @@ def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
 @config_argument
 @overrides_argument
 @click.option("--report", is_flag=True, help="Write OUTPUT.report.html: what is in the dataset.")
-@click.option(
-    "--inspect", type=click.IntRange(1), default=None, metavar="N", help="Print N examples."
-)
+@click.option("--inspect", type=click.IntRange(1), metavar="N", help="Print N examples.")
 @click.option(
     "--tfrecords", metavar="DIR", help="Also write TFRecords as google-research/bert does."
 )
@@ -72,14 +71,7 @@ def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
     help="Copies of each training example in the TFRecords, each masked independently.",
 )
 @verb
-def examples(
-    config: str,
-    overrides: tuple[str, ...],
-    report: bool,
-    inspect: int | None,
-    tfrecords: str | None,
-    copies: int,
-) -> None:
+def examples(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Make a dataset: text + tokenizer → two-span examples. With options: look at one, export it.
 
     A dataset that is there already is not made again, and its text is then not needed.
@@ -91,8 +83,7 @@ def examples(
     from bert_jax.verbs.examples import ExtraOutputs
     from bert_jax.verbs.examples import examples as run
 
-    extra = ExtraOutputs(report=report, inspect=inspect or 0, tfrecords=tfrecords, copies=copies)
-    run(loaded, extra=extra, console=spoken_console())
+    run(loaded, extra=ExtraOutputs(**options), console=spoken_console())
 
 
 @cli.command()
@@ -103,9 +94,7 @@ def examples(
 )
 @data_change_option
 @verb
-def pretrain(
-    config: str, overrides: tuple[str, ...], init_from: str | None, allow_data_change: bool
-) -> None:
+def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Pretrain: dataset → checkpoints. The same command again resumes.
 
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration, 3 stopped by a
@@ -125,13 +114,7 @@ def pretrain(
     require_inputs(inputs, loaded.mesh)
     with starting_jax():
         from bert_jax.verbs.pretrain import pretrain as run
-    outcome = run(
-        loaded,
-        init_from=init_from,
-        allow_data_change=allow_data_change,
-        started=process_started(),
-        console=spoken_console(),
-    )
+    outcome = run(loaded, started=process_started(), console=spoken_console(), **options)
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
 
@@ -147,26 +130,11 @@ def pretrain(
 @platform_option
 @mesh_option
 @verb
-def evaluate(
-    run_dir: str,
-    dataset: str | None,
-    split: str | None,
-    checkpoint: str,
-    batch_size: int | None,
-    platform: str,
-    mesh_settings: tuple[str, ...],
-) -> None:
+def evaluate(run_dir: str, platform: str, mesh_settings: tuple[str, ...], **options: Any) -> None:
     """Evaluate a run's checkpoint on held-out examples: of pretraining, or of its task."""
     with starting_jax():
         from bert_jax.verbs.evaluate import evaluate as run
-    run(
-        run_dir,
-        dataset=dataset,
-        split=split,
-        checkpoint=checkpoint,
-        batch_size=batch_size,
-        mesh=mesh_section(platform, mesh_settings),
-    )
+    run(run_dir, mesh=mesh_section(platform, mesh_settings), **options)
 
 
 @cli.command("fill-mask")
@@ -177,11 +145,7 @@ def evaluate(
 @mesh_option
 @verb
 def fill_mask(
-    run_dir: str,
-    texts: tuple[str, ...],
-    top_k: int,
-    checkpoint: str,
-    mesh_settings: tuple[str, ...],
+    run_dir: str, texts: tuple[str, ...], mesh_settings: tuple[str, ...], **options: Any
 ) -> None:
     """Show the most probable words for each [MASK]."""
     if not works_here(mesh_settings):
@@ -190,7 +154,7 @@ def fill_mask(
 
     with starting_jax():
         from bert_jax.verbs.fill_mask import fill_mask as run
-    run(run_dir, texts, top_k=top_k, checkpoint=checkpoint, console=Console())
+    run(run_dir, texts, console=Console(), **options)
 
 
 @cli.command()

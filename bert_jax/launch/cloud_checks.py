@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Final
 
 from bert_jax.errors import RunStopped, UserError, did_you_mean, first_line
-from bert_jax.launch.google_calls import GoogleCalls, emulated_channel, exceptions
+from bert_jax.launch.google_calls import GoogleCalls, exceptions
 from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.pace import NOT_INSTALLED, Pace
 from bert_jax.launch.preflight import PreflightFinding
@@ -35,11 +36,7 @@ def check_accelerators(job: Job, *, pace: Pace | None = None) -> Iterator[Prefli
     """
     project = job.submit.project or ""
     calls = GoogleCalls(project, "tpu", pace or Pace())
-    channel = emulated_channel()
-    if channel is not None:
-        client = tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=channel))
-    else:
-        client = calls.connected(tpu_v2.TpuClient)
+    client = calls.client(tpu_v2.TpuClient, TpuGrpcTransport)
     offered: dict[str, list[str]] = {}
     for placement in job.placements:
         zone, topology = placement.zone, placement.topology
@@ -103,17 +100,13 @@ def _compare(
 
 
 def _types(calls: GoogleCalls, client: tpu_v2.TpuClient, project: str, zone: str) -> list[str]:
-    found: list[str] = []
     request = tpu_v2.ListAcceleratorTypesRequest(parent=parent(project, zone), page_size=1000)
-    while True:
-        try:
-            page = calls.send(client.list_accelerator_types, request, what=f"TPUs of {zone}")
-        except exceptions.NotFound:
-            return found  # no such zone, or none with TPUs
-        found += [kind.type_ for kind in page.accelerator_types]
-        if not page.next_page_token:
-            return found
-        request.page_token = page.next_page_token
+    pages = calls.pages(client.list_accelerator_types, request, what=f"TPUs of {zone}")
+    found: list[str] = []
+    with contextlib.suppress(exceptions.NotFound):  # no such zone, or none with TPUs
+        for page in pages:
+            found += [kind.type_ for kind in page.accelerator_types]
+    return found
 
 
 def _limit(calls: GoogleCalls, project: str, quota: str, zone: str) -> int | None:
@@ -123,12 +116,7 @@ def _limit(calls: GoogleCalls, project: str, quota: str, zone: str) -> int | Non
         UserError: no permission, or the API is not enabled.
         RunStopped: no answer.
     """
-    channel = emulated_channel()
-    if channel is not None:
-        transport = CloudQuotasGrpcTransport(channel=channel)
-        client = cloudquotas_v1.CloudQuotasClient(transport=transport)
-    else:
-        client = calls.connected(cloudquotas_v1.CloudQuotasClient)
+    client = calls.client(cloudquotas_v1.CloudQuotasClient, CloudQuotasGrpcTransport)
     name = f"projects/{project}/locations/global/services/tpu.googleapis.com/quotaInfos/{quota}"
     request = cloudquotas_v1.GetQuotaInfoRequest(name=name)
     info = calls.send(client.get_quota_info, request, what=f"quota {quota}")

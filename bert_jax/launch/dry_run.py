@@ -60,13 +60,6 @@ def money(placement: JobPlacement) -> str:
     return ", ".join(parts)
 
 
-def place(placement: JobPlacement) -> str:
-    """Returns where an attempt runs: ``4 × v5e:4x4 in us-west4-a``."""
-    slices = f"{placement.slices} × " if placement.slices > 1 else ""
-    zone = f" in {placement.zone}" if placement.zone else ""
-    return f"{slices}{placement.on}{zone}"
-
-
 def _beginning(job: Job, written: Sequence[str]) -> Iterator[str]:
     files = JobFiles(job.directory)
     yield f"Dry run of job {job.name}: nothing is made, nothing is asked for."
@@ -90,8 +83,8 @@ def _uploads(uploads: Sequence[Upload]) -> Iterator[str]:
 def _lines(job: Job, launcher: Launcher, config: str, script: str) -> Iterator[str]:
     for number, placement in enumerate(job.placements, start=1):
         which = "First" if number == 1 else "If that has no quota or capacity"
-        yield from _title(f"{which}: {place(placement)}")
-        yield f"{money(placement)}"
+        yield from _title(f"{which}: {placement.place}")
+        yield money(placement)
         for request in launcher.render(Attempt(job, number, placement)):
             yield f"\n{request.what}:\n"
             yield textwrap.indent(request.body.rstrip(), "    ")

@@ -9,7 +9,7 @@ import dataclasses
 import datetime
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 from bert_jax.errors import UserError
@@ -88,16 +88,27 @@ class GoogleCalls:
             pace=self.pace,
         )
 
-    def connected(self, make: Callable[[], Answer]) -> Answer:
-        """Returns a client, which finds its credentials when it is made.
+    def client(self, make: Callable[..., Answer], transport: Callable[..., Any]) -> Answer:
+        """Returns a client, which finds its credentials when it is made; of the stand-in, if any.
 
         Raises:
-            UserError: there are none.
+            UserError: there are none, or the stand-in's address is not this machine's.
         """
+        if (channel := _emulated_channel()) is not None:
+            return make(transport=transport(channel=channel))
         address = f"{self.service}.googleapis.com"
         return persistently(
             make, what=address, judge=lambda error: self._judge(error, address), pace=self.pace
         )
+
+    def pages(self, method: Callable[..., Answer], request: Any, *, what: str) -> Iterator[Answer]:
+        """Yields the pages of a list, as `send` returns them."""
+        while True:
+            page: Any = self.send(method, request, what=what)
+            yield page
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
 
     def _judge(self, error: Exception, what: str) -> Again | Exception:
         if isinstance(error, _PASSING):
@@ -133,15 +144,12 @@ class GoogleCalls:
         return f"{where}: no permission ({reason}); needed: {role}"
 
 
-def emulated_channel() -> grpc.Channel | None:
-    """Returns a connection to the services' stand-in on this machine, None if there is none.
-
-    Raises:
-        UserError: its address is not this machine's: what is sent there is not encrypted.
-    """
+def _emulated_channel() -> grpc.Channel | None:
+    """Returns a connection to the services' stand-in on this machine, None if there is none."""
     address = os.environ.get(EMULATOR)
     if not address:
         return None
+    # What is sent there is not encrypted.
     if address.rpartition(":")[0] not in ("127.0.0.1", "localhost", "[::1]"):
         raise UserError(f'{EMULATOR}: found "{address}", allowed: 127.0.0.1:PORT')
     return grpc.insecure_channel(address)

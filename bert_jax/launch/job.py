@@ -46,6 +46,12 @@ class JobPlacement(Section):
         """One slice; None for ``local``."""
         return None if self.on == "local" else parse_topology(self.on)
 
+    @property
+    def place(self) -> str:
+        """For eyes: ``4 × v5e:4x4 in us-west4-a``."""
+        slices = f"{self.slices} × " if self.slices > 1 else ""
+        return f"{slices}{self.on}{f' in {self.zone}' if self.zone else ''}"
+
 
 class Job(Section):
     """All that is decided when a job is submitted, kept as ``job.json`` in its directory.

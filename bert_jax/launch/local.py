@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 
@@ -68,7 +69,7 @@ class LocalLauncher:
         directory = self._of(attempt)
         record = directory / _RECORD
         if record.exists():
-            found = read_json_object(_epath(record))
+            found = _read(directory)
             if found["directory"] != str(attempt.job.directory):
                 raise UserError(
                     f"{attempt.resource}: is a machine of {found['directory']}; allowed: another "
@@ -101,17 +102,17 @@ class LocalLauncher:
 
     def delete(self, attempt: Attempt) -> None:
         """Ends the hosts, which may save first."""
-        self._delete(self._of(attempt), grace_seconds=self._grace_seconds)
+        self._delete(self._of(attempt))
 
     def remove(self, existing: Existing) -> None:
         """Ends the hosts of something that exists, whoever made it."""
-        self._delete(self._directory / existing.resource, grace_seconds=self._grace_seconds)
+        self._delete(self._directory / existing.resource)
 
     def existing(self) -> list[Existing]:
         """Returns all machines of this user's jobs; those whose processes live count as billing."""
         found = []
         for record in sorted(self._directory.glob(f"*/{_RECORD}")):
-            values = read_json_object(_epath(record))
+            values = _read(record.parent)
             state = self._observe(record.parent).state
             found.append(
                 Existing(
@@ -131,16 +132,15 @@ class LocalLauncher:
     def _observe(self, directory: Path) -> Observation:
         if not (directory / _RECORD).exists():
             return Observation(State.ABSENT)
-        record = read_json_object(_epath(directory / _RECORD))
         hosts = LocalMachine(directory)
-        if any(hosts.alive(worker) for worker in range(record["hosts"])):
+        if any(hosts.alive(worker) for worker in range(_read(directory)["hosts"])):
             return Observation(State.ACTIVE)
         return Observation(State.FAILED, "no process of it lives")
 
-    def _delete(self, directory: Path, *, grace_seconds: float) -> None:
+    def _delete(self, directory: Path) -> None:
         if (directory / _RECORD).exists():
-            record = read_json_object(_epath(directory / _RECORD))
-            LocalMachine(directory).kill(range(record["hosts"]), grace_seconds=grace_seconds)
+            hosts = range(_read(directory)["hosts"])
+            LocalMachine(directory).kill(hosts, grace_seconds=self._grace_seconds)
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -153,8 +153,8 @@ def _told(attempt: Attempt, worker: int, *, port: int) -> dict[str, str]:
     return told
 
 
-def _epath(path: Path) -> epath.Path:
-    return epath.Path(path)
+def _read(directory: Path) -> dict[str, Any]:
+    return read_json_object(epath.Path(directory / _RECORD))
 
 
 def _free_port() -> int:

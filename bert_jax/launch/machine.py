@@ -40,8 +40,7 @@ PAUSE_SECONDS: Final = "BERT_JAX_PAUSE_SECONDS"
 
 def metadata(attempt: Attempt) -> dict[str, str]:
     """Returns the attributes of the metadata of an attempt's machines, but for the script."""
-    values = {JOB: str(attempt.job.directory), ATTEMPT: str(attempt.number)}
-    return {attribute(name): value for name, value in values.items()}
+    return {attribute(name): value for name, value in environment(attempt).items()}
 
 
 def attribute(name: str) -> str:

@@ -63,9 +63,7 @@ def _judge(existing: Existing, launcher: Launcher, bucket: str | None) -> Found:
         job, state = read_job(files), read_state(files)
     except (UserError, RunStopped, OSError) as error:
         return Found(existing, launcher, "", f"its job cannot be read: {error}")
-    attempts = [
-        Attempt(job, record.number, job.placements[record.placement]) for record in state.attempts
-    ]
+    attempts = [record.of(job) for record in state.attempts]
     attempt = next((each for each in attempts if each.resource == existing.resource), None)
     if attempt is None:
         return Found(existing, launcher, "", "no attempt of its job has this name")

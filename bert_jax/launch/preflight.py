@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import uuid
@@ -63,25 +64,35 @@ class Inputs:
     others: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def check_inputs(inputs: Inputs) -> Iterator[PreflightFinding]:
-    """Yields whether tokenizer and datasets are there, whole, and of each other.
+@contextlib.contextmanager
+def _looking(key: str, findings: list[PreflightFinding]) -> Iterator[None]:
+    """Adds a finding where the look at something fails."""
+    try:
+        yield
+    except UserError as error:
+        findings.append(PreflightFinding("wrong", f"{key}: {error}"))
+    except RunStopped as error:
+        findings.append(PreflightFinding("unknown", f"{key}: {error}"))
+
+
+def check_inputs(inputs: Inputs) -> list[PreflightFinding]:
+    """Returns whether tokenizer and datasets are there, whole, and of each other.
 
     Sizes are compared here, every byte's SHA-256 on the hosts when they have copied it.
     """
-    wanted = None
+    wanted, found = None, []
     if inputs.tokenizer is not None:
-        try:
+        with _looking("tokenizer", found):
             wanted = load_tokenizer(inputs.tokenizer).hash
-        except UserError as error:
-            yield PreflightFinding("wrong", f"tokenizer: {error}")
-        except RunStopped as error:
-            yield PreflightFinding("unknown", f"tokenizer: {error}")
-        else:
-            yield PreflightFinding("fine", f"tokenizer {inputs.tokenizer} ({wanted[:12]})")
+            line = f"tokenizer {inputs.tokenizer} ({wanted[:12]})"
+            found.append(PreflightFinding("fine", line))
     for key, path in inputs.datasets.items():
-        yield _dataset(key, path, wanted)
+        with _looking(key, found):
+            found.append(_dataset(key, path, wanted))
     for key, path in inputs.others.items():
-        yield _there(key, path)
+        with _looking(key, found):
+            found.append(_there(key, path))
+    return found
 
 
 def check_layout(placements: Sequence[JobPlacement], inputs: Inputs) -> Iterator[PreflightFinding]:
@@ -108,28 +119,27 @@ def check_layout(placements: Sequence[JobPlacement], inputs: Inputs) -> Iterator
                 )
 
 
-def check_bucket(job: Job) -> Iterator[PreflightFinding]:
-    """Yields whether the bucket can be written, and lies where the machines are."""
-    bucket = job.submit.bucket or ""
-    if not is_remote(bucket):
-        return
-    probe = CloudObject(f"{bucket}/jobs/.preflight-{uuid.uuid4().hex}")
-    try:
-        generation = probe.write(b"", replaces=0)
-        if generation is not None:
-            probe.delete(generation=generation)
-        where = probe.location()
-    except UserError as error:
-        yield PreflightFinding("wrong", f"submit.bucket: {error}")
-        return
-    except RunStopped as error:
-        yield PreflightFinding("unknown", f"submit.bucket: {error}")
-        return
+def check_bucket(job: Job) -> list[PreflightFinding]:
+    """Returns whether the bucket can be written, and lies where the machines are."""
+    bucket, found = job.submit.bucket or "", []
+    if is_remote(bucket):
+        with _looking("submit.bucket", found):
+            probe = CloudObject(f"{bucket}/jobs/.preflight-{uuid.uuid4().hex}")
+            generation = probe.write(b"", replaces=0)
+            if generation is not None:
+                probe.delete(generation=generation)
+            found += _of_location(bucket, probe.location(), job.placements)
+    return found
+
+
+def _of_location(
+    bucket: str, where: str | None, placements: Sequence[JobPlacement]
+) -> Iterator[PreflightFinding]:
     if where is None:
         yield PreflightFinding("unknown", f"where {bucket} lies: no permission storage.buckets.get")
         return
     yield PreflightFinding("fine", f"{bucket} can be written; it lies in {where}")
-    for placement in job.placements:
+    for placement in placements:
         if placement.zone is not None and not _near(where, placement.zone):
             line = f"{bucket} lies in {where}: reading it from {placement.zone} is slow and costs"
             yield PreflightFinding("warning", line, placement)
@@ -155,30 +165,18 @@ def refuse(
 
 
 def _there(key: str, path: str) -> PreflightFinding:
-    try:
-        there = epath.Path(path).exists()
-    except UserError as error:
-        return PreflightFinding("wrong", f"{key}: {error}")
-    except RunStopped as error:
-        return PreflightFinding("unknown", f"{key}: {error}")
-    if there:
+    if epath.Path(path).exists():
         return PreflightFinding("fine", f"{key}: {path}")
     instead = next((text for name, text in _INSTEAD.items() if key.startswith(name)), "")
     return PreflightFinding("wrong", f"{key}: {path}{_GONE}{instead}")
 
 
 def _dataset(key: str, path: str, tokenizer: str | None) -> PreflightFinding:
-    try:
-        if is_google_bert(path):
-            return PreflightFinding(
-                "fine", f"{key}: {path}: TFRecords; which tokenizer made them is unknown"
-            )
-        found = read_provenance(path).tokenizer_hash
-        check_files(path)
-    except UserError as error:
-        return PreflightFinding("wrong", f"{key}: {error}")
-    except RunStopped as error:
-        return PreflightFinding("unknown", f"{key}: {error}")
+    if is_google_bert(path):
+        line = f"{key}: {path}: TFRecords; which tokenizer made them is unknown"
+        return PreflightFinding("fine", line)
+    found = read_provenance(path).tokenizer_hash
+    check_files(path)
     if tokenizer is not None and found != tokenizer:
         return PreflightFinding(
             "wrong",

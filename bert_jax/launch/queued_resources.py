@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from bert_jax.errors import UserError, first_line
 from bert_jax.launch import machine
-from bert_jax.launch.google_calls import GoogleCalls, emulated_channel, exceptions
+from bert_jax.launch.google_calls import GoogleCalls, exceptions
 from bert_jax.launch.job import JOB_LABEL, Attempt, JobFiles
 from bert_jax.launch.launcher import Existing, Observation, Request, State, Unavailable
 from bert_jax.launch.pace import NOT_INSTALLED, Pace
@@ -119,10 +119,7 @@ class QueuedResources:
 
     @functools.cached_property
     def _client(self) -> tpu_v2.TpuClient:
-        channel = emulated_channel()
-        if channel is not None:
-            return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=channel))
-        return self._calls.connected(tpu_v2.TpuClient)
+        return self._calls.client(tpu_v2.TpuClient, TpuGrpcTransport)
 
     def _name(self, attempt: Attempt) -> str:
         project, zone, _ = place(attempt)
@@ -162,22 +159,17 @@ class QueuedResources:
 
     def _pages(self, kind: Literal["queued_resources", "nodes"]) -> Iterator[Any]:
         """Yields all of a kind in all zones."""
-        where, token = parent(self._project, "-"), ""
-        while True:
-            if kind == "nodes":
-                request, method = tpu_v2.ListNodesRequest, self._client.list_nodes
-            else:
-                request = tpu_v2.ListQueuedResourcesRequest
-                method = self._client.list_queued_resources
-            page = self._calls.send(
-                method, request(parent=where, page_token=token), what=f"list of {kind}"
-            )
+        client, request = self._client, tpu_v2.ListNodesRequest
+        if kind == "queued_resources":
+            request = tpu_v2.ListQueuedResourcesRequest
+        everywhere = request(parent=parent(self._project, "-"))
+        page: Any
+        for page in self._calls.pages(
+            getattr(client, f"list_{kind}"), everywhere, what=f"list of {kind}"
+        ):
             yield from getattr(page, kind)
             if page.unreachable:
                 _log.warning("zones that did not answer: %s", ", ".join(page.unreachable))
-            token = page.next_page_token
-            if not token:
-                return
 
 
 def _labels(resource: tpu_v2.QueuedResource) -> Mapping[str, str]:

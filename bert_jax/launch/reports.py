@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from bert_jax.errors import RunStopped, UserError, first_line
@@ -75,12 +74,7 @@ class Reports:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._closed = True
         self._wake.set()
         self._thread.join()

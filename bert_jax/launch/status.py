@@ -162,18 +162,11 @@ def _job_status(
     if not state.attempts:
         return found
     recent = state.attempts[-_RECENT_ATTEMPTS:]
-    told = {record.number: read_hosts(files, _attempt(job, record)) for record in recent}
+    told = {record.number: read_hosts(files, record.of(job)) for record in recent}
     last = state.attempts[-1]
-    attempt = _attempt(job, last)
+    attempt = last.of(job)
     seen, at = _observe(attempt, last, state, launcher, now=now)
-    restarts = sorted(
-        (
-            restart
-            for record in state.attempts
-            for restart in _restarts(record, told.get(record.number))
-        ),
-        key=lambda restart: restart.at,
-    )
+    restarts = [each for one in state.attempts for each in _restarts(one, told.get(one.number))]
     return found.model_copy(
         update={
             "attempt": last.number,
@@ -182,13 +175,9 @@ def _job_status(
             "machines_message": seen.message,
             "machines_seen": at,
             "hosts": _count(told[last.number]),
-            "restarts": tuple(restarts),
+            "restarts": tuple(sorted(restarts, key=lambda restart: restart.at)),
         }
     )
-
-
-def _attempt(job: Job, record: AttemptRecord) -> Attempt:
-    return Attempt(job, record.number, job.placements[record.placement])
 
 
 def _count(hosts: Hosts) -> dict[str, int]:

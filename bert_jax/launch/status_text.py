@@ -38,15 +38,12 @@ def _of_machines(job: JobStatus, status: Status) -> Iterator[tuple[str, str]]:
     if job.placement is None:
         yield "machines", "none was asked for yet"
         return
-    where = f" in {job.placement.zone}" if job.placement.zone else ""
-    count = f"{job.placement.slices} × " if job.placement.slices > 1 else ""
-    text = f"attempt {job.attempt}, {count}{job.placement.on}{where}: {job.machines.value}"
+    text = f"attempt {job.attempt}, {job.placement.place}: {job.machines.value}"
     if job.machines_message:
         text += f" ({job.machines_message})"
     yield "machines", text + _age(job.machines_seen, status.at)
     if job.hosts and job.outcome is None:
-        states = ", ".join(f"{count} {state}" for state, count in sorted(job.hosts.items()))
-        yield "hosts", states
+        yield "hosts", ", ".join(f"{count} {state}" for state, count in sorted(job.hosts.items()))
     if job.outcome is None:
         seen = "never" if job.watched is None else f"last at {_time(job.watched)}"
         yield "supervisor", seen + _age(job.watched, status.at)

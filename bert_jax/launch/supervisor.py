@@ -15,7 +15,7 @@ from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.lock import Lock
 from bert_jax.launch.heartbeats import Hosts, Silence, read_hosts
-from bert_jax.launch.job import Attempt, JobFiles
+from bert_jax.launch.job import JobFiles
 from bert_jax.launch.launcher import Launcher, OutOfQuota, State
 from bert_jax.launch.limits import next_placement, reached
 from bert_jax.launch.post_mortem import newest_dump
@@ -162,7 +162,7 @@ class Supervisor:
         return self._create(record)
 
     def _create(self, record: AttemptRecord) -> None:
-        attempt = self._attempt(record)
+        attempt = record.of(self.job)
         try:
             self._launcher.create(attempt)
         except OutOfQuota as error:
@@ -170,13 +170,11 @@ class Supervisor:
         except UserError as error:
             self._mistake = error
             return self._finish("failed", str(error))
-        place = attempt.placement
-        where = f"{place.slices} × {place.on}" if place.slices > 1 else place.on
-        self._tell(f"asked for {where}{f' in {place.zone}' if place.zone else ''}")
+        self._tell(f"asked for {attempt.placement.place}")
         return self._change(created=self._clock(), state=State.WAITING)
 
     def _observe(self, record: AttemptRecord) -> None:
-        seen = self._launcher.observe(self._attempt(record))
+        seen = self._launcher.observe(record.of(self.job))
         now = self._clock()
         if seen.state is not record.state:
             self._tell(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
@@ -204,7 +202,7 @@ class Supervisor:
     def _hosts(self, record: AttemptRecord) -> Hosts | None:
         """Returns what hosts say; None while that cannot be read."""
         try:
-            hosts = read_hosts(self._files, self._attempt(record))
+            hosts = read_hosts(self._files, record.of(self.job))
         except _PASSING as error:
             self._tell(f"what its hosts say cannot be read: {error}")
             self._silence.forgive()
@@ -236,7 +234,7 @@ class Supervisor:
 
     def _delete(self, record: AttemptRecord) -> None:
         try:
-            self._launcher.delete(self._attempt(record))
+            self._launcher.delete(record.of(self.job))
         except UserError as error:
             if record.created is not None:
                 raise UserError(f"cannot be deleted and may bill: {error}") from error
@@ -254,9 +252,6 @@ class Supervisor:
         dump = newest_dump(self.job.run_dir)
         return "" if dump is None or dump in said else f"; see `bert-jax replay {dump}`"
 
-    def _attempt(self, record: AttemptRecord) -> Attempt:
-        return Attempt(self.job, record.number, self.job.placements[record.placement])
-
     def _change(self, **changes: object) -> None:
         self.state = self.state.with_last(**changes)
 
@@ -268,7 +263,7 @@ class Supervisor:
         """Says what has changed, once."""
         name = self.job.name
         if self.state.attempts:
-            name = self._attempt(self.state.attempts[-1]).resource
+            name = self.state.attempts[-1].of(self.job).resource
         if (said := f"{name}: {line}") != self._said:
             self._said, self._told_at = said, self._clock()
             self._say(said)

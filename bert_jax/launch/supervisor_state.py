@@ -9,7 +9,7 @@ import pydantic
 
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
-from bert_jax.launch.job import Job, JobFiles, JobPlacement
+from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import State
 from bert_jax.section import Section, as_tuple
 from bert_jax.validation import validate
@@ -48,6 +48,10 @@ class AttemptRecord(Section):
     reason: str = ""
     deleted: float | None = None
     step: int | None = None
+
+    def of(self, job: Job) -> Attempt:
+        """Returns the attempt itself."""
+        return Attempt(job, self.number, job.placements[self.placement])
 
     def hours(self, now: float) -> float:
         """Returns for how long it has billed until a time."""

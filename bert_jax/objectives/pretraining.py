@@ -31,8 +31,8 @@ from bert_jax.runs.execution import suited_to
 from bert_jax.runs.lock import hold_run
 from bert_jax.task import Objective, Params
 from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_selection import CheckpointSelection
-from bert_jax.train.checkpoint_store import CheckpointReader
 from bert_jax.train.compiled import COMPILER, Compile
 from bert_jax.train.executables import Executables
 from bert_jax.train.loop import Outcome, train
@@ -207,7 +207,7 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
 
 
 def _origin(
-    plan: PretrainPlan, root: epath.Path, checkpoints: CheckpointReader, *, console: Console
+    plan: PretrainPlan, root: epath.Path, checkpoints: Checkpointer, *, console: Console
 ) -> dict[str, Any]:
     """Returns what provenance.json says of the run; a run that goes on keeps what it has."""
     origin = {**plan.data._asdict(), "init_from": plan.settings.init_from}

@@ -26,7 +26,7 @@ from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.directory import PROVENANCE, Run
 from bert_jax.runs.resume_check import SettingChange, find_changes, refuse_other_settings
-from bert_jax.train.checkpoint_store import CheckpointReader
+from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.progress import IMPORTED, TrainProgress
 from bert_jax.train.sections import TrainSection
 
@@ -41,7 +41,7 @@ class DataFingerprints(NamedTuple):
 def check_resume(
     run: Run,
     settings: PretrainSettings,
-    checkpoints: CheckpointReader,
+    checkpoints: Checkpointer,
     *,
     data: DataFingerprints,
     console: Console,

@@ -10,7 +10,6 @@ from jax.sharding import Mesh
 from bert_jax.runs.directory import CHECKPOINTS
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_local import LocalCheckpoints
-from bert_jax.train.checkpoint_store import CheckpointReader, CheckpointWriter
 from bert_jax.train.checkpoint_tiers import TieredCheckpoints
 from bert_jax.train.messages import warn_aloud
 from bert_jax.train.sections import CheckpointSection
@@ -18,7 +17,7 @@ from bert_jax.train.sections import CheckpointSection
 DEFAULTS: Final = CheckpointSection()
 
 
-def open_checkpoints(run_dir: epath.PathLike) -> CheckpointReader:
+def open_checkpoints(run_dir: epath.PathLike) -> Checkpointer:
     """Opens a run's checkpoints to read them; nothing in the directory is changed."""
     return Checkpointer(epath.Path(run_dir) / CHECKPOINTS, DEFAULTS, read_only=True, say=warn_aloud)
 
@@ -29,7 +28,7 @@ def write_checkpoints(
     *,
     save_bytes: int | None = None,
     mesh: Mesh | None = None,
-) -> CheckpointWriter:
+) -> Checkpointer:
     """Opens a run's checkpoints to add to them. The caller must be the run's only writer.
 
     Args:

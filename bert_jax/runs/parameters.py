@@ -14,7 +14,7 @@ from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.checkpoints import open_checkpoints
 from bert_jax.runs.directory import Run
 from bert_jax.task import Params
-from bert_jax.train.checkpoint_store import CheckpointReader
+from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.state import ModelDefinition, abstract_params, abstract_state, define_model
 
 
@@ -69,7 +69,7 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
     return find_moments(restored.opt_state)
 
 
-def find_step(checkpoints: CheckpointReader, asked: str, *, where: str) -> int:
+def find_step(checkpoints: Checkpointer, asked: str, *, where: str) -> int:
     """Returns the step that `last`, `best` or a number asks for.
 
     Args:

@@ -13,7 +13,6 @@ from bert_jax.files.remote import is_remote
 from bert_jax.task import Params
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
 from bert_jax.train.checkpoint_orbax import OrbaxFiles, SaveFailed
-from bert_jax.train.checkpoint_store import OPTIMIZER, PARAMS, PROGRESS
 from bert_jax.train.checkpoint_trees import (
     as_saved,
     as_wanted,
@@ -22,7 +21,7 @@ from bert_jax.train.checkpoint_trees import (
     with_optimizer,
 )
 from bert_jax.train.finite import refuse_non_finite
-from bert_jax.train.manifest import SelectionScore
+from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState
 
@@ -32,7 +31,10 @@ class Checkpointer:
 
     Parameters and optimizer are separate items of plain nested dicts, so that evaluation, export
     and fine-tuning read the parameters alone. Saving is asynchronous; leaving the context waits.
-    Nothing is restored before its files were compared with the checkpoint's manifest.
+    Arrays are read into the layout of the abstract ones, whose mesh need not be that of saving.
+    Nothing is restored before its files were compared, once, with the checkpoint's manifest. A file
+    that differs is a UserError; so is a tensor that is missing, unexpected, not finite, or of
+    another shape or dtype.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Checkpointer:
         self._failed: RunStopped | None = None  # of the last save, if it did
 
     def latest_step(self) -> int | None:
-        """Returns the step of the newest whole checkpoint, all of its files compared.
+        """Returns the step of the newest whole checkpoint; one that is not is passed over, aloud.
 
         Raises:
             UserError: there are checkpoints, and none is whole.
@@ -80,16 +82,15 @@ class Checkpointer:
         return self._found.newest(None)
 
     def latest_params(self) -> int | None:
-        """Returns the step of the newest checkpoint whose parameters are whole.
-
-        Raises:
-            UserError: there are checkpoints, and none is whole.
-        """
+        """Returns the step of the newest checkpoint whose parameters are whole, as above."""
         self._settle()
         return self._found.newest((PARAMS,))
 
     def best_step(self) -> int | None:
-        """Returns the step of the best checkpoint whose parameters are whole; None without one."""
+        """Returns the step with the best selection score and whole parameters; None without one.
+
+        Scores of another phase or of other validation data than the newest are not compared.
+        """
         self._settle()
         return self._found.best((PARAMS,))
 
@@ -113,21 +114,29 @@ class Checkpointer:
     ) -> None:
         """Starts saving the state as `step`; the next save or leaving the context waits for it.
 
+        Args:
+            state: of a run that is healthy.
+            step: optimizer steps done, the same number as in the state.
+            progress: plain JSON: data position, phase, metrics not yet reported.
+            selection_score: of an evaluation at this step.
+
         Raises:
             RunStopped: this or the save before failed, and `on_error` is `stop`.
         """
-        items = {
-            PARAMS: state.params,
-            OPTIMIZER: optimizer_tree(state),
-            PROGRESS: dict(progress),
-        }
-        self._save(step, items, selection_score)
+        parts = {PARAMS: state.params, OPTIMIZER: optimizer_tree(state), PROGRESS: dict(progress)}
+        self._save(step, parts, selection_score)
 
     def save_local(self, state: TrainState, *, step: int, progress: Mapping[str, Any]) -> None:
         """Does nothing: see `bert_jax.train.checkpoint_tiers`."""
 
     def not_saved(self, step: int, reason: str) -> None:
-        """See `CheckpointWriter`."""
+        """Answers to what keeps a step from being saved before its save begins, as to a failed one.
+
+        Each process must call it.
+
+        Raises:
+            RunStopped: `on_error` is `stop`.
+        """
         self._settle()
         if step not in self._found.steps():
             self._fail(step, SaveFailed(reason))
@@ -145,12 +154,7 @@ class Checkpointer:
         self._save(step, {PARAMS: params}, selection_score)
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
-        """Reads everything but the parameters, which stay as `abstract` has them.
-
-        Raises:
-            UserError: a file is damaged, or a tensor is missing, unexpected, not finite, or of
-                another shape or dtype.
-        """
+        """Reads everything but the parameters, which stay as `abstract` has them."""
         saved = self._restore(optimizer_tree(abstract), step=step, item=OPTIMIZER)
         return with_optimizer(abstract, saved)
 
@@ -168,12 +172,7 @@ class Checkpointer:
         return self._files.read_json(self._path / str(step) / PROGRESS)
 
     def restore_params(self, abstract_params: Params, *, step: int) -> Params:
-        """Reads the parameters alone.
-
-        Raises:
-            UserError: a file is damaged, or a tensor is missing, unexpected, not finite, or of
-                another shape or dtype.
-        """
+        """Reads the parameters alone."""
         return self._restore(abstract_params, step=step, item=PARAMS)
 
     def wait(self) -> None:

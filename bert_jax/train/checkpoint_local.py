@@ -34,7 +34,7 @@ from bert_jax.train.agreement import from_all_processes, from_first_process
 from bert_jax.train.finite import refuse_non_finite
 from bert_jax.train.manifest import Damage, read_manifest, verify, write_manifest
 from bert_jax.train.sections import LocalCheckpointSection
-from bert_jax.train.state import TrainState
+from bert_jax.train.state import TrainState, named, piece_name
 
 STARTS: Final = "local_checkpoints.json"  # in the run directory
 _KEPT_STARTS: Final = 64
@@ -131,11 +131,11 @@ class LocalCheckpoints:
         """
         self.wait()
         pieces: dict[str, np.ndarray] = {}
-        for name, leaf in _named(state):
-            shards = {
-                _range(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards
+        for name, leaf in named(state):
+            pieces |= {
+                piece_name(name, shard.index, leaf.shape): shard.data
+                for shard in leaf.addressable_shards
             }
-            pieces |= {f"{name}@{key}": data for key, data in shards.items()}
         held = jax.device_get(pieces)
         if jax.default_backend() == "cpu":  # the next step overwrites what this would be a view of
             held = {name: np.array(piece) for name, piece in held.items()}
@@ -151,10 +151,10 @@ class LocalCheckpoints:
         with np.load(self._path / str(step) / _PIECES, allow_pickle=False) as pieces:
 
             def read(path: Any, leaf: Any) -> jax.Array:
-                name = _name(path)
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
 
                 def piece(index: Any) -> np.ndarray:
-                    key = f"{name}@{_range(index, leaf.shape)}"
+                    key = piece_name(name, index, leaf.shape)
                     if key not in pieces:
                         raise UserError(
                             f"{self._path / str(step)}: {key} is missing; allowed: the mesh "
@@ -261,17 +261,3 @@ def _register(path: epath.Path) -> list[str]:
     starts = [*map(str, starts), uuid.uuid4().hex][-_KEPT_STARTS:]
     write_whole(path, json.dumps({"starts": starts}))
     return starts
-
-
-def _named(state: TrainState) -> list[tuple[str, jax.Array]]:
-    return [(_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)]
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _range(index: Sequence[slice], shape: Sequence[int]) -> str:
-    """Returns which part of an array a piece is: ``0:32,16:32``; of a scalar, nothing."""
-    bounds = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
-    return ",".join(f"{start}:{stop}" for start, stop in bounds)

@@ -39,11 +39,7 @@ class TieredCheckpoints(Checkpointer):
         self._local, self._chosen = local, -1  # the local step that the run goes on from
 
     def latest_step(self) -> int | None:
-        """Returns the newest step that is whole, on all hosts or in the run directory.
-
-        Raises:
-            UserError: there are checkpoints, and none is whole.
-        """
+        """Returns the newest step that is whole, on all hosts or in the run directory."""
         newest = max(self.all_steps(), default=0)
         found = self._local.newest(above=newest)
         self._chosen = -1 if found is None else found

@@ -27,7 +27,7 @@ from bert_jax.section import Section
 from bert_jax.train.bad_steps import BadStep
 from bert_jax.train.progress import TrainProgress
 from bert_jax.train.spec import TrainSpec
-from bert_jax.train.state import TrainState
+from bert_jax.train.state import TrainState, named, piece_name
 from bert_jax.train.step import StepFigures
 from bert_jax.validation import validate
 
@@ -106,7 +106,7 @@ def write_dump(
     folder = spec.run_dir / f"bad_step_{bad.step}"
     process = jax.process_index()
     for stem, tree in ((BATCH, batch), (STATE, state)):
-        pieces = {key: piece for name, leaf in _named(tree) for key, piece in _pieces(name, leaf)}
+        pieces = {key: piece for name, leaf in named(tree) for key, piece in _pieces(name, leaf)}
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(folder / f"{stem}_{process}.npz") as path, path.open("wb") as file:
             np.savez(file, allow_pickle=False, **pieces)
@@ -117,7 +117,7 @@ def write_dump(
         reason=bad.reason,
         figures=dict(bad.figures),
         gradient_norms={
-            name: tuple(np.ravel(norm).astype(float).tolist()) for name, norm in _named(norms)
+            name: tuple(np.ravel(norm).astype(float).tolist()) for name, norm in named(norms)
         },
         accumulation=spec.phases[progress.phase].accumulation,
         task=dict(spec.task_facts),
@@ -218,26 +218,17 @@ def _damaged(path: epath.Path) -> Iterator[None]:
         raise UserError(f"{path}: damaged, or no .npz ({error})") from error
 
 
-def _named(tree: Any) -> Iterator[tuple[str, Any]]:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield jax.tree_util.keystr(path, simple=True, separator="/"), leaf
-
-
 def _shapes(tree: Any) -> dict[str, TensorShape]:
     return {
-        name: TensorShape(shape=leaf.shape, dtype=str(leaf.dtype)) for name, leaf in _named(tree)
+        name: TensorShape(shape=leaf.shape, dtype=str(leaf.dtype)) for name, leaf in named(tree)
     }
 
 
 def _pieces(name: str, array: jax.Array) -> Iterator[tuple[str, np.ndarray]]:
     """Yields what this process holds of an array, of several replicas the first, with its place."""
     for shard in array.addressable_shards:
-        if shard.replica_id:
-            continue
-        places = zip(shard.index, array.shape, strict=True)
-        spans = [at.indices(size)[:2] for at, size in places]
-        index = ",".join(f"{start}:{stop}" for start, stop in spans)
-        yield f"{name}@{index}", jax.device_get(shard.data)
+        if not shard.replica_id:
+            yield piece_name(name, shard.index, array.shape), jax.device_get(shard.data)
 
 
 def _dtype(tensor: TensorShape, folder: epath.Path) -> np.dtype[Any]:

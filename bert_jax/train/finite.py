@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.errors import UserError
+from bert_jax.train.state import named
 
 
 def refuse_non_finite(tree: Any, *, where: str) -> None:
@@ -20,11 +21,7 @@ def refuse_non_finite(tree: Any, *, where: str) -> None:
     Raises:
         UserError: naming the first array that is not finite.
     """
-    leaves = [
-        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    ]
+    leaves = [(n, leaf) for n, leaf in named(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     finite = jax.device_get(_all_finite([leaf for _, leaf in leaves]))
     for (name, leaf), sound in zip(leaves, finite, strict=True):
         if not sound:

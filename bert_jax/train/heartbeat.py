@@ -19,7 +19,7 @@ HEARTBEAT: Final = "BERT_JAX_HEARTBEAT"
 """The environment variable that names the file."""
 
 
-class Heartbeat:
+class Heartbeat(Writer):
     """A writer that passes everything on, and keeps the last figures in a file.
 
     ``{"step": 120, "loss": 6.9, "goodput": {"train": 0.9, …}}``, written whole at every report.

@@ -21,6 +21,11 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.checksum import sha256_of
 from bert_jax.files.read import read_json_object
 
+# The parts of a checkpoint; the optimizer's has step and random key.
+PARAMS: Final = "params"
+OPTIMIZER: Final = "optimizer"
+PROGRESS: Final = "progress"
+
 MANIFEST: Final = "manifest.json"
 COMMITTED: Final = "commit_success.txt"  # Orbax writes it after the manifest
 _THREADS: Final = 8  # hashing and reading let other threads run

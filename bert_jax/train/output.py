@@ -14,7 +14,7 @@ from bert_jax.train.progress import TrainProgress
 from bert_jax.train.progress_display import ProgressDisplay, make_display
 from bert_jax.train.spec import TrainSpec
 from bert_jax.train.time_account import describe_goodput
-from bert_jax.train.writer import NoWriter, RunWriter, Writer
+from bert_jax.train.writer import RunWriter, Writer
 
 
 class Output(NamedTuple):
@@ -80,7 +80,7 @@ def open_output(
         say=display.say,
     )
     # Figures are written once, by the first process.
-    writer: Writer = NoWriter()
+    writer = Writer()
     if jax.process_index() == 0:
         writer = RunWriter(
             spec.run_dir,

@@ -7,7 +7,6 @@ import pathlib
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Final
 
 import jax
@@ -65,12 +64,7 @@ class StepProfile:
     def __enter__(self) -> StepProfile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._end()  # the run stopped in the middle: what there is
 
     def _begin(self, section: ProfileSection) -> None:

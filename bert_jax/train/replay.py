@@ -19,7 +19,7 @@ from bert_jax.parallel.rules import batch_sharding, replicated
 from bert_jax.parallel.section import MeshSection
 from bert_jax.task import Task
 from bert_jax.train.dump import BATCH, STATE, DumpRecord, read_tensors
-from bert_jax.train.state import TrainState, define_model
+from bert_jax.train.state import TrainState, define_model, named
 from bert_jax.train.step import make_gradients, squares_by_layer
 
 PARAMS: Final = "params/"
@@ -89,12 +89,9 @@ def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
         loss, squares = jax.device_get(
             jax.jit(run)(placed, jax.device_put(_parts(batch), batch_sharding(mesh)))
         )
-    leaves = jax.tree_util.tree_leaves_with_path(squares)
-    norms = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(np.sqrt(np.ravel(leaf)))
-        for path, leaf in leaves
-    }
-    total = float(np.sqrt(sum(np.sum(leaf, dtype=np.float64) for _, leaf in leaves)))
+    norms = {name: tuple(np.sqrt(np.ravel(leaf))) for name, leaf in named(squares)}
+    leaves = jax.tree.leaves(squares)
+    total = float(np.sqrt(sum(np.sum(leaf, dtype=np.float64) for leaf in leaves)))
     recorded = record.figures
     return Replay(
         loss=float(loss),
@@ -151,8 +148,7 @@ def _mesh(rows: Iterator[int]) -> Mesh:
 
 
 def _compare(found: Mapping[str, np.ndarray], wanted: Any, folder: epath.Path) -> None:
-    leaves = jax.tree_util.tree_leaves_with_path(wanted)
-    shapes = {jax.tree_util.keystr(k, simple=True, separator="/"): v.shape for k, v in leaves}
+    shapes = {name: leaf.shape for name, leaf in named(wanted)}
     for name in sorted({*shapes, *found}):
         have = found[name].shape if name in found else "nothing"
         if have != shapes.get(name):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from bert_jax.data.loader.data_position import describe_differences
 from bert_jax.errors import UserError
-from bert_jax.train.checkpoint_store import CheckpointReader
 from bert_jax.train.progress import IMPORTED, TrainProgress
 from bert_jax.train.spec import Phase, TrainSpec
 from bert_jax.train.state import TrainState, initialise
+
+if TYPE_CHECKING:  # it brings Orbax with it
+    from bert_jax.train.checkpoint import Checkpointer
 
 
 def restore_or_initialise(
@@ -39,7 +41,7 @@ def restore_or_initialise(
     return state, progress
 
 
-def restore_state(checkpoints: CheckpointReader, abstract: TrainState, *, step: int) -> TrainState:
+def restore_state(checkpoints: Checkpointer, abstract: TrainState, *, step: int) -> TrainState:
     """Reads parameters and optimizer into the layout of `abstract`.
 
     Raises:

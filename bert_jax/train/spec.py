@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from etils import epath
 from jax.sharding import Mesh
@@ -17,7 +17,6 @@ from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train.checkpoint_selection import CheckpointSelection
-from bert_jax.train.checkpoint_store import CheckpointWriter
 from bert_jax.train.compiled import COMPILER, Compile
 from bert_jax.train.sections import (
     BadStepsSection,
@@ -28,6 +27,9 @@ from bert_jax.train.sections import (
     WatchdogSection,
 )
 from bert_jax.train.step import StepSpec
+
+if TYPE_CHECKING:  # it brings Orbax with it
+    from bert_jax.train.checkpoint import Checkpointer
 
 HostBatches: TypeAlias = AbstractContextManager[Iterator[HostBatch]]
 Evaluate: TypeAlias = Callable[[Params], Mapping[str, float]]  # parameters → scores
@@ -104,7 +106,7 @@ class TrainSpec:
     share: HostShare
     seed: int
     run_dir: epath.Path
-    checkpoints: CheckpointWriter
+    checkpoints: Checkpointer
     # Raises RunStopped when another process has taken the run directory: before each save.
     check_lock: Callable[[], None]
     initial_params: Callable[[Params], Params]  # fresh parameters → those to start from

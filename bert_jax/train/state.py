@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -151,6 +151,18 @@ def run_key(seed: int) -> jax.Array:
 
 def _keys(seed: int) -> jax.Array:
     return jax.random.split(jax.random.key(seed, impl="threefry2x32"))
+
+
+def named(tree: Any) -> list[tuple[str, Any]]:
+    """Returns the leaves of a tree by their paths: ``("layers/output/kernel", leaf)``."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
+
+
+def piece_name(name: str, index: Sequence[slice], shape: Sequence[int]) -> str:
+    """Returns the name of a piece of an array: ``rng@0:2``, ``params/mlm/bias@0:32``, ``step@``."""
+    spans = (part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+    return f"{name}@{','.join(f'{start}:{stop}' for start, stop in spans)}"
 
 
 def abstract_like(leaf: jax.Array) -> jax.ShapeDtypeStruct:

@@ -13,7 +13,6 @@ import statistics
 import tempfile
 import threading
 import time
-from types import TracebackType
 from typing import Final
 
 import jax
@@ -70,12 +69,7 @@ class Watchdog:
             ).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._ended.set()
         if self._section is not None:
             jax.monitoring.unregister_event_duration_listener(self._heard)

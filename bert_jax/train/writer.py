@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from etils import epath
 
@@ -19,27 +19,23 @@ METRICS: Final = "metrics.jsonl"
 VALIDATION: Final = "validation"  # lines of evaluations
 
 
-class Writer(Protocol):
-    """Takes named figures of a step."""
+class Writer:
+    """Takes named figures of a step; this one drops them: they are written once, by one process."""
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         """Writes figures of one kind (`train`, `validation`)."""
-        ...
 
     def flush(self) -> None:
         """Makes what was written outlive this process: call it before a checkpoint counts on it."""
-        ...
 
     def rewind(self, step: int) -> None:
         """Drops what was written of steps beyond one: the run has gone back to it."""
-        ...
 
     def close(self) -> None:
         """Writes out what is buffered."""
-        ...
 
 
-class RunWriter:
+class RunWriter(Writer):
     """metrics.jsonl (`metrics/part-*.jsonl` in a bucket), TensorBoard and the trackers of a run.
 
     A run that resumes at step N first drops lines beyond N: they tell of steps that will be done
@@ -108,22 +104,6 @@ class RunWriter:
     def _close_files(self) -> None:
         self._lines.close()
         self._board.close()
-
-
-class NoWriter:
-    """For processes other than the first: figures are written once."""
-
-    def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Does nothing."""
-
-    def flush(self) -> None:
-        """Does nothing."""
-
-    def rewind(self, step: int) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
 
 
 def read_metrics(run_dir: epath.PathLike, *, kind: str | None = None) -> list[dict[str, Any]]:

@@ -29,20 +29,20 @@ class ExtraOutputs:
 
     Attributes:
         report: write ``<output>.report.html``.
-        inspect: print this many examples.
+        inspect: print this many examples; None for none.
         tfrecords: write the dataset to this directory in google-research/bert's format.
         copies: of each training example there, each with its own masks.
     """
 
     report: bool = False
-    inspect: int = 0
+    inspect: int | None = None
     tfrecords: str | None = None
     copies: int = 1
 
     @property
     def any(self) -> bool:
         """Whether anything is wanted."""
-        return self.report or self.inspect > 0 or self.tfrecords is not None
+        return self.report or bool(self.inspect) or self.tfrecords is not None
 
 
 def examples(

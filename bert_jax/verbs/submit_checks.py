@@ -10,7 +10,7 @@ from rich.console import Console
 from bert_jax.config import RunConfig
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.interop.hub import is_hub_name
-from bert_jax.launch.dry_run import money, place
+from bert_jax.launch.dry_run import money
 from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.preflight import (
     Inputs,
@@ -72,7 +72,7 @@ def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
 def _tell(findings: Iterable[PreflightFinding], say: Say) -> None:
     for finding in findings:
         if finding.verdict != "fine":
-            where = f"{place(finding.placement)}: " if finding.placement else ""
+            where = f"{finding.placement.place}: " if finding.placement else ""
             say(f"{finding.verdict}: {where}{finding.line}")
 
 
@@ -84,7 +84,7 @@ def may_start(job: Job, confirm: Confirm) -> bool:
     more = f" ({len(others)} other places if that has none)" if others else ""
     limit = job.submit.limits.cost
     kept = f", at most ${limit:,.2f}" if limit is not None else ""
-    return confirm(f"{job.name}: {place(first)}: {money(first)}{kept}{more}. Ask for it?")
+    return confirm(f"{job.name}: {first.place}: {money(first)}{kept}{more}. Ask for it?")
 
 
 def inputs_of(prepared: Prepared) -> Inputs:
@@ -132,13 +132,8 @@ def _of_plan(
         if placement.topology is None:
             continue
         try:
-            (found,) = plan(
-                config,
-                [placement.on],
-                slices=placement.slices,
-                suggest=False,
-                console=console,
-            )
+            slices = placement.slices
+            (found,) = plan(config, [placement.on], slices=slices, suggest=False, console=console)
         except (UserError, RunStopped) as error:
             yield PreflightFinding("unknown", f"plan: {first_line(error)}", placement)
             continue

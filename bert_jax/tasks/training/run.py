@@ -17,8 +17,8 @@ from bert_jax.runs.directory import open_run, write_run
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
 from bert_jax.tasks.training.evaluation import conclude
 from bert_jax.tasks.training.setup import TrainingSetup, origin_params
+from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_selection import CheckpointSelection
-from bert_jax.train.checkpoint_store import CheckpointWriter
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.spec import Intervals, Phase, TrainSpec
@@ -74,7 +74,7 @@ def dev_evaluation(
 def _train_spec(
     prepared: TrainingSetup,
     root: epath.Path,
-    checkpoints: CheckpointWriter,
+    checkpoints: Checkpointer,
     predictor: Predictor,
     *,
     check_lock: Callable[[], None],
