@@ -156,7 +156,7 @@ def candidates(request: CompileRequest, topology: TpuTopology) -> Iterator[Tried
     devices = inside * request.mesh.slices
     _, fsdp, tensor = mesh_shape(request.mesh, devices)
     layouts = [(fsdp, tensor), (inside // tensor, tensor), (inside // max(2, tensor), 2)]
-    remats = [configured, *(each for each in _TRIED if each != configured)]
+    remats: tuple[Remat, ...] = (configured, *(each for each in _TRIED if each != configured))
     # Cheapest in time first: recomputing attention costs less than halving a microbatch.
     for more, remat in itertools.product(_ACCUMULATION, remats):
         accumulation = phase.accumulation * more
