@@ -87,38 +87,28 @@ class TrainBatches:
 
     def make(self, step: int, *, with_examples: bool = False) -> tuple[Row, ...]:
         """Returns this host's rows of each length group of a step's batch."""
-        groups = self.plan.batch(step)
-        if not with_examples:
-            return tuple(self._collate(group) for group in groups)
-        epoch = step // self.plan.steps
-        return tuple(
-            attach(self._collate(group), [[int(row)] for row in own], epochs=[epoch] * len(own))
-            for group in groups
-            for own in (self._own(group),)
-        )
+        epoch = step // self.plan.steps if with_examples else None
+        return tuple(self._collate(group, epoch) for group in self.plan.batch(step))
 
-    def _own(self, group: LengthGroup) -> np.ndarray:
-        """Returns those of a group's rows that this host makes."""
-        return group.rows[self._share.part(self._size(group))]
-
-    def _size(self, group: LengthGroup) -> int:
-        return -(-group.size // self._unit) * self._unit
-
-    def _collate(self, group: LengthGroup) -> Row:
-        return collate(
+    def _collate(self, group: LengthGroup, epoch: int | None) -> Row:
+        """Returns this host's rows of a group, and with an epoch also which rows they are."""
+        size = -(-group.size // self._unit) * self._unit
+        own = group.rows[self._share.part(size)]
+        batch = collate(
             self._split,
-            self._own(group),
-            batch_size=self._size(group) // self._share.count,
+            own,
+            batch_size=size // self._share.count,
             length=group.length,
             pad_id=self._pad_id,
         )
+        if epoch is None:
+            return batch
+        return attach(batch, own[:, None].tolist(), epochs=[epoch] * len(own))
 
     def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[tuple[Row, ...]]:
-        """Returns the endless stream of batches, made ahead in the background.
+        """Returns the endless stream of batches from a step on, made ahead in the background.
 
-        Args:
-            first_step: the first batch to make.
-            with_examples: whether each says which rows of the split it is made of.
+        `with_examples`: each says which rows of the split it is made of.
         """
         make = functools.partial(self.make, with_examples=with_examples)
         return background_batches(make, first_step=first_step)

@@ -31,13 +31,9 @@ class TextColumns(NamedTuple):
 
 
 def text_row(row: TableRow, columns: TextColumns, *, index: int, labelled: bool) -> TextRow:
-    """Returns one row of a table.
+    """Returns one row of a table, the `index`-th from 0.
 
-    Args:
-        row: of a table.
-        columns: to read.
-        index: of the row, from 0.
-        labelled: whether the column of labels is required; the label itself may be missing.
+    The column of labels is required where it is `labelled`; the label itself may be missing.
 
     Raises:
         UserError: a column that is not there, a text that is none, an id of another type.

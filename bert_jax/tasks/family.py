@@ -6,9 +6,10 @@ A family is a folder with a section, whose `open` returns a `Family`, and a line
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -28,6 +29,9 @@ Record: TypeAlias = dict[str, Any]
 SectionT = TypeVar("SectionT", bound=Section)
 
 NO_LABEL = -1  # in token targets: a piece that has none
+
+# Where an example stood in its file is no part of its identity: an empty line more changes nothing.
+_PLACES: Final = ("line", "lines")
 
 
 class Encoded(NamedTuple):
@@ -158,6 +162,23 @@ def pinned(section: SectionT) -> SectionT:
     return section.model_copy(
         update={role: file.pinned for role, file in hub_files(section).items()}
     )
+
+
+def content_hash(examples: Iterable[Any]) -> str:
+    """Returns 32 hexadecimal digits that change with any text, any label and the order.
+
+    Args:
+        examples: named tuples of plain values.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for example in examples:
+        values = [
+            sorted(value) if isinstance(value, frozenset) else value
+            for name, value in example._asdict().items()
+            if name not in _PLACES
+        ]
+        digest.update(repr(values).encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()
 
 
 def needs_labels(role: str) -> bool:

@@ -10,17 +10,15 @@ from typing import Any, Final, NamedTuple
 import jax
 import pyarrow as pa
 from etils import epath
-from pyarrow import csv as pa_csv
 
 from bert_jax.errors import UserError
-from bert_jax.files.atomic import write_whole
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run
 from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.family import Family, Record
 from bert_jax.tasks.predictor import predict_splits, score_splits
-from bert_jax.tasks.training.evaluation import open_data, predictor_of, write_records
+from bert_jax.tasks.training.evaluation import open_data, predictor_of, write_csv, write_records
 
 SUFFIXES: Final = (".jsonl", ".csv")
 
@@ -79,13 +77,9 @@ class PredictionOutput(NamedTuple):
             write_records(epath.Path(self.path), rows)
         else:
             columns = [*(["split"] if several else []), "id", "prediction"]
-            table = pa.table(
-                {name: [_cell(row[name]) for row in rows] for name in columns}
-                | (self._probabilities(rows) if self.probabilities else {})
-            )
-            sink = pa.BufferOutputStream()
-            pa_csv.write_csv(table, sink, pa_csv.WriteOptions(quoting_style="needed"))
-            write_whole(epath.Path(self.path), sink.getvalue().to_pybytes())
+            table = {name: [_cell(row[name]) for row in rows] for name in columns}
+            table |= self._probabilities(rows) if self.probabilities else {}
+            write_csv(epath.Path(self.path), pa.table(table))
         return [self.path]
 
     def _probabilities(self, rows: Sequence[Record]) -> dict[str, list[float]]:

@@ -12,7 +12,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from bert_jax.inference.bucketed import BucketedInference
-from bert_jax.model.shape_cost import ShapeCost
+from bert_jax.model.config import Architecture
+from bert_jax.model.shape_cost import inference_cost
 from bert_jax.narration import doing
 from bert_jax.parallel.compiling import made_once
 from bert_jax.task import Batch, Row
@@ -33,8 +34,9 @@ class Predictor:
         batch_size: int,
         max_length: int,
         pad_id: int,
+        architecture: Architecture,
         few_rows: bool = False,
-        cost: ShapeCost | None = None,
+        passes: int = 1,
     ) -> None:
         """Compiles nothing yet: the first row of each length does.
 
@@ -44,8 +46,9 @@ class Predictor:
             batch_size: rows at a time, rounded up to a multiple of the mesh's data-parallel size.
             max_length: no row is longer.
             pad_id: of the tokenizer.
+            architecture: of the model, which says what a program and padding cost.
             few_rows: splits are often small, see `BucketedInference`.
-            cost: of a program and of padding, see `BucketedInference`.
+            passes: how often every row will come.
         """
         self._pad_id = pad_id
         self._inference = BucketedInference(
@@ -54,7 +57,7 @@ class Predictor:
             batch_size=batch_size,
             max_length=max_length,
             few_rows=few_rows,
-            cost=cost,
+            cost=inference_cost(architecture, mesh, max_length=max_length, passes=passes),
         )
 
     def __call__(self, params: Any, split: Split) -> list[Record]:

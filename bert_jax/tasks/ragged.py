@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,11 +17,7 @@ class Ragged:
     """Sequences of unequal length, one after the other: ``[[7, 8], [], [9]]``."""
 
     def __init__(self, sequences: Iterable[Sequence[int] | np.ndarray]) -> None:
-        """Takes the sequences over.
-
-        Args:
-            sequences: read once.
-        """
+        """Takes the sequences over, which are read once."""
         ends = [0]
         parts: list[np.ndarray] = []
         for sequence in sequences:
@@ -42,18 +38,7 @@ class Ragged:
 
 
 def encode_ragged(tokenizer: Tokenizer, texts: Iterable[str]) -> Ragged:
-    """Returns the pieces of each text, without special ones.
-
-    Args:
-        tokenizer: of the run.
-        texts: read once.
-    """
-    batches = _batched(texts)
+    """Returns the pieces of each text, without special ones; the texts are read once."""
+    iterator = iter(texts)  # itertools.batched came with Python 3.12
+    batches = iter(lambda: list(itertools.islice(iterator, _TEXTS_AT_ONCE)), [])
     return Ragged(itertools.chain.from_iterable(map(tokenizer.encode_batch, batches)))
-
-
-def _batched(texts: Iterable[str]) -> Iterator[list[str]]:
-    # itertools.batched came with Python 3.12.
-    iterator = iter(texts)
-    while batch := list(itertools.islice(iterator, _TEXTS_AT_ONCE)):
-        yield batch

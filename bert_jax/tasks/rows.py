@@ -8,7 +8,6 @@ from typing import Any, Final
 from bert_jax.data.memory_table import MemoryTable, Rows
 from bert_jax.errors import UserError
 from bert_jax.inference.model import InferenceModel
-from bert_jax.model.shape_cost import inference_cost
 from bert_jax.runs.directory import Run, describe
 from bert_jax.tasks.choice.family import MultipleChoiceSection
 from bert_jax.tasks.family import DataRequest, Family, Record
@@ -28,11 +27,7 @@ class RowPredictor:
     """Predicts rows with a model's task head; compiles once for each shape that it meets."""
 
     def __init__(self, model: InferenceModel, run: Run | None) -> None:
-        """Compiles nothing yet.
-
-        Args:
-            model: with a task head.
-            run: that it is of; None for another program's.
+        """Compiles nothing yet; `run` is the model's, None for another program's.
 
         Raises:
             UserError: it was not fine-tuned.
@@ -52,8 +47,8 @@ class RowPredictor:
             batch_size=BATCH_SIZE,
             max_length=self._max_length,
             pad_id=model.tokenizer.special.pad,
+            architecture=model.architecture,
             few_rows=True,
-            cost=inference_cost(model.architecture, model.loaded.mesh, max_length=self._max_length),
         )
 
     def __call__(self, rows: Rows) -> list[Record]:
@@ -112,10 +107,6 @@ def _task_of(model: InferenceModel, table: MemoryTable) -> TaskSection:
     if kind == "question_answering":
         return SquadSection()
     first = table.rows[0]
-    names = first if isinstance(first, dict) else {"text": 0, **_numbered(len(first) - 1)}
+    names = first if isinstance(first, dict) else [f"choice{n}" for n in range(len(first) - 1)]
     choices = tuple(name for name in names if name.startswith("choice"))
     return MultipleChoiceSection(text="text", choices=choices, label="label")
-
-
-def _numbered(count: int) -> dict[str, int]:
-    return {f"choice{number}": number for number in range(count)}

@@ -9,8 +9,9 @@ imports what it needs.
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -26,13 +27,7 @@ def accuracy(labels: Sequence[str], predictions: Sequence[str]) -> float:
 
 
 def f1(labels: Sequence[str], predictions: Sequence[str], *, positive: str) -> float:
-    """Returns 2·tp / (2·tp + fp + fn) of one label; 0 where it neither is nor is predicted.
-
-    Args:
-        labels: names.
-        predictions: names.
-        positive: the label that counts.
-    """
+    """Returns 2·tp / (2·tp + fp + fn) of one label; 0 where it neither is nor is predicted."""
     return float(_f1_score(labels, predictions, labels=[positive], average="macro"))
 
 
@@ -136,8 +131,14 @@ def multi_label_figures(
     }
 
 
-_OF_LABELS: Final = {"accuracy": accuracy, "macro_f1": macro_f1, "matthews": matthews}
-_OF_NUMBERS: Final = {"pearson": pearson, "spearman": spearman, "mse": mean_squared_error}
+_FIGURES: Final[Mapping[str, Callable[..., float]]] = {
+    "accuracy": accuracy,
+    "macro_f1": macro_f1,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+    "mse": mean_squared_error,
+}
 
 
 def figures(
@@ -156,7 +157,7 @@ def figures(
     if isinstance(labels[0], list):
         several = multi_label_figures(labels, predictions)
         return {key: several[key] for key in keys}
-    functions: Mapping[str, Any] = {**_OF_LABELS, **_OF_NUMBERS}
+    functions = dict(_FIGURES)
     if positive is not None:
-        functions = {**functions, "f1": lambda x, y: f1(x, y, positive=positive)}
+        functions["f1"] = functools.partial(f1, positive=positive)
     return {key: functions[key](labels, predictions) for key in keys}

@@ -11,12 +11,7 @@ from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.registry import TaskSection
 from bert_jax.tasks.sweep.grid import SweepSection
-from bert_jax.train.sections import (
-    RNG_RETIRED,
-    BadStepsSection,
-    TrackerName,
-    WatchdogSection,
-)
+from bert_jax.train.sections import RNG_RETIRED, BadStepsSection, TrackerName, WatchdogSection
 
 
 class FinetuneSection(Section):

@@ -16,8 +16,15 @@ import numpy as np
 from bert_jax.data.rows.assemble import assemble
 from bert_jax.tasks.collector import Collector
 from bert_jax.tasks.columns import TextRow
-from bert_jax.tasks.content import content_hash
-from bert_jax.tasks.family import DataRequest, Encoded, Family, Record, shown_lines
+from bert_jax.tasks.family import (
+    DataRequest,
+    Encoded,
+    Family,
+    Record,
+    content_hash,
+    count_notes,
+    shown_lines,
+)
 from bert_jax.tasks.labels import Labelling, Target, Weighting, target_of, weights_of
 from bert_jax.tasks.ragged import encode_ragged
 from bert_jax.tasks.scores import figures
@@ -55,7 +62,7 @@ class SequenceSplit:
                 cut.
         """
         self.texts, self._labelling = texts, labelling
-        self.fingerprint = content_hash(texts)
+        self.examples, self.fingerprint = len(texts), content_hash(texts)
         self._special, self._max_length = tokenizer.special, max_length
         self._firsts = encode_ragged(tokenizer, (example.text for example in texts))
         self._seconds = encode_ragged(tokenizer, (example.pair or "" for example in texts))
@@ -63,11 +70,6 @@ class SequenceSplit:
         lengths = np.diff(self._firsts.offsets) + np.diff(self._seconds.offsets) + special
         self.lengths: np.ndarray = np.minimum(lengths, max_length).astype(np.int32)
         self.cut = int((lengths > max_length).sum())  # texts that were longer
-
-    @property
-    def examples(self) -> int:
-        """The number of examples, one row each."""
-        return len(self.texts)
 
     def row(self, index: int) -> Encoded:
         """Returns one row, its target under "label" where it is known.
@@ -137,19 +139,17 @@ class SequenceSplit:
 
 def notes_of(name: str, split: SequenceSplit, *, max_length: int) -> list[str]:
     """Returns what an owner of the data should know of one split, a line each."""
-    notes, count = [], len(split.texts)
-    if split.cut:
-        notes.append(
-            f"{name}: {split.cut:,} of {count:,} texts are longer than {max_length} pieces: cut"
-        )
     empty = [
         example.line
         for example in split.texts
         if not example.text.strip() or (example.pair is not None and not example.pair.strip())
     ]
-    if empty:
-        notes.append(f"{name}: {len(empty):,} of {count:,} texts are empty {shown_lines(empty)}")
-    return notes
+    of_all = f"of {len(split.texts):,} texts are"
+    found = {
+        f"{of_all} longer than {max_length} pieces: cut": split.cut,
+        f"{of_all} empty {shown_lines(empty)}": len(empty),
+    }
+    return count_notes(name, found)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

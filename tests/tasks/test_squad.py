@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from bert_jax.errors import UserError
 from bert_jax.tasks.family import DataRequest, Family, Record
 from bert_jax.tasks.squad.family import SquadSection
-from bert_jax.tasks.squad.file import Answer
+from bert_jax.tasks.squad.file import Answer, find_answer
 from bert_jax.tasks.squad.split import SquadSplit
-from bert_jax.tasks.squad.targets import find_answer
 from tests.tasks import reference_squad
 from tests.tasks.squad_data import letters_tokenizer, open_one, question, squad, write
 

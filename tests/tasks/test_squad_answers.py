@@ -12,7 +12,7 @@ from bert_jax.tasks.squad.answers import (
     find_candidates,
     to_record,
 )
-from bert_jax.tasks.squad.windows import has_most_context
+from bert_jax.tasks.squad.windows import ContextWindows
 from tests.tasks import reference_squad
 
 FIRST = 4  # [CLS] two pieces of a question [SEP]
@@ -109,7 +109,7 @@ def test_a_spare_span_gives_way_to_any_other() -> None:
 
 def test_an_empty_context_is_answered_by_nothing() -> None:
     logits = np.array([[1, 2], [9, 9], [9, 9], [9, 9], [9, 9]], np.float32)
-    most = has_most_context(0, pieces=0, room=5, stride=3)
+    most = ContextWindows(pieces=0, room=5, stride=3).most_context(0)
     window = find_candidates(logits, most, first=FIRST, offset=0, n_best=20, max_answer_length=30)
     for null in (False, True):
         found = find_answers([window], _text, n_best=20, with_null=null)

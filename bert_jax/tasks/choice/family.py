@@ -19,8 +19,15 @@ from bert_jax.model.config import HeadsSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.choice.file import ChoiceColumns, ChoiceQuestion, read_choices
 from bert_jax.tasks.collector import Collector
-from bert_jax.tasks.content import content_hash
-from bert_jax.tasks.family import DataRequest, Encoded, Family, Record, count_notes, needs_labels
+from bert_jax.tasks.family import (
+    DataRequest,
+    Encoded,
+    Family,
+    Record,
+    content_hash,
+    count_notes,
+    needs_labels,
+)
 from bert_jax.tasks.ragged import encode_ragged
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -70,18 +77,7 @@ class MultipleChoiceSection(Section):
         """What is read of each file."""
         if self.format != "columns":
             return _PRESETS[self.format]._replace(id=self.id)
-        assert self.text is not None
-        assert self.choices is not None
-        assert self.label is not None
-        return ChoiceColumns(
-            text=self.text,
-            stem=self.stem,
-            choices=self.choices,
-            label=self.label,
-            id=self.id,
-            header=self.header,
-            label_is=self.label_is,
-        )
+        return ChoiceColumns(**{name: getattr(self, name) for name in ChoiceColumns._fields})
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> MultipleChoiceSection:
@@ -141,15 +137,9 @@ class ChoiceSplit:
     def __init__(
         self, questions: Sequence[ChoiceQuestion], tokenizer: Tokenizer, *, max_length: int
     ) -> None:
-        """Encodes the questions.
-
-        Args:
-            questions: one or more.
-            tokenizer: of the run.
-            max_length: pieces of a row, special ones included.
-        """
+        """Encodes one or more questions; `max_length` counts special pieces too."""
         self._questions, self._special, self._max_length = questions, tokenizer.special, max_length
-        self.fingerprint = content_hash(questions)
+        self.examples, self.fingerprint = len(questions), content_hash(questions)
         self._choices = len(questions[0].choices)
         self._texts = encode_ragged(tokenizer, (question.text for question in questions))
         self._endings = encode_ragged(
@@ -160,11 +150,6 @@ class ChoiceSplit:
         # Pieces of the longest sequence of each row.
         self.lengths: np.ndarray = np.minimum(lengths, max_length).astype(np.int32)
         self.cut = int(np.sum(lengths > max_length))  # questions with a choice that was longer
-
-    @property
-    def examples(self) -> int:
-        """The number of questions."""
-        return len(self._questions)
 
     def row(self, index: int) -> Encoded:
         """Returns a question: ``[CLS] text [SEP] choice [SEP]`` for each of its choices."""

@@ -47,7 +47,7 @@ def read_choices(path: Path | MemoryTable, columns: ChoiceColumns, *, labelled: 
 
     Args:
         path: what `read_table` reads; without a header .csv or .tsv; or a table in memory.
-        columns: what to read.
+        columns: that are read.
         labelled: whether every question must have a label.
 
     Raises:

@@ -11,7 +11,7 @@ import pydantic
 from bert_jax.errors import UserError
 from bert_jax.files.local_copy import local_copy
 from bert_jax.section import PathText, Section
-from bert_jax.tasks.family import DataRequest, Family, needs_labels, shown_lines
+from bert_jax.tasks.family import DataRequest, Family, count_notes, needs_labels, shown_lines
 from bert_jax.tasks.glue.files import TASKS, GlueRows, GlueTask, TaskName, files_of, read_glue
 from bert_jax.tasks.glue.submission import write_submission
 from bert_jax.tasks.glue.tfds import NAME as TFDS
@@ -107,15 +107,7 @@ def _directory(section: GlueSection) -> Path:
 
 
 def _ragged_notes(name: str, found: GlueRows) -> list[str]:
-    notes = []
-    if found.skipped:
-        notes.append(
-            f"{name}: {len(found.skipped):,} lines have too few fields, as in the original, and "
-            f"are skipped {shown_lines(found.skipped)}"
-        )
-    if found.trimmed:
-        notes.append(
-            f"{name}: {len(found.trimmed):,} lines have more fields than the header, which are "
-            f"ignored {shown_lines(found.trimmed)}"
-        )
-    return notes
+    few = "lines have too few fields, as in the original, and are skipped"
+    many = "lines have more fields than the header, which are ignored"
+    lines = {few: found.skipped, many: found.trimmed}
+    return count_notes(name, {f"{k} {shown_lines(v)}": len(v) for k, v in lines.items()})

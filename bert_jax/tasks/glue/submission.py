@@ -44,13 +44,7 @@ def write_submission(
 
     ``index<TAB>prediction`` and a line for each example: names for MNLI, QNLI, RTE and AX, a number
     from 0 to 5 for STS-B, 0 or 1 for the others. Once every task has written to the same
-    directory, the archive is what the leaderboard takes.
-
-    Args:
-        task: a key of `TASKS`.
-        split: a test set.
-        records: of the whole split.
-        directory: is made if need be.
+    directory, which is made if need be, the archive is what the leaderboard takes.
 
     Returns:
         The task's file and the archive.

@@ -75,7 +75,8 @@ def find_candidates(
     may_end[first : first + len(most_context)] = True
     may_start = np.zeros(pieces, np.bool_)
     may_start[first : first + len(most_context)] = most_context
-    starts, ends = (_best(logits[:, column], n_best) for column in (0, 1))
+    # The places of the largest, of equals the first.
+    starts, ends = np.argsort(-logits, axis=0, kind="stable")[:n_best].T
     length = ends[None] - starts[:, None]
     allowed = (length >= 0) & (length < max_answer_length)
     rows, columns = np.nonzero(allowed & may_start[starts][:, None] & may_end[ends][None])
@@ -115,7 +116,8 @@ def find_answers(
         difference is then the null score.
     """
     spans = _spans(windows)
-    null = min((_entry("", None, window.null) for window in windows), key=lambda e: e.score)
+    scores = [tuple(window.null.tolist()) for window in windows]
+    null = min((RankedAnswer("", None, logits) for logits in scores), key=lambda e: e.score)
     best: RankedAnswer | None = None
     nbest: list[RankedAnswer] = []
     seen: set[str] = set()
@@ -155,16 +157,9 @@ def to_record(answers: Answers, *, threshold: float) -> dict[str, Any]:
         text = next((entry for entry in nbest if entry.text), None)
         none = next(entry for entry in nbest if not entry.text)
         chosen = none if text is None or difference > threshold + ROUNDING else text
-    record: dict[str, Any] = {
-        "prediction": chosen.text,
-        "start": chosen.start,
-        "score": chosen.score,
-    }
-    if difference is not None:
-        record["null_score_difference"] = difference
     scores = np.array([entry.score for entry in nbest])
     shares = np.exp(scores - scores.max())
-    record["nbest"] = [
+    ranked = [
         {
             "text": entry.text,
             "probability": share,
@@ -173,12 +168,13 @@ def to_record(answers: Answers, *, threshold: float) -> dict[str, Any]:
         }
         for entry, share in zip(nbest, (shares / shares.sum()).tolist(), strict=True)
     ]
-    return record
-
-
-def _best(logits: np.ndarray, count: int) -> np.ndarray:
-    """The places of the largest, of equals the first."""
-    return np.argsort(-logits, kind="stable")[:count]
+    return {
+        "prediction": chosen.text,
+        "start": chosen.start,
+        "score": chosen.score,
+        **({} if difference is None else {"null_score_difference": difference}),
+        "nbest": ranked,
+    }
 
 
 def _best_span(
@@ -197,15 +193,9 @@ def _best_span(
 
 def _spans(windows: Sequence[WindowCandidates]) -> Iterator[tuple[int, int, tuple[float, float]]]:
     """First and last piece and logits of the candidates of all windows, best first."""
-    kept = [window for window in windows if not window.spare]
-    kept = kept or list(windows)
+    kept = [window for window in windows if not window.spare] or list(windows)
     logits = np.concatenate([window.logits for window in kept]).astype(np.float64)
     starts = np.concatenate([window.starts for window in kept])
     ends = np.concatenate([window.ends for window in kept])
     for index in np.argsort(-logits.sum(axis=1), kind="stable").tolist():
         yield int(starts[index]), int(ends[index]), tuple(logits[index].tolist())
-
-
-def _entry(text: str, start: int | None, logits: np.ndarray) -> RankedAnswer:
-    first, last = logits.tolist()
-    return RankedAnswer(text, start, (first, last))

@@ -16,13 +16,8 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import PathText, Section
-from bert_jax.tasks.family import DataRequest, Family, Record, Split, needs_labels
-from bert_jax.tasks.squad.file import (
-    SquadQuestion,
-    Version,
-    questions_in_memory,
-    read_squad,
-)
+from bert_jax.tasks.family import DataRequest, Family, Record, Split, count_notes, needs_labels
+from bert_jax.tasks.squad.file import SquadQuestion, Version, questions_in_memory, read_squad
 from bert_jax.tasks.squad.scores import figures_1_1, figures_2_0
 from bert_jax.tasks.squad.split import SPECIAL_PIECES, SquadOptions, SquadSplit
 
@@ -78,14 +73,11 @@ class SquadSection(Section):
             else read_squad(path, version=self.version, needs_answers=needs_labels(role))
             for role, path in paths.items()
         }
-        version: Version = "1.1"
-        if "2.0" in {self.version, *(file.version for file in files.values())} or (
-            self.version == "auto" and TUNED_THRESHOLD in request.tuned
-        ):
-            version = "2.0"
-        threshold = self.null_threshold
-        if threshold is None:
-            threshold = request.tuned.get(TUNED_THRESHOLD)
+        tuned = request.tuned.get(TUNED_THRESHOLD)
+        found = {self.version, *(file.version for file in files.values())}
+        is_2_0 = "2.0" in found or (self.version == "auto" and tuned is not None)
+        version: Version = "2.0" if is_2_0 else "1.1"
+        threshold = tuned if self.null_threshold is None else self.null_threshold
         options = SquadOptions(
             version=version,
             max_length=request.max_length,
@@ -160,20 +152,14 @@ def _notes(
     questions: Sequence[SquadQuestion],
     options: SquadOptions,
 ) -> list[str]:
-    notes: list[str] = []
-    if split.skipped:
-        answered = sum(bool(question.answers) for question in questions)
-        notes.append(
-            f"{path}: {split.skipped:,} of {answered:,} answers are not in their context at the "
-            "place named: skipped"
-        )
-        if not split.examples:
-            raise UserError(
-                f"{path}: found no answer that is in its context, allowed: at least one"
-            )
-    if split.cut_questions:
-        notes.append(
-            f"{path}: {split.cut_questions:,} of {len(questions):,} questions are longer than "
-            f"{options.max_query_length} pieces: cut (task.max_query_length)"
-        )
-    return notes
+    if split.skipped and not split.examples:
+        raise UserError(f"{path}: found no answer that is in its context, allowed: at least one")
+    answered = sum(bool(question.answers) for question in questions)
+    found = {
+        f"of {answered:,} answers are not in their context at the place named: skipped": (
+            split.skipped
+        ),
+        f"of {len(questions):,} questions are longer than {options.max_query_length} pieces: cut "
+        "(task.max_query_length)": split.cut_questions,
+    }
+    return count_notes(path, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -60,9 +61,6 @@ def read_squad(
         version: what the file is taken for; "auto": what it is.
         needs_answers: whether a question that does not tell its answers is a mistake.
 
-    Returns:
-        The questions, in the order of the file.
-
     Raises:
         UserError: not such a file; an id that comes twice; a question without an answer in a file
           taken for version 1.1; no question at all.
@@ -104,6 +102,30 @@ def questions_in_memory(table: MemoryTable, *, version: Literal["auto", "1.1", "
     if not questions:
         raise UserError(f"{table}: found no question, allowed: at least one")
     return SquadFile("1.1" if version == "auto" else version, tuple(questions))
+
+
+def find_answer(context: str, answer: Answer) -> tuple[int, int] | None:
+    """Returns the place of an answer: its first character and one behind the last; None for none.
+
+    It is where the file says, or else within the words that the file's place touches, white space
+    not counted (`run_squad.py`, `read_squad_examples`); never elsewhere, even where the text
+    occurs.
+    """
+    start, end = answer.start, answer.start + len(answer.text)
+    words = answer.text.split()
+    if not words or start < 0 or end > len(context):
+        return None
+    if context[start:end] == answer.text:
+        start += len(answer.text) - len(answer.text.lstrip())
+        return start, start + len(answer.text.strip())
+    while start and context[start].isspace():
+        start -= 1
+    while start and not context[start - 1].isspace():
+        start -= 1
+    while end < len(context) and not context[end - 1].isspace() and not context[end].isspace():
+        end += 1
+    found = re.compile(r"\s+".join(map(re.escape, words))).search(context, start, end)
+    return found.span() if found else None
 
 
 class _Node(pydantic.BaseModel):

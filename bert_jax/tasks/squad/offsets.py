@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -29,6 +30,15 @@ class OffsetPieces(NamedTuple):
     starts: np.ndarray  # int32 [pieces], the first character; never falls
     ends: np.ndarray  # int32 [pieces], one behind the last; never falls
 
+    def touched(self, start: int, end: int) -> tuple[int, int] | None:
+        """Returns the first and last of the pieces that characters `start` to `end` touch.
+
+        None if there is no piece there, as for characters that the tokenizer drops.
+        """
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        last = int(np.searchsorted(self.starts, end, side="left")) - 1
+        return (first, last) if first <= last else None
+
 
 class OffsetEncoder:
     """Encodes texts word by word and keeps the place of each piece.
@@ -42,11 +52,7 @@ class OffsetEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Takes a tokenizer.
-
-        Args:
-            tokenizer: of any kind.
-        """
+        """Takes a tokenizer of any kind."""
         self._tokenizer = tokenizer
         later = np.flatnonzero(tokenizer.is_continuation).tolist()
         wordpiece = all(piece.startswith(CONTINUATION) for piece in tokenizer.pieces(later))
@@ -54,11 +60,7 @@ class OffsetEncoder:
         self._known: dict[str, tuple[list[int], _Spans]] = {}
 
     def encode(self, text: str) -> OffsetPieces:
-        """Returns the pieces of a text, without special ones.
-
-        Args:
-            text: any string.
-        """
+        """Returns the pieces of a text, without special ones."""
         ids: list[int] = []
         spans: _Spans = []
         words: list[int] = []
@@ -111,17 +113,15 @@ def align(word: str, pieces: Sequence[str | None]) -> _Spans:
         known = [piece for piece in pieces if piece is not None]
         joined = "".join(known)
         if joined == word or (len(joined) == len(word) and joined == word.lower()):
-            return _cumulative(known)
-    plain, places = _plain_with_places(word)
-    spans = _match(plain, [None if piece is None else _plain(piece) for piece in pieces])
+            ends = list(itertools.accumulate(map(len, known)))
+            return list(zip([0, *ends[:-1]], ends, strict=True))
+    characters = [_PLAIN[ord(character)] for character in word]
+    places = [index for index, text in enumerate(characters) for _ in text]
+    plain = [None if piece is None else piece.translate(_PLAIN) for piece in pieces]
+    spans = _match("".join(characters), plain)
     if spans is None or not places:
         return [(0, len(word))] * len(pieces)
     return [_in_word(word, places, start, end) for start, end in spans]
-
-
-def _cumulative(pieces: Sequence[str]) -> _Spans:
-    ends = np.cumsum([len(piece) for piece in pieces]).tolist()
-    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _match(plain: str, pieces: Sequence[str | None]) -> _Spans | None:
@@ -155,28 +155,14 @@ def _in_word(word: str, places: Sequence[int], start: int, end: int) -> tuple[in
     return places[start], last
 
 
-def _plain_with_places(word: str) -> tuple[str, list[int]]:
-    plain = [_PLAIN[ord(character)] for character in word]
-    places = [index for index, text in enumerate(plain) for _ in text]
-    return "".join(plain), places
-
-
-def _plain(text: str) -> str:
-    return text.translate(_PLAIN)
-
-
 class _Plain(dict[int, str]):
     """Characters to what is left of them whatever a tokenizer's settings: no case, no accents."""
 
     def __missing__(self, code: int) -> str:
         text = unicodedata.normalize("NFKD", chr(code).lower()).lower().replace("ς", "σ")
-        kept = [c for c in text if c != "\ufffd" and not c.isspace() and not _is_dropped(c)]
-        self[code] = result = "".join(kept)
+        kept = (c for c in text if unicodedata.category(c) not in ("Mn", "Cc", "Cf"))
+        self[code] = result = "".join(c for c in kept if c != "\ufffd" and not c.isspace())
         return result
-
-
-def _is_dropped(character: str) -> bool:
-    return unicodedata.category(character) in ("Mn", "Cc", "Cf")
 
 
 _PLAIN: Final = _Plain()

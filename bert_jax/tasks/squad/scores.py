@@ -29,9 +29,6 @@ def normalize_answer(text: str) -> str:
     """Returns what answers are compared by: `"The  U.S. Army"` → `"us army"`.
 
     Lower-cased, without ASCII punctuation, without the articles, with single spaces; in this order.
-
-    Args:
-        text: any string.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
@@ -39,12 +36,7 @@ def normalize_answer(text: str) -> str:
 def overlap_f1(answer: str, prediction: str) -> float:
     """Returns the F1 of the words two texts share: `"the blue car", "car"` → 2/3.
 
-    Args:
-        answer: the right one.
-        prediction: the one found.
-
-    Returns:
-        0 to 1; 0 where either has no word.
+    0 to 1; 0 where either has no word.
     """
     words, found = normalize_answer(answer).split(), normalize_answer(prediction).split()
     same = sum((collections.Counter(words) & collections.Counter(found)).values())
@@ -55,12 +47,7 @@ def overlap_f1(answer: str, prediction: str) -> float:
 
 
 def score_1_1(answers: Sequence[str], prediction: str) -> tuple[float, float]:
-    """Returns EM and F1, 0 to 1, of the answer that the prediction comes nearest to.
-
-    Args:
-        answers: the right ones, at least one.
-        prediction: the one found.
-    """
+    """Returns EM and F1, 0 to 1, of that of one or more answers which the prediction is nearest."""
     found = normalize_answer(prediction)
     exact = max(float(normalize_answer(answer) == found) for answer in answers)
     return exact, max(overlap_f1(answer, prediction) for answer in answers)
@@ -69,12 +56,8 @@ def score_1_1(answers: Sequence[str], prediction: str) -> tuple[float, float]:
 def score_2_0(answers: Sequence[str], prediction: str) -> tuple[float, float]:
     """Returns EM and F1, 0 to 1, of the answer that the prediction comes nearest to.
 
-    Answers of which normalisation leaves nothing do not count; without any other, right is a
-    prediction of which it leaves nothing too.
-
-    Args:
-        answers: the right ones; none where the question has no answer.
-        prediction: the one found, "" for none.
+    Answers of which normalisation leaves nothing do not count; without any other, as where the
+    question has none, right is a prediction of which it leaves nothing too ("" says "no answer").
     """
     answers = [answer for answer in answers if normalize_answer(answer)]
     if not answers:
@@ -116,11 +99,7 @@ def best_threshold(
 
 
 def figures_1_1(records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Returns EM and F1 in percent, as evaluate-v1.1.py computes them.
-
-    Args:
-        records: with "label" and "prediction".
-    """
+    """Returns EM and F1 of records in percent, as evaluate-v1.1.py computes them."""
     exact = f1 = 0.0
     for record in records:  # `sum` adds more exactly from Python 3.12 on; the script does this
         one_exact, one_f1 = score_1_1(_texts(record), record["prediction"])
@@ -135,9 +114,6 @@ def figures_2_0(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     "exact_match" and "f1" are those of the predictions as they stand; "best_exact" and "best_f1"
     those of the best thresholds on the null score difference, of which "null_threshold" is the one
     for F1.
-
-    Args:
-        records: with "label", "prediction", "nbest" and "null_score_difference".
     """
     scores = [score_2_0(_texts(record), record["prediction"]) for record in records]
     answerable = [bool(record["label"]) for record in records]
@@ -155,12 +131,9 @@ def figures_2_0(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def tune(records: Sequence[dict[str, Any]]) -> tuple[Tuned, Tuned]:
-    """Returns the best thresholds for EM and for F1.
-
-    Args:
-        records: with "label", "nbest" and "null_score_difference"; their predictions do not count.
-    """
-    texts = [best_answer(record["nbest"]) for record in records]
+    """Returns the best thresholds for EM and for F1; the records' predictions do not count."""
+    # Of the n best the first that is a text.
+    texts = [next((n["text"] for n in record["nbest"] if n["text"]), "") for record in records]
     pairs = [score_2_0(_texts(record), text) for record, text in zip(records, texts, strict=True)]
     differences = [record["null_score_difference"] for record in records]
     answerable = [bool(record["label"]) for record in records]
@@ -170,15 +143,6 @@ def tune(records: Sequence[dict[str, Any]]) -> tuple[Tuned, Tuned]:
         for scores in zip(*pairs, strict=True)
     )
     return exact, f1
-
-
-def best_answer(nbest: Sequence[dict[str, Any]]) -> str:
-    """Returns the text of the first entry that has one, "" if none has.
-
-    Args:
-        nbest: entries with "text", best first.
-    """
-    return next((entry["text"] for entry in nbest if entry["text"]), "")
 
 
 def _texts(record: dict[str, Any]) -> list[str]:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.tasks.collector import Collector
-from bert_jax.tasks.content import content_hash
-from bert_jax.tasks.family import Encoded, Record
+from bert_jax.tasks.family import Encoded, Record, content_hash
 from bert_jax.tasks.squad.answers import (
     Answers,
     WindowCandidates,
@@ -21,11 +20,10 @@ from bert_jax.tasks.squad.answers import (
     find_candidates,
     to_record,
 )
-from bert_jax.tasks.squad.file import SquadQuestion, Version
+from bert_jax.tasks.squad.file import SquadQuestion, Version, find_answer
 from bert_jax.tasks.squad.offsets import OffsetEncoder
 from bert_jax.tasks.squad.scores import tune
-from bert_jax.tasks.squad.targets import answer_pieces, find_answer
-from bert_jax.tasks.squad.windows import count_windows, has_most_context, window_bounds
+from bert_jax.tasks.squad.windows import ContextWindows, count_windows
 from bert_jax.text.tokenizer import Tokenizer
 
 SPECIAL_PIECES = 3  # [CLS] question [SEP] window [SEP]
@@ -66,10 +64,9 @@ class SquadSplit:
             threshold: on the null score difference; None where none is known.
         """
         self._options, self._role, self._threshold = options, role, threshold
-        self._tokenizer = tokenizer
-        encode = OffsetEncoder(tokenizer).encode
-        self._pieces = functools.lru_cache(_REMEMBERED)(encode)
-        self._query = functools.lru_cache(_REMEMBERED)(self._encode_query)
+        self._special = tokenizer.special
+        self._pieces = functools.lru_cache(_REMEMBERED)(OffsetEncoder(tokenizer).encode)
+        self._query = functools.lru_cache(_REMEMBERED)(tokenizer.encode)
         self.cut_questions = 0
         kept: list[SquadQuestion] = []
         sizes: list[tuple[int, int, int, int]] = []  # context, question, first and last of answer
@@ -77,7 +74,7 @@ class SquadSplit:
             target = self._target(question) if role == "train" else (-1, -1)
             if target is None:
                 continue
-            query = len(tokenizer.encode(question.question))
+            query = len(self._query(question.question))
             self.cut_questions += query > options.max_query_length
             query = min(query, options.max_query_length)
             kept.append(question)
@@ -85,7 +82,7 @@ class SquadSplit:
             sizes.append((pieces, query, target[0], target[1]))
         self.skipped = len(questions) - len(kept)
         self._questions = tuple(kept)
-        self.fingerprint = content_hash(kept)
+        self.examples, self.fingerprint = len(kept), content_hash(kept)
         table = np.array(sizes, np.int32).reshape(-1, 4)
         self._context_pieces, query_pieces, self._target_first, self._target_last = table.T
         self._rooms = (options.max_length - SPECIAL_PIECES - query_pieces).astype(np.int32)
@@ -94,30 +91,24 @@ class SquadSplit:
         self._first_row = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         rows = np.arange(len(self._question_of))
         self._window_of = (rows - self._first_row[self._question_of]).astype(np.int32)
-        self.lengths: np.ndarray = self._row_lengths()
-
-    @property
-    def examples(self) -> int:
-        """The number of questions."""
-        return len(self._questions)
+        rooms = self._rooms[self._question_of]
+        starts = self._window_of * np.minimum(rooms, options.stride)
+        left = self._context_pieces[self._question_of] - starts
+        lengths = options.max_length - rooms + np.minimum(left, rooms)
+        self.lengths: np.ndarray = lengths.astype(np.int32)
 
     def row(self, index: int) -> Encoded:
         """Returns one window: `[CLS] question [SEP] window [SEP]`.
 
-        Args:
-            index: of the window.
-
-        Returns:
-            Its pieces; to train on, also the first and last piece of the answer in the row, as
-            "start" and "end", both 0 where the window does not hold all of it.
+        To train on, also the first and last piece of the answer in the row, as "start" and "end",
+        both 0 where the window does not hold all of it.
         """
         number = int(self._question_of[index])
         question = self._questions[number]
-        start, end = self._bounds(index)
-        query = self._query(question.question)
+        start, end = self._windows(number).bounds(int(self._window_of[index]))
+        query = self._query(question.question)[: self._options.max_query_length]
         context = self._pieces(question.context).ids[start:end]
-        special = self._tokenizer.special
-        ids = [special.cls, *query, special.sep, *context, special.sep]
+        ids = [self._special.cls, *query, self._special.sep, *context, self._special.sep]
         first = len(query) + 2
         if self._role != "train":
             return Encoded((ids,), (first,), {})
@@ -127,11 +118,7 @@ class SquadSplit:
         return Encoded((ids,), (first,), {"start": targets[0], "end": targets[1]})
 
     def question(self, index: int) -> SquadQuestion:
-        """Returns the question that a window belongs to.
-
-        Args:
-            index: of the window.
-        """
+        """Returns the question that a window belongs to."""
         return self._questions[self._question_of[index]]
 
     def collect(self) -> Collector:
@@ -142,19 +129,12 @@ class SquadSplit:
         """Returns the spans that a window proposes; logits are [pieces, 2], of start and end."""
         if logits.shape != (self.lengths[index], 2):
             raise ValueError(f"row {index}: logits {logits.shape}, not ({self.lengths[index]}, 2)")
-        number = int(self._question_of[index])
-        room = int(self._rooms[number])
-        most_context = has_most_context(
-            int(self._window_of[index]),
-            pieces=int(self._context_pieces[number]),
-            room=room,
-            stride=self._options.stride,
-        )
+        windows, window = self._windows(self._question_of[index]), int(self._window_of[index])
         return find_candidates(
             logits,
-            most_context,
-            first=self._options.max_length - 1 - room,
-            offset=self._bounds(index)[0],
+            windows.most_context(window),
+            first=self._options.max_length - 1 - windows.room,
+            offset=windows.bounds(window)[0],
             n_best=self._options.n_best,
             max_answer_length=self._options.max_answer_length,
         )
@@ -184,32 +164,19 @@ class SquadSplit:
             for question, answers in zip(self._questions, found, strict=True)
         ]
 
-    def _encode_query(self, question: str) -> list[int]:
-        return self._tokenizer.encode(question)[: self._options.max_query_length]
-
     def _target(self, question: SquadQuestion) -> tuple[int, int] | None:
         """First and last piece of the answer, (-1, -1) for none, None if it is not there."""
         for answer in question.answers or ():
             span = find_answer(question.context, answer)
-            target = span and answer_pieces(self._pieces(question.context), *span)
+            target = span and self._pieces(question.context).touched(*span)
             if target:
                 return target
         return None if question.answers else (-1, -1)
 
-    def _bounds(self, index: int) -> tuple[int, int]:
-        number = self._question_of[index]
-        return window_bounds(
-            int(self._window_of[index]),
-            pieces=int(self._context_pieces[number]),
-            room=int(self._rooms[number]),
-            stride=self._options.stride,
-        )
-
-    def _row_lengths(self) -> np.ndarray:
-        rooms = self._rooms[self._question_of]
-        starts = self._window_of * np.minimum(rooms, self._options.stride)
-        left = self._context_pieces[self._question_of] - starts
-        return (self._options.max_length - rooms + np.minimum(left, rooms)).astype(np.int32)
+    def _windows(self, question: int) -> ContextWindows:
+        """Returns the windows of a question's context."""
+        pieces, room = self._context_pieces[question], self._rooms[question]
+        return ContextWindows(int(pieces), int(room), self._options.stride)
 
 
 def _question_record(question: SquadQuestion) -> dict[str, Any]:

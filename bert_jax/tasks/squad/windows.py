@@ -6,6 +6,8 @@ The rules are those of google-research/bert `run_squad.py`: `convert_examples_to
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 
@@ -26,44 +28,38 @@ def count_windows(pieces: np.ndarray, room: np.ndarray, *, stride: int) -> np.nd
     return (1 + -(-over // np.minimum(room, stride))).astype(np.int32)
 
 
-def window_bounds(window: int, *, pieces: int, room: int, stride: int) -> tuple[int, int]:
-    """Returns the first piece of a context's window and one behind its last.
+class ContextWindows(NamedTuple):
+    """The windows of one context, numbered from 0."""
 
-    Args:
-        window: which, from 0.
-        pieces: of the context.
-        room: pieces that fit in a window.
-        stride: as for `count_windows`.
-    """
-    start = window * min(room, stride)
-    return start, min(start + room, pieces)
+    pieces: int  # of the context
+    room: int  # pieces that fit in a window
+    stride: int  # as for `count_windows`
 
+    def bounds(self, window: int) -> tuple[int, int]:
+        """Returns the first piece of a window and one behind its last."""
+        start = window * min(self.room, self.stride)
+        return start, min(start + self.room, self.pieces)
 
-def has_most_context(window: int, *, pieces: int, room: int, stride: int) -> np.ndarray:
-    """Returns for each piece of a window whether no other window sees more around it.
+    def most_context(self, window: int) -> np.ndarray:
+        """Returns for each piece of a window whether no other window sees more around it.
 
-    What a window sees around a piece is the lesser of the pieces before and behind it, plus a
-    hundredth of the window's length; of equals the first counts. Each piece of a context has just
-    one such window.
+        What a window sees around a piece is the lesser of the pieces before and behind it, plus a
+        hundredth of the window's length; of equals the first counts. Each piece of a context has
+        just one such window.
 
-    Args:
-        window: which, from 0.
-        pieces: of the context.
-        room: pieces that fit in a window.
-        stride: as for `count_windows`.
-
-    Returns:
-        bool [pieces in the window].
-    """
-    start, end = window_bounds(window, pieces=pieces, room=room, stride=stride)
-    step = min(room, stride)
-    last = int(count_windows(np.array(pieces), np.array(room), stride=stride)) - 1
-    reach = (room - 1) // step  # windows further off share no piece with this one
-    others = np.arange(max(window - reach, 0), min(window + reach, last) + 1)
-    starts = (others * step)[:, None]
-    ends = np.minimum(starts + room, pieces)
-    position = np.arange(start, end)[None]
-    seen = np.minimum(position - starts, ends - 1 - position) + 0.01 * (ends - starts)
-    inside = (position >= starts) & (position < ends)
-    best = others[np.argmax(np.where(inside, seen, -np.inf), axis=0)]
-    return best == window
+        Returns:
+            bool [pieces in the window].
+        """
+        pieces, room, stride = self
+        start, end = self.bounds(window)
+        step = min(room, stride)
+        last = int(count_windows(np.array(pieces), np.array(room), stride=stride)) - 1
+        reach = (room - 1) // step  # windows further off share no piece with this one
+        others = np.arange(max(window - reach, 0), min(window + reach, last) + 1)
+        starts = (others * step)[:, None]
+        ends = np.minimum(starts + room, pieces)
+        position = np.arange(start, end)[None]
+        seen = np.minimum(position - starts, ends - 1 - position) + 0.01 * (ends - starts)
+        inside = (position >= starts) & (position < ends)
+        best = others[np.argmax(np.where(inside, seen, -np.inf), axis=0)]
+        return best == window

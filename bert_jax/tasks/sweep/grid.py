@@ -98,13 +98,9 @@ class Cell(NamedTuple):
 def points_of(
     section: SweepSection, *, seed: int, learning_rate: float, epochs: int
 ) -> list[SweepPoint]:
-    """Returns the runs of a sweep: by epochs, then learning rate, then seed.
+    """Returns the runs of a sweep from its first seed on: by epochs, then learning rate, then seed.
 
-    Args:
-        section: what is swept over.
-        seed: the first one.
-        learning_rate: where the section names none.
-        epochs: where the section names none.
+    `learning_rate` and `epochs` are those of runs where the section names none.
     """
     grid = itertools.product(
         section.epochs or (epochs,),

@@ -9,7 +9,6 @@ from typing import Any, Final
 import jax
 import pyarrow as pa
 from etils import epath
-from pyarrow import csv as pa_csv
 from rich.console import Console
 from rich.table import Table
 
@@ -18,6 +17,7 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.runs.resume_check import refuse_other_settings
 from bert_jax.tasks.sweep.grid import RunResult, Spread, SweepPoint, best_of, cells_of
+from bert_jax.tasks.training.evaluation import write_csv
 from bert_jax.train.progress_display import format_scores
 
 SWEEP: Final = "sweep.json"
@@ -75,10 +75,7 @@ class SweepRecord:
         self.done = True
         if jax.process_index() == 0:
             rows = [_flat(result) for result in self.results]
-            sink = pa.BufferOutputStream()
-            options = pa_csv.WriteOptions(quoting_style="needed")
-            pa_csv.write_csv(pa.Table.from_pylist(rows), sink, options)
-            write_whole(self._root / TABLE, sink.getvalue().to_pybytes())
+            write_csv(self._root / TABLE, pa.Table.from_pylist(rows))
         self.write()
 
     def write(self) -> None:

@@ -148,13 +148,7 @@ def _sweep(
 def point_settings(
     settings: FinetuneSettings, point: SweepPoint, *, run_dir: str
 ) -> FinetuneSettings:
-    """Returns the settings of an ordinary run that is a sweep's point.
-
-    Args:
-        settings: of the sweep.
-        point: of it.
-        run_dir: of that run.
-    """
+    """Returns the settings of an ordinary run, in `run_dir`, that is a sweep's point."""
     optimizer = settings.finetune.optimizer.model_copy(
         update={"learning_rate": point.learning_rate}
     )

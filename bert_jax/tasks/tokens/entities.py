@@ -8,14 +8,11 @@ it too, has had no release since 2020; `nervaluate` knows no BIOES. The figures 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bert_jax.tasks.family import Record
 from bert_jax.tasks.scores import accuracy, macro_f1
-from bert_jax.tasks.tokens.schemes import OUTSIDE, parse_label, spelled
-
-# scikit-learn's own types know only its default, "warn".
-_ZERO: Any = 0
+from bert_jax.tasks.tokens.schemes import OUTSIDE, known_label
 
 
 class Entity(NamedTuple):
@@ -40,14 +37,12 @@ def find_entities(labels: Sequence[str]) -> list[Entity]:
         labels: O, or B, I, E, S with or without a type.
 
     Raises:
-        ValueError: another label.
+        ValueError: a label of another form.
     """
     spans: list[Entity] = []
     kind, start = None, 0  # of the span that is open; None: there is none
     for position, label in enumerate([*labels, OUTSIDE]):
-        parsed = parse_label(label)
-        if parsed is None:
-            raise ValueError(f"found the label {label!r}, allowed: {spelled('BIOES')}")
+        parsed = known_label(label)
         goes_on = parsed.prefix in ("I", "E") and parsed.type == kind
         if kind is not None and not goes_on:
             spans.append(Entity(kind, start, position))
@@ -63,30 +58,18 @@ def find_entities(labels: Sequence[str]) -> list[Entity]:
 def entity_scores(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Returns the figures of conlleval, as fractions of 1.
+    """Returns the figures of conlleval, as fractions of 1, of the labels of each sentence.
 
     A predicted entity is right if there is one of the same type, start and end. All types count
     together (micro). A figure that would divide by nothing is 0.
 
-    Args:
-        gold: the labels of each sentence.
-        predicted: as many, each as long.
-
     Returns:
         precision, recall, f1 of entities; token_accuracy, the share of labels that agree.
     """
-    from sklearn.metrics import precision_recall_fscore_support
-
     pairs = _paired_types(gold, predicted)
     precision = recall = f1 = 0.0
     if pairs.types:
-        precision, recall, f1, _ = precision_recall_fscore_support(
-            pairs.gold,
-            pairs.predicted,
-            labels=range(len(pairs.types)),
-            average="micro",
-            zero_division=_ZERO,
-        )
+        precision, recall, f1, _ = _figures(pairs, average="micro")
     return {
         "precision": float(precision),
         "recall": float(recall),
@@ -107,17 +90,19 @@ def entity_report(records: Sequence[Record]) -> dict[str, dict[str, float]]:
         By type, sorted: precision, recall, f1; support, the number of entities in the labels.
     """
     pairs = _paired_types([r["label"] for r in records], [r["prediction"] for r in records])
-    return _report(pairs.gold, pairs.predicted, pairs.types)
+    if not pairs.types:
+        return {}
+    columns = ("precision", "recall", "f1", "support")
+    return {
+        name: dict(zip(columns, map(float, row), strict=True))
+        for name, *row in zip(pairs.types, *_figures(pairs, average=None), strict=True)
+    }
 
 
 def label_scores(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Returns the figures of labels that spell no spans.
-
-    Args:
-        gold: the labels of each sentence.
-        predicted: as many, each as long.
+    """Returns the figures of the labels of each sentence, where they spell no spans.
 
     Returns:
         accuracy over tokens; macro_f1, the mean over the labels that occur on either side.
@@ -154,21 +139,14 @@ def _paired_types(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     )
 
 
-def _report(
-    gold: Sequence[int], predicted: Sequence[int], names: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    if not names:
-        return {}
+def _figures(pairs: _Pairs, *, average: Literal["micro"] | None) -> Any:
+    """Returns precision, recall, F1 and support: of all types together, or arrays by type."""
     from sklearn.metrics import precision_recall_fscore_support
 
-    figures: Any = precision_recall_fscore_support(
-        gold, predicted, labels=range(len(names)), average=None, zero_division=_ZERO
-    )
-    columns = ("precision", "recall", "f1", "support")
-    return {
-        name: dict(zip(columns, map(float, row), strict=True))
-        for name, *row in zip(names, *figures, strict=True)
-    }
+    # scikit-learn's own types know only the default of `zero_division`, "warn".
+    function: Any = precision_recall_fscore_support
+    types = range(len(pairs.types))
+    return function(pairs.gold, pairs.predicted, labels=types, average=average, zero_division=0)
 
 
 def _flat(

@@ -16,12 +16,7 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.family import DataRequest, Family, Record, count_notes, needs_labels
-from bert_jax.tasks.tokens.conll import (
-    ConllColumns,
-    ConllFile,
-    read_conll,
-    sentences_in_memory,
-)
+from bert_jax.tasks.tokens.conll import ConllColumns, ConllFile, read_conll, sentences_in_memory
 from bert_jax.tasks.tokens.entities import entity_scores, label_scores
 from bert_jax.tasks.tokens.schemes import (
     Scheme,

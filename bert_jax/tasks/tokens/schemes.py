@@ -31,6 +31,14 @@ def parse_label(label: str) -> SpanLabel | None:
     return None
 
 
+def known_label(label: str) -> SpanLabel:
+    """Returns the parts of a label; ValueError of one that is of no scheme."""
+    parsed = parse_label(label)
+    if parsed is None:
+        raise ValueError(f"found the label {label!r}, allowed: {spelled('BIOES')}")
+    return parsed
+
+
 def fits(label: str, scheme: Scheme) -> bool:
     """Whether a label may occur under a scheme."""
     if scheme == "none":
@@ -57,9 +65,6 @@ def detect_scheme(sentences: Sequence[Sequence[str]]) -> Scheme:
     "none" unless every label is O, or B, I, E, S with or without a type, and not all are O; BIOES
     if E or S occurs; else whichever of IOB2 and IOB1 fewer labels contradict (see `violations`),
     IOB2 in a draw.
-
-    Args:
-        sentences: the labels of each.
     """
     named = scheme_of_names({label for labels in sentences for label in labels})
     if named != "IOB2":
@@ -78,17 +83,13 @@ def violations(labels: Sequence[str], scheme: Scheme) -> list[int]:
 
     Args:
         labels: of one sentence, each of which fits the scheme.
-        scheme: what they should follow.
+        scheme: that they should follow.
     """
     if scheme == "none":
         return []
-    wrong = []
-    parsed = [SpanLabel(OUTSIDE, ""), *map(_parsed, labels), SpanLabel(OUTSIDE, "")]
-    for position in range(len(labels)):
-        before, here, after = parsed[position : position + 3]
-        if not _allowed(before, here, after, scheme):
-            wrong.append(position)
-    return wrong
+    parsed = [SpanLabel(OUTSIDE, ""), *map(known_label, labels), SpanLabel(OUTSIDE, "")]
+    triples = zip(parsed, parsed[1:], parsed[2:], strict=False)
+    return [at for at, triple in enumerate(triples) if not _allowed(*triple, scheme)]
 
 
 def complete_labels(found: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
@@ -99,7 +100,7 @@ def complete_labels(found: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
     """
     names = set(found)
     if scheme != "none":
-        for kind in {label.type for label in map(_parsed, names) if label.prefix != OUTSIDE}:
+        for kind in {label.type for label in map(known_label, names) if label.prefix != OUTSIDE}:
             names |= {f"{prefix}-{kind}" if kind else prefix for prefix in PREFIXES[scheme]}
         names.add(OUTSIDE)
     return tuple(sorted(names))
@@ -108,13 +109,6 @@ def complete_labels(found: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
 def spelled(scheme: Scheme) -> str:
     """Returns the labels of a scheme for an error: ``O, B-TYPE, I-TYPE``."""
     return ", ".join([OUTSIDE, *(f"{prefix}-TYPE" for prefix in PREFIXES[scheme])])
-
-
-def _parsed(label: str) -> SpanLabel:
-    parsed = parse_label(label)
-    if parsed is None:
-        raise ValueError(f"found the label {label!r}, allowed: {spelled('BIOES')}")
-    return parsed
 
 
 def _allowed(before: SpanLabel, here: SpanLabel, after: SpanLabel, scheme: Scheme) -> bool:

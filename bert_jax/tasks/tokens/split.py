@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.tasks.collector import Collector
-from bert_jax.tasks.content import content_hash
-from bert_jax.tasks.family import NO_LABEL, Encoded, Record
+from bert_jax.tasks.family import NO_LABEL, Encoded, Record, content_hash
 from bert_jax.tasks.ragged import Ragged, encode_ragged
 from bert_jax.tasks.tokens.conll import Sentence
 from bert_jax.tasks.tokens.windows import Window, cut_windows
@@ -30,11 +29,7 @@ def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sentence], *, room: i
     """Encodes each token by itself, as between spaces.
 
     A word of control characters has no piece; it is encoded as [UNK] and labelled like any other.
-
-    Args:
-        tokenizer: of the run.
-        sentences: of one file.
-        room: pieces of a row without [CLS] and [SEP].
+    One of more pieces than the room of a row, without [CLS] and [SEP], is cut.
     """
     tokens = itertools.chain.from_iterable(sentence.tokens for sentence in sentences)
     found = encode_ragged(tokenizer, tokens)
@@ -74,7 +69,7 @@ class TokenSplit:
             stride: see `cut_windows`.
         """
         self._sentences = sentences
-        self.fingerprint = content_hash(sentences)
+        self.examples, self.fingerprint = len(sentences), content_hash(sentences)
         self._pieces = pieces
         self._names = labels
         self._ids: Mapping[str, int] = {name: index for index, name in enumerate(labels)}
@@ -92,11 +87,6 @@ class TokenSplit:
         )
         sizes = pieces.offsets[bounds[:, 1]] - pieces.offsets[bounds[:, 0]]
         self.lengths: np.ndarray = (sizes + 2).astype(np.int32)
-
-    @property
-    def examples(self) -> int:
-        """The number of sentences."""
-        return len(self._sentences)
 
     def row(self, index: int) -> Encoded:
         """Returns a window, with labels at the first pieces of the words that are predicted in it.

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jax
+import pyarrow as pa
 from etils import epath
+from pyarrow import csv as pa_csv
 from rich.console import Console
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
-from bert_jax.model.shape_cost import inference_cost
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
@@ -40,18 +41,15 @@ def conclude(
     console: Console,
     seeds: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, float]:
-    """Evaluates the best checkpoint, and writes figures, dev predictions and the report.
+    """Evaluates a run's best checkpoint, and writes figures, dev predictions and the report.
 
     Args:
         run: fine-tuned.
         family: its data, opened with the dev splits.
         predictor: of its model.
         mesh: to compute on.
-        console: where the figures are shown.
+        console: where the figures are shown, which are also returned.
         seeds: a row for each run of a sweep, for the report.
-
-    Returns:
-        The figures of the dev splits.
     """
     with doing("predicting dev with the best checkpoint"):
         loaded = load_params(run, checkpoint="auto", mesh=mesh)
@@ -64,7 +62,8 @@ def conclude(
         write_evaluation(run, evaluation, selected=True, own_data=True)
         with doing("writing the report"):
             write_report(run, family, loaded, records=records, seeds=seeds)
-        tell_scores(console, step=loaded.step, scores=scores)
+        line = f"best: step {loaded.step}: {format_scores(scores)}"
+        console.print(line, markup=False, soft_wrap=True)
     return scores
 
 
@@ -176,7 +175,7 @@ def predictor_of(run: Run, loaded: LoadedParams, *, batch_size: int | None = Non
         batch_size=batch_size or section.batch_size,
         max_length=section.max_length,
         pad_id=run.tokenizer.special.pad,
-        cost=inference_cost(run.architecture, loaded.mesh, max_length=section.max_length),
+        architecture=run.architecture,
     )
 
 
@@ -186,6 +185,8 @@ def write_records(path: epath.Path, records: Sequence[Record]) -> None:
     write_whole(path, "".join(lines).encode())
 
 
-def tell_scores(console: Console, *, step: int, scores: Mapping[str, float]) -> None:
-    """Shows figures in a line."""
-    console.print(f"best: step {step}: {format_scores(scores)}", markup=False, soft_wrap=True)
+def write_csv(path: epath.Path, table: pa.Table) -> None:
+    """Writes a table, quoting what needs it."""
+    sink = pa.BufferOutputStream()
+    pa_csv.write_csv(table, sink, pa_csv.WriteOptions(quoting_style="needed"))
+    write_whole(path, sink.getvalue().to_pybytes())

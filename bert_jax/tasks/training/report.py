@@ -48,7 +48,7 @@ def write_report(
         family: with the dev splits.
         loaded: the checkpoint that the records are of.
         records: of the dev splits.
-        seeds: one row for each run of a sweep.
+        seeds: a row for each run of a sweep.
     """
     section = run.section("finetune", FinetuneSection, verb="finetune")
     assert run.heads.task is not None

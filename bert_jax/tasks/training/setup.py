@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object
 from bert_jax.model.config import Architecture, ModelSection
 from bert_jax.model.flops import train_flops
-from bert_jax.model.shape_cost import inference_cost, training_cost
+from bert_jax.model.shape_cost import training_cost
 from bert_jax.narration import doing
 from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finetune_optimizer
 from bert_jax.parallel.mesh import initialise, make_mesh
@@ -102,12 +102,7 @@ class TrainingSetup(NamedTuple):
         return found
 
     def batches(self, *, seed: int, share: HostShare = ONE_HOST) -> TrainBatches:
-        """Returns the batches that a run of a seed trains on.
-
-        Args:
-            seed: of the run.
-            share: this host's part of a batch.
-        """
+        """Returns this host's share of the batches that a run of a seed trains on."""
         return TrainBatches(
             self.family.splits["train"],
             batch_size=self.section.batch_size,
@@ -125,11 +120,7 @@ class TrainingSetup(NamedTuple):
         )
 
     def optimizer(self, *, steps_per_epoch: int) -> optax.GradientTransformationExtraArgs:
-        """Returns the run's optimizer.
-
-        Args:
-            steps_per_epoch: optimizer steps of an epoch.
-        """
+        """Returns the run's optimizer."""
         return make_finetune_optimizer(
             self.section.optimizer,
             self.model.axes,
@@ -144,9 +135,6 @@ class TrainingSetup(NamedTuple):
 
 def prepare(settings: FinetuneSettings) -> TrainingSetup:
     """Opens the origin and the data, and checks that they and the devices fit together.
-
-    Args:
-        settings: of the run.
 
     Raises:
         UserError: they do not.
@@ -212,21 +200,14 @@ def claim(prepared: TrainingSetup) -> epath.Path:
             with_flag=data,
             what="run",
         )
-        _same_labels(run, prepared.family)
+        found, learnt = prepared.family.heads.labels, run.heads.labels
+        if found != learnt:
+            raise UserError(
+                f"finetune.task: found the labels {', '.join(found) or 'none'}, but "
+                f"{run.directory} holds a run with {', '.join(learnt) or 'none'}; allowed: the "
+                "same, or a new run_dir"
+            )
     return root
-
-
-def _same_labels(run: Run, family: Family) -> None:
-    """Refuses other names for the labels that a run's head has learnt."""
-    if run.heads.labels != family.heads.labels:
-        raise UserError(
-            f"finetune.task: found the labels {_named(family.heads.labels)}, but {run.directory} "
-            f"holds a run with {_named(run.heads.labels)}; allowed: the same, or a new run_dir"
-        )
-
-
-def _named(labels: Sequence[str] | None) -> str:
-    return ", ".join(labels) if labels else "none"
 
 
 def tell_data(prepared: TrainingSetup, console: Console) -> None:
@@ -236,15 +217,14 @@ def tell_data(prepared: TrainingSetup, console: Console) -> None:
     sizes = ", ".join(
         f"{name} {split.examples:,}" for name, split in prepared.family.splits.items()
     )
-    fresh = describe_graft(ours=prepared.family.heads, theirs=prepared.origin.heads)
-    console.print(f"examples: {sizes}", markup=False, soft_wrap=True)
-    for note in prepared.family.notes:
-        console.print(note, markup=False, soft_wrap=True)
+    lines = [f"examples: {sizes}", *prepared.family.notes]
     dtype = prepared.model_section.execution.dtype
     if prepared.section.dtype is None and dtype != prepared.origin.model.execution.dtype:
-        console.print(SLOWER, markup=False, soft_wrap=True)
-    if fresh:
-        console.print(f"{fresh} starts fresh", markup=False, soft_wrap=True)
+        lines.append(SLOWER)
+    if fresh := describe_graft(ours=prepared.family.heads, theirs=prepared.origin.heads):
+        lines.append(f"{fresh} starts fresh")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def origin_params(prepared: TrainingSetup, fresh: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,13 +243,9 @@ def make_predictor(prepared: TrainingSetup) -> Predictor:
         batch_size=section.batch_size,
         max_length=section.max_length,
         pad_id=prepared.origin.tokenizer.special.pad,
-        cost=inference_cost(
-            prepared.architecture,
-            prepared.mesh,
-            max_length=section.max_length,
-            # And once more with the best checkpoint.
-            passes=section.epochs * section.evaluations_per_epoch + 1,
-        ),
+        architecture=prepared.architecture,
+        # And once more with the best checkpoint.
+        passes=section.epochs * section.evaluations_per_epoch + 1,
     )
 
 
@@ -283,11 +259,7 @@ def _check_batch(section: FinetuneSection, mesh: jax.sharding.Mesh) -> None:
 
 
 def _check_thaw(prepared: TrainingSetup) -> None:
-    """Refuses a run that ends before gradual unfreezing has reached every unit.
-
-    Raises:
-        UserError: naming how many epochs it takes.
-    """
+    """Refuses a run that ends before gradual unfreezing has reached every unit."""
     section = prepared.section
     rows = len(prepared.family.splits["train"].lengths)
     steps_per_epoch = -(-rows // section.batch_size)
@@ -308,9 +280,7 @@ def _check_thaw(prepared: TrainingSetup) -> None:
 def task_of(run: Run, *, class_weights: Sequence[float] | None) -> FinetuneTask:
     """Returns the task that a run was fine-tuned on, without its data.
 
-    Args:
-        run: opened.
-        class_weights: that its training labels gave.
+    `class_weights` are those that its training labels gave.
     """
     section = run.section("finetune", FinetuneSection, verb="replay")
     task = FinetuneTask(
