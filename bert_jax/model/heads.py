@@ -140,9 +140,8 @@ def cross_entropy(
 ) -> Scored:
     """Returns −log p(label) in float32, and whether the label is the most probable class.
 
-    The label's logit is picked by comparing with an iota, not by indexing: where the classes are
-    split over devices, each compares its own part and one sum joins them. The largest logit, which
-    the loss needs anyway, tells whether the label won; an argmax would read all logits once more.
+    The largest logit, which the loss needs anyway, tells whether the label won; an argmax would
+    read all logits once more.
     The gradient is written out: it reads the logits once, where the derivative of the picking
     and of the sum would each write an array of their size. Rows are one axis: the product that
     makes the logits has them so, and another shape of 77 predictions a row would be a copy.
@@ -158,7 +157,7 @@ def _cross_entropy(logits: Array, labels: Array) -> Scored:
 
 def _cross_entropy_forward(logits: Array, labels: Array) -> tuple[Scored, tuple[Array, ...]]:
     wide = logits.astype(jnp.float32)
-    picked = jnp.where(_is_label(wide, labels), wide, 0.0).sum(axis=-1)
+    picked = jax.lax.platform_dependent(wide, labels, cpu=_indexed, default=_compared)
     largest = wide.max(axis=-1)
     total = largest + jnp.log(jnp.exp(wide - largest[..., None]).sum(axis=-1))
     scored = Scored(total - picked, (picked >= largest).astype(jnp.float32))
@@ -170,6 +169,19 @@ def _cross_entropy_backward(kept: tuple[Array, ...], gradient: Scored) -> tuple[
     probabilities = jnp.exp(logits.astype(jnp.float32) - total[..., None])
     slope = probabilities - _is_label(logits, labels)
     return (slope * gradient.loss[..., None]).astype(logits.dtype), None
+
+
+def _compared(logits: Array, labels: Array) -> Array:
+    """Returns the labels' logits by comparing with an iota, in the pass that reads them anyway.
+
+    Where the classes are split over devices, each compares its own part and one sum joins them.
+    """
+    return jnp.where(_is_label(logits, labels), logits, 0.0).sum(axis=-1)
+
+
+def _indexed(logits: Array, labels: Array) -> Array:
+    """Returns the same by indexing: XLA's CPU compiler would write all that it compares."""
+    return jnp.take_along_axis(logits, labels[..., None], axis=-1, mode="clip")[..., 0]
 
 
 def _is_label(logits: Array, labels: Array) -> Array:
