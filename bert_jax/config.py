@@ -93,11 +93,7 @@ def packaged_configs() -> list[str]:
 
 
 def read_packaged(name: str) -> str:
-    """Returns the text of a configuration of the package.
-
-    Args:
-        name: one of `packaged_configs`.
-    """
+    """Returns the text of a configuration of the package, by its name of `packaged_configs`."""
     root = importlib.resources.files(_CONFIGS)
     return root.joinpath(f"{name}{_SUFFIX}").read_text(encoding="utf-8")
 
@@ -105,8 +101,7 @@ def read_packaged(name: str) -> str:
 def find_packaged(path: epath.PathLike) -> str | None:
     """Returns the text of a configuration of the package, None if a path is not one.
 
-    Args:
-        path: as a user names it; a file that is there is no name.
+    A file that is there is no name.
 
     Raises:
         UserError: no such file, but the name of one of the package is near.

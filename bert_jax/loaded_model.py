@@ -50,12 +50,7 @@ class LoadedModel:
     """
 
     def __init__(self, model: InferenceModel, run: Run | None) -> None:
-        """Takes what `load` has read.
-
-        Args:
-            model: on the devices.
-            run: that it is of; None for another program's checkpoint.
-        """
+        """Takes what `load` has read; another program's checkpoint is of no run."""
         self._model, self._run = model, run
         self.tokenizer: Tokenizer = model.tokenizer
         self.architecture: Architecture = model.architecture

@@ -60,11 +60,7 @@ class Narrator:
     """Says on one console what is under way; safe to use from several threads."""
 
     def __init__(self, console: Console) -> None:
-        """Says nothing yet.
-
-        Args:
-            console: where; a terminal gets a live line.
-        """
+        """Says nothing yet; a terminal gets a live line."""
         self.console = console
         self._stages: list[_Stage] = []
         self._lock = threading.RLock()

@@ -20,7 +20,6 @@ class NotebookPage(RenderHook):
     """
 
     def __init__(self) -> None:
-        """Shows nothing yet."""
         self._console = Console(
             file=io.StringIO(),
             record=True,
@@ -48,12 +47,7 @@ class NotebookPage(RenderHook):
         self._update()
 
     def show(self, live: str = "", *, share: float | None = None) -> None:
-        """Replaces the line at the end.
-
-        Args:
-            live: empty for none.
-            share: of the work that is done, 0 to 1, shown as a bar; None for no bar.
-        """
+        """Replaces the line at the end, with a bar for the share of the work done, 0 to 1."""
         self._live = live, share
         self._update()
 

@@ -19,9 +19,6 @@ def with_large_pages(kernel: Path = _KERNEL) -> None:
     Once, before anything is loaded, under the same process id; not where glibc's tunables are set
     already (``GLIBC_TUNABLES=`` leaves pages as they are), nor where the kernel does not give large
     pages to who asks. Processes that this one starts do not inherit the setting.
-
-    Args:
-        kernel: the kernel's own setting.
     """
     if os.environ.pop(_STARTED, None) is not None:
         os.environ.pop(_TUNABLES, None)

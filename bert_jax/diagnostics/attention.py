@@ -11,12 +11,7 @@ from bert_jax.model.execution import choose_attention
 
 
 def check_attention(asked: AttentionName, *, longest: int) -> Finding:
-    """Says which attention a run's train step will compute on this process's devices, and why.
-
-    Args:
-        asked: the setting.
-        longest: tokens of the longest rows.
-    """
+    """Says which attention the train step computes here for rows of so many tokens, and why."""
     try:
         found = choose_attention(asked, jax.devices()[0], longest=longest)
     except UserError as error:

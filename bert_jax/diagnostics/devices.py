@@ -21,11 +21,7 @@ _SLOW_START_SECONDS: Final = 10.0
 
 
 def check_devices(section: MeshSection) -> list[Finding]:
-    """Opens this process's devices and makes the mesh.
-
-    Args:
-        section: the devices that a run will ask for.
-    """
+    """Opens this process's devices and makes the mesh."""
     # Before the devices are opened: libtpu writes to the environment that this reads.
     expected = expected_hosts(section.distributed)
     begin = time.monotonic()

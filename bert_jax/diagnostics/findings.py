@@ -58,10 +58,8 @@ def problem(topic: str, text: str) -> Finding:
 def show(findings: Iterable[Finding], console: Console) -> DoctorReport:
     """Shows findings as they come, a line for each, then what they come to; returns them.
 
-    Args:
-        findings: of `doctor`.
-        console: on a terminal in colour and wrapped to its width; elsewhere plain lines, one a
-            finding, for grep.
+    On a terminal in colour and wrapped to its width; elsewhere plain lines, one a finding, for
+    grep.
     """
     shown: list[Finding] = []
     for finding in findings:

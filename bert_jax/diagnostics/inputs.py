@@ -33,11 +33,7 @@ Check = tuple[str, Callable[[], str]]  # its subject; returns what is fine, or r
 
 
 def check_inputs(checks: Iterator[Check]) -> list[Finding]:
-    """Returns a finding for each check.
-
-    Args:
-        checks: of `pretraining_inputs` or `finetuning_inputs`.
-    """
+    """Returns a finding for each check of `pretraining_inputs` or `finetuning_inputs`."""
     findings = []
     for topic, check in checks:
         try:
@@ -53,10 +49,6 @@ def require_inputs(checks: Iterator[Check], mesh: MeshSection) -> None:
     One process of several looks later, once it has joined the others: they hear of its mistake
     then, and before would wait for it.
 
-    Args:
-        checks: of `pretraining_inputs` or `finetuning_inputs`.
-        mesh: says whether there are other processes.
-
     Raises:
         UserError: there is one.
     """
@@ -69,13 +61,7 @@ def require_inputs(checks: Iterator[Check], mesh: MeshSection) -> None:
 def pretraining_inputs(
     *, tokenizer: str, train: TrainSection, optimizer: OptimizerSection
 ) -> Iterator[Check]:
-    """Yields checks of what `pretrain` reads.
-
-    Args:
-        tokenizer: its directory.
-        train: names the datasets.
-        optimizer: with the schedule's warm-up.
-    """
+    """Yields checks of what `pretrain` reads: tokenizer, schedule, datasets."""
     loaded: list[Tokenizer] = []
 
     def check_tokenizer() -> str:
@@ -112,11 +98,7 @@ def _dataset(path: str, tokenizers: list[Tokenizer], *, key: str) -> str:
 
 
 def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
-    """Yields checks of what `finetune` reads.
-
-    Args:
-        section: names the origin and the files.
-    """
+    """Yields checks of what `finetune` reads: its origin, and the task's files."""
     yield "init_from", lambda: _origin(section.init_from)
     task = section.task
     if isinstance(task, GlueSection):

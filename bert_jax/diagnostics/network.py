@@ -45,13 +45,7 @@ def expected_hosts(section: DistributedSection) -> ExpectedHosts:
 
 
 def check_hosts(expected: ExpectedHosts, *, seen: int, enabled: bool) -> Finding:
-    """Compares the processes expected with those that JAX sees.
-
-    Args:
-        expected: of `expected_hosts`.
-        seen: `jax.process_count()`.
-        enabled: `mesh.distributed.enabled`.
-    """
+    """Compares the processes that `expected_hosts` returned with those that JAX sees."""
     text = f"{expected.processes} expected ({expected.source}), {seen} seen"
     if seen == expected.processes:
         return ok("hosts", text)

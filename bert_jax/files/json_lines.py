@@ -37,10 +37,6 @@ def parse_lines(raw: bytes, check: Check) -> ParsedLines:
 
     A last line without its line end is what a killed writer leaves: it counts if it is whole, and
     is dropped without a word if it is not.
-
-    Args:
-        raw: content of a file.
-        check: of the log.
     """
     good: list[Line] = []
     damaged: list[bytes] = []
@@ -59,9 +55,7 @@ def parse_lines(raw: bytes, check: Check) -> ParsedLines:
 def read_log(path: epath.PathLike, check: Check) -> list[Entry]:
     """Returns the entries of a log, in their order; damaged lines are passed over.
 
-    Args:
-        path: of the file; its pieces, as `bert_jax.files.line_log` writes them, lie beside it.
-        check: of the log.
+    Its pieces, as `bert_jax.files.line_log` writes them, lie beside the file.
 
     Raises:
         UserError: there is no such log, or it cannot be read.

@@ -101,9 +101,7 @@ class FileLog:
     def __init__(self, path: pathlib.Path, *, say: Callable[[str], None]) -> None:
         """Goes on at the end of ``path``, which is there.
 
-        Args:
-            path: of the file.
-            say: called with a line of text when entries begin to wait, and if they are lost.
+        `say` gets a line when entries begin to wait, and if they are lost.
         """
         self._path, self._say = path, say
         self._waiting = b""
@@ -147,13 +145,7 @@ class PieceLog:
     """Pieces in a bucket, each written once and whole."""
 
     def __init__(self, path: epath.Path, *, first: int, seconds: float = PIECE_SECONDS) -> None:
-        """Writes nothing yet.
-
-        Args:
-            path: of the file that the pieces are of.
-            first: number of the next piece.
-            seconds: at most so long does an entry wait for its piece, while there are others.
-        """
+        """Writes nothing yet; an entry waits at most so many seconds, while there are others."""
         self._path, self._next, self._seconds = path, first, seconds
         self._waiting: list[bytes] = []
         self._since = 0.0

@@ -100,13 +100,7 @@ class ObjectLock:
         say: Callable[[str], None],
         heartbeat_seconds: float = _HEARTBEAT_SECONDS,
     ) -> None:
-        """Takes nothing yet.
-
-        Args:
-            held: the object.
-            say: called with a line of text before the watching.
-            heartbeat_seconds: between two writes.
-        """
+        """Takes nothing yet; `say` gets a line before the watching."""
         self.holder = ""
         self._object = held
         self._say = say

@@ -76,10 +76,6 @@ def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
 def read_text(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> str:
     """Returns the content of ``path``, decoded as UTF-8; line ends are not translated.
 
-    Args:
-        path: local or ``gs://``.
-        limit: most bytes.
-
     Raises:
         UserError: as `read_bytes`, or its bytes are not UTF-8.
     """
@@ -123,11 +119,7 @@ def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Ite
 
 
 def read_json_object(path: epath.Path, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Returns the JSON object in ``path``.
-
-    Args:
-        path: local or ``gs://``.
-        limit: most bytes.
+    """Returns the JSON object in ``path``, read as `read_text` does.
 
     Raises:
         UserError: as `read_text` and `parse_json_object`.

@@ -39,11 +39,8 @@ def software() -> dict[str, bytes]:
 def stage(job: Job, config: str) -> JobFiles:
     """Writes a job's directory; ``job.json`` comes last, so one that has it is complete.
 
-    The run's directory then names its job, so that `bert-jax status RUN` finds it at once.
-
-    Args:
-        job: to submit.
-        config: of the run, as YAML, resolved.
+    The run's directory then names its job, so that `bert-jax status RUN` finds it at once. The
+    configuration is YAML, resolved.
 
     Raises:
         UserError: a job of that name is there, or the bucket cannot be written.

@@ -51,11 +51,7 @@ def with_gcloud_settings(submit: SubmitSection) -> SubmitSection:
 
 
 def find(setting: str) -> Found:
-    """Returns a setting from the environment, else from gcloud's files.
-
-    Args:
-        setting: ``project`` or ``zone``.
-    """
+    """Returns ``project`` or ``zone`` from the environment, else from gcloud's files."""
     for name in _ENVIRONMENT[setting]:
         if value := os.environ.get(name, "").strip():
             return Found(value, name)

@@ -47,13 +47,7 @@ class GkeJobSets:
     def __init__(
         self, *, cluster: str | None = None, namespace: str = "default", pace: Pace | None = None
     ) -> None:
-        """Opens no connection.
-
-        Args:
-            cluster: by its name; None for the current context of kubectl's configuration.
-            namespace: of everything that is made.
-            pace: of requests.
-        """
+        """Opens no connection; without a cluster's name it is kubectl's current context."""
         self._cluster = cluster
         self._namespace = namespace
         self._pace = pace or Pace()

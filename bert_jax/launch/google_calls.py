@@ -66,12 +66,7 @@ class GoogleCalls:
     pace: Pace
 
     def send(self, method: Callable[..., Answer], request: Any, *, what: str) -> Answer:
-        """Returns what a method of a client answers.
-
-        Args:
-            method: of one of Google's clients.
-            request: its request.
-            what: it asks for, for messages.
+        """Returns what a method of a client answers; `what` it asks for is for messages.
 
         Raises:
             UserError: no credentials, no permission, the API is off, an invalid request.

@@ -37,13 +37,7 @@ class Agent:
     """Runs one host's part of a job to its end."""
 
     def __init__(self, told: Told, reports: Reports, heartbeat: Path) -> None:
-        """Starts nothing.
-
-        Args:
-            told: by the startup script.
-            reports: of this host.
-            heartbeat: the file in which the run says how far it is.
-        """
+        """Starts nothing; the run says in the heartbeat's file how far it is."""
         self._told, self._reports, self._heartbeat = told, reports, heartbeat
         self._restarts = Restarts(told.pause_seconds)
         self._stop = threading.Event()
@@ -147,9 +141,7 @@ class Agent:
 def run_agent(told: Told, directory: Path) -> int:
     """Runs the agent of one host, which SIGTERM ends; returns the exit code.
 
-    Args:
-        told: by the startup script.
-        directory: for the run's heartbeat.
+    The run's heartbeat is written to the directory.
     """
     heartbeat = directory / "heartbeat.json"
     reports = Reports(told, heartbeat)

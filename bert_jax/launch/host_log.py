@@ -21,11 +21,7 @@ class HostLog:
     """Takes lines in one thread and uploads them in another."""
 
     def __init__(self, path_of: Callable[[int], epath.Path]) -> None:
-        """Goes on after the parts that are there, from before a reboot.
-
-        Args:
-            path_of: the part's number, from 0, to its file.
-        """
+        """Goes on after the parts that are there, from before a reboot; they count from 0."""
         self._path_of = path_of
         self._lock = threading.Lock()
         self._first = 0  # the number of the first part that is kept

@@ -32,13 +32,9 @@ def on_bucket(path: str, key: str, bucket: str) -> str:
 
 
 def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
-    """Returns a configuration in which every path of a run lies in the bucket.
+    """Returns a configuration in which every path of a run lies in the bucket, ``gs://…``.
 
     Those of a fine-tuning task are `bert_jax.launch.task_files`'.
-
-    Args:
-        config: `RunConfig` as plain values; it stays as it is.
-        bucket: ``gs://…``.
 
     Raises:
         UserError: as `on_bucket`.

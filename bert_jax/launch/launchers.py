@@ -13,10 +13,7 @@ from bert_jax.launch.section import SubmitSection
 
 
 def launcher_for(section: SubmitSection) -> Launcher:
-    """Returns the launcher of a job.
-
-    Args:
-        section: resolved: the project is known.
+    """Returns the launcher of a job whose section is resolved: the project is known.
 
     Raises:
         UserError: its client is not installed, or the project is not known.
@@ -41,12 +38,7 @@ def has_cluster() -> bool:
 
 
 def known_launchers(section: SubmitSection, *, say: Callable[[str], None]) -> Iterator[Launcher]:
-    """Yields every launcher whose machines can be listed from here.
-
-    Args:
-        section: resolved, as far as it is known.
-        say: called with a line on each that cannot.
-    """
+    """Yields every launcher whose machines can be listed from here, and says which cannot."""
     yield LocalLauncher()
     for name, known, missing in (
         ("queued-resources", section.project is not None, "--project is not known"),

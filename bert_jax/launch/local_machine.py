@@ -39,14 +39,7 @@ class LocalMachine:
     def start(
         self, worker: int, script: Path, environment: Mapping[str, str], *, cwd: str | None
     ) -> bool:
-        """Starts one host; returns False if it lives already.
-
-        Args:
-            worker: its number.
-            script: that it runs with bash.
-            environment: all of it.
-            cwd: its working directory.
-        """
+        """Starts one host, which runs a script with bash; returns False if it lives already."""
         with self._lock_of(worker) as lock:
             if lock is None:
                 return False

@@ -38,12 +38,9 @@ class Found:
 def find_existing(
     launchers: Iterable[Launcher], *, bucket: str | None, say: Callable[[str], None]
 ) -> list[Found]:
-    """Returns everything that exists.
+    """Returns everything that exists; `say` gets a line on each launcher that cannot be asked.
 
-    Args:
-        launchers: to ask.
-        bucket: where jobs lie whose machines do not say so.
-        say: called with a line on each launcher that cannot be asked.
+    The bucket is that of jobs whose machines do not say where they lie.
     """
     found = []
     for launcher in launchers:

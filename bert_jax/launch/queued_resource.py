@@ -52,11 +52,7 @@ def place(attempt: Attempt) -> tuple[str, str, TpuTopology]:
 
 
 def creation(attempt: Attempt, script: str) -> tpu_v2.CreateQueuedResourceRequest:
-    """Returns what asks for the machines of an attempt.
-
-    Args:
-        attempt: whose.
-        script: that they run when they start.
+    """Returns what asks for the machines of an attempt, which run a script when they start.
 
     Raises:
         UserError: Cloud TPU has no such machines.

@@ -47,12 +47,7 @@ class QueuedResources:
     """
 
     def __init__(self, project: str, *, pace: Pace | None = None) -> None:
-        """Opens no connection.
-
-        Args:
-            project: that everything is made in.
-            pace: of requests.
-        """
+        """Opens no connection."""
         self._project = project
         self._pace = pace or Pace()
         self._calls = GoogleCalls(project, "tpu", self._pace)

@@ -27,12 +27,7 @@ class Reports:
     """
 
     def __init__(self, told: Told, heartbeat: Path) -> None:
-        """Reads what this host said before it was rebooted, if it was.
-
-        Args:
-            told: to the agent.
-            heartbeat: the file in which the run says how far it is.
-        """
+        """Reads what this host said before it was rebooted, if it was."""
         self._path = told.files.host(told.attempt, told.worker)
         self._log = HostLog(lambda part: told.files.log(told.attempt, told.worker, part))
         self._heartbeat, self._seconds = heartbeat, told.beat_seconds
@@ -47,12 +42,7 @@ class Reports:
         return self._status
 
     def update(self, ending: Ending | None = None, **changes: object) -> None:
-        """Changes the status, and has it uploaded now.
-
-        Args:
-            ending: of a process of the run, to add.
-            changes: fields of `HostStatus`.
-        """
+        """Changes fields of the status, adds an ending of the run's process, and uploads it now."""
         if ending is not None:
             endings = (*self._status.endings, ending)[-_MOST_ENDINGS:]
             changes |= {"endings": endings, "exit_code": ending.exit_code}

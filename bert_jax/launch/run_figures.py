@@ -58,10 +58,10 @@ class RunFigures(Section):
 def read_figures(
     run_dir: epath.PathLike, config: epath.PathLike, *, since: float = 0.0
 ) -> RunFigures:
-    """Reads a run's metrics.
+    """Reads the metrics of a run, which may not have begun.
 
     Args:
-        run_dir: of the run, which may not have begun.
+        run_dir: of the run.
         config: the file that says how many steps it has.
         since: seconds since 1970; the account of time begins then.
 

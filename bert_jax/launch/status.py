@@ -115,12 +115,7 @@ class Status(Section):
 
 
 def read_status(files: JobFiles, launcher: Launcher | None, *, now: float) -> Status:
-    """Returns how a job is.
-
-    Args:
-        files: of the job.
-        launcher: that is asked for the machines; None: the supervisor's word is taken.
-        now: seconds since 1970.
+    """Returns how a job is at a time; without a launcher to ask, by the supervisor's word.
 
     Raises:
         UserError: a file of the job is damaged.

@@ -20,13 +20,7 @@ Confirm = Callable[[str], bool]
 def watch_job(
     files: JobFiles, launcher: Launcher, *, say: Say, confirm: Confirm
 ) -> SupervisorState:
-    """Watches a job to its end, or until Ctrl-C.
-
-    Args:
-        files: of the job.
-        launcher: of its machines.
-        say: called with each line of news.
-        confirm: asks the user a question; called on Ctrl-C.
+    """Watches a job to its end, or until Ctrl-C, on which the user is asked to confirm its end.
 
     Returns:
         How it stands; without an outcome if the user left it running.

@@ -30,13 +30,10 @@ class ParameterOrigin(NamedTuple):
     console: Console
 
     def take_over(self, fresh: Params) -> Params:
-        """Returns fresh parameters with those parts replaced that the origin has.
+        """Returns fresh parameters on the mesh, with those parts replaced that the origin has.
 
         An import may lack heads, which then start fresh; a head of the origin's that pretraining
         has no use for is left out. Both are said in a line.
-
-        Args:
-            fresh: on the mesh.
 
         Raises:
             UserError: no checkpoint, or one of another architecture.

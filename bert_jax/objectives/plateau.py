@@ -62,12 +62,7 @@ class PlateauWatch:
         return f"{self._entropy - mlm_loss:.2f} below the unigram entropy"
 
     def warn(self, *, step: int, scores: Mapping[str, float]) -> str | None:
-        """Returns a warning, once, when the loss has been on the plateau for too long.
-
-        Args:
-            step: optimizer steps done.
-            scores: means since the last report.
-        """
+        """Returns a warning, once, when the loss has been on the plateau for too long."""
         mlm_loss = scores["mlm_loss"]
         self._recent.append(mlm_loss)
         stuck = len(self._recent) == self._recent.maxlen and all(

@@ -63,10 +63,8 @@ def prepare(
 ) -> PretrainPlan:
     """Opens data and devices, and checks that everything fits together.
 
-    Args:
-        settings: of the run.
-        say: called with a line while a dataset is copied from a bucket, and for each step that is
-            loaded in place of being compiled.
+    `say` gets a line while a dataset is copied from a bucket, and for each step that is loaded in
+    place of being compiled.
 
     Raises:
         UserError: it does not.

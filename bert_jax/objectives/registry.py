@@ -80,13 +80,8 @@ def objective_section(run: Run) -> ObjectiveSection:
 def check_pairing(section: ObjectiveSection, dataset: Dataset, *, key: str) -> None:
     """Checks that a dataset's examples, and so their labels, are made for the objective.
 
-    Args:
-        section: the objective.
-        dataset: of examples.
-        key: what named the dataset, for the message.
-
     Raises:
-        UserError: they are not, naming both.
+        UserError: they are not, naming both, and the key that named the dataset.
     """
     kind = dataset.provenance.pairing.kind
     allowed = OBJECTIVES[section.name].pairings

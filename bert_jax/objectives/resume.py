@@ -46,14 +46,7 @@ def check_resume(
     data: DataFingerprints,
     console: Console,
 ) -> dict[str, Any]:
-    """Refuses to resume with settings that contradict what the run has done.
-
-    Args:
-        run: the run directory as it is.
-        settings: of now.
-        checkpoints: of the run.
-        data: of now.
-        console: where changes are shown.
+    """Refuses to resume with settings that contradict what the run has done; shows what changes.
 
     Returns:
         The run's provenance with the changes added; ``{}`` if it has no checkpoint yet.

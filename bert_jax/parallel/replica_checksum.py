@@ -37,15 +37,11 @@ class _Layout(NamedTuple):
 
 
 def find_deviations(tree: Any, mesh: Mesh) -> list[Deviation]:
-    """Returns the devices whose replicas deviate, on all processes the same.
+    """Returns the devices whose replicas deviate, on all processes the same; call it on each.
 
     Every device sums up its own bits; only those sums, 4 bytes for each array and device, are
     exchanged. Any one flipped bit changes a sum. Arrays that lie on each device but once, such as
     ZeRO's moments, have nothing to be compared with.
-
-    Args:
-        tree: of arrays laid out over the mesh.
-        mesh: of all processes; call it on each.
     """
     named = [
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)

@@ -146,10 +146,6 @@ def constrain(x: jax.Array, *axes: str) -> jax.Array:
     """Pins an activation's layout where the compiler's own choice could be a costly one.
 
     Outside a mesh (one device, an exported program) it returns `x` as it is.
-
-    Args:
-        x: an activation.
-        axes: the logical name of each of its axes.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return x

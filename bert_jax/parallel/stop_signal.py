@@ -38,7 +38,6 @@ class StopSignal:
     """
 
     def __init__(self) -> None:
-        """Hears nothing yet."""
         self._lock = threading.Condition()
         self._steps = 0  # dispatched, and batches of evaluations
         self._unsaved = False  # a step was dispatched that no checkpoint holds
@@ -87,9 +86,7 @@ class StopSignal:
     def agree_over(self, channel: Channel, also: Callable[[int], bool]) -> None:
         """Agrees with the other processes from now on.
 
-        Args:
-            channel: to them.
-            also: another service's agreement, step → whether to stop, which is asked too.
+        Another service's agreement, step → whether to stop, is asked too.
         """
         with self._lock:
             self._channel, self._also = channel, also

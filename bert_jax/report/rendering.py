@@ -150,11 +150,7 @@ def count(amount: int, noun: str) -> str:
 def showing(shown: int, total: int, noun: str, tail: str = "") -> str:
     """Returns ``Showing 25 of 312 errors.``, ``All 7 errors.``, ``1 error.`` or ``No errors.``.
 
-    Args:
-        shown: how many follow.
-        total: how many there are.
-        noun: what they are.
-        tail: what follows the noun, as ``" with errors"``.
+    The tail follows the noun, as ``" with errors"``.
     """
     if total == 0:
         return f"No {noun}s{tail}."

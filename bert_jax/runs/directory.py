@@ -70,12 +70,7 @@ class Run(NamedTuple):
         return self.settings.get(key) is not None
 
     def section(self, key: str, kind: type[S], *, verb: str) -> S:
-        """Returns a section of its configuration.
-
-        Args:
-            key: of the section, such as `train`.
-            kind: the section's class.
-            verb: what needs it, for the message.
+        """Returns a section of its configuration, such as `train`, that a verb needs.
 
         Raises:
             UserError: it is not set, or does not fit the class.
@@ -96,10 +91,7 @@ def describe(heads: HeadsSection) -> str:
 
 
 def open_run(directory: epath.PathLike) -> Run:
-    """Opens what `pretrain` (or `import`) wrote.
-
-    Args:
-        directory: local or gs://.
+    """Opens what `pretrain` (or `import`) wrote, local or gs://.
 
     Raises:
         UserError: it is no run directory.

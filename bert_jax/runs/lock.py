@@ -42,10 +42,7 @@ def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def hold_output(output: epath.PathLike) -> Iterator[Lock]:
-    """Keeps other processes from writing the same output while the block lasts.
-
-    Args:
-        output: a file or directory, which need not exist.
+    """Keeps other processes from writing the same file or directory while the block lasts.
 
     Raises:
         UserError: another process is writing it.

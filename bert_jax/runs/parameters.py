@@ -53,12 +53,7 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
 
 
 def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
-    """Reads the moments that belong to parameters; None unless the optimizer was AdamW.
-
-    Args:
-        run: opened.
-        loaded: its parameters.
-    """
+    """Reads the moments that belong to parameters; None unless the optimizer was AdamW."""
     section = run.section("optimizer", OptimizerSection, verb="export")
     with open_checkpoints(run.directory) as checkpoints:
         if section.name != "adamw" or not checkpoints.has_optimizer(loaded.step):
@@ -71,11 +66,6 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
 
 def find_step(checkpoints: Checkpointer, asked: str, *, where: str) -> int:
     """Returns the step that `last`, `best` or a number asks for.
-
-    Args:
-        checkpoints: of a run.
-        asked: one of these.
-        where: the run's directory, for the message.
 
     Raises:
         UserError: no such checkpoint.

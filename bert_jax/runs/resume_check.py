@@ -20,12 +20,7 @@ class SettingChange(NamedTuple):
 
 
 def find_changes(held: Mapping[str, Any], asked: Mapping[str, Any]) -> list[SettingChange]:
-    """Returns the settings that differ, in the order of their keys.
-
-    Args:
-        held: the nested settings that a run was made with.
-        asked: those of now.
-    """
+    """Returns the nested settings that differ, in the order of their keys."""
     was, now = (flatten_dict(dict(settings), sep=".") for settings in (held, asked))
     return [
         SettingChange(key, was.get(key), now.get(key))

@@ -13,10 +13,7 @@ from bert_jax.parallel.channel import current_channel
 
 
 def from_first_process(find_out: Callable[[], Any]) -> Any:
-    """Returns what the first process finds out, on all processes; each must call it.
-
-    Args:
-        find_out: called in the first process alone; returns plain JSON.
+    """Returns what the first process finds out, plain JSON, on all processes; each must call it.
 
     Raises:
         UserError: what it raised there, on all processes.
@@ -36,11 +33,7 @@ def from_first_process(find_out: Callable[[], Any]) -> Any:
 
 
 def from_all_processes(value: Any) -> list[Any]:
-    """Returns what each process says, on all of them; each must call it.
-
-    Args:
-        value: plain JSON.
-    """
+    """Returns what each process says, plain JSON, on all of them; each must call it."""
     channel = current_channel()
     if channel is None or jax.process_count() == 1:
         return [value]
@@ -63,11 +56,7 @@ def failure_of(write: Callable[[], None]) -> str | None:
 
 
 def first_failure(reasons: Sequence[str | None]) -> str | None:
-    """Returns what the first process says that has failed, and which that is.
-
-    Args:
-        reasons: of all processes; None of one that has not failed.
-    """
+    """Returns the first of all processes' reasons that is not None, and whose it is."""
     failed = [index for index, reason in enumerate(reasons) if reason is not None]
     if not failed:
         return None

@@ -65,11 +65,6 @@ class BadStepGuard:
     """Judges steps by those before them."""
 
     def __init__(self, section: BadStepsSection) -> None:
-        """Judges nothing yet.
-
-        Args:
-            section: of the run.
-        """
         self._section = section
 
     def limits(self, history: StepHistory, step: int) -> StepLimits:
@@ -87,14 +82,7 @@ class BadStepGuard:
     def judge(
         self, history: StepHistory, step: int, metrics: Sums, limits: StepLimits
     ) -> BadStep | None:
-        """Adds a step to the history; returns what is wrong with it.
-
-        Args:
-            history: of the phase, changed in place.
-            step: the step.
-            metrics: of it.
-            limits: that it was judged by.
-        """
+        """Adds a step to the history, in place; returns what is wrong with it by its limits."""
         section = self._section
         found = {name: metrics[name][0] for name in StepLimits._fields}
         spikes = {n: (v, float(at)) for (n, v), at in zip(found.items(), limits, strict=True)}
@@ -119,12 +107,7 @@ class BadStepGuard:
         return BadStep(step, reason, asked, figures)
 
     def rollback_or_stop(self, bad: BadStep, *, rollbacks: int) -> BadStep:
-        """Returns a step to be answered by a rollback, or by a stop after too many of them.
-
-        Args:
-            bad: the step.
-            rollbacks: to the same checkpoint, so far.
-        """
+        """Returns a step to answer by a rollback, or by a stop after too many to one checkpoint."""
         if rollbacks < self._section.limit:
             return bad
         exhausted = f", after {rollbacks} rollbacks to one checkpoint"

@@ -102,11 +102,7 @@ class CheckpointDirectory:
         return self._first_whole(sorted(self._entries, reverse=True), parts)
 
     def best(self, parts: Collection[str] | None) -> int | None:
-        """Returns the best whole checkpoint of the newest comparison; None if there is none.
-
-        Args:
-            parts: items to compare; None for all.
-        """
+        """Returns the best whole checkpoint of the newest comparison; None if there is none."""
         return self._first_whole(self._ranked(), parts)
 
     def require(self, step: int, parts: Collection[str] | None) -> None:

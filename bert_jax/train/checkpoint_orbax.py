@@ -45,12 +45,7 @@ class OrbaxFiles:
     """Writes checkpoints in threads of its own, one at a time, and reads them."""
 
     def __init__(self, *, save_bytes: int | None) -> None:
-        """Opens nothing yet.
-
-        Args:
-            save_bytes: how much may be on its way to the disk at a time, at least the largest
-                array; None for Orbax's own limit.
-        """
+        """Opens nothing yet; see `Checkpointer` for `save_bytes`."""
         self._arrays = _array_handler(save_bytes)
         self._manifests = _ManifestWriter(self._arrays)
         self._agreement = SaveAgreement()

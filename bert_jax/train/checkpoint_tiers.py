@@ -27,14 +27,7 @@ class TieredCheckpoints(Checkpointer):
         local: LocalCheckpoints,
         **more: Any,
     ) -> None:
-        """Opens the run's own; see `Checkpointer`.
-
-        Args:
-            directory: of the run's checkpoints.
-            section: what to keep of those.
-            local: the other tier.
-            **more: for `Checkpointer`.
-        """
+        """Opens the run's own as `Checkpointer` does; `local` is the other tier."""
         super().__init__(directory, section, **more)
         self._local, self._chosen = local, -1  # the local step that the run goes on from
 

@@ -22,12 +22,7 @@ def optimizer_tree(state: TrainState) -> dict[str, Any]:
 
 
 def with_optimizer(state: TrainState, saved: dict[str, Any]) -> TrainState:
-    """Returns a state with its parameters and what `optimizer_tree` made of another.
-
-    Args:
-        state: abstract but for its parameters.
-        saved: of as many tensors, by the same names.
-    """
+    """Returns a state, abstract but for its parameters, with what `optimizer_tree` returned."""
     return state._replace(
         step=saved["step"],
         rng=saved["rng"],

@@ -95,13 +95,7 @@ def write_dump(
 ) -> epath.Path:
     """Writes a bad step out, every process its pieces, and returns the folder.
 
-    Args:
-        spec: of the run.
-        bad: the step.
-        state: before it, frozen.
-        batch: of it.
-        figures: that it returned.
-        progress: after it.
+    The state is from before the step, frozen; the progress from after it.
     """
     folder = spec.run_dir / f"bad_step_{bad.step}"
     process = jax.process_index()

@@ -29,16 +29,7 @@ class Evaluations:
         self.cut = False
 
     def run(self, phase: Phase, params: Params, stop: StopSignal) -> SelectionScore | None:
-        """Returns the selection score of the parameters after the current step.
-
-        Args:
-            phase: that the step belongs to.
-            params: to evaluate.
-            stop: may cut it short.
-
-        Returns:
-            None if there is nothing to evaluate on, or a signal came.
-        """
+        """Returns the parameters' selection score; None without data, or if a signal came."""
         if phase.evaluate is None:
             return None
         progress, output = self._tracker.progress, self._output

@@ -87,12 +87,7 @@ class ExampleLog:
                 log.close()
 
     def write(self, examples: Mapping[int, list[int]] | None, progress: TrainProgress) -> None:
-        """Adds the line of the step just done.
-
-        Args:
-            examples: by epoch; None if the loader was not asked for them.
-            progress: of the run, this step counted.
-        """
+        """Adds the line of the step just done, counted in the progress, if the loader was asked."""
         if self._log is None or examples is None or progress.position is None:
             return
         data = _shortened(progress.position.fingerprint)
@@ -142,13 +137,10 @@ def read_example_log(run_dir: epath.PathLike) -> dict[int, dict[EpochOfData, lis
 
 
 def times_seen(run_dir: epath.PathLike) -> dict[EpochOfData, Counter[int]]:
-    """Returns how often each epoch has had each example so far.
+    """Returns how often each epoch of a run has had each example so far.
 
     Every value is 1 for all examples of an epoch that is over, however often the run was killed,
     and on however many hosts it went on.
-
-    Args:
-        run_dir: see `read_example_log`.
     """
     seen: dict[EpochOfData, Counter[int]] = {}
     for step in read_example_log(run_dir).values():

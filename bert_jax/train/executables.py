@@ -93,13 +93,7 @@ class SavedExecutable:
 
 
 def facts_of(lowered: jax.stages.Lowered, mesh: Mesh, *, kind: StepKind) -> dict[str, str]:
-    """Returns everything that decides an executable, by name.
-
-    Args:
-        lowered: the step.
-        mesh: whose devices it is for; they need not be here.
-        kind: of step.
-    """
+    """Returns all that decides an executable, by name; the mesh's devices need not be here."""
     devices = mesh.devices.reshape(-1).tolist()
     first = devices[0]
     on_tpu = first.platform == "tpu"

@@ -44,11 +44,7 @@ class Stopwatch:
         self._saved = [(0, dict.fromkeys(_LOSABLE, 0.0))]
 
     def resume(self, step: int) -> None:
-        """Adds the time of earlier processes of this run.
-
-        Args:
-            step: that this one goes on from; what they did beyond it is lost.
-        """
+        """Adds the time of earlier processes of this run; what they did beyond a step is lost."""
         if self._before:
             self._add_earlier(step)
         self._saved = [(step, {kind: self._seconds[kind] for kind in _LOSABLE})]
@@ -103,13 +99,7 @@ class Stopwatch:
             self._seconds[kind] = before
 
     def write(self, writer: Writer, *, step: int, finished: bool = False) -> None:
-        """Writes a line of metrics.jsonl.
-
-        Args:
-            writer: of the run.
-            step: done so far.
-            finished: whether the run has come to its end.
-        """
+        """Writes a line of metrics.jsonl; `finished`: the run has come to its end."""
         now = self.read(finished=finished)
         others = {"starts": now.starts, "finished": int(finished), "at": round(now.at, 3)}
         rounded = {kind: round(seconds, 3) for kind, seconds in now.seconds.items()}

@@ -26,12 +26,7 @@ class Heartbeat(Writer):
     """
 
     def __init__(self, writer: Writer, path: Path) -> None:
-        """Writes nothing yet.
-
-        Args:
-            writer: that everything goes on to.
-            path: of the file; its directory is there.
-        """
+        """Writes nothing yet; the directory of `path` is there."""
         self._writer, self._path = writer, path
         self._loss: float | None = None
 

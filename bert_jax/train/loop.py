@@ -49,10 +49,6 @@ class Outcome:
 def train(spec: TrainSpec, *, console: Console) -> Outcome:
     """Trains to the end, from the run's last checkpoint where there is one.
 
-    Args:
-        spec: everything that decides the numbers.
-        console: where progress is shown.
-
     Raises:
         RunStopped: loss or gradient went bad and the settings say to stop; the step is written out.
         UserError: the checkpoint belongs to other data, another model or another seed.

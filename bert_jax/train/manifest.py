@@ -64,13 +64,7 @@ class Damage(Exception):
 
 
 def write_manifest(directory: epath.Path, *, step: int, score: SelectionScore | None) -> Manifest:
-    """Reads every file of a checkpoint and writes what was found.
-
-    Args:
-        directory: of the checkpoint, all of its files final.
-        step: of the checkpoint.
-        score: of an evaluation at this step.
-    """
+    """Reads every file of a checkpoint, all of them final, and writes what was found."""
     paths = _files(directory)
     manifest = Manifest(step, dict(zip(paths, _records(paths.values()), strict=True)), score)
     replace_manifest(directory, manifest)
@@ -84,11 +78,7 @@ def replace_manifest(directory: epath.Path, manifest: Manifest) -> None:
 
 
 def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
-    """Returns the manifest of a checkpoint.
-
-    Args:
-        directory: of the checkpoint.
-        step: that it is found under.
+    """Returns the manifest of a checkpoint that is found under a step.
 
     Raises:
         Damage: it cannot be read, is not what was written, or belongs to another step.
@@ -109,12 +99,7 @@ def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
 
 
 def verify(directory: epath.Path, manifest: Manifest, *, parts: Collection[str] | None) -> None:
-    """Compares the files of a checkpoint with its manifest.
-
-    Args:
-        directory: of the checkpoint.
-        manifest: read from it.
-        parts: items to look at; None for all.
+    """Compares the files of a checkpoint, or of some parts of it, with its manifest.
 
     Raises:
         Damage: a file is missing, cut short or changed. Files beside those of the manifest are

@@ -37,12 +37,7 @@ class Output(NamedTuple):
         self.watch.rewind(step)
 
     def tell_time(self, *, step: int, finished: bool) -> None:
-        """Writes and shows where the time went.
-
-        Args:
-            step: done so far.
-            finished: whether the run has come to its end.
-        """
+        """Writes and shows where the time went; `finished`: the run has come to its end."""
         self.watch.write(self.writer, step=step, finished=finished)
         account = describe_goodput(self.watch.read())
         self.display.close()
@@ -60,15 +55,7 @@ class Output(NamedTuple):
 def open_output(
     spec: TrainSpec, watch: Stopwatch, console: Console, *, progress: TrainProgress, last: int
 ) -> Output:
-    """Opens it all, and drops from files what tells of steps that will be done again.
-
-    Args:
-        spec: of the run.
-        watch: begun.
-        console: where progress is shown.
-        progress: that the run goes on from.
-        last: step that it ends at.
-    """
+    """Opens it all, and drops from files what tells of steps that will be done again."""
     first = progress.step
     display = make_display(console, first_step=first, total_steps=last)
     watch.resume(first)

@@ -32,22 +32,12 @@ class StepProfile:
     def __init__(
         self, section: ProfileSection | None, run_dir: epath.Path, *, say: Callable[[str], None]
     ) -> None:
-        """Traces nothing yet.
-
-        Args:
-            section: which steps; None for none.
-            run_dir: local or gs://.
-            say: called with a line when the trace is written, or why it is not.
-        """
+        """Traces nothing yet; `say` gets a line when the trace is written, or why it is not."""
         self._section, self._target, self._say = section, run_dir / FOLDER, say
         self._aside: pathlib.Path | None = None  # while it traces
 
     def step(self, number: int) -> AbstractContextManager[object]:
-        """Returns what a step is to be dispatched under.
-
-        Args:
-            number: of the step, counted from 1 over the whole run.
-        """
+        """Returns what a step, counted from 1 over the whole run, is to be dispatched under."""
         if self._section is None:
             return contextlib.nullcontext()
         if number == self._section.start:

@@ -45,11 +45,9 @@ class TrainProgress:
         return cls(step=step, phase=phase, phase_step=step - (ends[phase] - phases[phase]))
 
     def record_evaluation(self, selection_score: float, *, comparison: str) -> None:
-        """Counts evaluations in a row that were no better than the best.
+        """Counts evaluations in a row that were no better than the best; smaller is better.
 
-        Args:
-            selection_score: smaller is better.
-            comparison: what it may be compared with; with another one the best starts anew.
+        With another `comparison` than the last one's the best starts anew.
         """
         best = self.best_rank if self.comparison in (comparison, None) else None
         self.comparison = comparison

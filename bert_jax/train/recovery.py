@@ -67,10 +67,7 @@ class Recovery:
     def respond(self, bad: BadStep, running: RunningStep, state: TrainState) -> TrainState:
         """Answers a bad step that has been counted; returns the state to go on from.
 
-        Args:
-            bad: the step.
-            running: the same step.
-            state: frozen before it, unless the response is a warning.
+        The given state is frozen before the step, unless the response is a warning.
 
         Raises:
             RollbackDue: call `roll_back`.
@@ -98,9 +95,7 @@ class Recovery:
     def roll_back(self, bad: BadStep, state: TrainState) -> TrainState:
         """Goes back to the last checkpoint, its data position moved past the bad step.
 
-        Args:
-            bad: the step.
-            state: frozen before it; its memory is given back before the other is read.
+        The memory of the given state is given back before the other is read.
         """
         abstract = jax.tree.map(abstract_like, state)
         for leaf in jax.tree.leaves(state):

@@ -59,12 +59,7 @@ class Replay(NamedTuple):
 
 
 def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
-    """Runs a dumped step again, up to its gradients.
-
-    Args:
-        folder: of the dump.
-        record: what `read_record` returned.
-        task: of the run.
+    """Runs a dumped step of a task again, up to its gradients.
 
     Raises:
         UserError: the dump is damaged or not of this task.
@@ -117,11 +112,7 @@ def by_layer(norms: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def by_module(norms: Mapping[str, float]) -> dict[str, float]:
-    """Returns the norms of modules and layers: ``{"mlm": 0.3, "encoder/layers.1": 1.2, …}``.
-
-    Args:
-        norms: from `by_layer`.
-    """
+    """Returns the same of modules and layers: ``{"mlm": 0.3, "encoder/layers.1": 1.2, …}``."""
     sums: dict[str, float] = {}
     for name, norm in norms.items():
         parts = name.split("/")

@@ -18,11 +18,6 @@ class ReplicaCheck:
     """
 
     def __init__(self, spec: TrainSpec) -> None:
-        """Compares nothing yet.
-
-        Args:
-            spec: of the run.
-        """
         self._spec, self._every = spec, spec.intervals.checksum_every
 
     def due(self, step: int) -> bool:

@@ -16,14 +16,7 @@ class PhaseReports:
     """The reports of one phase."""
 
     def __init__(self, phase: Phase, task: Task, tracker: StepTracker, output: Output) -> None:
-        """Says what is to be expected, and starts the clock.
-
-        Args:
-            phase: of the run.
-            task: scores the metrics.
-            tracker: of the run's steps.
-            output: where figures go.
-        """
+        """Says what is to be expected, and starts the clock."""
         self._phase, self._task, self._tracker, self._output = phase, task, tracker, output
         self._meter = Meter(flops_per_row=phase.flops_per_row)
         if phase.watch:

@@ -22,10 +22,7 @@ def restore_or_initialise(
 ) -> tuple[TrainState, TrainProgress]:
     """Returns the last checkpoint's state and progress, or fresh ones where there is none.
 
-    Args:
-        spec: of the run.
-        abstract: the state's layout.
-        say: called with a line of text if the data have changed, and may.
+    `say` gets a line if the data have changed, and may.
 
     Raises:
         UserError: the checkpoint is of another model, or of other phases or data.

@@ -59,11 +59,7 @@ class RollbackLog:
     """All of a run's, oldest first."""
 
     def __init__(self, run_dir: epath.Path, *, step: int) -> None:
-        """Reads those of the run that count at a step: later ones will be decided again.
-
-        Args:
-            run_dir: of the run.
-            step: of the checkpoint that it goes on from.
+        """Reads those that count at a checkpoint's step: later ones will be decided again.
 
         Raises:
             UserError: the file is damaged.
@@ -76,13 +72,7 @@ class RollbackLog:
         return [entry for entry in self._all if entry.checkpoint == step]
 
     def add(self, bad: BadStep, progress: TrainProgress, *, at: TrainProgress) -> Rollback:
-        """Writes one down, and returns it.
-
-        Args:
-            bad: the step that went bad.
-            progress: of the checkpoint.
-            at: the progress after the bad step.
-        """
+        """Writes down a rollback from the progress `at` a bad step to another, and returns it."""
         assert at.position is not None
         start = progress.position if progress.phase == at.phase else None
         if before := self.to(progress.step):

@@ -47,10 +47,7 @@ class SaveAgreement:
             raise RuntimeError(self._failure)
 
     def fail(self, reason: str) -> str:
-        """Says that the save has failed here, and waits until the others have given it up.
-
-        Args:
-            reason: in a few words.
+        """Says in a few words that the save has failed here, and waits until the others give it up.
 
         Returns:
             The reason, in the words of all processes.

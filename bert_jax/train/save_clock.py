@@ -24,13 +24,7 @@ class SaveClock:
         report_every: int,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts counting.
-
-        Args:
-            every_minutes: between two saves; None for no limit.
-            report_every: steps between two reports.
-            now: seconds of a clock.
-        """
+        """Starts counting. Reports are so many steps apart; None for no limit; `now` in seconds."""
         self._seconds = None if every_minutes is None else 60 * every_minutes
         self._report_every, self._now = report_every, now
         self._saved = now()

@@ -46,11 +46,7 @@ Build: TypeAlias = Callable[[nnx.Rngs], nnx.Module]
 
 
 def define_model(build: Build) -> ModelDefinition:
-    """Returns a model as structure, shapes and logical axes, allocating nothing.
-
-    Args:
-        build: makes the model, as `Task.build` does.
-    """
+    """Returns what `Task.build` makes as structure, shapes and logical axes, allocating nothing."""
     # To Python, methods of equal objects differ.
     return _define(getattr(build, "__func__", build), getattr(build, "__self__", None))
 
@@ -108,14 +104,7 @@ def abstract_state(
 def initialise(
     task: Task, optimizer: optax.GradientTransformation, abstract: TrainState, *, seed: int
 ) -> TrainState:
-    """Returns a fresh state. The numbers depend on the seed alone, not on the mesh.
-
-    Args:
-        task: builds the model.
-        optimizer: gives the optimizer's first state.
-        abstract: from `abstract_state`.
-        seed: of the whole run.
-    """
+    """Returns a fresh state. The numbers depend on the run's seed alone, not on the mesh."""
     leaves, structure = jax.tree.flatten(abstract)
     draw = _initialiser(task, optimizer, structure, tuple(leaf.sharding for leaf in leaves))
     return draw(np.asarray(jax.random.key_data(_keys(seed))))

@@ -80,14 +80,10 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
     and number of steps. The state counts the updates, since a step may be skipped.
 
     The divisors of the loss are taken over the whole global batch before it is cut into
-    microbatches, so accumulation changes memory and nothing else; likewise for the parts of a batch
-    whose rows are padded to different lengths. A step whose loss or gradient is not finite, or
-    beyond its limits, leaves the state as it was and marks it unhealthy; later steps then leave it
-    alone too, until the host has decided what to do about it (see `bert_jax.train.bad_steps`).
-
-    Args:
-        spec: of the step.
-        accumulation: microbatches per step.
+    `accumulation` microbatches, which changes memory and nothing else; likewise for the parts of a
+    batch whose rows are padded to different lengths. A step whose loss or gradient is not finite,
+    or beyond its limits, leaves the state as it was and marks it unhealthy; later steps then leave
+    it alone too, until the host has decided what to do about it (see `bert_jax.train.bad_steps`).
     """
     gradients = make_gradients(spec.task, spec.model, accumulation=accumulation)
 
@@ -134,10 +130,7 @@ def make_gradients(
 ) -> Callable[[TrainState, StepBatch], tuple[jax.Array, Metrics, Params]]:
     """Returns ``gradients(state, batch) -> (loss, metrics, gradients)``: a step but its update.
 
-    Args:
-        task: gives loss and divisors.
-        model: structure of the task's model.
-        accumulation: microbatches per step.
+    The batch is cut into `accumulation` microbatches.
     """
 
     def gradients(state: TrainState, batch: StepBatch) -> tuple[jax.Array, Metrics, Params]:

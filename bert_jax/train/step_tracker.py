@@ -33,13 +33,7 @@ class StepTracker:
     def __init__(
         self, progress: TrainProgress, *, phases: Sequence[Phase], intervals: Intervals
     ) -> None:
-        """Goes on from where the progress is.
-
-        Args:
-            progress: updated in place.
-            phases: of the whole run.
-            intervals: of reports, evaluations and checkpoints.
-        """
+        """Goes on from where the progress is, which is updated in place."""
         self.progress = progress
         self._phases, self._intervals = phases, intervals
         self._batch_offset = 0

@@ -45,10 +45,7 @@ class TensorBoard:
     ) -> None:
         """Opens ``tensorboard/``; what is there beyond a step is not shown any more.
 
-        Args:
-            run_dir: local or gs://.
-            resume_step: the last step that counts.
-            say: called with a line of text when a file could not be written.
+        `say` gets a line when a file could not be written.
         """
         self._target = epath.Path(run_dir) / "tensorboard"
         self._say = say

@@ -23,11 +23,7 @@ class Meter:
     """Counts what passes between reports."""
 
     def __init__(self, *, flops_per_row: float) -> None:
-        """Starts the clock.
-
-        Args:
-            flops_per_row: model FLOPs of one row, forward and backward.
-        """
+        """Starts the clock; `flops_per_row` are the model's, forward and backward."""
         self._flops_per_row = flops_per_row
         peak = peak_flops(jax.devices()[0])
         self._peak = None if peak is None else peak * jax.device_count()

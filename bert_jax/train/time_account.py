@@ -45,12 +45,9 @@ class Goodput(NamedTuple):
 
 
 def read_goodput(run_dir: epath.PathLike) -> Goodput | None:
-    """Returns where a run's time went, as it last wrote; None if it has written nothing.
+    """Returns where the time of a run, alive or dead, went; None if it has written nothing.
 
     ``read_goodput("runs/base").shares["train"] -> 0.93``
-
-    Args:
-        run_dir: of the run, which may be under way or dead.
     """
     lines = goodput_lines(epath.Path(run_dir))
     return goodput_of(lines[-1]) if lines else None

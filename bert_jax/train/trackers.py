@@ -111,10 +111,7 @@ class Trackers:
     ) -> None:
         """Opens them; a run that resumes goes on under the ids that it had.
 
-        Args:
-            run_dir: with the run's config.yaml.
-            names: of the trackers.
-            say: called with a line about one that fails.
+        `say` gets a line about one that fails.
         """
         self._say = say
         self._open: dict[str, Tracker] = {}
@@ -158,14 +155,10 @@ class Trackers:
 
 
 def require_trackers(names: Sequence[TrackerName], *, key: str) -> None:
-    """Refuses a tracker that is not installed.
-
-    Args:
-        names: of the trackers.
-        key: of the setting, for the message.
+    """Refuses a tracker that is not installed, naming the setting's key.
 
     Raises:
-        UserError: naming it.
+        UserError: there is one.
     """
     for name in names:
         try:

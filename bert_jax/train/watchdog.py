@@ -42,13 +42,7 @@ class Watchdog:
     def __init__(
         self, section: WatchdogSection | None, watch: Stopwatch, run_dir: epath.Path
     ) -> None:
-        """Begins to watch with the block.
-
-        Args:
-            section: when a step hangs; None for never.
-            watch: says what the process is at.
-            run_dir: where the stacks are written.
-        """
+        """Begins to watch with the block; without a section no step is taken to hang."""
         self._section, self._watch, self._run_dir = section, watch, run_dir
         self._steps: collections.deque[float] = collections.deque(maxlen=_LAST_STEPS)
         self._beat, self._compiling = time.monotonic(), False

@@ -71,11 +71,7 @@ def look_at_machine(
 
 
 def look_at_config(config: RunConfig) -> Iterator[Finding]:
-    """Yields what is found of all that a configuration asks for: machine, inputs, room on the disk.
-
-    Args:
-        config: of a pretraining or a fine-tuning run.
-    """
+    """Yields what is found of all that a run's configuration asks for: machine, inputs, disk."""
     problems = False
     for finding in look_at_machine(
         config.mesh, run_dir=config.run_dir, checkpoint_bytes=lambda: _checkpoint_bytes(config)

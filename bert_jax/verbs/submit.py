@@ -86,11 +86,7 @@ def prepare_job(
 ) -> Prepared:
     """Returns the job that a configuration describes, and what its hosts get.
 
-    Args:
-        config: with `submit`.
-        verb: that hosts run.
-        prices: a price list of your own.
-        offline: do not look whether the job's name is free.
+    Offline nobody looks whether the job's name is free.
 
     Raises:
         UserError: something is missing or does not fit.
@@ -133,11 +129,6 @@ def rehearse(config: RunConfig, *, verb: Verb = "pretrain", prices: str | None =
     """Returns all that `submit` would write and ask for, and does none of it.
 
     Neither credentials nor a network are needed; what only they could tell is listed at the end.
-
-    Args:
-        config: as `submit` takes it.
-        verb: that hosts run.
-        prices: a price list of your own.
 
     Raises:
         UserError: the configuration does not fit.

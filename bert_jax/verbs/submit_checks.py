@@ -42,10 +42,7 @@ class Prepared:
 def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
     """Returns the job with the placements that nothing speaks against, and hours where planned.
 
-    Args:
-        prepared: the job to submit.
-        planned: compile the run for each topology: does it fit, what does it take.
-        say: called with a line for each finding that is not as it should be.
+    `say` gets a line for each finding that is not as it should be.
 
     Raises:
         UserError: something is wrong with the job, or with every place.

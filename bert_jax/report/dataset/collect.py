@@ -63,19 +63,10 @@ def report_path(dataset: Path) -> Path:
 def write_examples_report(
     splits: list[Dataset], *, tokenizer: Tokenizer, masking: MaskingSection, seed: int
 ) -> Path:
-    """Writes a dataset's report beside it.
+    """Writes a dataset's report beside it, and returns its path.
 
-    Lengths are read in full, examples by a sample spread evenly over the first split; memory use
-    does not grow with the dataset.
-
-    Args:
-        splits: of one dataset, the training split first.
-        tokenizer: that the dataset was made with.
-        masking: of training rows.
-        seed: of the masks.
-
-    Returns:
-        The page's path.
+    Lengths are read in full, examples by a sample spread evenly over the first split, which is to
+    be the training split; memory use does not grow with the dataset.
 
     Raises:
         UserError: a shard is damaged, or the page cannot be written.
@@ -128,16 +119,7 @@ def print_examples(
     seed: int,
     console: Console,
 ) -> None:
-    """Prints examples spread evenly over a split, with spans and masks in colour.
-
-    Args:
-        train: the split.
-        count: how many; all, if the split has fewer.
-        tokenizer: that the dataset was made with.
-        masking: of training rows.
-        seed: of the masks.
-        console: the output.
-    """
+    """Prints examples spread evenly over a split, with spans and masks in colour."""
     length = train.provenance.pairing.max_seq_length
     rows = TokenMasker.from_tokenizer(
         tokenizer, masking=masking, max_predictions=masking.predictions(length)

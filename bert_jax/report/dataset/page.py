@@ -97,8 +97,7 @@ class ExamplesInputs(NamedTuple):
 def render(inputs: ExamplesInputs) -> str:
     """Returns the report as one HTML document that loads nothing.
 
-    Args:
-        inputs: what to show; at least one split with at least one example.
+    There is at least one split with at least one example.
     """
     first = inputs.splits[0]
     figures = [

@@ -73,8 +73,7 @@ def _answerable(records: Sequence[Record]) -> Matrix | None:
 def segments(record: Record) -> list[Segment]:
     """Returns a context with its answers highlighted, long passages without any cut short.
 
-    Args:
-        record: of a question; positions are characters of its context.
+    Positions in a record are characters of its context.
     """
     context = str(record["context"])
     kinds = {"gold": np.zeros(len(context), bool), "predicted": np.zeros(len(context), bool)}

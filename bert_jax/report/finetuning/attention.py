@@ -63,11 +63,7 @@ def attention_example(
 
 
 def attention_view(example: AttentionExample) -> AttentionMaps:
-    """Returns the maps of every head, with a description of each.
-
-    Args:
-        example: from `attention_example`.
-    """
+    """Returns the maps of every head of an `attention_example`, with a description of each."""
     tokens = [str(token) for token in example.tokens[:TOKENS]]
     weights = example.weights[:, :, : len(tokens), : len(tokens)]
     levels = np.round(255 * np.sqrt(np.clip(weights, 0, 1))).astype(np.uint8)

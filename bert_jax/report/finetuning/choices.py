@@ -25,11 +25,7 @@ class Choices:
 
 
 def choices(records: Sequence[Record]) -> Choices:
-    """Returns the section of a multiple-choice task.
-
-    Args:
-        records: labelled ones.
-    """
+    """Returns the section of a multiple-choice task, of labelled records."""
     size = max(len(record["choices"]) for record in records)
     counts = np.zeros((size, size), np.int64)
     for record in records:

@@ -67,12 +67,7 @@ class Regression:
 
 
 def single_label(records: Sequence[Record], *, labels: Sequence[str]) -> SingleLabel:
-    """Returns the section of a single-label task.
-
-    Args:
-        records: labelled ones.
-        labels: the model's, in its order.
-    """
+    """Returns the section of a single-label task from labelled records and the model's labels."""
     gold = [str(record["label"]) for record in records]
     predicted = [str(record["prediction"]) for record in records]
     wrong = (record for record in records if record["label"] != record["prediction"])
@@ -84,12 +79,7 @@ def single_label(records: Sequence[Record], *, labels: Sequence[str]) -> SingleL
 
 
 def multi_label(records: Sequence[Record], *, labels: Sequence[str]) -> MultiLabel:
-    """Returns the section of a multi-label task.
-
-    Args:
-        records: labelled ones.
-        labels: the model's, in its order.
-    """
+    """Returns the section of a multi-label task from labelled records and the model's labels."""
     from sklearn.preprocessing import MultiLabelBinarizer
 
     binarizer = MultiLabelBinarizer(classes=list(labels))
@@ -103,11 +93,7 @@ def multi_label(records: Sequence[Record], *, labels: Sequence[str]) -> MultiLab
 
 
 def regression(records: Sequence[Record]) -> Regression:
-    """Returns the section of a regression task.
-
-    Args:
-        records: labelled ones.
-    """
+    """Returns the section of a regression task, of labelled records."""
     points = [(float(record["label"]), float(record["prediction"])) for record in records]
     errors = np.array([_error(record) for record in records])
     worst = select(({**record, "error": _error(record)} for record in records), largest=_error)

@@ -73,9 +73,6 @@ class _SplitView(NamedTuple):
 def render(inputs: ReportInputs) -> str:
     """Returns the report as one HTML document that loads nothing.
 
-    Args:
-        inputs: its contents.
-
     Raises:
         ValueError: question answering without an F1 for each labelled record.
     """
