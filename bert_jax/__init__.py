@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bert_jax.feature_extraction.extractor import TextFeatures
     from bert_jax.inference.fill_mask import Candidate, Filled
     from bert_jax.launch.section import LimitsSection, SubmitSection
-    from bert_jax.loaded_model import LoadedModel
+    from bert_jax.loaded_model import LoadedModel, load
     from bert_jax.model.config import (
         Architecture,
         ArchitectureChanges,
@@ -94,7 +94,6 @@ if TYPE_CHECKING:
     from bert_jax.verbs.finetune import finetune
     from bert_jax.verbs.import_checkpoint import import_checkpoint
     from bert_jax.verbs.jobs import jobs
-    from bert_jax.verbs.load import load
     from bert_jax.verbs.logs import logs
     from bert_jax.verbs.new import new
     from bert_jax.verbs.plan import plan
@@ -214,7 +213,7 @@ _PLACES: Final = {
     "feature_extraction.extractor": ["TextFeatures"],
     "inference.fill_mask": ["Candidate", "Filled"],
     "launch.section": ["LimitsSection", "SubmitSection"],
-    "loaded_model": ["LoadedModel"],
+    "loaded_model": ["LoadedModel", "load"],
     "model.config": [
         "Architecture",
         "ArchitectureChanges",

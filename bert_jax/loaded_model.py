@@ -194,24 +194,36 @@ class LoadedModel:
         return self._extractors[settings]
 
 
-def load_model(
+def load(
     source: epath.PathLike, *, checkpoint: str = "auto", mesh: MeshSection | None = None
 ) -> LoadedModel:
-    """Reads a model, see `bert_jax.load`."""
+    """Returns a model in memory, to encode texts, fill masks and predict with.
+
+    ``bert_jax.load("runs/base").fill_mask("the [MASK] module")``
+
+    Args:
+        source: a run directory of `pretrain`, `finetune` or `import`; or the directory of a Hugging
+            Face or google-research/bert checkpoint, which is read as it is; or the name of a model
+            on a hub, ``google-bert/bert-base-uncased``, with ``@`` a revision.
+        checkpoint: of a run: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else
+            the last.
+        mesh: devices to use; None for all.
+
+    Raises:
+        UserError: nothing that can be read, or no such checkpoint.
+    """
     directory, devices = epath.Path(source), open_mesh(mesh)
-    if is_hub_name(source):
-        if checkpoint != "auto":
-            raise UserError(f"checkpoint: found {checkpoint}, but {source} is no run directory")
-        snapshot = fetch(source)
-        model = read_checkpoint(snapshot.directory)
-        return LoadedModel(model_in_memory(model, mesh=devices, name=snapshot.pinned), None)
-    if (directory / CONFIG).exists():
+    on_hub = is_hub_name(source)
+    if not on_hub and (directory / CONFIG).exists():
         run = open_run(directory)
         return LoadedModel(model_of_run(run, checkpoint=checkpoint, mesh=devices), run)
     if checkpoint != "auto":
         raise UserError(f"checkpoint: found {checkpoint}, but {source} is no run directory")
-    model = read_checkpoint(Path(directory))
-    return LoadedModel(model_in_memory(model, mesh=devices, name=str(source)), None)
+    path, name = Path(directory), str(source)
+    if on_hub:
+        snapshot = fetch(source)
+        path, name = snapshot.directory, snapshot.pinned
+    return LoadedModel(model_in_memory(read_checkpoint(path), mesh=devices, name=name), None)
 
 
 def _texts(texts: str | Rows) -> list[InputText]:

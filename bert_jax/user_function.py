@@ -78,8 +78,7 @@ def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = 
         UserError: it is not.
     """
     top = name.partition(".")[0]
-    trusted = [each.strip() for each in os.environ.get(TRUSTED, "").split(",")]
-    if top in (*_DOCUMENTED, *allowed, *trusted):
+    if top in (*_trusted(), *allowed):
         return
     if top in _FORBIDDEN:
         owner = "Python's standard library"
@@ -108,12 +107,16 @@ def only_trusted(path: str | None, *, key: str, source: object) -> None:
         UserError: it is neither.
     """
     top = (path or "").partition(":")[0].partition(".")[0]
-    trusted = (*_DOCUMENTED, *(each.strip() for each in os.environ.get(TRUSTED, "").split(",")))
-    if path is not None and top not in trusted:
+    if path is not None and top not in _trusted():
         raise UserError(
             f'{source}: {key}: found "{path:.60}", which would run code; if you trust that module, '
             f"say so: {TRUSTED}={top:.60}"
         )
+
+
+def _trusted() -> list[str]:
+    """Returns the modules that are documented, or trusted by name in the environment."""
+    return [*_DOCUMENTED, *(each.strip() for each in os.environ.get(TRUSTED, "").split(","))]
 
 
 def _is_installed(name: str) -> bool:

@@ -94,51 +94,24 @@ def job_directory(bucket: str, name: str) -> epath.Path:
     return epath.Path(bucket) / JOBS / name
 
 
-@dataclasses.dataclass(frozen=True)
 class JobFiles:
     """Names in a job's directory. One writer each: the submitter, the supervisor, or one host."""
 
-    directory: epath.Path
-
-    @property
-    def job(self) -> epath.Path:
-        """`Job` as JSON. The submitter's."""
-        return self.directory / "job.json"
-
-    @property
-    def config(self) -> epath.Path:
-        """The resolved `RunConfig`. The submitter's."""
-        return self.directory / "config.yaml"
-
-    @property
-    def software(self) -> epath.Path:
-        """A directory: the wheel, ``constraints.txt``, ``startup.sh``. The submitter's."""
-        return self.directory / "software"
-
-    @property
-    def supervisor(self) -> epath.Path:
-        """What the supervisor has done and is about to do. Its own."""
-        return self.directory / "supervisor.json"
-
-    @property
-    def lease(self) -> epath.Path:
-        """The lock of the one supervisor."""
-        return self.directory / ".supervisor.lock"
-
-    @property
-    def stop(self) -> epath.Path:
-        """Is there once a user has asked for the job's end. `bert-jax stop` writes it."""
-        return self.directory / "stop.json"
-
-    @property
-    def startup(self) -> epath.Path:
-        """`tpu_setup/startup.sh` as it was when the job was submitted. The submitter's."""
-        return self.software / "startup.sh"
-
-    @property
-    def compiled(self) -> epath.Path:
-        """A directory: JAX's cache of compiled programs. The first host's, by JAX's own rule."""
-        return self.directory / "compiled"
+    def __init__(self, directory: epath.Path) -> None:
+        self.directory = directory
+        # The submitter's: `Job` as JSON, the resolved `RunConfig`; a directory with the wheel,
+        # ``constraints.txt`` and ``startup.sh`` as they were then.
+        self.job = directory / "job.json"
+        self.config = directory / "config.yaml"
+        self.software = directory / "software"
+        self.startup = self.software / "startup.sh"
+        # The supervisor's: what it has done and is about to do, and the lock of the one that is.
+        self.supervisor = directory / "supervisor.json"
+        self.lease = directory / ".supervisor.lock"
+        # There once a user has asked for the job's end. `bert-jax stop` writes it.
+        self.stop = directory / "stop.json"
+        # A directory: JAX's cache of compiled programs. The first host's, by JAX's own rule.
+        self.compiled = directory / "compiled"
 
     def attempt(self, number: int) -> epath.Path:
         """The `JobPlacement` of an attempt as JSON, there before its machines. The supervisor's."""

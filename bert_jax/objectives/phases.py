@@ -29,6 +29,7 @@ class OpenedPhase(NamedTuple):
     """A phase, and what its data are."""
 
     phase: Phase
+    dataset: str  # a path
     training: str  # fingerprint of the split
     validation: str | None  # None: there is no such split
 
@@ -66,11 +67,8 @@ class PhaseOpener:
             if VALIDATION in source.splits:
                 held_out = self._source(section.dataset, VALIDATION, key="dataset")
             phase = self._phase(section, source, held_out, index=index)
-        return OpenedPhase(
-            phase,
-            source.dataset.fingerprint,
-            None if held_out is None else held_out.dataset.fingerprint,
-        )
+        validation = None if held_out is None else held_out.dataset.fingerprint
+        return OpenedPhase(phase, section.dataset, source.dataset.fingerprint, validation)
 
     def _phase(
         self,

@@ -119,14 +119,8 @@ def prepare(
         phases=[each.phase for each in opened],
         compile_step=executables.compile_train if executables else COMPILER,
         data=DataFingerprints(
-            datasets={
-                phase.dataset: each.training
-                for phase, each in zip(section.phases, opened, strict=True)
-            },
-            validation={
-                phase.dataset: each.validation
-                for phase, each in zip(section.phases, opened, strict=True)
-            },
+            datasets={each.dataset: each.training for each in opened},
+            validation={each.dataset: each.validation for each in opened},
         ),
     )
 

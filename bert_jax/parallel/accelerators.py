@@ -41,14 +41,11 @@ SOURCES: Final[dict[str, str]] = {
 }
 
 
-def _pod_quota(version: str, *, smallest: int = 1) -> Quota:
-    """Returns the quota of v2 to v4, where one machine of v2 and v3 counts towards another one."""
-    return Quota(
-        f"TPU{version}sPodPerProjectPerZoneForTPUAPI",
-        f"TPU{version}sPreemptiblePodPerProjectPerZoneForTPUAPI",
-        per_chip=2,
-        smallest=smallest,
-    )
+def _quota(version: str, kind: str = "", *, per_chip: int, smallest: int = 1) -> Quota:
+    """Returns a quota by the pattern of all ids; one machine of v2 and v3 has another one."""
+    ending = f"{kind}PerProjectPerZoneForTPUAPI"
+    ids = (f"TPU{version}{ending}", f"TPU{version}Preemptible{ending}")
+    return Quota(*ids, per_chip=per_chip, smallest=smallest)
 
 
 _SQUARES = ((2, 2), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
@@ -80,14 +77,11 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             dcn_bandwidth=25e9,
             shapes=_SQUARES,
             zones=(
-                "us-central1-a",
-                "us-central1-b",
-                "us-central1-c",
-                "europe-west4-a",
-                "asia-east1-c",
+                *("us-central1-a", "us-central1-b", "us-central1-c"),
+                *("europe-west4-a", "asia-east1-c"),
             ),
             gke_slice=None,
-            quotas=(_pod_quota("V2", smallest=8),),
+            quotas=(_quota("V2s", "Pod", per_chip=2, smallest=8),),
             sources=("v2", "cacm", "runtimes", "zones", "quotas", "quota-ids"),
         ),
         Accelerator(
@@ -110,7 +104,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             zones=("us-central1-a", "us-central1-b", "europe-west4-a"),
             gke_slice="tpu-v3-slice",
             gke_device="tpu-v3-device",
-            quotas=(_pod_quota("V3", smallest=8),),
+            quotas=(_quota("V3s", "Pod", per_chip=2, smallest=8),),
             sources=(
                 *("v3", "cacm", "v4-paper", "scaling-book", "runtimes", "zones", "gke"),
                 *("quotas", "quota-ids"),
@@ -136,7 +130,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             shapes=_CUBES,
             zones=("us-central2-b",),
             gke_slice="tpu-v4-podslice",
-            quotas=(_pod_quota("V4"),),
+            quotas=(_quota("V4s", "Pod", per_chip=2),),
             sources=(
                 *("v4", "v4-paper", "scaling-book", "runtimes", "zones", "gke"),
                 *("quotas", "quota-ids"),
@@ -166,17 +160,8 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             ),
             gke_slice="tpu-v5-lite-podslice",
             quotas=(
-                Quota(
-                    "TPUV5sLitepodServingPerProjectPerZoneForTPUAPI",
-                    "TPUV5sPreemptibleLitepodServingPerProjectPerZoneForTPUAPI",
-                    per_chip=1,
-                ),
-                Quota(
-                    "TPUV5sLitepodPerProjectPerZoneForTPUAPI",
-                    "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI",
-                    per_chip=1,
-                    smallest=16,
-                ),
+                _quota("V5s", "LitepodServing", per_chip=1),
+                _quota("V5s", "Litepod", per_chip=1, smallest=16),
             ),
             sources=("v5e", "scaling-book", "runtimes", "zones", "gke", "quotas"),
         ),
@@ -204,13 +189,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
                 "europe-west4-b",
             ),
             gke_slice="tpu-v5p-slice",
-            quotas=(
-                Quota(
-                    "TPUV5PPerProjectPerZoneForTPUAPI",
-                    "TPUV5PPreemptiblePerProjectPerZoneForTPUAPI",
-                    per_chip=2,
-                ),
-            ),
+            quotas=(_quota("V5P", per_chip=2),),
             sources=("v5p", "scaling-book", "runtimes", "zones", "gke", "quotas"),
         ),
         Accelerator(
@@ -236,13 +215,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
                 *("europe-west4-a", "asia-northeast1-b"),
             ),
             gke_slice="tpu-v6e-slice",
-            quotas=(
-                Quota(
-                    "TPUV6EPerProjectPerZoneForTPUAPI",
-                    "TPUV6EPreemptiblePerProjectPerZoneForTPUAPI",
-                    per_chip=1,
-                ),
-            ),
+            quotas=(_quota("V6E", per_chip=1),),
             sources=("v6e", "scaling-book", "runtimes", "zones", "gke", "quotas"),
         ),
         Accelerator(

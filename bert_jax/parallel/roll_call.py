@@ -85,7 +85,7 @@ class _Caller:
             while len(self._members) < self._meeting.count:
                 left = self._deadline - time.monotonic()
                 if left <= 0:
-                    raise self._end(PeerLost(self._missing()))
+                    raise self._end(PeerLost(_missing(self._meeting, self._members.values())))
                 for key, _ in selector.select(left):
                     if key.fileobj is listener:
                         wire = Wire(listener.accept()[0])
@@ -157,9 +157,6 @@ class _Caller:
     def _tell(self, kind: str, **values: object) -> None:
         for wire in self._wires.values():
             wire.send({"kind": kind, **values})
-
-    def _missing(self) -> str:
-        return _missing(self._meeting, self._members.values())
 
 
 def _answer(meeting: Meeting, me: Member) -> Present:

@@ -18,9 +18,9 @@ from bert_jax.train.checkpoint_trees import (
     as_wanted,
     check_tensors,
     optimizer_tree,
+    refuse_non_finite,
     with_optimizer,
 )
-from bert_jax.train.finite import refuse_non_finite
 from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState

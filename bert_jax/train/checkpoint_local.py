@@ -31,7 +31,7 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import is_remote
 from bert_jax.train.agreement import from_all_processes, from_first_process
-from bert_jax.train.finite import refuse_non_finite
+from bert_jax.train.checkpoint_trees import refuse_non_finite
 from bert_jax.train.manifest import Damage, read_manifest, verify, write_manifest
 from bert_jax.train.sections import LocalCheckpointSection
 from bert_jax.train.state import TrainState, named, piece_name

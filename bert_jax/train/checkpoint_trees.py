@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from bert_jax.errors import UserError
 from bert_jax.parallel.rules import replicated
-from bert_jax.train.state import TrainState
+from bert_jax.train.state import TrainState, named
 
 
 def optimizer_tree(state: TrainState) -> dict[str, Any]:
@@ -89,6 +89,30 @@ def as_wanted(restored: Any, wanted: Any) -> Any:
         return jax.jit(reshape, out_shardings=leaf.sharding)(array)
 
     return jax.tree.map(join, restored, wanted)
+
+
+def refuse_non_finite(tree: Any, *, where: str) -> None:
+    """Looks at every number on the devices that hold it; one number per array comes back.
+
+    All processes that hold parts of the arrays must call; `where` they come from is for the
+    message.
+
+    Raises:
+        UserError: naming the first array that is not finite.
+    """
+    leaves = [(n, leaf) for n, leaf in named(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    finite = jax.device_get(_all_finite([leaf for _, leaf in leaves]))
+    for (name, leaf), sound in zip(leaves, finite, strict=True):
+        if not sound:
+            raise UserError(
+                f"{where}: tensor {name}, {leaf.dtype}{list(leaf.shape)}, holds NaN or infinity; "
+                f"allowed: finite numbers"
+            )
+
+
+@jax.jit
+def _all_finite(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.isfinite(leaf).all() for leaf in leaves]
 
 
 def _parts(path: tuple[Any, ...]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from bert_jax.inference.fill_mask import Filled
-from bert_jax.loaded_model import load_model
+from bert_jax.loaded_model import load
 
 
 def fill_mask(
@@ -33,7 +33,7 @@ def fill_mask(
         UserError: a text without [MASK], or with more pieces than the model has positions; no such
             run.
     """
-    model = load_model(run_dir, checkpoint=checkpoint)
+    model = load(run_dir, checkpoint=checkpoint)
     filled = model.fill_mask([texts] if isinstance(texts, str) else texts, top_k=top_k)
     if console is not None:
         for text, masks in filled:

@@ -10,8 +10,8 @@ from etils import epath
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
 from bert_jax.train.manifest import SelectionScore
-from bert_jax.train.save_clock import SaveClock
 from bert_jax.train.sections import CheckpointSection
+from bert_jax.train.step_tracker import SaveClock
 from tests.train.checkpoints import save_steps, state_at
 
 
