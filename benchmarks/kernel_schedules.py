@@ -13,24 +13,16 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
-
-import jax
-import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
 
 from benchmarks.report import report
-from bert_jax.kernels.attention import LANES, fused_attention
+from bert_jax.kernels.attention import LANES
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compiler import TPU_COMPILER
-from bert_jax.planning.cycles import kernels_called
-from bert_jax.planning.execution import Program
-from bert_jax.planning.hlo import parse_hlo
-from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedules, written_to
-from bert_jax.planning.optimized_text import optimized_text
+from bert_jax.planning.kernel_schedule import KernelSchedule, written_to
+from bert_jax.planning.kernels_alone import ROWS, KernelShape, schedules_alone
 from bert_jax.planning.program import open_devices
-
-BATCH = 8
 
 
 def main() -> None:
@@ -54,33 +46,26 @@ def main() -> None:
 
 
 def schedules(name: str, length: int, columns: int, rate: float) -> dict[str, KernelSchedule]:
-    """Returns those of both kernels for `BATCH` rows."""
+    """Returns those of both kernels for `ROWS` rows."""
     topology = parse_topology(name)
+    shape = KernelShape(
+        accelerator=topology.accelerator.name,
+        length=length,
+        heads=LANES // columns,
+        columns=columns,
+        rate=rate,
+        dtype="bfloat16",
+    )
     with tempfile.TemporaryDirectory() as folder:
         with written_to(Path(folder)):
-            device = SingleDeviceSharding(open_devices(topology, slices=1)[0])
-
-        def of(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=device)
-
-        def loss(q: Any, k: Any, v: Any, bias: Any, segments: Any, seeds: Any) -> jax.Array:
-            out = fused_attention((q, k, v), bias, segments, seeds, columns=columns, rate=rate)
-            return out.astype(jnp.float32).sum()
-
-        x = of(jnp.bfloat16, BATCH, length, LANES)
-        rest = (of(jnp.int32, BATCH, length), of(jnp.int32, 2, BATCH, LANES // columns))
-        step = jax.jit(jax.grad(loss, (0, 1, 2, 3)))
-        compiled = step.lower(x, x, x, of(jnp.float32, 3, LANES), *rest).compile()
-        program = Program.of(parse_hlo(optimized_text(compiled, name="jit_loss")))
-        return read_schedules(
-            Path(folder), kernels_called(program), accelerator=topology.accelerator.name
-        )
+            mesh = make_mesh(MeshSection(), open_devices(topology, slices=1)[:1])
+        return schedules_alone(shape, mesh, written=Path(folder))
 
 
 def line(asked: argparse.Namespace, topology: str, kernel: str, schedule: KernelSchedule) -> None:
     """Prints one kernel's figures, of one row."""
     # A chip's two cores share the grid where they are one device.
-    rows = BATCH / (2 if parse_topology(topology).accelerator.megacore else 1)
+    rows = ROWS / (2 if parse_topology(topology).accelerator.megacore else 1)
     slots = {name: round(bundles / rows) for name, bundles in schedule.slots.items()}
     busiest = max(slots, key=lambda name: slots[name])
     report(

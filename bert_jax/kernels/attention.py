@@ -1,12 +1,13 @@
 """`fused` attention: scores, softmax, dropout and the sum over values in one kernel, in VMEM.
 
-Nothing of size length × length reaches HBM. Dropout's bits are those of `random_bits`, as
-everywhere else, computed in the kernel and again in its backward pass: `fused` and `xla` drop the
+Nothing of size length × length reaches HBM. Dropout's words are those of `random_bits`, as
+everywhere else, multiplied in the kernel and again in its backward pass: `fused` and `xla` drop the
 same elements. Held to `bert_jax.model.attention.xla_attention`.
 
 Several heads narrower than the 128 lanes of a vector register lie side by side in one block, as
-they come out of the projections: no transpose. A product for one head runs over all lanes, those of
-the other heads zero. The matrix unit pads to 128 lanes in any case, so that costs nothing.
+they come out of the projections: no transpose. A product for one head runs over all lanes; the
+matrix unit pads to 128 in any case. In the lanes of the other heads stand segments, so that the
+product which makes the scores masks them as well: no element is compared or replaced.
 
 The backward kernel holds scores as [keys, queries]: two of its three products with scores on the
 left then need no transpose of them, and log-sums lie along lanes.
@@ -24,7 +25,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.kernels.random_bits import below, line_words
+from bert_jax.kernels.random_bits import column_factors, kept, line_words, row_factors
 from bert_jax.parallel.per_shard import per_shard
 from bert_jax.parallel.rules import LogicalAxes
 
@@ -32,16 +33,17 @@ Array = jax.Array
 
 LANES: Final = 128
 LONGEST: Final = 512  # tokens: scores of one head, and what is made of them, must fit into VMEM
-# Finite, so that a row without any visible key gives an average and not a NaN; the exponent of two
+# Added to a score for every bit in which the segments of query and key differ; the exponent of two
 # that softmax takes of it is 0 beside any score there is.
-_MASKED: Final = -30_000.0
+_MASKED: Final = -(2.0**15)
+_CODE: Final = 32  # lanes that a segment is written in, two a bit
 
 # What kernels read and write, and what the axes mean: `heads` are split over devices, or lanes.
 _AXES: Final[dict[str, LogicalAxes]] = {
-    "seeds": ("rest", "batch", "heads"),
+    "words": ("rest", "batch", "heads", "length"),
     "row": ("batch", "length", "heads"),
     "slopes": ("rest", "batch", "length", "heads"),
-    "segments": ("batch", "rest", "length"),
+    "segments": ("batch", "length"),
     "logs": ("batch", "heads", "rest", "length"),
     "sums": ("rest", "batch", "rest", "heads"),
 }
@@ -79,6 +81,11 @@ class Shape:
         """Heads of a block."""
         return self.width // self.columns
 
+    @property
+    def lanes_of_segments(self) -> int:
+        """Lanes of a block of segments; one head alone has them beside it."""
+        return self.width if self.group > 1 else LANES
+
     def array(self, name: str, *, batch: int, dtype: Any) -> jax.ShapeDtypeStruct:
         """Returns what a result looks like on one device."""
         width = self.heads * self.columns
@@ -94,11 +101,12 @@ class Shape:
     def block(self, name: str) -> pl.BlockSpec:
         """Returns the part of an array that one run of a kernel sees: a row, a group of heads."""
         blocks = {
-            "row": ((1, self.padded, self.width), lambda b, t, _: (b, 0, t)),
-            "slopes": ((3, 1, self.padded, self.width), lambda b, t, _: (0, b, 0, t)),
-            "segments": ((1, 1, self.padded), lambda b, t, _: (b, 0, 0)),
-            "logs": ((1, 1, self.group, self.padded), lambda b, t, _: (b, t, 0, 0)),
-            "sums": ((3, 1, 1, self.width), lambda b, t, _: (0, b, 0, t)),
+            "words": ((2, 1, 1, self.group, self.padded), lambda b, t: (0, b, t, 0, 0)),
+            "segments": ((2, 1, self.padded, self.lanes_of_segments), lambda b, _: (0, b, 0, 0)),
+            "row": ((1, self.padded, self.width), lambda b, t: (b, 0, t)),
+            "slopes": ((3, 1, self.padded, self.width), lambda b, t: (0, b, 0, t)),
+            "logs": ((1, 1, self.group, self.padded), lambda b, t: (b, t, 0, 0)),
+            "sums": ((3, 1, 1, self.width), lambda b, t: (0, b, 0, t)),
         }
         return pl.BlockSpec(*blocks[name])
 
@@ -146,12 +154,13 @@ def _forward(
     qkv: _Triple, bias: Array, segment_ids: Array, seeds: Array, columns: int, rate: float
 ) -> tuple[Array, tuple[Array, ...]]:
     length = segment_ids.shape[1]
-    # Padding is a segment of its own, since others' padding may be one that is read: −1.
-    segments = _padded(segment_ids, value=-1).astype(jnp.float32)[:, None, :]
-    operands = (seeds, segments, *_scaled(qkv, bias, columns))
     kernel = _Kernel(_forward_kernel, length=length, columns=columns, rate=rate)
+    # Padding is a segment of its own, since others' padding may be one that is read: 0.
+    segments = _padded(segment_ids + 1)
+    words = line_words(jnp.arange(segments.shape[1], dtype=jnp.int32), seeds[..., None])
+    operands = (words, segments, *_scaled(qkv, bias, columns))
     out, logs = kernel(
-        operands, ("seeds", "segments", "row", "row", "row"), results=("row", "logs")
+        operands, ("words", "segments", "row", "row", "row"), results=("row", "logs")
     )
     return out[:, :length], (*operands, out, logs)
 
@@ -161,13 +170,23 @@ def _backward(
 ) -> tuple[_Triple, Array, None, None]:
     length = gradient.shape[1]
     kernel = _Kernel(_backward_kernel, length=length, columns=columns, rate=rate)
-    names = ("seeds", "segments", "row", "row", "row", "row", "logs", "row")
+    names = ("words", "segments", "row", "row", "row", "row", "logs", "row")
     found, sums = kernel((*kept, _padded(gradient)), names, results=("slopes", "sums"))
     of_q, of_k, of_v = found[:, :, :length]
     return (of_q, of_k, of_v), sums.sum((1, 2)), None, None
 
 
 _attend.defvjp(_forward, _backward)
+
+
+def _coded(segments: Array, shape: Shape, dtype: Any) -> Array:
+    """Returns segments [B, L] of queries and of keys, [2, B, L, lanes].
+
+    A bit takes two lanes, in one of which a product of the two is not zero if they differ.
+    """
+    lane = jnp.arange(shape.lanes_of_segments, dtype=jnp.int32) % _CODE
+    of_queries = (segments[..., None] >> (lane // 2)) + lane & 1
+    return jnp.stack([of_queries, (1 - of_queries) * int(_MASKED)]).astype(dtype)
 
 
 def _scale(columns: int) -> float:
@@ -182,11 +201,10 @@ def _scaled(qkv: _Triple, bias: Array, columns: int) -> list[Array]:
     return [_padded(x.astype(qkv[0].dtype)) for x in with_bias]
 
 
-def _padded(x: Array, *, value: int = 0) -> Array:
+def _padded(x: Array) -> Array:
     """Returns an array [B, L, …] whose tokens fill whole vector registers."""
     missing = -x.shape[1] % LANES
-    pads = [(0, missing if at == 1 else 0) for at in range(x.ndim)]
-    return jnp.pad(x, pads, constant_values=value) if missing else x
+    return jnp.pad(x, [(0, missing if at == 1 else 0) for at in range(x.ndim)]) if missing else x
 
 
 class _Kernel:
@@ -202,13 +220,13 @@ class _Kernel:
         """Returns the results.
 
         Args:
-            operands: the seeds first.
+            operands: the words first.
             names: of each, in `_AXES`; a gradient has that of its array.
             results: their names.
         """
 
         def run(*arrays: Array) -> tuple[Array, ...]:
-            return self._call(names[1:], arrays, results)
+            return self._call(names, arrays, results)
 
         arguments, made = ([_AXES[name] for name in each] for each in (names, results))
         return per_shard(run, arguments=arguments, results=made)(*operands)
@@ -216,20 +234,20 @@ class _Kernel:
     def _call(
         self, names: tuple[str, ...], arrays: tuple[Array, ...], results: tuple[str, ...]
     ) -> tuple[Array, ...]:
-        _, batch, heads = arrays[0].shape
+        words, segments, *others = arrays
+        _, batch, heads, _ = words.shape
         shape = self._shape(heads=heads)
+        words = words.reshape(2, batch, -1, shape.group, shape.padded)
+        arrays = (words, _coded(segments, shape, others[0].dtype), *others)
         made = [shape.array(name, batch=batch, dtype=arrays[-1].dtype) for name in results]
         forward = self._body is _forward_kernel
         scores = batch * heads * shape.padded**2
         call = functools.partial(
             pl.pallas_call,
             functools.partial(self._body, shape=shape),
-            grid_spec=pltpu.PrefetchScalarGridSpec(
-                num_scalar_prefetch=1,
-                grid=(batch, heads // shape.group),
-                in_specs=[shape.block(name) for name in names],
-                out_specs=[shape.block(name) for name in results],
-            ),
+            grid=(batch, heads // shape.group),
+            in_specs=[shape.block(name) for name in names],
+            out_specs=[shape.block(name) for name in results],
             out_shape=made,
             cost_estimate=pl.CostEstimate(
                 flops=(2 if forward else 5) * 2 * scores * shape.columns,
@@ -245,30 +263,32 @@ class _Kernel:
 
 
 def _forward_kernel(
-    seeds: Any, segments: Any, q: Any, k: Any, v: Any, out: Any, logs: Any, *, shape: Shape
+    words: Any, segments: Any, q: Any, k: Any, v: Any, out: Any, logs: Any, *, shape: Shape
 ) -> None:
     """One row, one group of heads; scores as [queries, keys]."""
     q_LW, k_LW, v_LW = q[0], k[0], v[0]
-    same = _column(segments[0]) == segments[0]
     total = jnp.zeros(q_LW.shape, jnp.float32)
     for head in range(shape.group):
         inside = _lanes_of(head, shape)
-        scores = _dot(jnp.where(inside, q_LW, jnp.zeros_like(q_LW)), k_LW, 1, 1)
-        scores = jnp.where(same, scores, _MASKED)
+        q_LX, k_LX = (_beside(x, segments[at, 0], head, shape) for at, x in enumerate((q_LW, k_LW)))
+        scores = _dot(q_LX, k_LX, 1, 1)
         largest = scores.max(axis=1, keepdims=True)
         weights = jnp.exp2(scores - largest)
         sums = weights.sum(axis=1, keepdims=True)
-        logs[0, 0, pl.ds(head, 1), :] = jnp.transpose(largest + jnp.log2(sums))
+        log_sums = jnp.log2(sums)
+        logs[0, 0, pl.ds(head, 1), :] = jnp.transpose(largest + log_sums)
         if shape.rate:
-            weights = jnp.where(_keep(seeds, head, shape, query_axis=0), weights, 0.0)
-        # Dividing the sum over values is cheaper than dividing every weight.
-        found = _dot(weights.astype(v_LW.dtype), v_LW, 1, 0) * (1 / ((1 - shape.rate) * sums))
+            weights = jnp.where(_keep(words, head, shape, query_axis=0), weights, 0.0)
+        # Dividing the sum over values is cheaper than dividing every weight, and taking the power
+        # again cheaper than an exact quotient.
+        inverse = jnp.exp2(-math.log2(1 - shape.rate) - log_sums)
+        found = _dot(weights.astype(v_LW.dtype), v_LW, 1, 0) * inverse
         total = jnp.where(inside, found, total)
     out[0] = total.astype(out.dtype)
 
 
 def _backward_kernel(
-    seeds: Any,
+    words: Any,
     segments: Any,
     q: Any,
     k: Any,
@@ -283,7 +303,6 @@ def _backward_kernel(
 ) -> None:
     """The same, scores as [keys, queries]."""
     q_LW, k_LW, v_LW, g_LW = q[0], k[0], v[0], gradient[0]
-    same = _column(segments[0]) == segments[0]
     # Σ weights · their gradients, for each query and head: what softmax takes off.
     product_WL = jnp.transpose(g_LW.astype(jnp.float32) * out[0].astype(jnp.float32))
     g_LW = (g_LW.astype(jnp.float32) * (1 / (1 - shape.rate))).astype(g_LW.dtype)
@@ -292,12 +311,14 @@ def _backward_kernel(
         inside = _lanes_of(head, shape)
         first = head * shape.columns
         taken_off = product_WL[first : first + shape.columns].sum(axis=0, keepdims=True)
-        scores = _dot(k_LW, jnp.where(inside, q_LW, jnp.zeros_like(q_LW)), 1, 1)
-        weights = jnp.exp2(jnp.where(same, scores, _MASKED) - logs[0, 0, pl.ds(head, 1), :])
-        slopes = _dot(v_LW, jnp.where(inside, g_LW, jnp.zeros_like(g_LW)), 1, 1)
+        q_LX, k_LX = (_beside(x, segments[at, 0], head, shape) for at, x in enumerate((q_LW, k_LW)))
+        scores = _dot(k_LX, q_LX, 1, 1)
+        weights = jnp.exp2(scores - logs[0, 0, pl.ds(head, 1), :])
+        g_of_head = _where_inside(head, shape, g_LW, jnp.zeros_like(g_LW))
+        slopes = _dot(v_LW, g_of_head, 1, 1)
         kept = weights
         if shape.rate:
-            keep = _keep(seeds, head, shape, query_axis=1)
+            keep = _keep(words, head, shape, query_axis=1)
             kept, slopes = jnp.where(keep, weights, 0.0), jnp.where(keep, slopes, 0.0)
         slopes = (weights * (slopes - taken_off)).astype(q_LW.dtype)
         found = (
@@ -319,9 +340,21 @@ def _dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
     return jax.lax.dot_general(a, b, contracted, preferred_element_type=jnp.float32)
 
 
+def _beside(x_LW: Array, segments: Array, head: int, shape: Shape) -> Array:
+    """Returns one head, with segments in the lanes of the others; one alone has more lanes."""
+    if shape.group == 1:
+        return jnp.concatenate([x_LW, segments], axis=1)
+    return _where_inside(head, shape, x_LW, segments)
+
+
 def _column(row: Array) -> Array:
     """[1, L] → [L, 1]."""
     return row.reshape(row.shape[1], 1)
+
+
+def _where_inside(head: int, shape: Shape, x_LW: Array, other_LW: Array) -> Array:
+    """Returns a head's columns of one array, the others of another."""
+    return jnp.where(_lanes_of(head, shape), x_LW, other_LW)
 
 
 def _lanes_of(head: int, shape: Shape) -> Array:
@@ -330,10 +363,10 @@ def _lanes_of(head: int, shape: Shape) -> Array:
     return (lane >= head * shape.columns) & (lane < (head + 1) * shape.columns)
 
 
-def _keep(seeds: Any, head: int, shape: Shape, *, query_axis: int) -> Array:
+def _keep(words: Any, head: int, shape: Shape, *, query_axis: int) -> Array:
     """Returns which probabilities stay: a query is a row of the tile, as in `dropout`."""
-    row, at = pl.program_id(0), pl.program_id(1) * shape.group + head
-    number = jax.lax.broadcasted_iota(jnp.int32, (1, shape.padded), 1)
-    of_queries, of_keys = (line_words(number, seeds[which, row, at]) for which in range(2))
-    down, across = (of_queries, of_keys) if query_axis == 0 else (of_keys, of_queries)
-    return _column(down) * across >= below(shape.rate)
+    of_queries, of_keys = (words[which, 0, 0, pl.ds(head, 1), :] for which in range(2))
+    rows, columns = row_factors(of_queries), column_factors(of_keys, shape.rate)
+    if query_axis == 0:
+        return kept(tuple(map(_column, rows)), columns)
+    return kept(rows, tuple(map(_column, columns)))

@@ -1,25 +1,30 @@
 """Random words as a function of an element's place: the same in XLA, in a kernel, on any mesh.
 
 A tile is the matrix that the last two axes of an array make up. It has two random seeds, which make
-a random odd number of each of its rows and of each of its columns. An element's word is the product
-of its row's and its column's, modulo 2³²: one operation an element, where a hash of the element's
-own number takes ten. Of two columns the words are (x, k·x) with a random k, of rows likewise: the
-points of a lattice that fills the plane evenly, whatever k is but for one in many thousands. Only
-high bits are random: the lowest is always 1. All is int32, which vector units multiply.
+a random word of each of its rows and of each of its columns: `low`, odd and of 10 bits, and `high`,
+of 12. An element's word, which has 12 bits, is ``low · high + high · low`` of its row and its
+column. In one int32 the two lie so that this is the upper end of a single product modulo 2³²: one
+operation an element, where a hash of the element's own number takes ten. Where a chip has to put
+that product together from others, it takes some twenty, and float32 gives the sum exactly in four.
+
+Of two columns the words are points of a lattice that fills the plane evenly, but for few pairs in a
+million; of rows likewise. No two lines of up to 2,048 have the same `low` and `high`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.parallel.accelerators import composes_int32
+
 Array = jax.Array
 
 # Of what is below. A run whose masks are drawn by another version from some step on says so.
-MASKS_VERSION: Final = 2
+MASKS_VERSION: Final = 3
 
 # `triple32` (github.com/skeeto/hash-prospector), made for counters: every bit of its input turns
 # over every bit of its output with a probability within 0.02% of one half.
@@ -29,6 +34,20 @@ _ROUNDS: Final = (
     (15, np.int32(0x31848BAB)),
 )
 _LAST_SHIFT: Final = 14
+
+# Of a line's word, from the lowest bit: 1, 9 and 2 bits of the line's number after a permutation
+# of its tile's own, 8 of nothing between, so that `low · low` stays below `high`, and 10 of a hash.
+_PLACES: Final = 2**11 - 1
+_TURNS: Final = ((6, 0), (5, 8), (6, 16))  # shifts of the number, and of the seed
+_DRAWN: Final = 9  # bits of `low`, which is odd
+_HIGH: Final = 20  # where `high` begins
+_HASHED: Final = np.int32(-(2**22))
+
+# How a product of lines is taken: of one int32 each, or of `low` and `high` as float32. Columns
+# have beside it what an element's word must reach.
+Factors: TypeAlias = tuple[Array, ...]
+# The last binary place of a float32 of this size is 1, so that a sum with it shows whole numbers.
+_WHOLE: Final = np.float32(2**23)
 
 
 def tile_seeds(key: Array, tiles: tuple[int, ...]) -> tuple[Array, Array]:
@@ -43,9 +62,9 @@ def tile_seeds(key: Array, tiles: tuple[int, ...]) -> tuple[Array, Array]:
 
 
 def line_words(line: Array, seed: Array) -> Array:
-    """Returns random odd int32 for rows or columns, of the operands' common shape.
+    """Returns random int32 for rows or columns, of the operands' common shape.
 
-    An element's word is that of its row times that of its column.
+    An element's word is the upper 12 bits of its row's times its column's.
 
     Args:
         line: number of each in its tile.
@@ -54,9 +73,44 @@ def line_words(line: Array, seed: Array) -> Array:
     word = line + seed
     for shift, multiplier in _ROUNDS:
         word = (word ^ jax.lax.shift_right_logical(word, shift)) * multiplier
-    return word ^ jax.lax.shift_right_logical(word, _LAST_SHIFT) | 1
+    word ^= jax.lax.shift_right_logical(word, _LAST_SHIFT)
+    # A permutation of 2,048 numbers: every operation can be undone.
+    place = line
+    for shift, bits in _TURNS:
+        more = jax.lax.shift_right_logical(seed, bits)
+        place = (place * (more | 1) + jax.lax.shift_right_logical(more, 5)) & _PLACES
+        place ^= place >> shift
+    of_low, of_high = place & (2**_DRAWN - 1), place >> _DRAWN
+    return (word & _HASHED) | (of_high << _HIGH) | (of_low << 1) | 1
 
 
-def below(rate: float) -> np.int32:
-    """Returns the number that a word is below with probability `rate`, which is met to 2⁻³¹."""
-    return np.int32(min(round(rate * 2**32), 2**32 - 1) - 2**31)
+def row_factors(words: Array) -> Factors:
+    """Returns the words of rows as `kept` takes them on the devices of the mesh."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None or not composes_int32(device):
+        return (words,)
+    low, high = words & (2 ** (_DRAWN + 1) - 1), jax.lax.shift_right_arithmetic(words, _HIGH)
+    return low.astype(jnp.float32), high.astype(jnp.float32)
+
+
+def column_factors(words: Array, rate: float) -> Factors:
+    """Returns those of columns, and the least word that is kept at a rate of dropout.
+
+    Words have 12 bits, so a column has one of the two numbers next to the rate: which one decides
+    its `low`. On average over columns the rate is met to 2⁻²².
+    """
+    least, share = divmod(min(rate, 1 - 2**-12) * 2 ** (32 - _HIGH), 1)
+    more = ((words >> 1) & (2**_DRAWN - 1)) < round(share * 2**_DRAWN)
+    reached = (more.astype(jnp.int32) + round(least) - 2 ** (31 - _HIGH)) << _HIGH
+    return *row_factors(words), reached
+
+
+def kept(rows: Factors, columns: Factors) -> Array:
+    """Returns which elements stay, bool; arrays of rows and of columns broadcast."""
+    reached = columns[-1]
+    if len(rows) == 1:
+        return rows[0] * columns[0] >= reached
+    # |low · high| < 2²¹, so every sum is exact.
+    total = rows[0] * columns[1] + rows[1] * columns[0] + (_WHOLE + _WHOLE / 2)
+    word = jax.lax.bitcast_convert_type(total, jnp.int32) << _HIGH
+    return word >= reached

@@ -11,7 +11,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from bert_jax.kernels.random_bits import below, line_words, tile_seeds
+from bert_jax.kernels.random_bits import (
+    Factors,
+    column_factors,
+    kept,
+    line_words,
+    row_factors,
+    tile_seeds,
+)
 
 Array = jax.Array
 
@@ -27,38 +34,39 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
     if key is None or rate == 0.0:
         return x
     # Arrays of their own: the compiler would hash a row's number anew for each of its elements.
-    return _drop(x, *jax.lax.optimization_barrier(_words(x.shape, key)), rate)
+    return _drop(x, *jax.lax.optimization_barrier(_factors(x.shape, key, rate)), rate)
 
 
-def _words(shape: tuple[int, ...], key: Array) -> tuple[Array, Array]:
-    """Returns those of the rows and of the columns, int32 [*tiles, rows], [*tiles, width]."""
+def _factors(shape: tuple[int, ...], key: Array, rate: float) -> tuple[Factors, Factors]:
+    """Returns those of the rows and of the columns: [*tiles, rows], [*tiles, width]."""
     *tiles, rows, width = shape
     first, second = tile_seeds(key, tuple(tiles))
 
-    def of(lines: int, seed: Array) -> Array:
+    def words(lines: int, seed: Array) -> Array:
         number = jax.lax.broadcasted_iota(jnp.int32, (*tiles, lines), len(tiles))
         return line_words(number, seed[..., None])
 
-    return of(rows, first), of(width, second)
+    return row_factors(words(rows, first)), column_factors(words(width, second), rate)
 
 
-def _masked(x: Array, of_rows: Array, of_columns: Array, rate: float) -> Array:
-    keep = of_rows[..., :, None] * of_columns[..., None, :] >= below(rate)
-    return jnp.where(keep, x * jnp.asarray(1 / (1 - rate), x.dtype), 0)
+def _masked(x: Array, of_rows: Factors, of_columns: Factors, rate: float) -> Array:
+    down = tuple(each[..., :, None] for each in of_rows)
+    across = tuple(each[..., None, :] for each in of_columns)
+    return jnp.where(kept(down, across), x * jnp.asarray(1 / (1 - rate), x.dtype), 0)
 
 
 def _drop_forward(
-    x: Array, of_rows: Array, of_columns: Array, rate: float
-) -> tuple[Array, tuple[Array, Array]]:
+    x: Array, of_rows: Factors, of_columns: Factors, rate: float
+) -> tuple[Array, tuple[Factors, Factors]]:
     return _masked(x, of_rows, of_columns, rate), (of_rows, of_columns)
 
 
 def _drop_backward(
-    rate: float, words: tuple[Array, Array], gradient: Array
+    rate: float, factors: tuple[Factors, Factors], gradient: Array
 ) -> tuple[Array, None, None]:
-    # Words that look like others: else the compiler would find that it computes a mask twice, and
+    # Numbers that look like others: else the compiler would find that it computes a mask twice, and
     # would keep it instead.
-    of_rows, of_columns = jax.lax.optimization_barrier(words)
+    of_rows, of_columns = jax.lax.optimization_barrier(factors)
     return _masked(gradient, of_rows, of_columns, rate), None, None
 
 

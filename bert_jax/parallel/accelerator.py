@@ -42,6 +42,8 @@ class Accelerator:
         megacore: whether libtpu must be told that a chip is one device.
         kernels: whether its matrix units take bfloat16 from Pallas kernels too, and ours have been
             compiled for it.
+        composes_int32: whether its vector unit makes a product of two int32 out of twenty other
+            operations.
         hbm_bytes: of memory.
         hbm_bandwidth: bytes per second.
         peak_flops: dense products per second by dtype, a product and a sum being two.
@@ -70,6 +72,7 @@ class Accelerator:
     libtpu_name: str
     megacore: bool = False
     kernels: bool = False
+    composes_int32: bool = False
     hbm_bytes: int
     hbm_bandwidth: float
     peak_flops: Mapping[str, float]

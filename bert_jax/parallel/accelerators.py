@@ -67,6 +67,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             accelerator_type="v2",
             runtime_version=_BASE_RUNTIME,
             libtpu_name="v2",
+            composes_int32=True,
             hbm_bytes=16 * GIB,
             hbm_bandwidth=700e9,
             peak_flops={"bfloat16": 46e12},
@@ -92,6 +93,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             accelerator_type="v3",
             runtime_version=_BASE_RUNTIME,
             libtpu_name="v3",
+            composes_int32=True,
             hbm_bytes=32 * GIB,
             hbm_bandwidth=900e9,
             peak_flops={"bfloat16": 123e12},
@@ -117,6 +119,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             accelerator_type="v4",
             runtime_version=_BASE_RUNTIME,
             libtpu_name="v4",
+            composes_int32=True,
             kernels=True,
             megacore=True,
             hbm_bytes=32 * GIB,
@@ -260,6 +263,12 @@ _DEVICE_PEAK_FLOPS: Final[dict[str, float]] = _GPU_PEAK_FLOPS | {
 def takes_kernels(device: Any) -> bool:
     """Returns whether our Pallas kernels run on a device."""
     kinds = (each.device_kinds for each in ACCELERATORS.values() if each.kernels)
+    return any(device.device_kind in each for each in kinds)
+
+
+def composes_int32(device: Any) -> bool:
+    """Returns whether a device makes a product of two int32 out of other operations."""
+    kinds = (each.device_kinds for each in ACCELERATORS.values() if each.composes_int32)
     return any(device.device_kind in each for each in kinds)
 
 

@@ -114,23 +114,20 @@ def schedules_alone(shape: KernelShape, mesh: Mesh, *, written: Path) -> dict[st
     return found
 
 
-def scaled(
-    alone: Mapping[str, KernelSchedule], program: Program, *, heads: int
-) -> dict[str, KernelSchedule]:
+def scaled(alone: Mapping[str, KernelSchedule], program: Program) -> dict[str, KernelSchedule]:
     """Returns schedules by the name of each call in a program, for as many blocks as it has.
 
     Args:
         alone: by name of the kernel, for `ROWS` blocks.
-        program: that calls them; the seeds, their first operand, say of how many rows and heads.
-        heads: of a block.
+        program: that calls them; the words, their first operand, say of how many rows and blocks.
     """
     calls = kernels_called(program)
     found = {}
     for each in program.executed:
         name = each.instruction.name
         if name in calls and (own := alone.get(name.partition(".")[0])) is not None:
-            _, rows, all_heads = each.computation[each.instruction.operands[0]].arrays[0].sizes
-            found[name] = own.times(rows * all_heads / heads / ROWS)
+            _, rows, blocks, *_ = each.computation[each.instruction.operands[0]].arrays[0].sizes
+            found[name] = own.times(rows * blocks / ROWS)
     return found
 
 

@@ -102,7 +102,8 @@ def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:
 
 
 def test_on_a_mesh_every_device_runs_its_own_rows_and_heads() -> None:
-    drawn = np.random.default_rng(2).standard_normal((4, 4, 128, 4, 64))
+    """Of six heads of 64 two make a block, but the three that a device has are one."""
+    drawn = np.random.default_rng(2).standard_normal((4, 4, 128, 6, 64))
     arrays = [jnp.asarray(x, jnp.float32) for x in drawn]
     expected = attend(xla, *arrays, rate=0.2)
     with jax.set_mesh(make_mesh(MeshSection(data=2, fsdp=2, tensor=2))):
