@@ -50,9 +50,9 @@ ENTRY %main (a.1: bf16[8192,768], b.1: bf16[768,3072], n: u32[]) -> bf16[8192,30
   %n = u32[] parameter(2)
   %add.1 = u32[] add(%n, %n)
   %slice.1 = bf16[4096,768]{1,0} slice(%a.1), slice={[0:4096], [0:768]}
-  %seeds = s32[2,16,12]{2,1,0} constant({...})
+  %words = s32[2,16,6,2,512]{4,3,2,1,0} constant({...})
   %fusion.1 = bf16[8192,3072]{1,0} fusion(%a.1, %b.1), kind=kOutput, calls=%fused
-  %attention_forward.2 = bf16[16] custom-call(%seeds), custom_call_target="tpu_custom_call"
+  %attention_forward.2 = bf16[16] custom-call(%words), custom_call_target="tpu_custom_call"
   ROOT %copy.1 = bf16[8192,3072]{0,1} copy(%fusion.1)
 }
 """
@@ -90,11 +90,11 @@ def test_what_the_compiler_would_give_cycles_gets_them_and_nothing_else() -> Non
     # Never less than the matrix units need, and not twice that.
     least = 2 * 8192 * 768 * 3072 / (197e12 / 1.5e9)
     assert least < product < 2 * least
-    own = scaled({"attention_forward": schedule()}, program, heads=2)
+    own = scaled({"attention_forward": schedule()}, program)
     found = count_cycles(program, bytes_per_cycle=V5E.bytes_per_cycle, schedules=own)
     assert found.by_kind["matrix products"] == product
     assert found.scheduled == product + (cycles["copy.1"] or 0)
-    assert own["attention_forward.2"] == schedule().times(16 * 12 / 2 / ROWS)
+    assert own["attention_forward.2"] == schedule().times(16 * 6 / ROWS)
     assert own["attention_forward.2"].bundles == 800 * 12
 
 
