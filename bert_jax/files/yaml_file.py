@@ -12,6 +12,11 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.read import MAX_DEPTH, MAX_DIGITS, read_text, shown
 
+try:
+    from yaml import CSafeLoader as _SafeLoader
+except ImportError:  # a PyYAML built without libyaml, which takes seven times as long
+    from yaml import SafeLoader as _SafeLoader
+
 MAX_BYTES: Final = 1 << 20
 """Of a YAML file: a thousand times a configuration's size."""
 
@@ -32,37 +37,17 @@ def read_yaml(path: epath.PathLike) -> Any:
     return parse_yaml(read_text(epath.Path(path), limit=MAX_BYTES), str(path))
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues] (one of two)
     """The values that JSON has, spelled in YAML 1.1.
 
-    Tags could name types, and aliases can make gigabytes of a few lines. Keys are the text that
-    they are written as: ``no:`` is Norwegian. A date is text too, and 1e-4, which YAML 1.1 takes
-    for text since it has no dot, is the number it looks like.
+    Keys are the text that they are written as: ``no:`` is Norwegian. A date is text too, and 1e-4,
+    which YAML 1.1 takes for text since it has no dot, is the number it looks like.
     """
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag in _PLAIN]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-    _depth = _events = 0
-
-    def get_event(self) -> Any:
-        """Hands the next event on; every one comes by here before anything is made of it."""
-        event = super().get_event()
-        self._events += 1
-        if self._events > MAX_EVENTS:
-            raise _refusal(event, f"more than {MAX_EVENTS:,} values")
-        if isinstance(event, yaml.AliasEvent):
-            raise _refusal(event, f"an alias *{event.anchor} is not allowed, write the values out")
-        if getattr(event, "tag", None) is not None:
-            raise _refusal(event, f"a tag {event.tag} is not allowed, write plain values")
-        if isinstance(event, yaml.CollectionStartEvent):
-            self._depth += 1
-            if self._depth > MAX_DEPTH:
-                raise _refusal(event, f"nested deeper than {MAX_DEPTH}")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            self._depth -= 1
-        return event
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         """Makes a mapping whose keys are texts, each there once."""
@@ -86,11 +71,35 @@ class _Loader(yaml.SafeLoader):
             raise _refusal(node, f"{shown(node.value)} is no number") from None
 
 
-_Loader.add_implicit_resolver(
-    _FLOAT, re.compile(r"^[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+_EXPONENT: Final = (
+    _FLOAT,
+    re.compile(r"^[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
 )
+_Loader.add_implicit_resolver(*_EXPONENT)
 _Loader.add_constructor(_INT, _Loader.construct_number)
 _Loader.add_constructor(_FLOAT, _Loader.construct_number)
+
+
+def _check_events(text: str) -> None:
+    """Refuses what must not be composed, before anything is made of it.
+
+    Tags could name types, and aliases can make gigabytes of a few lines.
+    """
+    depth = 0
+    for count, event in enumerate(yaml.parse(text, Loader=_SafeLoader)):
+        if count == MAX_EVENTS:
+            raise _refusal(event, f"more than {MAX_EVENTS:,} values")
+        if isinstance(event, yaml.AliasEvent):
+            raise _refusal(event, f"an alias *{event.anchor} is not allowed, write the values out")
+        if getattr(event, "tag", None) is not None:
+            raise _refusal(event, f"a tag {event.tag} is not allowed, write plain values")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise _refusal(event, f"nested deeper than {MAX_DEPTH}")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
 
 
 def _refusal(where: Any, problem: str) -> yaml.MarkedYAMLError:
@@ -105,6 +114,7 @@ def parse_yaml(text: str, source: str) -> Any:
             names the line.
     """
     try:
+        _check_events(text)
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -121,6 +131,9 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         """Says that nothing gets an alias."""
         return True
+
+
+_Dumper.add_implicit_resolver(*_EXPONENT)  # so that the text 1e4 gets quotes
 
 
 def dump_yaml(values: Any) -> str:

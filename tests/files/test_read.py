@@ -100,6 +100,11 @@ def test_dates_and_keys_are_the_text_that_they_are_written_as() -> None:
     assert parse_yaml(dump_yaml(expected), "x") == expected
 
 
+@pytest.mark.parametrize("text", ["1e4", "-1.5e-4", "0x1f", "1_000", "null", "yes", "2024-01-01"])
+def test_text_that_looks_like_a_number_stays_text(text: str) -> None:
+    assert parse_yaml(dump_yaml({"label": text}), "x") == {"label": text}
+
+
 def test_a_list_that_is_there_twice_is_written_twice() -> None:
     held = [1, 2]
     assert parse_yaml(dump_yaml({"a": held, "b": held}), "x") == {"a": held, "b": held}
