@@ -19,7 +19,6 @@ from bert_jax.data.dataset.provenance import (
 from bert_jax.data.dataset.schema import token_dtype
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.remote import absolute, is_remote
-from bert_jax.pipelines.build import DatasetBuild
 from bert_jax.pipelines.cleaning.tally import Tally, sum_tallies
 from bert_jax.pipelines.engines.engine import open_engine
 from bert_jax.pipelines.preparation import (
@@ -34,7 +33,7 @@ from bert_jax.pipelines.shards.tfds_metadata import write_metadata
 from bert_jax.pipelines.sources.problems import Problems
 from bert_jax.pipelines.sources.sources import Source, find_sources
 from bert_jax.pipelines.tokenised.corpus import OVERLAP_INDEX, describe_corpus, tokenise_corpus
-from bert_jax.pipelines.workspace import Workspace, shorten
+from bert_jax.pipelines.workspace import DatasetBuild, Workspace, shorten
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.sentences import check_language
 

@@ -26,8 +26,6 @@ from bert_jax.validation import validate
 
 PREPARATION_NAME: Final = "preparation.json"
 
-_READ_BYTES: Final = 1 << 20
-
 
 class PreparationRecipe(Section):
     """The settings that decide which text a dataset has, beside those of ``provenance.json``."""
@@ -87,25 +85,17 @@ def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> P
             hashes = [_sha256(path) for path in find_files(cleaning.contamination.files)]
         except UserError as error:
             raise UserError(f"cleaning.contamination.files: {error}") from error
+    shared = PreparationRecipe.model_fields.keys() & ExamplesSection.model_fields.keys()
     return PreparationRecipe(
+        **{name: getattr(section, name) for name in shared},
         formats=tuple(sorted({source.format for source in sources})),
-        text_field=section.text_field,
-        id_field=section.id_field,
-        on_error=section.on_error,
-        max_line_length=section.max_line_length,
-        max_document_length=section.max_document_length,
-        cleaning=cleaning,
         evaluation_sha256=tuple(hashes),
         minhash_version=ALGORITHM_VERSION if cleaning.near_duplicates is not None else None,
     )
 
 
 def write_preparation(
-    directory: epath.Path,
-    recipe: PreparationRecipe,
-    tally: Tally,
-    *,
-    overlap_index: epath.Path,
+    directory: epath.Path, recipe: PreparationRecipe, tally: Tally, *, overlap_index: epath.Path
 ) -> None:
     """Writes ``preparation.json``; nothing, where the text is all of some plain files.
 
@@ -147,6 +137,6 @@ def read_preparation(directory: epath.PathLike) -> Preparation | None:
 def _sha256(path: str) -> str:
     digest = hashlib.sha256()
     with open_text(path) as file:
-        while block := file.read(_READ_BYTES):
+        while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -6,7 +6,7 @@ import json
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from etils import epath
 
@@ -16,6 +16,8 @@ from bert_jax.files.atomic import disk_errors, remove_unfinished, unfinished, wr
 from bert_jax.files.lock import lock_at
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import is_remote
+from bert_jax.pipelines.engines.engine import Engine
+from bert_jax.pipelines.section import ExamplesSection
 
 _SETTINGS: Final = "settings.json"
 
@@ -137,6 +139,16 @@ class Workspace:
         self.work.mkdir(parents=True, exist_ok=True)
         for directory in (self.partial, self.work):
             remove_unfinished(pathlib.Path(directory))
+
+
+class DatasetBuild(NamedTuple):
+    """One call of `make_examples` at work: what all stages share."""
+
+    section: ExamplesSection
+    workspace: Workspace
+    engine: Engine
+    say: Callable[[str], None]
+    """Gets a line of text when a part or a shard is finished."""
 
 
 def shorten(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -31,9 +31,6 @@ def detach(batch: HostBatch) -> tuple[HostBatch, dict[int, list[int]] | None]:
     """Returns a batch without what `attach` added, and that: the indices by epoch, row by row.
 
     None where nothing was added.
-
-    Args:
-        batch: arrays, or the parts of a batch.
     """
     parts = batch if isinstance(batch, tuple) else (batch,)
     if _KEY not in parts[0]:
@@ -41,9 +38,5 @@ def detach(batch: HostBatch) -> tuple[HostBatch, dict[int, list[int]] | None]:
     found: dict[int, list[int]] = {}
     for epoch, *examples in (row for part in parts for row in part[_KEY].tolist()):
         found.setdefault(epoch, []).extend(index for index in examples if index != _NONE)
-    bare = tuple(_without(part) for part in parts)
+    bare = tuple({name: part[name] for name in part if name != _KEY} for part in parts)
     return bare if isinstance(batch, tuple) else bare[0], found
-
-
-def _without(part: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-    return {name: values for name, values in part.items() if name != _KEY}

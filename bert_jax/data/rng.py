@@ -1,4 +1,4 @@
-"""Counter-based random streams, keyed by purpose."""
+"""Counter-based random streams, keyed by purpose, and the hashes that they are made of."""
 
 from __future__ import annotations
 
@@ -59,3 +59,13 @@ def digest128(seed: int, *key: int | str) -> int:
             kind, text = b"i", b"%d" % part
         content += kind + struct.pack("<Q", len(text)) + text
     return int.from_bytes(hashlib.blake2b(content, digest_size=16).digest(), "little")
+
+
+def mix64(values: np.ndarray) -> np.ndarray:
+    """Returns uint64 numbers scattered over the whole range, one to one.
+
+    Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable PRNGs", 2014).
+    """
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -14,13 +14,8 @@ from typing import Final
 
 
 def prepare_worker(index: int, count: int) -> None:
-    """Sets up a loader's worker: it ends with its parent and never opens an accelerator.
-
-    Args:
-        index: of the worker; passed by Grain.
-        count: number of workers.
-    """
-    del index, count
+    """Sets up a loader's worker: it ends with its parent and never opens an accelerator."""
+    del index, count  # which Grain passes
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:  # Grain imports it, which has read the environment

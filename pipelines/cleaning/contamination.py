@@ -7,7 +7,6 @@ import contextlib
 import functools
 import json
 import pathlib
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -126,9 +125,7 @@ class OverlapIndex:
         """Returns the examples that have one of the n-grams."""
         first = np.searchsorted(self._hashes, hashes, side="left")
         last = np.searchsorted(self._hashes, hashes, side="right")
-        pieces: Sequence[np.ndarray] = [
-            np.asarray(self._owners[a:b]) for a, b in zip(first, last, strict=True)
-        ]
+        pieces = [np.asarray(self._owners[a:b]) for a, b in zip(first, last, strict=True)]
         return np.concatenate([np.empty(0, np.int64), *pieces])
 
     def _file(self, examples: np.ndarray) -> np.ndarray:

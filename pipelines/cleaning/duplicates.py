@@ -52,9 +52,7 @@ def spill_part(job: SpillJob) -> Tally:
     if is_made(target):  # made by another worker that was given the same job
         return Tally.load(target)
     cleaning = job.corpus.section.cleaning
-    tally = Tally()
-    documents: list[int] = []
-    lines: list[int] = []
+    tally, documents, lines = Tally(), list[int](), list[int]()
     near = cleaning.near_duplicates
     signatures = None if near is None else Signatures(near)
     with whole_directory(target, last=TALLY) as aside:

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from bert_jax.pipelines.splitmix import mix64
+from bert_jax.data.rng import mix64
 
 # An ideograph or kana is a word, since those scripts have no spaces; elsewhere letters and digits.
 _WORD: Final = re.compile(

@@ -109,6 +109,10 @@ class BeamEngine:
     def __exit__(self, *raised: object) -> None:
         self._remove_stages()
 
+    def _remove_stages(self) -> None:
+        for path in self._directory.glob(f"{_STAGE}*"):
+            path.rmtree(missing_ok=True)
+
     def run(
         self, function: Callable[[Job], Result], jobs: Sequence[Job]
     ) -> Iterator[tuple[Job, Result]]:
@@ -163,10 +167,6 @@ class BeamEngine:
             | "work" >> beam.Map(do_job)
         )
         pipeline.run().wait_until_finish()
-
-    def _remove_stages(self) -> None:
-        for path in self._directory.glob(f"{_STAGE}*"):
-            path.rmtree(missing_ok=True)
 
 
 def do_job(element: tuple[str, int]) -> None:
@@ -282,8 +282,11 @@ def _check_flags(flags: Sequence[str], *, runner: Any) -> None:
     """Makes sure that Beam knows every option; it would ignore unknown ones."""
     beam = _import_beam()
 
+    def refuse(message: str) -> None:
+        raise UserError(f"beam.options: {message}")
+
     def check(parser: Any) -> None:
-        parser.error = _refuse_option
+        parser.error = refuse
         unknown = parser.parse_known_args(list(flags))[1]
         if unknown:
             name = unknown[0].partition("=")[0]
@@ -293,12 +296,10 @@ def _check_flags(flags: Sequence[str], *, runner: Any) -> None:
                 f"options of Apache Beam {beam.__version__}"
             )
 
-    portable = beam.runners.portability.portable_runner.PortableRunner
-    if isinstance(runner, portable):
+    if isinstance(runner, beam.runners.portability.portable_runner.PortableRunner):
         return  # its job server may know more
-    beam.options.pipeline_options.PipelineOptions(list(flags)).get_all_options(
-        add_extra_args_fn=check
-    )
+    options = beam.options.pipeline_options.PipelineOptions(list(flags))
+    options.get_all_options(add_extra_args_fn=check)
 
 
 def _from_environment(option: str) -> str:
@@ -308,10 +309,6 @@ def _from_environment(option: str) -> str:
     if (found := os.environ.get(value[1:])) is None:
         raise UserError(f"beam.options: {name} is to be {value}, which is not in the environment")
     return f"{name}{equals}{found}"
-
-
-def _refuse_option(message: str) -> None:
-    raise UserError(f"beam.options: {message}")
 
 
 def _import_beam() -> Any:

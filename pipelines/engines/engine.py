@@ -55,7 +55,7 @@ def open_engine(
         directory: of the run, for an engine's own files.
 
     Raises:
-        UserError: invalid settings of Beam.
+        UserError: settings that Beam does not take.
     """
     if name == "local":
         return WorkerPool(workers)

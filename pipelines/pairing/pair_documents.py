@@ -39,7 +39,7 @@ def pair_documents(
     Args:
         documents: at least ``section.min_documents``.
         section: kind, lengths and rates.
-        seed: with the documents' keys and the settings it decides every random choice.
+        seed: decides every random choice, with the documents' keys and the settings.
         boost: factor of ``dupe_factor``; the fraction of the product is the probability of one more
             pass over a document. A document without a pass may still be a random next.
 

@@ -6,8 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from bert_jax.data.rng import digest128
-from bert_jax.pipelines.splitmix import mix64
+from bert_jax.data.rng import digest128, mix64
 
 _ROUNDS: Final = 6
 

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from bert_jax.data.dataset.provenance import PairsRecord
+from bert_jax.data.rng import mix64
 from bert_jax.pipelines.pairing.spans import Pair
-from bert_jax.pipelines.splitmix import mix64
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
 
 SKETCH: Final = 1 << 14

@@ -23,10 +23,6 @@ class _Packing(NamedTuple):
     unpack: Callable[[BinaryIO], BinaryIO]
 
 
-def _unpack_xz(raw: BinaryIO) -> BinaryIO:
-    return cast(BinaryIO, lzma.LZMAFile(raw))  # open_text closes it
-
-
 def _unpack_zstd(raw: BinaryIO) -> BinaryIO:
     import pyarrow as pa  # 50 MB of library in every worker, so only where it is needed
 
@@ -38,7 +34,8 @@ def _unpack_zstd(raw: BinaryIO) -> BinaryIO:
 _PACKINGS: Final[dict[str, _Packing]] = {
     ".gz": _Packing("gzip", lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw))),
     ".bz2": _Packing("bzip2", lambda raw: cast(BinaryIO, bz2.BZ2File(raw))),
-    ".xz": _Packing("xz", _unpack_xz),
+    # `open_text` closes it.
+    ".xz": _Packing("xz", lambda raw: cast(BinaryIO, lzma.LZMAFile(raw))),  # noqa: SIM115
     ".zst": _Packing("Zstandard", _unpack_zstd),
 }
 

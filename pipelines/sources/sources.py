@@ -27,6 +27,7 @@ from bert_jax.pipelines.sources.readers import (
     wikiextractor,
     wikipedia_xml,
 )
+from bert_jax.pipelines.sources.readers.records import PartReading
 from bert_jax.text.sentences import check_language
 
 
@@ -39,10 +40,8 @@ class Reader(Protocol):
         """Cuts a file into parts that workers read."""
         ...
 
-    def read(
-        self, part: FilePart, section: SourcesSection, problems: Problems
-    ) -> Iterator[Document]:
-        """Yields the documents of a part; bad records go to ``problems``."""
+    def read(self, reading: PartReading) -> Iterator[Document]:
+        """Yields the documents of a part; bad records go to its ``problems``."""
         ...
 
 
@@ -132,7 +131,8 @@ def cut_sources(
     parts: list[FilePart] = []
     for source in sources:
         try:
-            parts += READERS[source.format].cut(source.path, source.name, section, cutting)
+            cut = READERS[source.format].cut(source.path, source.name, section, cutting)
+            parts += [part._replace(format=source.format) for part in cut]
         except UserError as error:
             problems.add(error)
     return parts
@@ -147,7 +147,7 @@ def read_documents(
         UserError: bad input that ``problems`` does not take.
     """
     try:
-        yield from READERS[part.format].read(part, section, problems)
+        yield from READERS[part.format].read(PartReading(part, section, problems))
     except UserError as error:
         problems.add(error)
 

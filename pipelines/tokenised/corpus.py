@@ -13,7 +13,6 @@ from bert_jax.data.dataset.provenance import CorpusRecord
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import absolute, each, load_array
-from bert_jax.pipelines.build import DatasetBuild
 from bert_jax.pipelines.cleaning.cleaned_documents import CorpusJob, corpus_documents
 from bert_jax.pipelines.cleaning.contamination import build_index
 from bert_jax.pipelines.cleaning.duplicates import SpillJob, find_duplicates, spill_part
@@ -31,6 +30,7 @@ from bert_jax.pipelines.tokenised.documents import (
     load_high_keys,
 )
 from bert_jax.pipelines.tokenised.tokenise import SPLITS, TokeniseJob, read_summary, tokenise_part
+from bert_jax.pipelines.workspace import DatasetBuild
 
 OVERLAP_INDEX: Final = "evaluation"
 """Directory of the evaluation sets' n-grams, below that of the work."""
@@ -69,12 +69,12 @@ def tokenise_corpus(
         TokeniseJob(
             corpus=jobs[number],
             spill=str(spills[number]) if spills else None,
-            directory=str(directory),
+            directory=str(directories[number]),
             language=groups[number][0],
         )
-        for number, directory in enumerate(directories)
+        for number, made in enumerate(each(is_made, directories))
+        if not made
     ]
-    to_do = [job for job, made in zip(to_do, each(is_made, directories), strict=True) if not made]
     progress = _progress(build, "tokenised part", [job.corpus for job in to_do], total=len(jobs))
     for job, summary in build.engine.run(tokenise_part, to_do):
         size = job.corpus.size
@@ -178,11 +178,8 @@ def _spill(build: DatasetBuild, jobs: Sequence[CorpusJob]) -> list[epath.Path]:
 def _progress(
     build: DatasetBuild, name: str, jobs: Sequence[CorpusJob], *, total: int
 ) -> StageProgress:
-    work = sum(job.size for job in jobs)
-    finished = total - len(jobs)
-    return StageProgress(
-        say=build.say, name=name, total=total, finished=finished, work=work, unit="MB"
-    )
+    work, done = sum(job.size for job in jobs), total - len(jobs)
+    return StageProgress(say=build.say, name=name, total=total, finished=done, work=work, unit="MB")
 
 
 def _check_ids(parts: Sequence[epath.Path], jobs: Sequence[CorpusJob], *, seed: int) -> None:

@@ -112,9 +112,8 @@ def _numbers(record: bytes) -> dict[str, np.ndarray]:
 def packed_values(record: bytes) -> dict[str, bytes] | None:
     """Returns the packed numbers of each feature, not decoded.
 
-    Returns:
-        Varints, for the weights little-endian floats; None where the record has to be read number
-        by number: it is not as all known writers write it, or a feature is missing.
+    Varints, for the weights little-endian floats; None where the record has to be read number by
+    number: it is not as all known writers write it, or a feature is missing.
 
     Raises:
         DecodeError: the bytes are not a ``tf.train.Example``.

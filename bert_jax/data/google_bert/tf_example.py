@@ -68,9 +68,8 @@ the cost of reading a record."""
 def packed_example(record: bytes) -> Any:
     r"""Parses an example without decoding numbers: ``int64_list.value`` is ``[b"\x01\xac\x02"]``.
 
-    Returns:
-        A `PackedExample`; None if the record has anything else in it, such as numbers that are not
-        packed, which no known writer does.
+    None if the record has anything else in it, such as numbers that are not packed, which no known
+    writer does.
 
     Raises:
         DecodeError: the bytes are not such a message.

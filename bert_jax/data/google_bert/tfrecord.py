@@ -44,14 +44,8 @@ def masked_crc(content: bytes) -> int:
 def frame(payload: bytes) -> bytes:
     """Returns a record as stored, `FRAME_BYTES` longer than its payload."""
     length = len(payload).to_bytes(8, "little")
-    return b"".join(
-        (
-            length,
-            _CHECKSUM.pack(masked_crc(length)),
-            payload,
-            _CHECKSUM.pack(masked_crc(payload)),
-        )
-    )
+    parts = (length, payload)
+    return b"".join(part + _CHECKSUM.pack(masked_crc(part)) for part in parts)
 
 
 def scan_records(path: epath.Path) -> Iterator[StoredRecord]:
@@ -82,11 +76,7 @@ class RecordFile:
     """Random access to the records of one file by offset. Thread-safe."""
 
     def __init__(self, path: epath.Path) -> None:
-        """Opens the file.
-
-        Raises:
-            UserError: it cannot be read.
-        """
+        """Opens the file; UserError if it cannot be read."""
         self._path = path
         self._lock = threading.Lock()
         try:

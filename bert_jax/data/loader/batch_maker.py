@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,8 +15,25 @@ from bert_jax.data.host_share import HostShare
 from bert_jax.data.loader.row_order import RowOrder
 from bert_jax.task import Row, RowTransform
 
-if TYPE_CHECKING:
-    from bert_jax.data.loader.example_sequence import ExampleSequence
+
+class ExampleSequence(Protocol):
+    """Random access to examples. Picklable: a worker process opens the files itself."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the content: equal if every index has the same example."""
+        ...
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each example, an integer type ``[len(self)]``."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitems__(self, indices: Sequence[int], /) -> list[Any]:
+        """Returns examples in the order of ``indices``, as the row transform takes them."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,7 +61,7 @@ class DataPosition(Section):
 
         Args:
             fingerprint: of the data as it is now.
-            batch_size: of now; rows up to a whole number of batches are passed over.
+            batch_size: rows up to a whole number of batches are passed over.
             order: names of that on which the order of the rows depends.
         """
         rows = -(-self.example_index // batch_size) * batch_size

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Self, TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import grain
 import numpy as np
@@ -14,18 +15,14 @@ from absl import flags
 from bert_jax.data import rng
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.data.loader.affine_permutation import AffinePermutation
-from bert_jax.data.loader.batch_maker import EvaluationBatch, TrainingBatch
+from bert_jax.data.loader.batch_maker import EvaluationBatch, ExampleSequence, TrainingBatch
 from bert_jax.data.loader.data_position import DataPosition
-from bert_jax.data.loader.length_index import LengthIndex
-from bert_jax.data.loader.row_order import PackedOrder, RowOrder, ShuffledOrder
+from bert_jax.data.loader.row_order import LengthIndex, PackedOrder, RowOrder, ShuffledOrder
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.packing_plan import PackingPlan
 from bert_jax.data.worker_process import prepare_worker
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.task import Row, RowTransform
-
-if TYPE_CHECKING:
-    from bert_jax.data.loader.example_sequence import ExampleSequence
 
 T = TypeVar("T")
 
@@ -140,16 +137,27 @@ class Loader:
                 example is longer than a row.
         """
         _check_fit(dataset, transform, batch_size=batch_size, share=share)
-        self._dataset, self._transform = dataset, transform
-        self._batch_size, self._share = batch_size, share
-        self._seed, self._phase = seed, phase
+        self._make = TrainingBatch(
+            dataset=dataset,
+            transform=transform,
+            batch_size=batch_size,
+            share=share,
+            seed=seed,
+            phase=phase,
+            order=_order(dataset, transform, seed=seed, phase=phase),
+        )
         self._section = section
-        self._order = _order(dataset, transform, seed=seed, phase=phase)
+        self._fingerprint: dict[str, str | int | float] = {
+            "dataset": dataset.fingerprint,
+            "seed": seed,
+            "phase": phase,
+            **transform.fingerprint(),
+        }
 
     @property
     def rows_per_epoch(self) -> int:
         """Rows of an epoch, over all hosts."""
-        return self._order.rows
+        return self._make.order.rows
 
     def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[Row]:
         """Returns this host's part of batch ``first_step``, ``first_step + 1``, ... without end.
@@ -161,21 +169,13 @@ class Loader:
             with_examples: whether each says which examples it is made of, for
                 `bert_jax.data.example_indices.detach`.
         """
-        make = TrainingBatch(
-            dataset=self._dataset,
-            transform=self._transform,
-            batch_size=self._batch_size,
-            share=self._share,
-            seed=self._seed,
-            phase=self._phase,
-            order=self._order,
-            with_examples=with_examples,
-        )
+        make = dataclasses.replace(self._make, with_examples=with_examples)
         return _endless(make, self._section, first_step=first_step)
 
     def position(self, step: int) -> DataPosition:
         """Returns the data position after ``step`` batches of this phase."""
-        return DataPosition(example_index=step * self._batch_size, fingerprint=self._fingerprint())
+        rows = step * self._make.batch_size
+        return DataPosition(example_index=rows, fingerprint=self._fingerprint)
 
     def check(self, position: DataPosition) -> int:
         """Returns the step of a data position: the ``first_step`` to resume with.
@@ -185,21 +185,14 @@ class Loader:
         Raises:
             UserError: naming the field in which this loader differs from the one of the checkpoint.
         """
-        return position.step(batch_size=self._batch_size, fingerprint=self._fingerprint())
+        return position.step(batch_size=self._make.batch_size, fingerprint=self._fingerprint)
 
     def go_on(self, position: DataPosition) -> DataPosition:
         """Returns where to go on in this data from a position in other data."""
-        packed = self._transform.max_examples > 1
+        packed = self._make.transform.max_examples > 1
         order = [*_ORDER, "seq_length"] if packed else _ORDER
-        return position.moved_to(self._fingerprint(), batch_size=self._batch_size, order=order)
-
-    def _fingerprint(self) -> dict[str, str | int | float]:
-        return {
-            "dataset": self._dataset.fingerprint,
-            "seed": self._seed,
-            "phase": self._phase,
-            **self._transform.fingerprint(),
-        }
+        size = self._make.batch_size
+        return position.moved_to(self._fingerprint, batch_size=size, order=order)
 
 
 def evaluation_batches(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from bert_jax.data.loader.affine_permutation import AffinePermutation
-from bert_jax.data.loader.length_index import LengthIndex
 from bert_jax.data.rows.packing_plan import PackingPlan
+
+# Examples to scan per lookup; the table takes 4 bytes per length and block.
+_BLOCK: Final = 4096
 
 
 class RowOrder(Protocol):
@@ -22,12 +24,7 @@ class RowOrder(Protocol):
         ...
 
     def examples(self, row: int, lengths: np.ndarray) -> Sequence[int]:
-        """Returns the dataset's indices of the examples in a row.
-
-        Args:
-            row: p, of the phase.
-            lengths: of the dataset's examples.
-        """
+        """Returns the dataset's indices, with these lengths of examples, of those in row p."""
         ...
 
 
@@ -47,6 +44,44 @@ class ShuffledOrder:
         """See :class:`RowOrder`."""
         del lengths
         return [self.shuffled[row]]
+
+
+class LengthIndex:
+    """Answers "which is the 70th example of 128 tokens?" for a dataset, without a list of them.
+
+    Holds the number of examples of each length before each block of 4,096 (half a byte per example
+    at 512 tokens) and scans one block of the lengths per lookup. The lengths are an argument of
+    each lookup: memory-mapped, they must not be pickled to workers.
+    """
+
+    def __init__(self, lengths: np.ndarray) -> None:
+        """Reads ``lengths`` [n] once, in blocks."""
+        starts = range(0, len(lengths), _BLOCK)
+        before = np.zeros((len(starts) + 1, int(lengths.max()) + 1), np.uint32)
+        for block, start in enumerate(starts):
+            counts = np.bincount(lengths[start : start + _BLOCK], minlength=before.shape[1])
+            before[block + 1] = before[block] + counts
+        self._before = np.ascontiguousarray(before.T)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Number of examples by length."""
+        return self._before[:, -1]
+
+    def find(self, lengths: np.ndarray, length: int, rank: int) -> int:
+        """Returns the index of an example.
+
+        Args:
+            lengths: the array that the index was made from.
+            length: tokens of the example.
+            rank: which one of that length, from 0, in the dataset's order; below
+                ``counts[length]``.
+        """
+        before = self._before[length]
+        block = int(before.searchsorted(rank, side="right")) - 1
+        start = block * _BLOCK
+        (hits,) = (lengths[start : start + _BLOCK] == length).nonzero()
+        return start + int(hits[rank - int(before[block])])
 
 
 @dataclasses.dataclass(frozen=True)

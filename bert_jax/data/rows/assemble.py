@@ -23,13 +23,8 @@ def assemble(
 
     ``assemble([7, 8], [9], special, max_length=8)`` → ``[CLS] 7 8 [SEP] 9 [SEP]``, second = 4
 
-    Source: `_truncate_seq_pair` in google-research/bert `run_classifier.py`.
-
-    Args:
-        first: ids of the first text.
-        second: ids of the second text, or None.
-        special: ids of the tokenizer's special tokens.
-        max_length: most tokens in total, special ones included.
+    ``max_length`` counts special tokens too. Source: `_truncate_seq_pair` in google-research/bert
+    `run_classifier.py`.
     """
     others = [] if second is None else list(second)
     room = max_length - (2 if second is None else 3)

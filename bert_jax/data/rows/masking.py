@@ -222,12 +222,9 @@ class TokenMasker:
         return find_words(candidates, continues[candidates])
 
     def _replace(self, ids: np.ndarray, actions: np.ndarray, randoms: np.ndarray) -> np.ndarray:
-        """Returns the replacement of each id: [MASK], a random id, or the id itself.
+        """Returns the replacement of each id [k]: [MASK], a random id, or the id itself.
 
-        Args:
-            ids: int32 [k].
-            actions: [k] uniform numbers that decide between the three.
-            randoms: [k] uniform numbers that choose the random ids.
+        Uniform numbers [k] decide between the three (`actions`) and choose the random ids.
         """
         shares = self.masking
         random_ids = (randoms * self.vocab_size).astype(np.int32)

@@ -13,13 +13,7 @@ from bert_jax.errors import UserError, first_line
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.sources.files import Cutting, FilePart
-from bert_jax.pipelines.sources.problems import Problems
-from bert_jax.pipelines.sources.readers.records import (
-    check_fields,
-    named_fields,
-    read_records,
-    record_document,
-)
+from bert_jax.pipelines.sources.readers.records import PartReading, check_fields, named_fields
 
 if TYPE_CHECKING:  # 60 MB of library in every worker, so only where it is needed
     import pyarrow as pa
@@ -47,34 +41,28 @@ def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list
         groups = range(metadata.num_row_groups)
         sizes = [metadata.row_group(g).column(leaf).total_compressed_size for g in groups]
     return [
-        FilePart(path, name, group, group + 1, format="parquet", bytes=size)
+        FilePart(path, name, group, group + 1, bytes=size)
         for group, size in zip(groups, sizes, strict=True)
     ]
 
 
-def read(part: FilePart, section: SourcesSection, problems: Problems) -> Iterator[Document]:
+def read(reading: PartReading) -> Iterator[Document]:
     """Yields the documents of a row group.
 
     Raises:
         UserError: the file is damaged.
     """
+    part = reading.part
     with _open(part.path, pre_buffer=False, buffer_size=1 << 20) as file:
         before = sum(file.metadata.row_group(g).num_rows for g in range(part.start))
         batches = file.iter_batches(
             batch_size=_ROWS_AT_A_TIME,
             row_groups=[part.start],
-            columns=list(named_fields(section).values()),
+            columns=list(named_fields(reading.section).values()),
         )
         rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
-        yield from read_records(
-            enumerate(rows, before),
-            lambda row: record_document(
-                row[1], place=row[0], text_field=section.text_field, id_field=section.id_field
-            ),
-            place=lambda row: f"row {row[0] + 1}",
-            part=part,
-            section=section,
-            problems=problems,
+        yield from reading.numbered_documents(
+            rows, first=before, place=lambda number: f"row {number + 1}"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import FORMATS, Document
 from bert_jax.pipelines.sources.files import Cutting, FilePart, cut_file, read_part
-from bert_jax.pipelines.sources.problems import Problems
+from bert_jax.pipelines.sources.readers.records import PartReading
 
 
 def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list[FilePart]:
@@ -18,11 +18,10 @@ def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list
     return [part._replace(variant=cutting.documents) for part in parts]
 
 
-def read(part: FilePart, section: SourcesSection, problems: Problems) -> Iterator[Document]:
+def read(reading: PartReading) -> Iterator[Document]:
     """Yields the documents of a part.
 
-    ``problems`` gets nothing: bad bytes leave unclear where the next document begins.
+    No problem is skipped: bad bytes leave unclear where the next document begins.
     """
-    del problems
-    lines = read_part(part, max_line_length=section.max_line_length)
-    return FORMATS[part.variant].read(lines)
+    lines = read_part(reading.part, max_line_length=reading.section.max_line_length)
+    return FORMATS[reading.part.variant].read(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.pipelines.section import SourcesSection
@@ -14,45 +14,65 @@ from bert_jax.pipelines.sources.problems import Problems
 R = TypeVar("R")
 
 
-def read_records(
-    records: Iterable[R],
-    document: Callable[[R], Document | None],
-    *,
-    place: Callable[[R], str],
-    part: FilePart,
-    section: SourcesSection,
-    problems: Problems,
-) -> Iterator[Document]:
-    """Yields the document of each record that has one and keeps within the limits of length.
+class PartReading(NamedTuple):
+    """A part of a file that is being read."""
 
-    Args:
-        records: of one part.
-        document: makes the document; ``None``: the record has no text.
-        place: where a record is, for messages: ``line 7``.
-        part: that the records are read from.
-        section: the limits.
-        problems: gets the ``UserError`` of each bad record, with the file and its place.
-    """
-    for record in records:
-        try:
-            found = document(record)
-            if found is None:
+    part: FilePart
+    section: SourcesSection
+    """The names of fields and the limits of length."""
+    problems: Problems
+    """Gets the ``UserError`` of each bad record, with the file and its place."""
+
+    def documents(
+        self,
+        records: Iterable[R],
+        document: Callable[[R], Document | None],
+        *,
+        place: Callable[[R], str],
+    ) -> Iterator[Document]:
+        """Yields the document of each record that has one and keeps within the limits of length.
+
+        Args:
+            records: of the part.
+            document: makes the document; ``None``: the record has no text.
+            place: where a record is, for messages: ``line 7``.
+        """
+        for record in records:
+            try:
+                found = document(record)
+                if found is None:
+                    continue
+                _check_lengths(found, self.section)
+            except UserError as error:
+                self.problems.add(UserError(f"{self.part.path}: {place(record)}: {error}"))
                 continue
-            _check_lengths(found, section)
-        except UserError as error:
-            problems.add(UserError(f"{part.path}: {place(record)}: {error}"))
-            continue
-        yield found
+            yield found
 
+    def numbered_documents(
+        self, records: Iterable[Mapping[str, Any]], *, first: int, place: Callable[[int], str]
+    ) -> Iterator[Document]:
+        """Yields the same of records that are named by their number in the file, from ``first``."""
+        return self.documents(
+            enumerate(records, first),
+            lambda numbered: self.document(numbered[1], numbered[0]),
+            place=lambda numbered: place(numbered[0]),
+        )
 
-def line_place(part: FilePart, line: TextLine, problems: Problems) -> str:
-    """Returns ``line 7``; once no more problems are listed ``byte 123``.
+    def document(self, record: Mapping[str, Any], place: int) -> Document | None:
+        """Returns a record's document by the fields that the settings name."""
+        section = self.section
+        return record_document(
+            record, place=place, text_field=section.text_field, id_field=section.id_field
+        )
 
-    Counting lines means reading the file again, so not for thousands of them.
-    """
-    if problems.lists_more:
-        return f"line {line_number(part.path, line.offset)}"
-    return f"byte {line.offset}"
+    def line_place(self, line: TextLine) -> str:
+        """Returns ``line 7``; once no more problems are listed ``byte 123``.
+
+        Counting lines means reading the file again, so not for thousands of them.
+        """
+        if self.problems.lists_more:
+            return f"line {line_number(self.part.path, line.offset)}"
+        return f"byte {line.offset}"
 
 
 def record_document(

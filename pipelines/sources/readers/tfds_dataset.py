@@ -15,13 +15,7 @@ from bert_jax.files.read import read_json_object
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.sources.files import Cutting, FilePart
-from bert_jax.pipelines.sources.problems import Problems
-from bert_jax.pipelines.sources.readers.records import (
-    check_fields,
-    named_fields,
-    read_records,
-    record_document,
-)
+from bert_jax.pipelines.sources.readers.records import PartReading, check_fields, named_fields
 
 if TYPE_CHECKING:  # importing TFDS takes a third of a second in every worker
     import tensorflow_datasets as tfds
@@ -94,31 +88,24 @@ def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list
     pieces = max(1, min(count, -(-size // cutting.part_bytes)))
     cuts = [count * piece // pieces for piece in range(pieces + 1)]
     return [
-        FilePart(path, name, start, stop, format="tfds", bytes=size // pieces)
+        FilePart(path, name, start, stop, bytes=size // pieces)
         for start, stop in itertools.pairwise(cuts)
     ]
 
 
-def read(part: FilePart, section: SourcesSection, problems: Problems) -> Iterator[Document]:
+def read(reading: PartReading) -> Iterator[Document]:
     """Yields the documents of a range of records.
 
     Raises:
         UserError: the files are damaged, or can only be read by a TensorFlow that is not installed.
     """
-    names = list(named_fields(section).values())
-    split = f"{section.tfds_split}[{part.start}:{part.stop}]"
-    return read_records(
-        enumerate(_records(part.path, split, names), part.start),
-        lambda record: record_document(
-            {name: _plain(record[1][name]) for name in names},
-            place=record[0],
-            text_field=section.text_field,
-            id_field=section.id_field,
-        ),
-        place=lambda record: f"record {record[0]} of {part.name}",
-        part=part,
-        section=section,
-        problems=problems,
+    part = reading.part
+    names = list(named_fields(reading.section).values())
+    split = f"{reading.section.tfds_split}[{part.start}:{part.stop}]"
+    return reading.numbered_documents(
+        ({name: _plain(r[name]) for name in names} for r in _records(part.path, split, names)),
+        first=part.start,
+        place=lambda number: f"record {number} of {part.name}",
     )
 
 

@@ -19,9 +19,8 @@ from bert_jax.pipelines.sources.files import (
     line_number,
     read_part,
 )
-from bert_jax.pipelines.sources.problems import Problems
 from bert_jax.pipelines.sources.readers.jsonl import read_objects
-from bert_jax.pipelines.sources.readers.records import line_place, read_records, record_document
+from bert_jax.pipelines.sources.readers.records import PartReading, record_document
 
 # The title is not escaped: it may have quotation marks.
 _OPEN: Final = re.compile(r'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">$')
@@ -48,10 +47,10 @@ def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list
         is_gap=(lambda raw: True) if is_json else (lambda raw: raw.strip() == _CLOSE.encode()),
     )
     variant = _JSON if is_json else ""
-    return [part._replace(format="wikiextractor", variant=variant) for part in parts]
+    return [part._replace(variant=variant) for part in parts]
 
 
-def read(part: FilePart, section: SourcesSection, problems: Problems) -> Iterator[Document]:
+def read(reading: PartReading) -> Iterator[Document]:
     """Yields the documents of a part without their titles, the first line of each.
 
     The page id is the document's id. Entities such as ``&lt;``, which WikiExtractor writes by
@@ -60,15 +59,12 @@ def read(part: FilePart, section: SourcesSection, problems: Problems) -> Iterato
     Raises:
         UserError: text outside a document, or one without an end.
     """
-    if part.variant == _JSON:
-        return read_objects(part, section, _json_document, problems)
-    return read_records(
-        _articles(part, section),
+    if reading.part.variant == _JSON:
+        return read_objects(reading, _json_document)
+    return reading.documents(
+        _articles(reading.part, reading.section),
         _document,
-        place=lambda article: line_place(part, article.end, problems),
-        part=part,
-        section=section,
-        problems=problems,
+        place=lambda article: reading.line_place(article.end),
     )
 
 

@@ -13,8 +13,7 @@ from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.decompress import open_text
 from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.sources.files import Cutting, FilePart, cut_file
-from bert_jax.pipelines.sources.problems import Problems
-from bert_jax.pipelines.sources.readers.records import read_records
+from bert_jax.pipelines.sources.readers.records import PartReading
 from bert_jax.pipelines.sources.readers.wikitext import wikitext_paragraphs
 
 _PAGE_ID: Final = re.compile("[0-9]{1,18}")
@@ -30,24 +29,20 @@ def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list
     Wikipedia offers every large dump as several files, which workers share.
     """
     del section, cutting
-    parts = cut_file(path, name, part_bytes=0, is_gap=None)
-    return [part._replace(format="wikipedia_xml") for part in parts]
+    return cut_file(path, name, part_bytes=0, is_gap=None)
 
 
-def read(part: FilePart, section: SourcesSection, problems: Problems) -> Iterator[Document]:
+def read(reading: PartReading) -> Iterator[Document]:
     """Yields the articles (namespace 0) that are no redirects, with the page id and the title.
 
     Raises:
         UserError: the file is no dump, damaged or cut short.
     """
-    dropped = {"file", "image", "category"}
-    return read_records(
-        _pages(part.path, dropped, most=section.max_document_length),
-        lambda page: _article(page, dropped, most=section.max_document_length),
+    dropped, most = {"file", "image", "category"}, reading.section.max_document_length
+    return reading.documents(
+        _pages(reading.part.path, dropped, most=most),
+        lambda page: _article(page, dropped, most=most),
         place=lambda page: f'page "{_text(page, "title")}"',
-        part=part,
-        section=section,
-        problems=problems,
     )
 
 
