@@ -38,7 +38,7 @@ from bert_jax.inference.model import model_of_run
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.directory import Run, open_run
+from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import hold_output
 
 PROBE: Final = "probe.json"
@@ -93,21 +93,6 @@ class ExtractionRequest:
                 f"{self.probe_path}: is already there; allowed: another directory, or --force"
             )
 
-    def settings(self, run: Run) -> ExtractionSettings:
-        """Returns the settings for a run's model.
-
-        Raises:
-            UserError: layers or a length that the model does not have.
-        """
-        return settings_for(
-            run.architecture,
-            layers=self.layers,
-            level=self.level,
-            pool=self.pool,
-            max_length=self.max_length,
-            batch_size=self.batch_size,
-        )
-
 
 class ExtractionResult(NamedTuple):
     """What was written."""
@@ -122,12 +107,7 @@ class ExtractionResult(NamedTuple):
 def extract_features(
     request: ExtractionRequest, *, console: Console | None = None
 ) -> ExtractionResult:
-    """Extracts the features of a file, see `bert_jax.features`.
-
-    Args:
-        request: what to extract, and where to.
-        console: where the result is shown.
-    """
+    """Extracts the features of a file, see `bert_jax.features`."""
     request.check()
     with hold_output(request.output):
         return _extract(request, console)
@@ -135,7 +115,14 @@ def extract_features(
 
 def _extract(request: ExtractionRequest, console: Console | None) -> ExtractionResult:
     run = open_run(request.run_dir)
-    settings = request.settings(run)
+    settings = settings_for(
+        run.architecture,
+        layers=request.layers,
+        level=request.level,
+        pool=request.pool,
+        max_length=request.max_length,
+        batch_size=request.batch_size,
+    )
     texts = read_texts(Path(request.input_path), request.columns)
     # A wrong column is reported before minutes go into reading a checkpoint.
     first = next(texts, None)
@@ -161,12 +148,8 @@ def _extract(request: ExtractionRequest, console: Console | None) -> ExtractionR
                 list(stream()), writer, states=len(settings.layers.states) if mix else None
             )
     if score is not None and request.probe_path is not None:
-        content = {
-            **score._asdict(),
-            "layers": settings.layers.name,
-            "pool": settings.pool,
-            "step": step,
-        }
+        how = {"layers": settings.layers.name, "pool": settings.pool, "step": step}
+        content = {**score._asdict(), **how}
         write_whole(epath.Path(request.probe_path), json.dumps(content, indent=2).encode())
     result = ExtractionResult(output, step, width, extractor.counts, score)
     if console is not None:

@@ -14,13 +14,8 @@ from flax import nnx
 
 from bert_jax.data.rows.collate import collate_tokens
 from bert_jax.errors import UserError
-from bert_jax.feature_extraction.encode import EncodedText, encode
-from bert_jax.feature_extraction.layers import (
-    LayerSelection,
-    default_layers,
-    select_layers,
-)
-from bert_jax.feature_extraction.texts import InputText
+from bert_jax.feature_extraction.layers import LayerSelection, default_layers, select_layers
+from bert_jax.feature_extraction.texts import EncodedText, InputText, encode
 from bert_jax.inference.bucketed import BucketedInference
 from bert_jax.inference.model import InferenceModel
 from bert_jax.model.config import Architecture
@@ -158,10 +153,7 @@ class FeatureExtractor:
         )
 
     def __call__(self, texts: Iterable[InputText]) -> Iterator[TextFeatures]:
-        """Yields the features of each text, in order.
-
-        Args:
-            texts: read no further than a window ahead.
+        """Yields the features of each text, in order, reading no further than a window ahead.
 
         Raises:
             UserError: a feature is not a finite number.

@@ -65,10 +65,6 @@ def check_output(path: Path, *, force: bool) -> None:
 def open_writer(path: Path, features: FeatureFormat) -> Iterator[FeatureWriter]:
     """Gives a writer whose file appears at `path` when the block ends without an error.
 
-    Args:
-        path: its suffix chooses the format.
-        features: their level and width.
-
     Raises:
         UserError: the disk is full, or the place cannot be written to.
     """

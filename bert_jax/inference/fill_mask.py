@@ -45,10 +45,6 @@ class MaskFiller:
     def __init__(self, model: InferenceModel, *, top_k: int) -> None:
         """Compiles nothing yet.
 
-        Args:
-            model: with an MLM head.
-            top_k: candidates per mask.
-
         Raises:
             UserError: no such head, or more candidates than pieces.
         """

@@ -47,24 +47,11 @@ class ExportOptions(NamedTuple):
 
 
 def write_export(
-    directory: Path,
-    run: Run,
-    options: ExportOptions,
-    *,
-    title: str,
-    checkpoint: str,
+    directory: Path, run: Run, options: ExportOptions, *, title: str, checkpoint: str
 ) -> str:
     """Writes a run's checkpoint and its model card.
 
-    Args:
-        directory: exists and is empty.
-        run: opened.
-        options: what to write.
-        title: the model's name.
-        checkpoint: `last`, `best`, a step, or `auto`.
-
-    Returns:
-        Step and heads, in words.
+    The directory exists and is empty. Returns step and heads, in words.
 
     Raises:
         UserError: no such checkpoint, a head that the run lacks, something that the format cannot

@@ -85,11 +85,8 @@ def write_hf(directory: Path, model: Pretrained, *, kind: str | None = None) -> 
     Args:
         directory: made by the caller, who renames it when it is whole.
         model: what to write.
-        kind: the class of Hugging Face's to write the model as; None for the fullest that its
-            heads allow. Heads that a class does not have are left out.
-
-    Returns:
-        The class.
+        kind: the class of Hugging Face's to write the model as, which is also returned; None for
+            the fullest that its heads allow. Heads that a class does not have are left out.
 
     Raises:
         UserError: the model lacks a head of that class, or the disk is full.

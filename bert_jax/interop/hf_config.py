@@ -143,14 +143,7 @@ def read_config(path: Path) -> HfConfig:
 def write_config(
     architecture: Architecture, heads: HeadsSection, *, kind: ClassName, pad_token_id: int
 ) -> dict[str, Any]:
-    """Returns the config.json of an exported model.
-
-    Args:
-        architecture: sizes.
-        heads: of that class (`heads_of`).
-        kind: the class.
-        pad_token_id: of the tokenizer.
-    """
+    """Returns the config.json of an exported model."""
     config: dict[str, Any] = {
         "architectures": [kind],
         "model_type": "bert",

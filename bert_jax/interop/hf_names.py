@@ -32,12 +32,7 @@ IGNORED: Final[dict[str, str]] = {
 
 
 def names(prefix: str, task: TaskName | None) -> list[NameRule]:
-    """Returns the table.
-
-    Args:
-        prefix: of the encoder's tensors: ``bert.``, or nothing in a ``BertModel``.
-        task: decides the task head's name.
-    """
+    """Returns the table; the encoder's prefix is ``bert.``, or nothing in a ``BertModel``."""
     layer = prefix + "encoder.layer.{layer}."
     embeddings = prefix + "embeddings."
     rules = [

@@ -93,13 +93,7 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 
 def write_hf_tokenizer(directory: Path, tokenizer: Tokenizer, *, max_length: int) -> None:
-    """Writes vocab.txt, tokenizer_config.json and tokenizer.json, or the SentencePiece model.
-
-    Args:
-        directory: of the exported model.
-        tokenizer: any of ours.
-        max_length: positions of the model.
-    """
+    """Writes vocab.txt, tokenizer_config.json and tokenizer.json, or the SentencePiece model."""
     tokenizer.save(epath.Path(directory))
     if not isinstance(tokenizer, WordPieceTokenizer):
         return

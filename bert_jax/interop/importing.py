@@ -67,13 +67,7 @@ def read_checkpoint(
 
 
 def model_in_memory(model: Pretrained, *, mesh: Mesh, name: str) -> InferenceModel:
-    """Returns a checkpoint of another program on devices, in float32.
-
-    Args:
-        model: as read.
-        mesh: where its parameters go.
-        name: of it, for messages.
-    """
+    """Returns a checkpoint of another program on devices, in float32."""
     execution = Execution(dtype="float32")
     definition = define_model(bert_builder(model.architecture, execution, model.heads))
     layout = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(definition, mesh))

@@ -23,13 +23,7 @@ def model_card(
 ) -> str:
     """Returns a model card in Markdown; configuration and provenance are the run's own files.
 
-    Args:
-        run: that was exported.
-        title: the model's name.
-        usage: how to load it, as Markdown.
-        heads: the heads on the encoder, in words.
-        step: of the checkpoint.
-        evaluation: the run's last evaluation.
+    `usage` says in Markdown how to load it, `heads` in words what is on the encoder.
     """
     sizes = run.architecture.model_dump()
     provenance = read_json_object(run.directory / PROVENANCE)

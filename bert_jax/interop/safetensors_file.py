@@ -100,11 +100,8 @@ def write_safetensors(
     offset = 0
     for name, (shape, dtype) in specs.items():
         end = offset + math.prod(shape) * dtype.itemsize
-        header[name] = {
-            "dtype": codes[dtype],
-            "shape": list(shape),
-            "data_offsets": [offset, end],
-        }
+        kind, offsets = codes[dtype], [offset, end]
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": offsets}
         offset = end
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)

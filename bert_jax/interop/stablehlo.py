@@ -162,9 +162,9 @@ def export_stablehlo(
 def _choose(outputs: Sequence[str] | None, heads: HeadsSection) -> list[str]:
     if outputs is None:
         return default_outputs(heads)
-    if not outputs:
-        raise UserError(f"outputs: found none, allowed: {', '.join(available_outputs(heads))}")
     allowed = available_outputs(heads)
+    if not outputs:
+        raise UserError(f"outputs: found none, allowed: {', '.join(allowed)}")
     for name in outputs:
         if name not in allowed:
             # No suggestion for a correct name whose head this model lacks.

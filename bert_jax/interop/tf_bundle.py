@@ -77,9 +77,6 @@ class TfBundle:
     def __init__(self, path: epath.PathLike) -> None:
         """Opens a checkpoint and reads its index.
 
-        Args:
-            path: as `find_prefix` takes it; gs:// too.
-
         Raises:
             UserError: TensorFlow is not installed, there is no checkpoint, or its index is damaged.
         """

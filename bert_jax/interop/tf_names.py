@@ -27,9 +27,7 @@ CLASSIFIER_BIAS: Final = "output_bias"
 SQUAD: Final = "cls/squad/"
 
 # Not parameters of the model. Adam's moments are not listed: they are read under this table too.
-IGNORED: Final[dict[str, str]] = {
-    GLOBAL_STEP: "the number of steps done, not a parameter",
-}
+IGNORED: Final[dict[str, str]] = {GLOBAL_STEP: "the number of steps done, not a parameter"}
 
 _LAYER: Final = "bert/encoder/layer_{layer}/"
 
@@ -89,9 +87,5 @@ TASK_TABLES: Final[dict[TaskName, tuple[NameRule, ...]]] = {
 
 
 def names(task: TaskName | None) -> tuple[NameRule, ...]:
-    """Returns the table, with the names of a fine-tuned head where there is one.
-
-    Args:
-        task: None, or one of `TASK_TABLES`.
-    """
+    """Returns the table, with the names of a fine-tuned head where there is one."""
     return TABLE if task is None else TABLE + TASK_TABLES[task]

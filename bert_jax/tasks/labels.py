@@ -100,12 +100,7 @@ def target_of(
 ) -> Target:
     """Returns what a row's label is to the model.
 
-    Args:
-        row: of the table.
-        labelling: of the model.
-        column: of the label.
-        separator: between several labels in a text.
-        required: whether a missing label is an error; several labels may be none.
+    Where it is `required`, a missing label is an error; several labels may be none.
 
     Raises:
         UserError: no label where one is required, an unknown one, or no number in a regression.

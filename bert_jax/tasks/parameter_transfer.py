@@ -19,12 +19,6 @@ def graft(
 
     The task's head is taken over where it is one of the same task and the same labels (SQuAD 1.1
     before 2.0, MNLI before another corpus of the same three); otherwise it starts fresh.
-
-    Args:
-        fresh: of the new model, by part.
-        found: of the origin, by part.
-        ours: the new model's heads.
-        theirs: the origin's.
     """
     shared = (*_SHARED, "task") if _same_head(ours, theirs) else _SHARED
     return {

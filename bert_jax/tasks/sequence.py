@@ -54,12 +54,7 @@ class SequenceSplit:
     ) -> None:
         """Encodes every text once; ids are kept as one array, 4 bytes each.
 
-        Args:
-            texts: in the order of the file.
-            labelling: the meaning of their targets.
-            tokenizer: of the run.
-            max_length: pieces of a row, special ones included; of longer pairs the longer text is
-                cut.
+        `max_length` counts special pieces too; of longer pairs the longer text is cut.
         """
         self.texts, self._labelling = texts, labelling
         self.examples, self.fingerprint = len(texts), content_hash(texts)
@@ -177,9 +172,7 @@ class SequenceTask:
     def examples(self, rows: Sequence[TextRow], *, required: bool) -> list[TextExample]:
         """Returns the examples of a file.
 
-        Args:
-            rows: of the file.
-            required: whether each needs a label.
+        Where it is `required`, each needs a label.
 
         Raises:
             UserError: a label that is missing where it is required, or unknown.

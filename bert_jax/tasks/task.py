@@ -111,12 +111,8 @@ NO_POSITION = -1e9
 def logits(model: Bert, batch: Batch, *, dropout_key: jax.Array | None) -> jax.Array:
     """Returns the task head's float32 logits of a batch of `collate`.
 
-    [B, labels], [B, choices], [B, L, labels] or [B, L, 2]: see `Bert.task_logits`.
-
-    Args:
-        model: with a task head.
-        batch: on the devices.
-        dropout_key: None in evaluation.
+    [B, labels], [B, choices], [B, L, labels] or [B, L, 2]: see `Bert.task_logits`. `dropout_key` is
+    None in evaluation.
     """
     shape = batch["input_ids"].shape
     flat = {name: batch[name].reshape(-1, shape[-1]) for name in INPUTS}

@@ -13,10 +13,7 @@ _MOST_BYTES: Final = 10
 
 
 def decode_varints(packed: bytes) -> np.ndarray:
-    r"""Returns the numbers: ``b"\x01\xac\x02" -> [1, 300]``.
-
-    Returns:
-        int64 ``[n]``.
+    r"""Returns the numbers, int64 ``[n]``: ``b"\x01\xac\x02" -> [1, 300]``.
 
     Raises:
         ValueError: the last number is truncated, or one takes more than ten bytes.

@@ -20,13 +20,7 @@ class AffinePermutation:
     """
 
     def __init__(self, count: int, seed: int, *key: int | str) -> None:
-        """Draws nothing yet.
-
-        Args:
-            count: at least 1.
-            seed: of the run.
-            *key: what the permutation is for, see `bert_jax.data.rng.stream`.
-        """
+        """Draws nothing yet."""
         self._count = count
         self._seed = seed
         self._key = key

@@ -136,10 +136,6 @@ def tokens_of_spans(spans: Sequence[WordSpan], *, total: int) -> tuple[np.ndarra
 
     Spans of one token at 3 and of three tokens at 0: tokens ``[0, 1, 2, 3]``, spans
     ``[1, 1, 1, 0]``.
-
-    Args:
-        spans: disjoint.
-        total: number of candidates.
     """
     owners = np.zeros(total, np.int64)
     for number, span in enumerate(spans, 1):

@@ -26,12 +26,8 @@ _TEXTS: Final = (
 def read_tfds(task: str, role: str, data_dir: str | None) -> dict[str, GlueRows]:
     """Returns the examples of a role by the split they make, in the order of their index.
 
-    A dataset that is not there is downloaded and prepared by TFDS.
-
-    Args:
-        task: as TFDS and `bert_jax.tasks.glue.files.TASKS` call it.
-        role: "train", "dev" or "test".
-        data_dir: of TFDS; None for its own default.
+    A dataset that is not there is downloaded and prepared by TFDS, in its own default directory
+    where `data_dir` is None.
 
     Raises:
         UserError: it is neither there nor can be prepared, or is not in a format that can be read

@@ -33,10 +33,7 @@ class SweepRecord:
     def __init__(self, root: epath.Path, *, settings: Mapping[str, Any], metric: str) -> None:
         """Reads what there is.
 
-        Args:
-            root: the sweep's directory.
-            settings: all that decides its numbers, nested.
-            metric: by which runs are compared.
+        `settings` are all that decides the sweep's numbers, nested; runs are compared by `metric`.
 
         Raises:
             UserError: it holds a sweep of other settings, or a run that is no sweep.

@@ -52,9 +52,7 @@ def plan(
 ) -> tuple[FinetuneSettings, list[SweepPoint]]:
     """Returns the runs that settings ask for, and the settings that say so themselves.
 
-    Args:
-        settings: as given.
-        seeds: in place of `finetune.sweep.seeds`.
+    `seeds` stands in place of `finetune.sweep.seeds`.
 
     Returns:
         The settings with `seeds` in them; with one run, the settings of that run.
@@ -82,10 +80,7 @@ def plan(
 def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: Console) -> Outcome:
     """Runs all points that are not done yet, shows the table, and writes the best run.
 
-    Args:
-        settings: from `plan`.
-        points: from `plan`.
-        console: where progress is shown.
+    Takes what `plan` has returned.
 
     Returns:
         The best run's step and figures, or that a signal stopped the sweep.

@@ -19,11 +19,6 @@ def hold_out(
     Where there is one label, each label gives its share: ``round(fraction · n)`` examples, but one
     at least and never all. Examples of the same label and texts stay together, so that no text is
     trained on and asked for as well.
-
-    Args:
-        examples: of the training file.
-        fraction: of the examples to hold out, between 0 and 1.
-        seed: of the run.
     """
     strata: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, example in enumerate(examples):

@@ -64,12 +64,8 @@ def read_conll(path: Path, columns: ConllColumns, *, labelled: bool) -> ConllFil
     r"""Reads a file of columns: ``"EU B-ORG\nrejects O\n\nPeter B-PER\n"`` → two sentences.
 
     The layout of the CoNLL shared tasks of 2000 to 2003: lines that begin with ``-DOCSTART-``
-    divide documents and are skipped. A file is labelled if every token has a label.
-
-    Args:
-        path: in UTF-8.
-        columns: of token and label.
-        labelled: whether every token must have a label.
+    divide documents and are skipped. A file is labelled if every token has a label. Where it is to
+    be `labelled`, a token without a label is an error.
 
     Raises:
         UserError: no such file, not UTF-8, no sentence; a line with another number of columns than

@@ -72,12 +72,8 @@ def evaluate_task(
 ) -> Evaluation:
     """Evaluates a checkpoint of a fine-tuned run on its task.
 
-    Args:
-        run: fine-tuned.
-        role: "dev", or "test" where the test files are labelled.
-        checkpoint: see `load_params`.
-        batch_size: rows at a time; does not change the figures.
-        mesh: devices to use; None for all there are.
+    `role` is "dev", or "test" where the test files are labelled; `batch_size`, in rows, does not
+    change the figures.
 
     Raises:
         UserError: the task has no such split, or one without labels.
