@@ -12,18 +12,12 @@ from datetime import timedelta
 class StageProgress:
     """Counts the jobs of one stage; the clock starts when it is made."""
 
-    say: Callable[[str], None]
-    """Gets a line for every job."""
-    name: str
-    """Of what is counted: ``tokenised part``."""
-    total: int
-    """Jobs of the stage."""
-    finished: int = 0
-    """Of these, jobs that an earlier run has finished."""
-    work: float
-    """Size of the jobs that are left, all together; the time left is estimated from it."""
-    unit: str
-    """Of the rate: ``MB``."""
+    say: Callable[[str], None]  # gets a line for every job
+    name: str  # of what is counted: `tokenised part`
+    total: int  # jobs of the stage
+    finished: int = 0  # of these, jobs that an earlier run has finished
+    work: float  # size of the jobs that are left, all together; the time left is estimated from it
+    unit: str  # of the rate: `MB`
 
     def __post_init__(self) -> None:
         self._done = 0.0

@@ -134,12 +134,7 @@ class ExamplesSection(SourcesSection, PairingSection):
     @property
     def pairing(self) -> PairingSection:
         """The settings of pairing alone, as a dataset records them."""
-        return PairingSection(
-            kind=self.kind,
-            max_seq_length=self.max_seq_length,
-            dupe_factor=self.dupe_factor,
-            short_seq_prob=self.short_seq_prob,
-        )
+        return PairingSection(**{name: getattr(self, name) for name in PairingSection.model_fields})
 
     @pydantic.field_validator("language")
     @classmethod

@@ -147,8 +147,7 @@ class DatasetBuild(NamedTuple):
     section: ExamplesSection
     workspace: Workspace
     engine: Engine
-    say: Callable[[str], None]
-    """Gets a line of text when a part or a shard is finished."""
+    say: Callable[[str], None]  # gets a line of text when a part or a shard is finished
 
 
 def shorten(value: Any) -> str:

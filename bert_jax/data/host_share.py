@@ -10,10 +10,8 @@ from typing import Final
 class HostShare:
     """The contiguous part ``index`` of ``count`` equal parts of every batch; by default, all of it.
 
-    Attributes:
-        index: from 0.
-        count: hosts that make different rows; may be fewer than the processes, see
-            `bert_jax.parallel.mesh.process_share`.
+    The parts are those of hosts that make different rows. They may be fewer than the processes, see
+    `bert_jax.parallel.mesh.process_share`.
     """
 
     index: int = 0

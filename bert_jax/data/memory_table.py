@@ -80,8 +80,7 @@ class MemoryTable:
     def named(self, names: Sequence[str]) -> Iterator[TableRow]:
         """Yields the rows with values by column.
 
-        Args:
-            names: the columns of a row that is a text or a tuple of them.
+        ``names`` are the columns of a row that is a text or a tuple of texts.
 
         Raises:
             UserError: a tuple of more.

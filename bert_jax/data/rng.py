@@ -21,9 +21,6 @@ def stream(seed: int, *key: int | str) -> np.random.Generator:
         seed: the run's or dataset's seed, of any size and sign.
         *key: what the numbers are for: names and indices. ``1`` and ``"1"`` are different keys, and
             so are ``("a", "b")`` and ``("ab",)``.
-
-    Returns:
-        A generator at the start of its stream.
     """
     key_as_seed: Any = _Key(digest128(seed, *key))  # NumPy's annotation lacks ISeedSequence
     return np.random.Generator(np.random.Philox(key_as_seed))

@@ -81,8 +81,7 @@ def read_table(path: Path) -> Iterator[TableRow]:
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yields each line with its number, from 1, without its end (LF or CR LF).
 
-    Args:
-        path: in UTF-8, with or without a byte order mark.
+    The file is in UTF-8, with or without a byte order mark.
 
     Raises:
         UserError: no such file, a line too long, or not UTF-8.

@@ -57,13 +57,8 @@ def settings_for(
 ) -> ExtractionSettings:
     """Returns the settings for a model; what is None is what fits it.
 
-    Args:
-        architecture: of the model.
-        layers: see `select_layers`; None for the paper's best row that it has.
-        level: of the vectors.
-        pool: of a text; None for the mean.
-        max_length: pieces; None for the model's positions, at most 512.
-        batch_size: rows at a time.
+    Without a name of layers, those of the paper's best row that the model has; without a pool, the
+    mean; without a length, the model's positions, at most 512.
 
     Raises:
         UserError: layers or a length that the model does not have.

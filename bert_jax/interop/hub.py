@@ -79,14 +79,8 @@ def fetch(source: str | os.PathLike[str]) -> Snapshot:
 def push(directory: Path, name: str, *, private: bool, message: str) -> str:
     """Uploads a directory as a model, which is made if it is not there.
 
-    Args:
-        directory: its files become those of the model; files it lacks stay.
-        name: ``owner/name``.
-        private: whether a new one is.
-        message: of the commit.
-
-    Returns:
-        The commit's address.
+    Files that the model has and the directory lacks stay. A new model is `private` or not;
+    `message` is that of the commit, whose address is returned.
 
     Raises:
         UserError: no such name, no token, no access, no answer.

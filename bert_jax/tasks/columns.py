@@ -61,9 +61,7 @@ def text_row(row: TableRow, columns: TextColumns, *, index: int, labelled: bool)
 def require_columns(row: TableRow, asked: Iterable[tuple[str, str | None]]) -> None:
     """Refuses a table that lacks a column.
 
-    Args:
-        row: of the table.
-        asked: keys of the task's section with the columns that they name; None is not read.
+    `asked` are keys of the task's section with the columns that they name; None is not read.
 
     Raises:
         UserError: naming the key and the columns that there are.

@@ -35,9 +35,7 @@ def degenerate(family: Family, records: Sequence[Record]) -> str | None:
 
     ``["yes", "yes", "yes"]`` predicted for yes, no, yes → ``"predicts nothing but yes"``
 
-    Args:
-        family: gives the figure that runs are compared by.
-        records: of the first dev split, all labelled.
+    The records are those of the first dev split, all labelled.
     """
     labels = [record["label"] for record in records]
     predictions = [record["prediction"] for record in records]

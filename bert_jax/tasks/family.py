@@ -82,25 +82,18 @@ class Split(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """A task with its data opened.
+    """A task with its data opened."""
 
-    Attributes:
-        heads: of its model, with the names of the labels.
-        best_metric: the key of `score` by which checkpoints are ranked; larger is better.
-        splits: those requested, by name.
-        notes: findings about the data that its owner should know, a line each.
-        score: records of a labelled split → figures by name.
-        write_official: split's name, records, directory → the files written, in the layout of the
-            task's own benchmark.
-        class_weights: weight in the loss of an example of each label; None for 1.
-    """
-
-    heads: HeadsSection
-    best_metric: str
-    splits: Mapping[str, Split]
-    notes: Sequence[str]
+    heads: HeadsSection  # of its model, with the names of the labels
+    best_metric: str  # the key of `score` by which checkpoints are ranked; larger is better
+    splits: Mapping[str, Split]  # those requested, by name
+    notes: Sequence[str]  # findings about the data that its owner should know, a line each
+    # Records of a labelled split → figures by name.
     score: Callable[[Sequence[Record]], dict[str, float]]
+    # Split's name, records, directory → the files written, in the layout of the task's own
+    # benchmark.
     write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]
+    # Weight in the loss of an example of each label; None for 1.
     class_weights: tuple[float, ...] | None = None
 
     @property
@@ -167,8 +160,7 @@ def pinned(section: SectionT) -> SectionT:
 def content_hash(examples: Iterable[Any]) -> str:
     """Returns 32 hexadecimal digits that change with any text, any label and the order.
 
-    Args:
-        examples: named tuples of plain values.
+    The examples are named tuples of plain values.
     """
     digest = hashlib.blake2b(digest_size=16)
     for example in examples:
@@ -191,7 +183,6 @@ def count_notes(path: str | Path | MemoryTable, found: Mapping[str, int]) -> lis
     return [f"{path}: {count:,} {what}" for what, count in found.items() if count]
 
 
-def shown_lines(lines: Sequence[int], *, limit: int = 10) -> str:
-    """Returns line numbers for a note: ``(line 3, 7, …)``."""
-    more = ", …" if len(lines) > limit else ""
-    return f"(line {', '.join(map(str, lines[:limit]))}{more})"
+def shown_lines(lines: Sequence[int]) -> str:
+    """Returns the first ten line numbers for a note: ``(line 3, 7, …)``."""
+    return f"(line {', '.join(map(str, lines[:10]))}{', …' if lines[10:] else ''})"

@@ -149,25 +149,15 @@ def notes_of(name: str, split: SequenceSplit, *, max_length: int) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceTask:
-    """A task of sequence classification, without its data.
+    """A task of sequence classification, without its data."""
 
-    Attributes:
-        labelling: the meaning of the head's outputs.
-        column: of the labels, for messages.
-        keys: figures, see `bert_jax.tasks.scores.figures`; the first ranks checkpoints.
-        positive: the label that "f1" is of.
-        separator: between several labels in a text.
-        class_weights: see `weights_of`.
-        write_official: see `Family`.
-    """
-
-    labelling: Labelling
-    column: str
-    keys: tuple[str, ...]
-    class_weights: Weighting
-    write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]
-    positive: str | None = None
-    separator: str = "|"
+    labelling: Labelling  # the meaning of the head's outputs
+    column: str  # of the labels, for messages
+    keys: tuple[str, ...]  # of `bert_jax.tasks.scores.figures`; the first ranks checkpoints
+    class_weights: Weighting  # see `weights_of`
+    write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]  # see `Family`
+    positive: str | None = None  # the label that "f1" is of
+    separator: str = "|"  # between several labels in a text
 
     def examples(self, rows: Sequence[TextRow], *, required: bool) -> list[TextExample]:
         """Returns the examples of a file.

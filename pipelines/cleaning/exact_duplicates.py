@@ -16,12 +16,9 @@ _MOST_AT_A_TIME: Final = 1 << 19
 class HashRange(NamedTuple):
     """Everything with a hash in some range, in the order of hash, spill and place."""
 
-    hashes: np.ndarray
-    """``[n]`` uint64."""
-    spills: np.ndarray
-    """``[n]`` int64: number of the spill that each is from."""
-    places: np.ndarray
-    """``[n]`` int64: its place there."""
+    hashes: np.ndarray  # `[n]` uint64
+    spills: np.ndarray  # `[n]` int64: number of the spill that each is from
+    places: np.ndarray  # `[n]` int64: its place there
 
     def firsts(self) -> np.ndarray:
         """Returns ``[n]`` int64: the position in the range of the first with the same hash."""

@@ -27,8 +27,7 @@ class Tally:
     """Documents ``read``, ``kept``, and dropped by each rule, by the rule's setting."""
     lines: Counter[str] = dataclasses.field(default_factory=Counter)
     """Lines, likewise; those of dropped documents count as neither kept nor dropped."""
-    problems: int = 0
-    """Bad files, parts and records that were skipped."""
+    problems: int = 0  # bad files, parts and records that were skipped
     listed_problems: list[str] = dataclasses.field(default_factory=list)
     overlaps: set[int] = dataclasses.field(default_factory=set)
     """Hashes of the evaluation sets' n-grams that occur."""

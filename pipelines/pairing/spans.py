@@ -41,8 +41,7 @@ class Pair(NamedTuple):
 class Single(NamedTuple):
     """``[CLS] A [SEP]``, or ``[CLS] A [SEP] A' [SEP]`` across a document's end: all of type 0."""
 
-    token_ranges: tuple[tuple[int, int], ...]
-    """Start and stop of each document's part, in order."""
+    token_ranges: tuple[tuple[int, int], ...]  # start and stop of each document's part, in order
 
     @property
     def next_sentence_label(self) -> int:
@@ -63,22 +62,17 @@ class Single(NamedTuple):
 class SentenceOffsets(NamedTuple):
     """Where sentences and documents begin; lists, since bisection looks at single numbers."""
 
-    bounds: list[int]
-    """Token offset of every sentence of all documents, and of the end."""
-    starts: list[int]
-    """First sentence of every document, and the number of sentences."""
+    bounds: list[int]  # token offset of every sentence of all documents, and of the end
+    starts: list[int]  # first sentence of every document, and the number of sentences
 
 
 class DocumentPass(NamedTuple):
     """One of the passes in which documents become examples."""
 
     number: int
-    of: int
-    """Passes in all."""
-    documents: list[int]
-    """Numbers of the documents in this pass, ascending."""
-    keys: list[int]
-    """Of all documents."""
+    of: int  # passes in all
+    documents: list[int]  # numbers of the documents in this pass, ascending
+    keys: list[int]  # of all documents
     seed: int
 
     def rng(self, document: int) -> np.random.Generator:

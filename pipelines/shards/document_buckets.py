@@ -21,10 +21,8 @@ class KeyRange(NamedTuple):
     """Documents of a language that are paired together in one shard, by the order of their keys."""
 
     language: str
-    first_key: int
-    """The high half of the first document's key."""
-    last_key: int
-    """Of the last one's."""
+    first_key: int  # the high half of the first document's key
+    last_key: int  # of the last one's
 
 
 def default_shards(*, documents: int, tokens: int) -> int:

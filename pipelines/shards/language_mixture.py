@@ -20,12 +20,9 @@ from bert_jax.pipelines.tokenised.tokenise import SPLITS, read_summary
 class LanguageCorpus(NamedTuple):
     """One language's tokenised documents."""
 
-    parts: tuple[epath.Path, ...]
-    """Directories of its tokenised parts."""
-    documents: dict[str, int]
-    """By split."""
-    tokens: dict[str, int]
-    """By split."""
+    parts: tuple[epath.Path, ...]  # directories of its tokenised parts
+    documents: dict[str, int]  # by split
+    tokens: dict[str, int]  # by split
 
 
 def read_languages(
@@ -56,8 +53,7 @@ class SplitLanguages:
 
     section: ExamplesSection
     split: str
-    languages: Mapping[str, LanguageCorpus]
-    """By code, sorted."""
+    languages: Mapping[str, LanguageCorpus]  # by code, sorted
 
     @property
     def paired(self) -> dict[str, LanguageCorpus]:

@@ -42,23 +42,18 @@ class DocumentBucket(NamedTuple):
     """Documents that are paired together: those of one language whose keys lie in a range."""
 
     keys: KeyRange
-    parts: tuple[str, ...]
-    """Directories of all tokenised parts of the language."""
-    boost: float
-    """Of the documents' passes: see :func:`pair_documents`."""
+    parts: tuple[str, ...]  # directories of all tokenised parts of the language
+    boost: float  # of the documents' passes: see `pair_documents`
 
 
 class ShardJob(NamedTuple):
     """What a worker needs to make one shard."""
 
     name: str
-    target: str
-    """Directory of the finished shard."""
-    work: str
-    """Directory of the shard's summary, which says that it is finished."""
+    target: str  # directory of the finished shard
+    work: str  # directory of the shard's summary, which says that it is finished
     split: str
-    buckets: tuple[DocumentBucket, ...]
-    """In memory one at a time."""
+    buckets: tuple[DocumentBucket, ...]  # in memory one at a time
     special: SpecialIds
     pairing: PairingSection
     seed: int
@@ -79,8 +74,7 @@ class ShardSummary(Section):
 class _BucketFigures(NamedTuple):
     documents: int
     sentences: int
-    lengths: np.ndarray
-    """uint16, of its examples."""
+    lengths: np.ndarray  # uint16, of its examples
     pairs: PairsRecord | None
     sketch: np.ndarray
 

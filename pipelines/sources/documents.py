@@ -19,12 +19,10 @@ class Document(NamedTuple):
     offset: int
     """Byte offset of its first line. With the file's name it is the document's id, see
     :func:`document_id`."""
-    lines: list[str]
-    """Stripped of surrounding white space; none is blank, there is at least one."""
+    lines: list[str]  # stripped of surrounding white space; none is blank, there is at least one
     id: str | None = None
     """The id that the file gives it, unique in the file; ``None``: the offset is its id."""
-    source: str | None = None
-    """The title or address in its file."""
+    source: str | None = None  # the title or address in its file
 
 
 class DocumentFormat(NamedTuple):

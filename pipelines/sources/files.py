@@ -34,8 +34,7 @@ class TextLine(NamedTuple):
 class Cutting(NamedTuple):
     """How files are cut."""
 
-    part_bytes: int
-    """Size to aim at, where a format can be cut."""
+    part_bytes: int  # size to aim at, where a format can be cut
     documents: str = "blank_line"
     """What separates documents in plain text: a key of ``documents.FORMATS``."""
 
@@ -44,18 +43,14 @@ class FilePart(NamedTuple):
     """A range of one file, read by one worker."""
 
     path: str
-    name: str
-    """The file's name below the input root."""
+    name: str  # the file's name below the input root
     start: int
     stop: int
     """Byte offset of its end; of a packed file, which is never cut, the packed size. Formats that
     are not cut by bytes count row groups or records here."""
-    format: str = "text"
-    """Key of its reader in ``bert_jax.pipelines.sources.sources.READERS``."""
-    variant: str = ""
-    """What the reader has found out of the file when it cut it."""
-    bytes: int | None = None
-    """Bytes on disk, where ``start`` and ``stop`` do not count bytes."""
+    format: str = "text"  # key of its reader in `bert_jax.pipelines.sources.sources.READERS`
+    variant: str = ""  # what the reader has found out of the file when it cut it
+    bytes: int | None = None  # bytes on disk, where `start` and `stop` do not count bytes
 
     @property
     def size(self) -> int:

@@ -76,14 +76,11 @@ class Source(NamedTuple):
     """One file, or one split of a TFDS dataset."""
 
     path: str
-    name: str
-    """Its name below the input root; in ids."""
+    name: str  # its name below the input root; in ids
     format: str
     bytes: int
-    modified: float
-    """Seconds since 1970."""
-    language: str | None = None
-    """``None``: the settings name no languages."""
+    modified: float  # seconds since 1970
+    language: str | None = None  # `None`: the settings name no languages
 
 
 def find_sources(section: SourcesSection, *, root: str | None, problems: Problems) -> list[Source]:

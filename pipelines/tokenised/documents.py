@@ -22,14 +22,10 @@ class TokenisedDocuments:
     is empty.
     """
 
-    keys: np.ndarray
-    """``[d, 2]`` uint64: each document's 128-bit key, the high half first."""
-    document_starts: np.ndarray
-    """``[d + 1]`` int64, in sentences."""
-    sentence_starts: np.ndarray
-    """``[s + 1]`` int64, in tokens."""
-    tokens: np.ndarray
-    """``[t]`` uint16 or uint32."""
+    keys: np.ndarray  # `[d, 2]` uint64: each document's 128-bit key, the high half first
+    document_starts: np.ndarray  # `[d + 1]` int64, in sentences
+    sentence_starts: np.ndarray  # `[s + 1]` int64, in tokens
+    tokens: np.ndarray  # `[t]` uint16 or uint32
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -39,20 +39,16 @@ class TokeniseJob(NamedTuple):
     corpus: CorpusJob
     spill: str | None
     """Directory to which the cleaned documents were spilled; ``None``: they are read from files."""
-    directory: str
-    """Of the tokenised part."""
+    directory: str  # of the tokenised part
     language: str
 
 
 class PartSummary(NamedTuple):
     """Figures of a tokenised part."""
 
-    language: str
-    """Of all its documents."""
-    documents: dict[str, int]
-    """Documents per split."""
-    tokens: dict[str, int]
-    """Tokens per split."""
+    language: str  # of all its documents
+    documents: dict[str, int]  # documents per split
+    tokens: dict[str, int]  # tokens per split
     sentences: int
 
 

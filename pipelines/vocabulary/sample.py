@@ -67,10 +67,8 @@ def sample_lines(lines: Iterable[str], *, max_lines: int, max_bytes: int, seed: 
 class TextSize(NamedTuple):
     """How much text there is."""
 
-    parts: int
-    """As :func:`cut_line` cuts it."""
-    bytes: int
-    """UTF-8."""
+    parts: int  # as `cut_line` cuts it
+    bytes: int  # UTF-8
 
 
 def measure(lines: Iterable[str]) -> TextSize:

@@ -18,15 +18,11 @@ _THREADS = 4
 
 
 class VocabularyTooSmall(Exception):
-    """The characters alone need more pieces than asked for.
-
-    Attributes:
-        needed: the least vocabulary size, special pieces included.
-    """
+    """The characters alone need more pieces than asked for."""
 
     def __init__(self, needed: int) -> None:
         super().__init__(f"the characters alone need {needed} pieces")
-        self.needed = needed
+        self.needed = needed  # the least vocabulary size, special pieces included
 
 
 def train_sentencepiece(

@@ -19,10 +19,8 @@ _MOST_USES: Final = 512  # of a message object
 class Example(NamedTuple):
     """``[CLS] A [SEP] B [SEP]``, or ``[CLS] A [SEP]`` without a pair task: unmasked, unpadded."""
 
-    input_ids: np.ndarray
-    """``[n]`` uint16 or uint32, read-only."""
-    first_length: int
-    """Tokens of type 0: those of ``[CLS] A [SEP]``; n without a second span."""
+    input_ids: np.ndarray  # `[n]` uint16 or uint32, read-only
+    first_length: int  # tokens of type 0: those of `[CLS] A [SEP]`; n without a second span
     next_sentence_label: int
     """0 if B really follows A, 1 if B is random, as in google-research/bert. With pairing kind
     ``sop``, 1 if A really follows B. 0 without a second span."""

@@ -60,10 +60,8 @@ class RecordIndex(NamedTuple):
     """Offset and length of each of n records."""
 
     summary: IndexSummary
-    offsets: np.ndarray
-    """int64 ``[n]``: of the record's frame in its file."""
-    lengths: np.ndarray
-    """uint16 ``[n]``: tokens of the example."""
+    offsets: np.ndarray  # int64 `[n]`: of the record's frame in its file
+    lengths: np.ndarray  # uint16 `[n]`: tokens of the example
 
 
 def load_index(paths: Sequence[epath.Path]) -> RecordIndex:

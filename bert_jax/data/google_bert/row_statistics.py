@@ -27,10 +27,8 @@ _LABELS: Final = (b"\0", b"\1")
 class RowStatistics(NamedTuple):
     """Statistics of n rows."""
 
-    lengths: np.ndarray
-    """int64 ``[n]``: tokens."""
-    slots: int
-    """Most slots for predictions in a row."""
+    lengths: np.ndarray  # int64 `[n]`: tokens
+    slots: int  # most slots for predictions in a row
     most_predictions: int
     highest_id: int
     originals: np.ndarray
@@ -40,10 +38,8 @@ class RowStatistics(NamedTuple):
 class _Ragged(NamedTuple):
     """Rows of different lengths, concatenated."""
 
-    starts: np.ndarray
-    """int64 ``[n]``."""
-    sizes: np.ndarray
-    """int64 ``[n]``, none 0."""
+    starts: np.ndarray  # int64 `[n]`
+    sizes: np.ndarray  # int64 `[n]`, none 0
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Returns the sum over each row."""

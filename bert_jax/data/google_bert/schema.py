@@ -27,13 +27,11 @@ def encode_row(row: Row) -> bytes:
     """Returns a row of one example as a serialized ``tf.train.Example``.
 
     google-research/bert's ``segment_ids`` are our ``token_type_ids``, its ``input_mask`` our
-    ``segment_ids``, which are 1 for every token.
+    ``segment_ids``, which are 1 for every token. The message is in protobuf's deterministic order,
+    so that equal rows are equal bytes.
 
     Args:
         row: of `bert_jax.data.rows.masking_transform.MaskingTransform`, without packing.
-
-    Returns:
-        The message in protobuf's deterministic order, so that equal rows are equal bytes.
     """
     renamed = {
         "input_ids": row["input_ids"],

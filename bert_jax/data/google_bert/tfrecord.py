@@ -28,11 +28,9 @@ FRAME_BYTES: Final = _HEADER.size + _CHECKSUM.size
 class StoredRecord(NamedTuple):
     """A record and its offset."""
 
-    offset: int
-    """Of its frame, in bytes from the start of the file."""
+    offset: int  # of its frame, in bytes from the start of the file
     payload: bytes
-    checksum: int
-    """Masked CRC-32C of the payload, as stored."""
+    checksum: int  # masked CRC-32C of the payload, as stored
 
 
 def masked_crc(content: bytes) -> int:

@@ -38,27 +38,16 @@ class ExampleSequence(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingBatch:
-    """Makes this host's part of the batch of one step of a phase.
-
-    Attributes:
-        dataset: the examples.
-        transform: makes rows of examples.
-        batch_size: rows in the global batch.
-        share: this host's part of a batch.
-        seed: of masks.
-        phase: index of the phase in the run.
-        order: which examples make up which row.
-        with_examples: whether to say what each row was made of, see
-            `bert_jax.data.example_indices`.
-    """
+    """Makes this host's part of the batch of one step of a phase."""
 
     dataset: ExampleSequence
     transform: RowTransform
-    batch_size: int
+    batch_size: int  # rows in the global batch
     share: HostShare
-    seed: int
-    phase: int
+    seed: int  # of masks
+    phase: int  # its index in the run
     order: RowOrder
+    # Whether to say what each row was made of, see `bert_jax.data.example_indices`.
     with_examples: bool = False
 
     def __call__(self, step: int) -> Row:
@@ -82,23 +71,14 @@ class TrainingBatch:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationBatch:
-    """Makes this host's part of a batch of an evaluation, padded to full size.
+    """Makes this host's part of a batch of an evaluation, padded to full size."""
 
-    Attributes:
-        dataset: the examples, read in their order.
-        transform: makes rows of one example each.
-        batch_size: rows in the global batch.
-        share: this host's part of a batch.
-        seed: of masks.
-        total: examples to read, from the front.
-    """
-
-    dataset: ExampleSequence
-    transform: RowTransform
-    batch_size: int
+    dataset: ExampleSequence  # read in its order
+    transform: RowTransform  # to rows of one example each
+    batch_size: int  # rows in the global batch
     share: HostShare
-    seed: int
-    total: int
+    seed: int  # of masks
+    total: int  # examples to read, from the front
 
     def __call__(self, step: int) -> Row:
         """Returns arrays ``[batch_size / share.count, ...]``; rows beyond the end are zeros."""

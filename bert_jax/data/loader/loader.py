@@ -233,9 +233,7 @@ def evaluation_batches(
 def background_batches(make: Callable[[int], T], *, first_step: int) -> Batches[T]:
     """Returns ``make(first_step)``, ``make(first_step + 1)``, … without end, made in a thread.
 
-    Args:
-        make: called by one thread at a time, in order.
-        first_step: argument of the first call.
+    One thread at a time calls ``make``, in order.
     """
     return _endless(make, LoaderSection(), first_step=first_step)
 

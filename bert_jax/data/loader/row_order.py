@@ -30,15 +30,10 @@ class RowOrder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ShuffledOrder:
-    """One example per row.
+    """One example per row."""
 
-    Attributes:
-        rows: examples of the dataset.
-        shuffled: a permutation of 0 … rows − 1 for each epoch, one after the other.
-    """
-
-    rows: int
-    shuffled: Sequence[int]
+    rows: int  # examples of the dataset
+    shuffled: Sequence[int]  # a permutation of 0 … rows − 1 for each epoch, one after the other
 
     def examples(self, row: int, lengths: np.ndarray) -> Sequence[int]:
         """See :class:`RowOrder`."""
@@ -86,19 +81,12 @@ class LengthIndex:
 
 @dataclasses.dataclass(frozen=True)
 class PackedOrder:
-    """Planned rows, each epoch in another order and with other examples of the same lengths.
+    """Planned rows, each epoch in another order and with other examples of the same lengths."""
 
-    Attributes:
-        plan: of an epoch's rows.
-        index: finds the examples of a length.
-        shuffled: a permutation of 0 … plan.rows − 1 for each epoch, one after the other.
-        permutations: by length, of the examples of that length.
-    """
-
-    plan: PackingPlan
+    plan: PackingPlan  # of an epoch's rows
     index: LengthIndex
-    shuffled: Sequence[int]
-    permutations: Mapping[int, AffinePermutation]
+    shuffled: Sequence[int]  # as of `ShuffledOrder`, of the plan's rows
+    permutations: Mapping[int, AffinePermutation]  # by length, of the examples of that length
 
     @property
     def rows(self) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from bert_jax.task import HostBatch, Row
 
@@ -18,8 +17,7 @@ def pad_rows(
     *,
     batch_size: int,
     length: int,
-    fill: float = 0,
-    dtype: npt.DTypeLike = np.int32,
+    fill: int = 0,
 ) -> np.ndarray:
     """Pads sequences of different lengths: ``[[7, 8], [9]]``, 3, 2 -> ``[[7, 8], [9, 0], [0, 0]]``.
 
@@ -28,12 +26,11 @@ def pad_rows(
         batch_size: rows of the result; missing rows hold ``fill`` alone.
         length: positions of a row.
         fill: value of the padding.
-        dtype: of the result.
 
     Returns:
-        An array ``[batch_size, length]``.
+        int32 ``[batch_size, length]``.
     """
-    padded = np.full((batch_size, length), fill, dtype)
+    padded = np.full((batch_size, length), fill, np.int32)
     for row, value in zip(padded[: len(values)], values, strict=True):
         row[: len(value)] = value
     return padded

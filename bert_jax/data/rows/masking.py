@@ -126,24 +126,16 @@ class TokenMasker:
 
     ``[CLS] the dog bark ##ed [SEP]`` -> ``[CLS] the [MASK] bark ##ed [SEP]``, positions ``[2]``,
     ids ``[dog]``.
-
-    Attributes:
-        masking: rate, unit and shares.
-        max_predictions: upper bound on the predictions of an example.
-        special: ids of the special tokens; ``cls`` and ``sep`` are never masked.
-        vocab_size: random replacements are drawn from ``0 .. vocab_size - 1``, special tokens
-            included, as in google-research/bert.
-        is_continuation: bool [vocab_size], true for pieces that continue a word; read for the units
-            made of words.
-        segmenter: finds the words of Chinese text for the same units.
     """
 
     masking: MaskingSection
-    max_predictions: int
-    special: SpecialIds
+    max_predictions: int  # of an example
+    special: SpecialIds  # `cls` and `sep` are never masked
+    # Random replacements are any of them, special tokens included, as in google-research/bert.
     vocab_size: int
+    # bool [vocab_size], true for pieces that continue a word; read for the units made of words.
     is_continuation: np.ndarray = dataclasses.field(repr=False, compare=False)
-    segmenter: Segmenter | None = None
+    segmenter: Segmenter | None = None  # finds the words of Chinese text for the same units
 
     @classmethod
     def from_tokenizer(

@@ -20,17 +20,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class MaskingTransform:
-    """A `bert_jax.task.RowTransform` over unmasked examples.
+    """A `bert_jax.task.RowTransform` over unmasked examples."""
 
-    Attributes:
-        seq_length: L, tokens in a row.
-        masker: masks one example, independent of the other examples in its row.
-        max_examples: E, most examples in a row; more than 1 is packing.
-    """
-
-    seq_length: int
-    masker: TokenMasker
-    max_examples: int = 1
+    seq_length: int  # L, tokens in a row
+    masker: TokenMasker  # masks an example, independent of the other examples in its row
+    max_examples: int = 1  # E, most examples in a row; more than 1 is packing
 
     @classmethod
     def from_tokenizer(

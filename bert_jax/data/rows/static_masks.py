@@ -17,18 +17,12 @@ from bert_jax.task import Row
 class StaticExample(NamedTuple):
     """``[CLS] A [SEP] B [SEP]``, masked and unpadded: n tokens, k predictions."""
 
-    input_ids: np.ndarray
-    """int32 ``[n]``: what the model sees."""
-    token_type_ids: np.ndarray
-    """int32 ``[n]``: 0 for ``[CLS] A [SEP]``, 1 for ``B [SEP]``."""
-    positions: np.ndarray
-    """int32 ``[k]``: where it predicts."""
-    ids: np.ndarray
-    """int32 ``[k]``: the original tokens there."""
-    weights: np.ndarray
-    """float32 ``[k]``, above 0."""
-    next_sentence_label: int
-    """0 if B really follows A, 1 if B is random."""
+    input_ids: np.ndarray  # int32 `[n]`: what the model sees
+    token_type_ids: np.ndarray  # int32 `[n]`: 0 for `[CLS] A [SEP]`, 1 for `B [SEP]`
+    positions: np.ndarray  # int32 `[k]`: where it predicts
+    ids: np.ndarray  # int32 `[k]`: the original tokens there
+    weights: np.ndarray  # float32 `[k]`, above 0
+    next_sentence_label: int  # 0 if B really follows A, 1 if B is random
 
     def original(self) -> np.ndarray:
         """Returns the tokens before masking, int32 ``[n]``."""
@@ -48,17 +42,11 @@ class StaticMaskTransform:
     """A `bert_jax.task.RowTransform` over examples that are masked already: only padding.
 
     A row is the same in every epoch.
-
-    Attributes:
-        seq_length: L, tokens in a row.
-        max_predictions: P, slots for predictions in a row.
-        vocab_size: of the model; an id beyond it is an error.
-        pad_id: id of the padding token.
     """
 
-    seq_length: int
-    max_predictions: int
-    vocab_size: int
+    seq_length: int  # L, tokens in a row
+    max_predictions: int  # P, slots for predictions in a row
+    vocab_size: int  # of the model; an id beyond it is an error
     pad_id: int
 
     @property
@@ -89,12 +77,11 @@ class StaticMaskTransform:
     ) -> Row:
         """Returns a batch with one row per element of ``records``, which has one example.
 
+        The arrays are those of `empty_rows`.
+
         Args:
             records: the example of each row, with at most L tokens and P predictions.
             rngs: not used.
-
-        Returns:
-            The arrays of `empty_rows`.
 
         Raises:
             UserError: more predictions than slots, or an id that exceeds the vocabulary.

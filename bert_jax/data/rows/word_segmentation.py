@@ -24,17 +24,13 @@ _KEY: Final = "objective.masking.segmenter"
 
 @dataclasses.dataclass(frozen=True)
 class Segmenter:
-    """Finds the words in sequences of Chinese characters. Picklable: it holds the hook's name.
+    """Finds the words in sequences of Chinese characters. Picklable: it holds the hook's name."""
 
-    Attributes:
-        hook: ``"module:function"``, such as ``"jieba:lcut"``: takes text without white space,
-            returns its words in order, which concatenate to the text.
-        pieces: the vocabulary.
-        is_ideograph: bool [vocab_size], true for pieces that consist of Chinese characters only.
-    """
-
+    # "module:function", such as "jieba:lcut": takes text without white space, returns its words in
+    # order, which concatenate to the text.
     hook: str
-    pieces: tuple[str, ...] = dataclasses.field(repr=False)
+    pieces: tuple[str, ...] = dataclasses.field(repr=False)  # the vocabulary
+    # bool [vocab_size], true for pieces that consist of Chinese characters only.
     is_ideograph: np.ndarray = dataclasses.field(repr=False, compare=False)
 
     @classmethod

@@ -45,10 +45,8 @@ class ChoiceFile(NamedTuple):
 def read_choices(path: Path | MemoryTable, columns: ChoiceColumns, *, labelled: bool) -> ChoiceFile:
     """Reads a table of questions.
 
-    Args:
-        path: what `read_table` reads; without a header .csv or .tsv; or a table in memory.
-        columns: that are read.
-        labelled: whether every question must have a label.
+    Without a header only .csv or .tsv. Where the table is to be `labelled`, every question must
+    have a label.
 
     Raises:
         UserError: as `read_table`; a column that is not there, no question, a line with too few or

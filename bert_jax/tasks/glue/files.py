@@ -22,12 +22,12 @@ class GlueTask(NamedTuple):
     """A task: its files, columns, labels and figures."""
 
     directory: str  # of its files, in the archive
-    text: tuple[str, ...]  # the column, under any of its names
-    pair: tuple[str, ...]  # () without one
-    label: tuple[str, ...]
     names: tuple[str, ...]  # of the labels, in the order of the logits
-    spelled: Literal["number", "name"]  # the labels in the files, by their number or name
-    figures: tuple[str, ...]  # the first ranks checkpoints
+    text: tuple[str, ...] = ("sentence1",)  # the column, under any of its names
+    pair: tuple[str, ...] = ("sentence2",)  # () without one
+    label: tuple[str, ...] = ("label",)
+    spelled: Literal["number", "name"] = "number"  # how the files give the labels
+    figures: tuple[str, ...] = ("accuracy",)  # the first ranks checkpoints
     # What to do with a line of too few fields ("skip") or too many ("trim"); else it is an error.
     ragged: Literal["refuse", "skip", "trim"] = "refuse"
 
@@ -37,64 +37,55 @@ class GlueTask(NamedTuple):
         return self.names[-1]
 
 
-_SENTENCES: Final = (("sentence1",), ("sentence2",))
 _NLI: Final = ("entailment", "not_entailment")
 
 TASKS: Final[Mapping[str, GlueTask]] = {
     "cola": GlueTask(
         "CoLA",
-        ("sentence",),
-        (),
-        ("label",),
         ("unacceptable", "acceptable"),
-        "number",
-        ("matthews", "accuracy"),
+        text=("sentence",),
+        pair=(),
+        figures=("matthews", "accuracy"),
     ),
-    "sst2": GlueTask(
-        "SST-2",
-        ("sentence",),
-        (),
-        ("label",),
-        ("negative", "positive"),
-        "number",
-        ("accuracy",),
-    ),
+    "sst2": GlueTask("SST-2", ("negative", "positive"), text=("sentence",), pair=()),
     "mrpc": GlueTask(
         "MRPC",
-        ("#1 String", "sentence1"),
-        ("#2 String", "sentence2"),
-        ("Quality", "label"),
         ("not_equivalent", "equivalent"),
-        "number",
-        ("f1", "accuracy"),
+        text=("#1 String", "sentence1"),
+        pair=("#2 String", "sentence2"),
+        label=("Quality", "label"),
+        figures=("f1", "accuracy"),
     ),
     "stsb": GlueTask(
-        "STS-B", *_SENTENCES, ("score",), ("similarity",), "number", ("spearman", "pearson"), "trim"
+        "STS-B",
+        ("similarity",),
+        label=("score",),
+        figures=("spearman", "pearson"),
+        ragged="trim",
     ),
     "qqp": GlueTask(
         "QQP",
-        ("question1",),
-        ("question2",),
-        ("is_duplicate",),
         ("not_duplicate", "duplicate"),
-        "number",
-        ("f1", "accuracy"),
-        "skip",
+        text=("question1",),
+        pair=("question2",),
+        label=("is_duplicate",),
+        figures=("f1", "accuracy"),
+        ragged="skip",
     ),
     # The diagnostic set with its labels (diagnostic-full.tsv) names its columns otherwise. Its
     # figure is Matthews' correlation, theirs accuracy.
     "mnli": GlueTask(
         "MNLI",
-        ("sentence1", "Premise"),
-        ("sentence2", "Hypothesis"),
-        ("gold_label", "Label"),
         ("entailment", "neutral", "contradiction"),
-        "name",
-        ("accuracy", "matthews"),
+        text=("sentence1", "Premise"),
+        pair=("sentence2", "Hypothesis"),
+        label=("gold_label", "Label"),
+        spelled="name",
+        figures=("accuracy", "matthews"),
     ),
-    "qnli": GlueTask("QNLI", ("question",), ("sentence",), ("label",), _NLI, "name", ("accuracy",)),
-    "rte": GlueTask("RTE", *_SENTENCES, ("label",), _NLI, "name", ("accuracy",)),
-    "wnli": GlueTask("WNLI", *_SENTENCES, ("label",), _NLI[::-1], "number", ("accuracy",)),
+    "qnli": GlueTask("QNLI", _NLI, text=("question",), pair=("sentence",), spelled="name"),
+    "rte": GlueTask("RTE", _NLI, spelled="name"),
+    "wnli": GlueTask("WNLI", _NLI[::-1]),
 }
 
 _COLA: Final = ("source", "label", "star", "sentence")  # train.tsv and dev.tsv have no header
@@ -114,11 +105,8 @@ def files_of(task: str, role: str, directory: Path) -> dict[str, Path]:
 
     ``("mnli", "dev", d)`` → ``{"dev_matched": d/dev_matched.tsv, "dev_mismatched": …}``
 
-    Args:
-        task: a key of `TASKS`.
-        role: "train", "dev" or "test".
-        directory: with the original files. The diagnostic set joins the test sets of MNLI if it is
-            there or beside it, as the archive has it.
+    Roles are "train", "dev" and "test". The diagnostic set joins the test sets of MNLI if it is
+    there or beside the directory, as the archive has it.
     """
     if task != "mnli" or role == "train":
         return {role: directory / f"{role}.tsv"}

@@ -43,12 +43,8 @@ def write_report(
 ) -> None:
     """Writes a fine-tuned run's report into its directory.
 
-    Args:
-        run: fine-tuned.
-        family: with the dev splits.
-        loaded: the checkpoint that the records are of.
-        records: of the dev splits.
-        seeds: a row for each run of a sweep.
+    The family has the dev splits, whose records are those of the checkpoint `loaded`; `seeds` has a
+    row for each run of a sweep.
     """
     section = run.section("finetune", FinetuneSection, verb="finetune")
     assert run.heads.task is not None

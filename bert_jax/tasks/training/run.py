@@ -10,7 +10,8 @@ import jax
 from etils import epath
 from rich.console import Console
 
-from bert_jax.optim.finetuning import make_schedule
+from bert_jax.model.flops import train_flops
+from bert_jax.optim.finetuning import make_finetune_optimizer, make_schedule
 from bert_jax.parallel.mesh import process_share
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import open_run, write_run
@@ -35,12 +36,8 @@ def run_finetuning(
 ) -> Outcome:
     """Trains to the end, and writes figures, predictions and the report.
 
-    Args:
-        prepared: a run.
-        root: its directory, from `claim`.
-        predictor: of dev splits, which runs of a sweep share.
-        check_lock: raises RunStopped when another process has taken the directory.
-        console: where progress is shown.
+    The directory comes from `claim`; runs of a sweep share the predictor of dev splits.
+    `check_lock` raises RunStopped when another process has taken the directory.
 
     Raises:
         RunStopped: numbers went bad, see `bert_jax.train.recovery`.
@@ -56,21 +53,6 @@ def run_finetuning(
     return Outcome(outcome.step, False, scores)
 
 
-def dev_evaluation(
-    prepared: TrainingSetup, predictor: Predictor
-) -> Callable[[Any], dict[str, float]] | None:
-    """Returns what computes the dev figures of parameters; None without a dev split."""
-    dev = prepared.family.dev
-    if not dev:
-        return None
-
-    def scores(params: Any) -> dict[str, float]:
-        found = predict_splits(predictor, params, prepared.family, dev)
-        return score_splits(prepared.family, found)
-
-    return scores
-
-
 def _train_spec(
     prepared: TrainingSetup,
     root: epath.Path,
@@ -79,21 +61,28 @@ def _train_spec(
     *,
     check_lock: Callable[[], None],
 ) -> TrainSpec:
-    settings, section = prepared.settings, prepared.section
+    settings, section, family = prepared.settings, prepared.section, prepared.family
     share = process_share(prepared.mesh)
     batches = prepared.batches(seed=settings.seed, share=share)
     steps = batches.plan.steps
     every = section.evaluate_every(steps)
+
+    def evaluate(params: Any) -> dict[str, float]:
+        return score_splits(family, predict_splits(predictor, params, family, family.dev))
+
     phase = Phase(
         steps=steps * section.epochs,
         batch_size=section.batch_size,
         accumulation=section.accumulation,
         loader=batches,
         shapes=len(batches.plan.shapes),
-        flops_per_row=prepared.flops_per_row(batches.plan),
-        evaluate=dev_evaluation(prepared, predictor),
+        # Of a row of mean length.
+        flops_per_row=train_flops(
+            prepared.architecture, seq_length=round(batches.plan.mean_length), predictions=0
+        ),
+        evaluate=evaluate if family.dev else None,
         watch=None,
-        validation=" ".join(prepared.content[name] for name in prepared.family.dev) or "nothing",
+        validation=" ".join(prepared.content[name] for name in family.dev) or "nothing",
     )
     write_config = functools.partial(
         write_run,
@@ -108,7 +97,12 @@ def _train_spec(
         step=StepSpec(
             task=prepared.task,
             model=prepared.model,
-            optimizer=prepared.optimizer(steps_per_epoch=steps),
+            optimizer=make_finetune_optimizer(
+                section.optimizer,
+                prepared.model.axes,
+                depth=prepared.architecture.num_hidden_layers,
+                steps_per_epoch=steps,
+            ),
         ),
         schedule=make_schedule(section.optimizer, total_steps=phase.steps),
         phases=[phase],
@@ -120,7 +114,7 @@ def _train_spec(
             checksum_every=section.checksum_every,
             patience=section.patience,
         ),
-        selection=CheckpointSelection(metric=prepared.family.best_metric, larger_is_better=True),
+        selection=CheckpointSelection(metric=family.best_metric, larger_is_better=True),
         mesh=prepared.mesh,
         share=share,
         seed=settings.seed,

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
-import optax
 from etils import epath
 from flax.traverse_util import flatten_dict
 from rich.console import Console
@@ -17,10 +16,9 @@ from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object
 from bert_jax.model.config import Architecture, ModelSection
-from bert_jax.model.flops import train_flops
 from bert_jax.model.shape_cost import training_cost
 from bert_jax.narration import doing
-from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finetune_optimizer
+from bert_jax.optim.finetuning import first_steps, frozen_parameters
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.rules import batch_parts, check_divides
 from bert_jax.runs.directory import PROVENANCE, Run, claim_run, open_run
@@ -28,7 +26,7 @@ from bert_jax.runs.execution import SLOWER, suited_to
 from bert_jax.runs.parameters import load_params
 from bert_jax.runs.resume_check import find_changes, refuse_other_settings
 from bert_jax.section import under
-from bert_jax.tasks.batches import EpochPlan, TrainBatches
+from bert_jax.tasks.batches import TrainBatches
 from bert_jax.tasks.family import DataRequest, Family, hub_files
 from bert_jax.tasks.parameter_transfer import check_length, describe_graft, graft
 from bert_jax.tasks.predictor import Predictor
@@ -118,19 +116,6 @@ class TrainingSetup(NamedTuple):
                 epochs=self.section.epochs,
             ),
         )
-
-    def optimizer(self, *, steps_per_epoch: int) -> optax.GradientTransformationExtraArgs:
-        """Returns the run's optimizer."""
-        return make_finetune_optimizer(
-            self.section.optimizer,
-            self.model.axes,
-            depth=self.architecture.num_hidden_layers,
-            steps_per_epoch=steps_per_epoch,
-        )
-
-    def flops_per_row(self, plan: EpochPlan) -> float:
-        """Returns the model FLOPs of a row of mean length, forward and backward."""
-        return train_flops(self.architecture, seq_length=round(plan.mean_length), predictions=0)
 
 
 def prepare(settings: FinetuneSettings) -> TrainingSetup:

@@ -18,10 +18,8 @@ class PartReading(NamedTuple):
     """A part of a file that is being read."""
 
     part: FilePart
-    section: SourcesSection
-    """The names of fields and the limits of length."""
-    problems: Problems
-    """Gets the ``UserError`` of each bad record, with the file and its place."""
+    section: SourcesSection  # the names of fields and the limits of length
+    problems: Problems  # gets the `UserError` of each bad record, with the file and its place
 
     def documents(
         self,
