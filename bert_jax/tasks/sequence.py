@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.rows.assemble import assemble
-from bert_jax.tasks.collector import Collector
 from bert_jax.tasks.columns import TextRow
 from bert_jax.tasks.family import (
+    Collector,
     DataRequest,
     Encoded,
     Family,

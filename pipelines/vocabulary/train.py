@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import unicodedata
 from collections import Counter
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
+from typing import Final, Literal
 
 from pydantic import Field
 
 from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.sources import iter_text
-from bert_jax.pipelines.vocabulary.lost_marks import lost_marks
 from bert_jax.pipelines.vocabulary.sample import MAX_PART_BYTES, sample_lines, sample_mixture
 from bert_jax.pipelines.vocabulary.train_sentencepiece import (
     SentencePieceAlgorithm,
@@ -34,6 +35,8 @@ from bert_jax.text.vocabulary import SPECIAL_PIECES, reserved_pieces
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
 _LANE = 128  # the width to which the device pads a vocabulary
+_MARKS_LINES: Final = 20_000  # enough to tell a language by
+_MARKS_SHARE: Final = 0.1  # Vietnamese has 0.3, French 0.04, German 0.02
 
 
 class VocabSection(SourcesSection):
@@ -87,7 +90,7 @@ def train_vocab(
             its characters do not fit into ``size``; the output cannot be written.
     """
     lines = _sample(section)
-    if _drops_accents(section) and (warning := lost_marks(lines)) is not None:
+    if _drops_accents(section) and (warning := _lost_marks(lines)) is not None:
         progress(warning)
     if section.algorithm == "wordpiece":
         tokenizer = _train_wordpiece(section, lines)
@@ -214,3 +217,25 @@ def _too_small(section: VocabSection, needed: int) -> UserError:
         f"{section.unused_slots} vocab.unused_slots and the characters at "
         f"vocab.character_coverage {section.character_coverage:g}"
     )
+
+
+def _lost_marks(lines: Iterable[str]) -> str | None:
+    """Returns a warning if dropping accents changes a tenth of a text's letters, else None."""
+    counts = Counter(chain.from_iterable(islice(lines, _MARKS_LINES)))
+    letters = {c: count for c, count in counts.items() if unicodedata.category(c)[0] in "LM"}
+    changed = {c: count for c, count in letters.items() if _is_changed(c)}
+    total = sum(letters.values())
+    if not total or sum(changed.values()) < _MARKS_SHARE * total:
+        return None
+    shown = " ".join(sorted(changed, key=lambda c: -changed[c])[:5])
+    return (
+        f"vocab.lower_case drops accents, which changes {sum(changed.values()) / total:.0%} of "
+        f"this text's letters ({shown} …; Hangul syllables come apart): if they tell words apart, "
+        f"set vocab.strip_accents: false"
+    )
+
+
+def _is_changed(character: str) -> bool:
+    decomposed = unicodedata.normalize("NFD", character)
+    kept = "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
+    return kept != character

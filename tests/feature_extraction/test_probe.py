@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.feature_extraction.scalar_mix import learn_mix
+from bert_jax.feature_extraction.probe import learn_mix
 from tests.feature_extraction.runs import features, make_run, refusal, write_lines
 
 

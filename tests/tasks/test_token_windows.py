@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.tasks.tokens.windows import Window, cut_windows
+from bert_jax.tasks.tokens.split import Window, cut_windows
 
 
 def test_a_sentence_that_fits_is_one_window() -> None:

@@ -18,8 +18,8 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.choice.file import ChoiceColumns, ChoiceQuestion, read_choices
-from bert_jax.tasks.collector import Collector
 from bert_jax.tasks.family import (
+    Collector,
     DataRequest,
     Encoded,
     Family,

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.tasks.collector import Collector
-from bert_jax.tasks.family import Encoded, Record, content_hash
+from bert_jax.tasks.family import Collector, Encoded, Record, content_hash
 from bert_jax.tasks.squad.answers import (
     Answers,
     WindowCandidates,

@@ -15,10 +15,9 @@ from bert_jax.model.config import ProblemName
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.columns import TextColumns, TextRow, text_row
 from bert_jax.tasks.family import DataRequest, Family, Record, needs_labels
-from bert_jax.tasks.labels import Labelling, is_missing, spell_names
+from bert_jax.tasks.labels import Labelling, find_names, find_problem, is_missing, spell_names
 from bert_jax.tasks.sequence import SequenceTask
 from bert_jax.tasks.table.held_out import hold_out
-from bert_jax.tasks.table.label_names import find_names, find_problem
 
 # The first ranks checkpoints. For one label that is accuracy, but macro F1 with class weights: who
 # sets them wants rare labels found, which accuracy hardly sees.
