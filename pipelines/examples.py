@@ -48,11 +48,9 @@ def make_examples(
     The documents are tokenised part by part (``tokenise``), put into buckets by a hash of their
     ids, and each bucket is paired and written (``write_shard``), all in ``<output>.partial``, which
     gets the output's name when it is complete. A run that was stopped resumes where it ended; the
-    same settings and input give the same bytes on either engine with any number of workers.
-
-    Returns:
-        What ``provenance.json`` holds. If the output already exists, made from the same input with
-        the same settings, nothing is done.
+    same settings and input give the same bytes on either engine with any number of workers. Returns
+    what ``provenance.json`` holds. If the output already exists, made from the same input with the
+    same settings, nothing is done.
 
     Raises:
         UserError: bad input or settings, an output that holds something else, another run on the

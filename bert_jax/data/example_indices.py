@@ -16,10 +16,7 @@ _NONE: Final = -1
 def attach(batch: Row, indices: Sequence[Sequence[int]], *, epochs: Sequence[int]) -> Row:
     """Returns a batch with what it was made of.
 
-    Args:
-        batch: arrays ``[rows, ...]``.
-        indices: the dataset's indices of the examples in each row.
-        epochs: that each row belongs to.
+    Each row has the dataset's indices of its examples, and the epoch that it belongs to.
     """
     table = np.full((len(indices), 1 + max(map(len, indices), default=0)), _NONE, np.int64)
     for row, (epoch, examples) in enumerate(zip(epochs, indices, strict=True)):

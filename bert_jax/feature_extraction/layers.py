@@ -44,10 +44,6 @@ def select_layers(text: str, *, depth: int) -> LayerSelection:
     embeddings' output and the third layer's. ``"mix"`` is every state, for a probe that learns
     their weights.
 
-    Args:
-        text: of `--layers`.
-        depth: layers of the model.
-
     Raises:
         UserError: no such name, or a layer that the model lacks.
     """

@@ -121,13 +121,9 @@ def learn_mix(states: np.ndarray, labels: np.ndarray, *, classes: int) -> np.nda
 
     The weights are the softmax of one parameter per state, learned jointly with a softmax
     classifier on the mixed features by full-batch L-BFGS. The classifier's L2 penalty is that of
-    scikit-learn's logistic regression at C = 1. Source: Peters et al., arXiv 1802.05365,
-    equation 1; a linear classifier absorbs its factor γ.
-
-    Args:
-        states: float32 [texts, states, D].
-        labels: int [texts], 0 to classes − 1.
-        classes: number of labels.
+    scikit-learn's logistic regression at C = 1. Source: Peters et al., arXiv 1802.05365, equation
+    1; a linear classifier absorbs its factor γ. The states are float32 [texts, states, D], the
+    labels int [texts], 0 to classes − 1.
     """
     return np.asarray(_learn(jnp.asarray(states), jnp.asarray(labels), classes=classes))
 

@@ -83,9 +83,8 @@ def encode(
 def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
     """Yields the texts of a file in its order.
 
-    Args:
-        path: .txt (a text per line) or a table that `read_table` reads, in UTF-8.
-        columns: to read; without `text`, a table must have one column that is no other's.
+    A .txt has a text per line; others are tables that `read_table` reads, in which, without a
+    column of texts, one must be no other's.
 
     Raises:
         UserError: no such file, suffix or column; a line with too few or too many fields; not

@@ -35,10 +35,7 @@ class MakeBatch(Protocol):
     ) -> Mapping[str, np.ndarray]:
         """Returns arrays ``[batch_size, ...]`` of at most `batch_size` rows, possibly none.
 
-        Args:
-            rows: int64, indices of the input rows.
-            batch_size: rows of the batch; missing rows are padding.
-            length: positions of a row.
+        `rows` are the indices of the input rows, int64; rows that they do not fill are padding.
         """
         ...
 
@@ -89,10 +86,8 @@ class BucketedInference:
     ) -> Iterator[ComputedBatch]:
         """Yields the outputs of every row once, shortest rows first; all hosts get all of them.
 
-        Args:
-            params: on the mesh.
-            lengths: tokens of each row, [rows].
-            make_batch: collates this host's rows of a batch.
+        `params` are on the mesh; `lengths` are tokens of each row, [rows]; `make_batch` collates
+        this host's rows of a batch.
         """
         pending: tuple[np.ndarray, int, Any] | None = None
         size = self._size(len(lengths))

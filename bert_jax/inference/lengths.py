@@ -32,9 +32,7 @@ class PaddedLengths:
     def __init__(self, max_length: int, cost: ShapeCost | None) -> None:
         """Knows of no row yet.
 
-        Args:
-            max_length: no row is longer.
-            cost: of a program and of padding; None: each row is padded to its own bucket.
+        No row is longer than `max_length`; without a cost, each is padded to its own bucket.
         """
         self._buckets, self._cost = buckets_up_to(max_length), cost
         self._before: dict[int, np.ndarray] = {}  # by batch size: rows of each bucket

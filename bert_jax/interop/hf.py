@@ -48,9 +48,8 @@ def is_hf(directory: Path) -> bool:
 def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> Pretrained:
     """Reads a Hugging Face checkpoint, with every head that is in it.
 
-    Args:
-        directory: with config.json, weights, and vocab.txt or tokenizer.json.
-        tokenizer: for a checkpoint that brings none.
+    The directory has config.json, weights, and vocab.txt or tokenizer.json; `tokenizer` is for one
+    that brings none.
 
     Raises:
         UserError: another kind of model, damaged files, a tensor that is missing, unknown, of

@@ -50,8 +50,7 @@ def is_hub_name(source: str | os.PathLike[str]) -> bool:
 def fetch(source: str | os.PathLike[str]) -> Snapshot:
     """Downloads a model's configuration, tokenizer and weights, or finds them in the cache.
 
-    Args:
-        source: ``owner/name``, with ``@`` a branch, a tag or a commit.
+    The source is ``owner/name``, with ``@`` a branch, a tag or a commit.
 
     Raises:
         UserError: no such name or revision, no access, no answer, or `huggingface_hub` is missing.

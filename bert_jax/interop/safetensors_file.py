@@ -84,13 +84,9 @@ def write_safetensors(
     """Writes tensors one after the other.
 
     The library's own writer takes all of them as bytes at once, which would hold a checkpoint in
-    memory twice. The format: the header's length (8 bytes, little-endian), the header (JSON:
-    name → type, shape, offsets), the numbers.
-
-    Args:
-        path: written in place: the caller writes aside.
-        specs: of all tensors, in the order in which they come.
-        tensors: name and numbers.
+    memory twice. The format: the header's length (8 bytes, little-endian), the header (JSON: name →
+    type, shape, offsets), the numbers. The file is written in place: the caller writes aside.
+    `specs` are of all tensors, in the order in which they come.
 
     Raises:
         UserError: the disk is full, or the place cannot be written to.

@@ -117,11 +117,8 @@ class TfBundle:
 def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
     """Writes ``PREFIX.index`` and ``PREFIX.data-00000-of-00001``, which TensorFlow 1 reads.
 
-    Only arrays that are not contiguous (transposed matrices) are copied.
-
-    Args:
-        prefix: its directory exists. Written in place: the caller writes aside.
-        tensors: name and numbers.
+    Only arrays that are not contiguous (transposed matrices) are copied. The prefix' directory
+    exists; the files are written in place: the caller writes aside.
 
     Raises:
         UserError: TensorFlow is not installed, the disk is full, or the place cannot be written to.

@@ -107,9 +107,8 @@ def multi_label_figures(
 ) -> dict[str, float]:
     """Returns the figures of several labels for each example.
 
-    Returns:
-        micro_f1: of all decisions together. macro_f1: the mean of F1 over the labels that are
-        there or are predicted. subset_accuracy: the share of examples with all labels right.
+    `micro_f1` is of all decisions together, `macro_f1` the mean of F1 over the labels that are
+    there or are predicted, `subset_accuracy` the share of examples with all labels right.
     """
     names = sorted({name for found in (*labels, *predictions) for name in found})
     at = {name: number for number, name in enumerate(names)}

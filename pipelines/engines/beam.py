@@ -85,10 +85,8 @@ class BeamEngine:
     ) -> None:
         """Checks the settings.
 
-        Args:
-            section: runner and options.
-            workers: processes of the direct runner; ``None``: one per core.
-            directory: for jobs and results. Only one engine at a time may use it.
+        Without ``workers``, the direct runner has a process per core. Only one engine at a time may
+        use the directory, which is for jobs and results.
 
         Raises:
             UserError: Beam is not installed, no such runner, an option that Beam does not know,

@@ -29,9 +29,7 @@ class Engine(Protocol):
     ) -> Iterator[tuple[Job, Result]]:
         """Yields every job with ``function(job)``, in the order in which they finish.
 
-        Args:
-            function: a module's own function, so that a worker can import it.
-            jobs: what it is called with; each must be picklable, as must the results.
+        A worker must be able to import the function; jobs and results must be picklable.
 
         Raises:
             UserError: of the first job that raises one.
@@ -48,11 +46,8 @@ def open_engine(
 ) -> AbstractContextManager[Engine]:
     """Returns an engine, to be used in a ``with`` block.
 
-    Args:
-        name: of the engine.
-        workers: processes on this machine; ``None``: one per core.
-        beam: settings of the engine ``beam``.
-        directory: of the run, for an engine's own files.
+    Without ``workers`` there is a process for each core of this machine; ``directory`` is for an
+    engine's own files.
 
     Raises:
         UserError: settings that Beam does not take.

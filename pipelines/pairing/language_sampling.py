@@ -40,12 +40,7 @@ def draw_passes(keys: np.ndarray, *, mean: float, seed: int) -> list[list[int]]:
     """Returns the documents of every pass: three documents at 1.4 → ``[0, 1, 2]``, ``[1]``, say.
 
     Every document is in ``floor(mean)`` passes, and in one more with the remaining probability, a
-    function of its key alone.
-
-    Args:
-        keys: ``[d, 2]`` uint64, of the documents.
-        mean: passes of a document.
-        seed: of the dataset.
+    function of its key alone. The keys are ``[d, 2]`` uint64.
     """
     whole = math.floor(mean)
     passes = [list(range(len(keys))) for _ in range(whole)]

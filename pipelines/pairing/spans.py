@@ -110,10 +110,7 @@ def truncate(
 
     google-research/bert removes one token at a time from the longer span (the second, when they are
     equal), at its front or its back with equal probability. The remaining lengths follow, and the
-    tokens lost at the front are binomially distributed.
-
-    Returns:
-        Start and stop of the first span, start and stop of the second.
+    tokens lost at the front are binomially distributed. Returns start and stop of each span.
     """
     length_a, length_b = first[1] - first[0], second[1] - second[0]
     if length_a + length_b > max_tokens:

@@ -47,15 +47,10 @@ def write_python_docs(
     The text is `pydoc_data.topics` (chapters of the language reference) and the docstrings of the
     standard library, read with `ast` and never imported, in the layout of google-research/bert
     (README, "Pre-training with BERT"): a sentence per line, a blank line between documents. A
-    sentence is kept once, so that no held-out document repeats one trained on.
-    One installation gives the same bytes each time.
-
-    Args:
-        directory: created if missing.
-        max_bytes: the text ends before the document that would go beyond it; None: all of it.
-
-    Returns:
-        The files written: the chapters, then the docstrings.
+    sentence is kept once, so that no held-out document repeats one trained on. One installation
+    gives the same bytes each time. The text ends before the document with which it would exceed
+    ``max_bytes``; None: it is all there is. Returns the files written: the chapters, then the
+    docstrings.
 
     Raises:
         UserError: `max_bytes` is less than the first document.

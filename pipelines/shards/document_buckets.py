@@ -39,13 +39,8 @@ def bucket_ranges(keys: np.ndarray, count: int) -> list[tuple[int, int]]:
     """Cuts documents, sorted by key, into buckets of equal size.
 
     Ranges of the sorted order, not remainders, so that no bucket gets a single document by chance.
-
-    Args:
-        keys: ``[d]`` uint64, the high halves of all keys of a split, sorted.
-        count: buckets, at most ``d // 2``.
-
-    Returns:
-        The first and the last key of each bucket, both inclusive.
+    The keys are ``[d]`` uint64, the high halves of all keys of a split, sorted; ``count`` is at
+    most ``d // 2``. Returns the first and the last key of each bucket, both inclusive.
     """
     cuts = [len(keys) * bucket // count for bucket in range(count + 1)]
     return [(int(keys[a]), int(keys[b - 1])) for a, b in itertools.pairwise(cuts)]
@@ -59,12 +54,8 @@ def deal(
     The language with most documents is in all shards. Another is in as many as have at least 16
     documents of it each, or in one; different languages get different shards, so that small ones do
     not share one. A shard's documents of a language are one bucket, or beyond a million tokens
-    several, but none of fewer than 16 documents: memory does not grow with the corpus.
-
-    Args:
-        keys: of each language, ``[d]`` uint64, the high halves of its keys, sorted.
-        count: shards.
-        tokens: of each language.
+    several, but none of fewer than 16 documents: memory does not grow with the corpus. The keys of
+    each language are ``[d]`` uint64, the high halves, sorted.
     """
     shards: list[list[KeyRange]] = [[] for _ in range(count)]
     most = max(map(len, keys.values()))

@@ -38,17 +38,8 @@ def write_tfrecords(
 
     Row by row in a random order, round-robin over as many files as the split has shards. Each copy
     of an example has its own masks, a function of the seed, the copy and the example. The directory
-    appears atomically.
-
-    Args:
-        datasets: splits of one dataset of pairing kind ``nsp``, which its label needs.
-        output: a directory that does not exist yet.
-        rows: masks an example and pads it.
-        seed: of the order and the masks.
-        copies: how often each example is written; of a validation split, always once.
-
-    Returns:
-        The records of each split.
+    appears atomically. Each example is written ``copies`` times, of a validation split always once;
+    ``seed`` decides the order and the masks. Returns the records of each split.
 
     Raises:
         UserError: another pairing kind, an example longer than a row, the output exists already,

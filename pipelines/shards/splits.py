@@ -78,9 +78,6 @@ def write_splits(
 ) -> dict[str, SplitRecord]:
     """Writes the shards that are not finished yet, and the lengths index of every split.
 
-    Returns:
-        The record of each split.
-
     Raises:
         UserError: see :func:`count_shards` and :func:`read_languages`, or a full disk.
     """

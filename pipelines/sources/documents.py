@@ -93,12 +93,8 @@ def document_id(name: str, offset: int, given: str | None = None) -> str:
 
     Or ``"wiki.jsonl#Q42"``, where the file gives the document an id. It does not depend on how
     files are cut into parts, on the machine or on where the input root is; it changes when the file
-    is renamed or, without an id in the file, when text before the document changes.
-
-    Args:
-        name: the file's name below the input root.
-        offset: byte offset of the first line; in formats of records, the record's number.
-        given: the id in the file.
+    is renamed or, without an id in the file, when text before the document changes. In formats of
+    records ``offset`` is the record's number.
     """
     return f"{name}:{offset}" if given is None else f"{name}#{given}"
 

@@ -61,12 +61,8 @@ class FilePart(NamedTuple):
 def find_files(patterns: Sequence[str]) -> list[str]:
     """Returns the files that patterns name: ``["data/*.txt"] -> ["data/a.txt", "data/b.txt"]``.
 
-    Args:
-        patterns: file names and globs (``*``, ``?``, ``[…]``, ``**`` for directories at any depth),
-            local or ``gs://``.
-
-    Returns:
-        The files sorted by name, each once, however many patterns name it.
+    Patterns are file names and globs (``*``, ``?``, ``[…]``, ``**`` for directories at any depth),
+    local or ``gs://``. The files are sorted by name, each once, however many patterns name it.
 
     Raises:
         UserError: a missing file, a glob that matches no file, a directory, no pattern at
@@ -216,11 +212,8 @@ def cut_file(
 ) -> list[FilePart]:
     """Cuts a file into parts of about ``part_bytes``, each beginning after a gap between documents.
 
-    Args:
-        path: the file; a packed one stays whole.
-        name: its name below the input root.
-        part_bytes: size to aim at.
-        is_gap: True for a line after which a cut may be made; ``None``: the file stays whole.
+    Without ``is_gap``, which is True for a line after which a cut may be made, the file stays
+    whole, and so does a packed one.
     """
     size = epath.Path(path).stat().length
     if is_gap is None or is_packed(path) or size <= part_bytes:

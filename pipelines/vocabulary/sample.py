@@ -36,13 +36,9 @@ def sample_lines(lines: Iterable[str], *, max_lines: int, max_bytes: int, seed: 
     """Returns a uniform sample within both bounds, in corpus order; all of the corpus if it fits.
 
     Bottom-k sampling: every part gets a random rank, and those below a falling threshold stay. Long
-    lines count as several parts.
-
-    Args:
-        lines: the corpus, read once; blank lines are dropped.
-        max_lines: parts of at most ``MAX_PART_CHARACTERS`` to keep.
-        max_bytes: UTF-8 bytes to keep.
-        seed: of the ranks; the same corpus and seed give the same sample.
+    lines count as several parts. They are read once, blank ones dropped. ``max_lines``
+    bounds the number of parts, ``max_bytes`` their size in UTF-8. The same corpus and seed give the
+    same sample.
     """
     ranks = random.Random(seed)
     kept: list[tuple[float, int, str]] = []  # a heap with the highest rank first, hence -rank
@@ -93,14 +89,9 @@ def sample_mixture(
 
     The text is read twice, first for its size. The sample has as many bytes as the corpus, or as
     the bounds allow. A language whose share exceeds its text has all of it, as often as it fits,
-    and a uniform sample for the rest.
-
-    Args:
-        languages: each opens a language's lines from the start.
-        smoothing: see :class:`MixtureSection`.
-        max_lines: as in :func:`sample_lines`, of all languages together.
-        max_bytes: likewise.
-        seed: of the ranks; the same text and seed give the same sample.
+    and a uniform sample for the rest. Each of ``languages`` opens its lines from the start. The
+    bounds are those of :func:`sample_lines`, of all languages together; the same text and seed give
+    the same sample.
 
     Raises:
         UserError: a language has no text.

@@ -55,13 +55,8 @@ class ExampleEncoder:
     def encode(self, input_ids: bytes, *, first_length: int, next_sentence_label: int) -> bytes:
         """Returns one example as bytes.
 
-        Args:
-            input_ids: ids as little-endian bytes of the dataset's token type.
-            first_length: tokens of type 0.
-            next_sentence_label: 0 or 1.
-
-        Returns:
-            The message in protobuf's deterministic order, so that equal examples are equal bytes.
+        The ids are little-endian bytes of the dataset's token type. The message is in protobuf's
+        deterministic order, so that equal examples are equal bytes.
         """
         if self._used == _MOST_USES:
             self._renew()

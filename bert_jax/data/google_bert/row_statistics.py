@@ -55,12 +55,8 @@ class _Ragged(NamedTuple):
 def row_statistics(records: Sequence[bytes]) -> RowStatistics | None:
     """Returns the statistics of some rows, if all of them are valid.
 
-    Args:
-        records: serialized ``tf.train.Example`` messages, at least one.
-
-    Returns:
-        None where the caller has to decode the rows one by one (`decode_row`): one may be damaged,
-        or only be written in another way.
+    Takes one or more serialized ``tf.train.Example`` messages. None where the caller has to decode
+    them one by one (`decode_row`): one may be damaged, or only be written in another way.
     """
     packed = []
     for record in records:

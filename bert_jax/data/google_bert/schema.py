@@ -28,10 +28,8 @@ def encode_row(row: Row) -> bytes:
 
     google-research/bert's ``segment_ids`` are our ``token_type_ids``, its ``input_mask`` our
     ``segment_ids``, which are 1 for every token. The message is in protobuf's deterministic order,
-    so that equal rows are equal bytes.
-
-    Args:
-        row: of `bert_jax.data.rows.masking_transform.MaskingTransform`, without packing.
+    so that equal rows are equal bytes. Rows come from
+    `bert_jax.data.rows.masking_transform.MaskingTransform`, without packing.
     """
     renamed = {
         "input_ids": row["input_ids"],

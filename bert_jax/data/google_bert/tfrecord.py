@@ -86,9 +86,7 @@ class RecordFile:
     def read(self, offset: int, *, number: int) -> bytes:
         """Returns a record's payload, checked.
 
-        Args:
-            offset: of its frame.
-            number: of the record in its file, from 1, for error messages.
+        ``offset`` is that of its frame; messages name its ``number`` in the file, from 1.
 
         Raises:
             UserError: the file has changed or is damaged.

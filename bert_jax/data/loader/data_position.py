@@ -57,12 +57,9 @@ class DataPosition(Section):
     ) -> DataPosition:
         """Returns the position from which to go on in changed data.
 
-        The next row of the same order; the first row of all if it is another order.
-
-        Args:
-            fingerprint: of the data as it is now.
-            batch_size: rows up to a whole number of batches are passed over.
-            order: names of that on which the order of the rows depends.
+        The next row of the same order; the first row of all if it is another order. Rows up to a
+        whole number of batches are passed over; ``order`` names that on which the order of the rows
+        depends.
         """
         rows = -(-self.example_index // batch_size) * batch_size
         if any(name in order for name in self.differences(fingerprint)):

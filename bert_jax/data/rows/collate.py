@@ -21,14 +21,7 @@ def pad_rows(
 ) -> np.ndarray:
     """Pads sequences of different lengths: ``[[7, 8], [9]]``, 3, 2 -> ``[[7, 8], [9, 0], [0, 0]]``.
 
-    Args:
-        values: at most ``batch_size`` sequences, none longer than ``length``.
-        batch_size: rows of the result; missing rows hold ``fill`` alone.
-        length: positions of a row.
-        fill: value of the padding.
-
-    Returns:
-        int32 ``[batch_size, length]``.
+    Missing rows hold ``fill`` alone. Returns int32 ``[batch_size, length]``.
     """
     padded = np.full((batch_size, length), fill, np.int32)
     for row, value in zip(padded[: len(values)], values, strict=True):

@@ -53,9 +53,7 @@ def find_words(candidates: np.ndarray, continues: np.ndarray) -> Words:
 def choose_tokens(keys: np.ndarray, budget: int) -> np.ndarray:
     """Returns bool [c]: a uniformly random choice of ``budget`` candidates.
 
-    Args:
-        keys: [c] uniform random numbers.
-        budget: at least 1, at most c.
+    The keys are uniform random numbers [c], the budget 1 to c.
     """
     chosen = np.zeros(len(keys), bool)
     chosen[keys.argpartition(budget - 1)[:budget]] = True
@@ -65,10 +63,7 @@ def choose_tokens(keys: np.ndarray, budget: int) -> np.ndarray:
 def choose_words(words: Words, keys: np.ndarray, budget: int) -> np.ndarray:
     """Returns bool [c]: the tokens of randomly chosen words, as many as fit into ``budget``.
 
-    Args:
-        words: of the example.
-        keys: [w] uniform random numbers.
-        budget: tokens.
+    The keys are uniform random numbers [w].
     """
     order = keys.argsort()
     ordered = words.lengths[order]

@@ -68,12 +68,8 @@ class MaskingTransform:
     ) -> Row:
         """Returns a batch with one row per element of ``records``.
 
-        Args:
-            records: the examples of each row, 1 to E with at most L tokens in total.
-            rngs: the random stream of each example.
-
-        Returns:
-            The arrays of `empty_rows`, filled as `lay_out` does.
+        A record's examples, 1 to E with at most L tokens in total, have a random stream each.
+        Returns the arrays of `empty_rows`, filled as `lay_out` does.
 
         Raises:
             ValueError: the examples of a row do not fit in it.

@@ -52,15 +52,9 @@ def first_fit_decreasing(
 
     Examples of equal length are placed together, so the time depends on the number of lengths, not
     of examples (as in "histogram" packing, arXiv 2107.02027, which chooses the fullest row that
-    fits instead of the first).
-
-    Args:
-        counts: number of examples by length, none longer than ``capacity``.
-        capacity: tokens in a row.
-        max_examples: most examples in a row.
-
-    Returns:
-        The rows in the order in which they were opened, equal neighbours merged.
+    fits instead of the first). ``counts`` are those of examples by length, none longer than
+    ``capacity`` tokens. Returns the rows in the order in which they were opened, equal neighbours
+    merged.
     """
     patterns: list[RowPattern] = []
     for length in range(len(counts) - 1, 0, -1):

@@ -77,11 +77,8 @@ class StaticMaskTransform:
     ) -> Row:
         """Returns a batch with one row per element of ``records``, which has one example.
 
-        The arrays are those of `empty_rows`.
-
-        Args:
-            records: the example of each row, with at most L tokens and P predictions.
-            rngs: not used.
+        The arrays are those of `empty_rows`. An example has at most L tokens and P predictions; the
+        random streams are not used.
 
         Raises:
             UserError: more predictions than slots, or an id that exceeds the vocabulary.

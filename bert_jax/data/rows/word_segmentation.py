@@ -47,12 +47,8 @@ class Segmenter:
     def join(self, input_ids: np.ndarray, continues: np.ndarray) -> np.ndarray:
         """Marks the characters that continue a word: ``我 爱 北 京`` -> ``no no no yes``.
 
-        Args:
-            input_ids: int [n].
-            continues: bool [n], of the tokenizer.
-
-        Returns:
-            A copy of ``continues`` in which Chinese characters form the hook's words.
+        Returns a copy of ``continues``, bool [n], in which the Chinese characters of ``input_ids``,
+        int [n], form the hook's words.
 
         Raises:
             UserError: the hook's words do not concatenate to the text.

@@ -46,8 +46,7 @@ def write_submission(
     from 0 to 5 for STS-B, 0 or 1 for the others. Once every task has written to the same
     directory, which is made if need be, the archive is what the leaderboard takes.
 
-    Returns:
-        The task's file and the archive.
+    Returns the task's file and the archive.
 
     Raises:
         UserError: the split is no test set, or the place cannot be written to.

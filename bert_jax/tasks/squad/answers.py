@@ -146,10 +146,8 @@ def find_answers(
 def to_record(answers: Answers, *, threshold: float) -> dict[str, Any]:
     """Returns "prediction", "start", "score", "nbest" and, in 2.0, "null_score_difference".
 
-    Args:
-        answers: to one question.
-        threshold: no answer is given where the null score difference is larger, by more than
-            rounding.
+    No answer is given where the null score difference is above the threshold, by more than
+    rounding.
     """
     nbest, difference = answers
     chosen = nbest[0]

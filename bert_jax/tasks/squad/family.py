@@ -130,9 +130,8 @@ def _write_json(
 ) -> Sequence[Path]:
     """Writes predictions as `run_squad.py` does and as the official scripts read them.
 
-    Returns:
-        `predictions.json` (id → text), `nbest_predictions.json` and, in version 2.0,
-        `null_odds.json` (id → null score difference); of every split under the same names.
+    Returns `predictions.json` (id → text), `nbest_predictions.json` and, in version 2.0,
+    `null_odds.json` (id → null score difference); of every split under the same names.
     """
     keys = {"predictions": "prediction", "nbest_predictions": "nbest"}
     if version == "2.0":

@@ -98,14 +98,9 @@ def align(word: str, pieces: Sequence[str | None]) -> _Spans:
 
     `align("(Élan)", ["(", "el", "an", ")"])` → `[(0, 1), (1, 3), (3, 5), (5, 6)]`
 
-    Args:
-        word: without white space around it.
-        pieces: what they spell, in order; None for an unknown one, which takes what its
-          neighbours leave. Unknown ones in a row share it.
-
-    Returns:
-        First character and one behind the last of each piece; the whole word where they do not
-        match.
+    None stands for an unknown piece, which takes what its neighbours leave; unknown ones in a row
+    share it. Returns first character and one behind the last of each piece; the whole word where
+    they do not match.
     """
     if len(pieces) == 1:
         return [(0, len(word))]

@@ -45,10 +45,7 @@ class ContextWindows(NamedTuple):
 
         What a window sees around a piece is the lesser of the pieces before and behind it, plus a
         hundredth of the window's length; of equals the first counts. Each piece of a context has
-        just one such window.
-
-        Returns:
-            bool [pieces in the window].
+        just one such window. Returns bool [pieces in the window].
         """
         pieces, room, stride = self
         start, end = self.bounds(window)

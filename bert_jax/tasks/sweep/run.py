@@ -52,10 +52,8 @@ def plan(
 ) -> tuple[FinetuneSettings, list[SweepPoint]]:
     """Returns the runs that settings ask for, and the settings that say so themselves.
 
-    `seeds` stands in place of `finetune.sweep.seeds`.
-
-    Returns:
-        The settings with `seeds` in them; with one run, the settings of that run.
+    `seeds` stands in place of `finetune.sweep.seeds`. Returns the settings with `seeds` in them;
+    with one run, the settings of that run.
 
     Raises:
         UserError: fewer than one seed.
@@ -80,10 +78,8 @@ def plan(
 def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: Console) -> Outcome:
     """Runs all points that are not done yet, shows the table, and writes the best run.
 
-    Takes what `plan` has returned.
-
-    Returns:
-        The best run's step and figures, or that a signal stopped the sweep.
+    Takes what `plan` has returned. Returns the best run's step and figures, or that a signal
+    stopped the sweep.
 
     Raises:
         UserError: the configuration does not fit the data, the origin or the run directory, or

@@ -61,10 +61,8 @@ def entity_scores(
     """Returns the figures of conlleval, as fractions of 1, of the labels of each sentence.
 
     A predicted entity is right if there is one of the same type, start and end. All types count
-    together (micro). A figure that would divide by nothing is 0.
-
-    Returns:
-        precision, recall, f1 of entities; token_accuracy, the share of labels that agree.
+    together (micro). A figure that would divide by nothing is 0. Returns precision, recall, f1 of
+    entities; token_accuracy, the share of labels that agree.
     """
     pairs = _paired_types(gold, predicted)
     precision = recall = f1 = 0.0
@@ -83,11 +81,8 @@ def entity_report(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 
     ``{"PER": {"precision": 0.9, "recall": 0.8, "f1": 0.847, "support": 10}}``
 
-    Args:
-        records: labelled ones of a task with a scheme of spans.
-
-    Returns:
-        By type, sorted: precision, recall, f1; support, the number of entities in the labels.
+    The records are labelled, of a task with a scheme of spans. Types are sorted; support is the
+    number of entities in the labels.
     """
     pairs = _paired_types([r["label"] for r in records], [r["prediction"] for r in records])
     if not pairs.types:
@@ -104,8 +99,7 @@ def label_scores(
 ) -> dict[str, float]:
     """Returns the figures of the labels of each sentence, where they spell no spans.
 
-    Returns:
-        accuracy over tokens; macro_f1, the mean over the labels that occur on either side.
+    Accuracy over tokens; macro_f1, the mean over the labels that occur on either side.
     """
     flat = _flat(gold, predicted)
     return {"accuracy": accuracy(*flat), "macro_f1": macro_f1(*flat)}

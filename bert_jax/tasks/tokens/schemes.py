@@ -79,11 +79,7 @@ def violations(labels: Sequence[str], scheme: Scheme) -> list[int]:
 
     IOB2 begins every span with B. IOB1 begins one with B only right after another of its type, else
     with I. BIOES has one token as S, others as B, any I, E. Whatever is wrong, `find_entities` has
-    a reading.
-
-    Args:
-        labels: of one sentence, each of which fits the scheme.
-        scheme: that they should follow.
+    a reading. The labels are those of one sentence, each of which fits the scheme.
     """
     if scheme == "none":
         return []

@@ -52,13 +52,9 @@ def cut_windows(lengths: np.ndarray, *, room: int, stride: int) -> list[Window]:
     Ten words of one piece with room 6 and stride 4 → words 0–6 and 4–10, of which 0–5 and 5–10 are
     predicted there. Every word is predicted in one window: where the fewer of the pieces before and
     after it are most (the maximum context of `run_squad.py` in google-research/bert), in the
-    earlier one in a draw.
-
-    Args:
-        lengths: pieces of each word, 1 to `room`: int [words].
-        room: pieces that a window can hold.
-        stride: pieces from the beginning of a window to that of the next, 1 to `room`; other where
-            a word ends otherwise, or the next word is long.
+    earlier one in a draw. The words have 1 to `room` pieces, int [words]; `stride` is from the
+    beginning of a window to that of the next, 1 to `room` pieces, other where a word ends
+    otherwise, or the next word is long.
     """
     ends = np.cumsum(lengths)
     starts = ends - lengths

@@ -11,7 +11,7 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.model.flops import train_flops
-from bert_jax.optim.finetuning import make_finetune_optimizer, make_schedule
+from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.mesh import process_share
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import open_run, write_run
@@ -97,12 +97,7 @@ def _train_spec(
         step=StepSpec(
             task=prepared.task,
             model=prepared.model,
-            optimizer=make_finetune_optimizer(
-                section.optimizer,
-                prepared.model.axes,
-                depth=prepared.architecture.num_hidden_layers,
-                steps_per_epoch=steps,
-            ),
+            optimizer=prepared.optimizer(steps_per_epoch=steps),
         ),
         schedule=make_schedule(section.optimizer, total_steps=phase.steps),
         phases=[phase],

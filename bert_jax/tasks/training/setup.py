@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
+import optax
 from etils import epath
 from flax.traverse_util import flatten_dict
 from rich.console import Console
@@ -18,7 +19,7 @@ from bert_jax.files.read import read_json_object
 from bert_jax.model.config import Architecture, ModelSection
 from bert_jax.model.shape_cost import training_cost
 from bert_jax.narration import doing
-from bert_jax.optim.finetuning import first_steps, frozen_parameters
+from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finetune_optimizer
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.rules import batch_parts, check_divides
 from bert_jax.runs.directory import PROVENANCE, Run, claim_run, open_run
@@ -82,8 +83,7 @@ class TrainingSetup(NamedTuple):
     def origin_record(self, root: epath.Path) -> dict[str, Any]:
         """Returns what provenance.json says of the run, which is about to start or go on.
 
-        Args:
-            root: the run directory; data that change are listed with what they were.
+        Data that change are listed with what they were in the run directory.
         """
         found: dict[str, Any] = {"init_from": self.section.init_from, "content": self.content}
         if files := hub_files(self.section.task):
@@ -115,6 +115,15 @@ class TrainingSetup(NamedTuple):
                 max_length=self.section.max_length,
                 epochs=self.section.epochs,
             ),
+        )
+
+    def optimizer(self, *, steps_per_epoch: int) -> optax.GradientTransformationExtraArgs:
+        """Returns the run's optimizer."""
+        return make_finetune_optimizer(
+            self.section.optimizer,
+            self.model.axes,
+            depth=self.architecture.num_hidden_layers,
+            steps_per_epoch=steps_per_epoch,
         )
 
 

@@ -30,10 +30,8 @@ class PartReading(NamedTuple):
     ) -> Iterator[Document]:
         """Yields the document of each record that has one and keeps within the limits of length.
 
-        Args:
-            records: of the part.
-            document: makes the document; ``None``: the record has no text.
-            place: where a record is, for messages: ``line 7``.
+        ``document`` returns ``None`` for a record without text; ``place`` says where a record is,
+        for messages: ``line 7``.
         """
         for record in records:
             try:
@@ -85,12 +83,8 @@ def record_document(
 
     ``{"text": "One.\n\nTwo.", "id": 7}, id_field="id" -> Document(0, ["One.", "Two."], id="7")``
 
-    Args:
-        record: its fields.
-        place: byte offset or number in its file, for a document without an id.
-        text_field: the field with the text.
-        id_field: the field with the id, a string or an integer.
-        source: its title or address.
+    ``place`` is the byte offset or number in the file, for a document without an id; the id's field
+    holds a string or an integer.
 
     Raises:
         UserError: a missing field or another type; the message begins with the field's name.

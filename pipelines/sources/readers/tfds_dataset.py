@@ -33,9 +33,8 @@ def is_dataset(path: str) -> bool:
 def find_dataset(name: str) -> str:
     """Returns a dataset's directory: ``"ag_news_subset" -> "/data/ag_news_subset/1.0.0"``.
 
-    Args:
-        name: such a directory, local or ``gs://``, or the name of a dataset that is prepared in
-            TFDS's own directory (``TFDS_DATA_DIR``). Nothing is downloaded.
+    The name is such a directory, local or ``gs://``, or that of a dataset that is prepared in
+    TFDS's own directory (``TFDS_DATA_DIR``). Nothing is downloaded.
 
     Raises:
         UserError: there is no such dataset.
