@@ -36,7 +36,7 @@ from benchmarks.report import median_ratio, report
 from benchmarks.watched import Watched, watch
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.google_bert.tfrecord import scan_records
-from bert_jax.pipelines.python_docs.corpus import write_python_docs
+from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab
 from bert_jax.text import load_wordpiece
 

@@ -23,7 +23,7 @@ import yaml
 
 from benchmarks.report import report
 from benchmarks.silence import Moment, listen
-from bert_jax.pipelines.python_docs.corpus import write_python_docs
+from bert_jax.pipelines.python_docs import write_python_docs
 
 PACKAGES = ("jax", "flax", "torch", "transformers")
 PARTS = ("commands", "pretrain", "finetune", "peer")

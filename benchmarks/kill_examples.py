@@ -27,7 +27,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.report import report
-from bert_jax.pipelines.python_docs.corpus import write_python_docs
+from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab
 
 COPIES = 4

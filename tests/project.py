@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bert_jax.cli.commands import cli
 from bert_jax.config import parse_config
-from bert_jax.pipelines.python_docs.corpus import write_python_docs
+from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.verbs.examples import examples
 from bert_jax.verbs.vocab import vocab
 from tests.forked.forks import forked_python

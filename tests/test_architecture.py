@@ -71,7 +71,7 @@ def test_legacy_parallel_interfaces_of_jax_are_not_used() -> None:
         "bert_jax.data.dataset.reader",
         "bert_jax.text",
         "bert_jax.pipelines.examples",
-        "bert_jax.pipelines.python_docs.corpus",
+        "bert_jax.pipelines.python_docs",
         "bert_jax.pipelines.vocabulary.train",
     ],
 )

@@ -42,15 +42,9 @@ class TrainBatches:
     ) -> None:
         """Plans the first epoch.
 
-        Args:
-            split: the training split.
-            batch_size: rows of a batch on all hosts.
-            max_length: no row is longer.
-            seed: of the run.
-            pad_id: of the tokenizer.
-            unit: each length group of a batch is filled up to a multiple of this many rows.
-            share: this host's part of a batch.
-            cost: of a shape, see `EpochPlan`.
+        `batch_size` counts the rows of all hosts, of which this one makes its share; each length
+        group of a batch is filled up to a multiple of `unit` rows. The cost is that of a shape, see
+        `EpochPlan`.
         """
         self.plan = EpochPlan(
             split.lengths, batch_size=batch_size, max_length=max_length, seed=seed, cost=cost

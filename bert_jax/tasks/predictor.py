@@ -40,15 +40,9 @@ class Predictor:
     ) -> None:
         """Compiles nothing yet: the first row of each length does.
 
-        Args:
-            model: with a task head.
-            mesh: over which rows are split.
-            batch_size: rows at a time, rounded up to a multiple of the mesh's data-parallel size.
-            max_length: no row is longer.
-            pad_id: of the tokenizer.
-            architecture: of the model, which says what a program and padding cost.
-            few_rows: splits are often small, see `BucketedInference`.
-            passes: how often every row will come.
+        `batch_size` is rounded up to a multiple of the mesh's data-parallel size. The architecture
+        says what a program and padding cost where every row comes in so many `passes`; for
+        `few_rows` see `BucketedInference`.
         """
         self._pad_id = pad_id
         self._inference = BucketedInference(

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.pipelines.python_docs.corpus import MIN_SENTENCES, write_python_docs
-from bert_jax.pipelines.python_docs.prose import prose_paragraphs
+from bert_jax.pipelines.python_docs import MIN_SENTENCES, prose_paragraphs, write_python_docs
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ def test_another_process_of_one_python_gives_the_same_text(
     corpus: list[Path], tmp_path: Path
 ) -> None:
     script = (
-        "from bert_jax.pipelines.python_docs.corpus import write_python_docs\n"
+        "from bert_jax.pipelines.python_docs import write_python_docs\n"
         f"write_python_docs({str(tmp_path)!r}, max_bytes=400_000)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "1", "LC_ALL": "C", "PYTHONUTF8": "0"}
