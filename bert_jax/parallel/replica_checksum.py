@@ -103,8 +103,12 @@ def _program(mesh: Mesh, layouts: tuple[_Layout, ...]) -> Callable[..., jax.Arra
     return jax.jit(on_each, out_shardings=replicated(mesh))
 
 
+@jax.jit
 def checksum(array: jax.Array) -> jax.Array:
-    """Returns Σ bits · (2 · index + 1) modulo 2³², uint32 []: no single bit can flip unseen."""
+    """Returns Σ bits · (2 · index + 1) modulo 2³², uint32 []: no single bit can flip unseen.
+
+    Traced once for all arrays of a shape.
+    """
     if array.dtype == jnp.bool_:
         bits = array.astype(jnp.uint32)
     elif array.dtype.itemsize >= 4:

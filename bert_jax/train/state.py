@@ -117,7 +117,16 @@ def _initialiser(
     structure: Any,
     shardings: tuple[jax.sharding.Sharding, ...],
 ) -> Callable[[np.ndarray], TrainState]:
-    """Returns key data of model and run, uint32 [2, 2] → state; runs of several seeds share it."""
+    """Returns what draws a state laid out on a mesh; runs of several seeds share it."""
+    layout = jax.tree.unflatten(structure, shardings)
+    return jax.jit(make_initial_state(task, optimizer), out_shardings=layout)
+
+
+@made_once
+def make_initial_state(
+    task: Task, optimizer: optax.GradientTransformation
+) -> Callable[[jax.Array], TrainState]:
+    """Returns key data of model and run, uint32 [2, 2] → state."""
 
     def draw(keys: jax.Array) -> TrainState:
         model_key = jax.random.wrap_key_data(keys[0], impl="threefry2x32")
@@ -130,7 +139,7 @@ def _initialiser(
             healthy=jnp.ones((), jnp.bool_),
         )
 
-    return jax.jit(draw, out_shardings=jax.tree.unflatten(structure, shardings))
+    return draw
 
 
 def run_key(seed: int) -> jax.Array:

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from tests.executables import write_from_every_process
 from tests.forked.child import become
+from tests.forked.traces import trace_steps
 
 # What the processes import when they run, the last ones in the midst of it; nothing computes.
 _VERBS: Final = "evaluate export features fill_mask finetune import_checkpoint predict pretrain"
@@ -118,6 +119,7 @@ def main(path: str) -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
     write_from_every_process()
+    trace_steps()
     # As in conftest.py: no process looks through what was imported for cycles.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
