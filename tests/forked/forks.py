@@ -1,7 +1,9 @@
-"""The server of a test process, and the file that takes the place of `python` in commands."""
+"""The server of a test session, and the file that takes the place of `python` in commands."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import os
 import socket
@@ -20,15 +22,51 @@ ROOT = Path(__file__).resolve().parents[2]
 _OF_A_FORK = ("JAX_", "XLA_", "LIBTPU_")
 _TIMEOUT = 300.0
 
+HOME = "TESTS_FORKS_HOME"
+"""Variable: directory of the session's server, which the workers of pytest-xdist share."""
+
+LIFE, PID = "life", "pid"  # files there
+
+
+class ServerHome:
+    """Where the one server of a test session lives: of whoever has the workers of pytest-xdist."""
+
+    def __init__(self) -> None:
+        """Makes the directory, and starts no server: that is for whoever first needs it."""
+        self._directory = tempfile.TemporaryDirectory(prefix="bert_jax_forks_")
+        os.environ[HOME] = self._directory.name
+        self._root = Path(self._directory.name)
+        os.mkfifo(self._root / LIFE)
+        # The server ends when nobody has it open for writing: also when this process is killed.
+        self._life = os.open(self._root / LIFE, os.O_RDWR)
+
+    def close(self) -> None:
+        """Ends the server, which kills what still runs."""
+        os.close(self._life)
+        if (pid := self._root / PID).exists():
+            words, end = Path("/proc", pid.read_text(), "cmdline"), time.monotonic() + _TIMEOUT
+            with contextlib.suppress(OSError):  # it has ended
+                while words.read_bytes() and time.monotonic() < end:
+                    time.sleep(0.01)
+        self._directory.cleanup()
+
 
 class Forks:
     """Starts Python processes as forks of one that has imported the program."""
 
-    def __init__(self) -> None:
-        """Starts that one, and waits for its imports."""
-        self._directory = tempfile.TemporaryDirectory(prefix="bert_jax_forks_")
-        self._socket = Path(self._directory.name, "socket")
-        self.python = Path(self._directory.name, "python")
+    def __init__(self, root: Path) -> None:
+        """Starts that one, if nobody has, and waits for its imports.
+
+        Args:
+            root: of the session's `ServerHome`.
+        """
+        self._socket, self.python = root / "socket", root / "python"
+        with (root / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self._socket.exists():
+                self._start_server(root)
+
+    def _start_server(self, root: Path) -> None:
         module = Path(client.__file__)
         arguments = (str(self._socket), sys.executable, str(self.python))
         self.python.write_text(
@@ -40,16 +78,20 @@ class Forks:
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(_OF_A_FORK)
         }
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked.server", str(self._socket)],
-            cwd=ROOT,
-            env=environment | {"PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert self._server.stdout is not None
-        assert self._server.stdout.readline() == b"ready\n"
+        with open(root / LIFE, opener=_at_once) as life:
+            server = subprocess.Popen(
+                [sys.executable, "-m", "tests.forked.server", str(self._socket)],
+                cwd=ROOT,
+                env=environment | {"PYTHONPATH": str(ROOT)},
+                stdin=life,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+        (root / PID).write_text(str(server.pid))
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        server.stdout.close()
+        server.returncode = 0  # it may outlive this process, which is not to ask for its end
 
     def start(
         self,
@@ -85,19 +127,16 @@ class Forks:
             for file in files:
                 os.close(file)
 
-    def close(self) -> None:
-        """Kills what still runs."""
-        for end in (self._server.stdin, self._server.stdout):
-            assert end is not None
-            end.close()
-        self._server.wait(_TIMEOUT)
-        self._directory.cleanup()
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens a pipe that nobody may have open for writing any more."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 @functools.cache
 def forks() -> Forks:
-    """Returns the one of this process, which conftest.py closes."""
-    return Forks()
+    """Returns the one of this test session, whose home conftest.py made."""
+    return Forks(Path(os.environ[HOME]))
 
 
 def forked_python() -> str:
