@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 
 import pydantic
@@ -128,7 +129,7 @@ class BeamEngine:
         stage = self._directory / f"{_STAGE}{uuid.uuid4().hex}"
         stage.mkdir(exist_ok=True)
         write_whole(stage / _JOBS, pickle.dumps((function, list(jobs))))
-        pipeline = _Background(lambda: self._run_pipeline(stage, len(jobs)))
+        pipeline = _in_background(lambda: self._run_pipeline(stage, len(jobs)))
         open_jobs = dict(enumerate(jobs))
         error: UserError | None = None
         try:
@@ -143,8 +144,7 @@ class BeamEngine:
             (stage / _STOP).touch()
         if error is not None:
             raise error
-        if pipeline.error is not None:
-            raise pipeline.error
+        pipeline.result()  # raises what the pipeline has raised
         if open_jobs:
             raise UserError(
                 f"{self._directory}: {len(open_jobs)} of {len(jobs)} jobs left no result; allowed: "
@@ -194,36 +194,29 @@ def _load_jobs(stage: str) -> tuple[Callable[[Any], Any], list[Any]]:
     return pickle.loads((epath.Path(stage) / _JOBS).read_bytes())
 
 
-class _Background:
-    """A function that runs in a thread, which does not keep the process from ending."""
+def _in_background(function: Callable[[], None]) -> Future[None]:
+    """Runs a function in a thread that, unlike a pool's, does not keep the process from ending."""
+    done: Future[None] = Future()
 
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function = function
-        self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="beam", daemon=True)
-        self._thread.start()
-
-    def ends_within(self, seconds: float) -> bool:
-        """Waits up to ``seconds``; returns whether the function has ended."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._function()
-        except Exception as error:
-            self.error = error
+            done.set_result(function())
+        except BaseException as error:  # of any kind, or nobody would see the end
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="beam", daemon=True).start()
+    return done
 
 
-def _results(stage: epath.Path, pipeline: _Background) -> Iterator[tuple[int, Any]]:
+def _results(stage: epath.Path, pipeline: Future[None]) -> Iterator[tuple[int, Any]]:
     """Yields the results as they arrive, and ends with the pipeline."""
     seen: set[str] = set()
     started = time.monotonic()
     ended = False
     while not ended:
         # Short pipelines are polled often; polling a long one may cost money.
-        wait = _FIRST_POLL_SECONDS + (time.monotonic() - started) / 20
-        ended = pipeline.ends_within(min(wait, _LONGEST_POLL_SECONDS))
+        seconds = _FIRST_POLL_SECONDS + (time.monotonic() - started) / 20
+        ended = bool(wait([pipeline], min(seconds, _LONGEST_POLL_SECONDS)).done)
         for path in stage.iterdir():
             if path.suffix == _RESULT and path.name not in seen:
                 seen.add(path.name)
