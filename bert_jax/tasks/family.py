@@ -114,20 +114,9 @@ class Collector:
 class Split(Protocol):
     """The rows of one file. An example may be cut into several rows."""
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """Pieces of each row: int32 [rows]."""
-        ...
-
-    @property
-    def examples(self) -> int:
-        """The number of examples that the rows come from."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the content: texts, labels and their order."""
-        ...
+    lengths: np.ndarray  # pieces of each row: int32 [rows]
+    examples: int  # the number that the rows come from
+    fingerprint: str  # identity of the content: texts, labels and their order
 
     def row(self, index: int) -> Encoded:
         """Returns one row."""

@@ -19,15 +19,8 @@ from bert_jax.task import Row, RowTransform
 class ExampleSequence(Protocol):
     """Random access to examples. Picklable: a worker process opens the files itself."""
 
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the content: equal if every index has the same example."""
-        ...
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each example, an integer type ``[len(self)]``."""
-        ...
+    fingerprint: str  # identity of the content: equal if every index has the same example
+    lengths: np.ndarray  # tokens of each example, an integer type `[len(self)]`
 
     def __len__(self) -> int: ...
 
