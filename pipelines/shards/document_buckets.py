@@ -8,11 +8,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-MIN_DOCUMENTS_PER_BUCKET: Final = 16
-"""Fewest documents that random next sentences should come from."""
+MIN_DOCUMENTS_PER_BUCKET: Final = 16  # fewest documents that random next sentences should come from
 
-TOKENS_PER_BUCKET: Final = 1_000_000
-"""Of text: what a worker holds in memory."""
+TOKENS_PER_BUCKET: Final = 1_000_000  # of text: what a worker holds in memory
 
 _MAX_DEFAULT_SHARDS: Final = 1024
 

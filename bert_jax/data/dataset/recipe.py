@@ -16,11 +16,9 @@ PairingKind = Literal["nsp", "sop", "full_sentences", "doc_sentences"]
 # Kinds whose examples have a second span.
 PAIR_KINDS: Final = ("nsp", "sop")
 
-PAIR_SPECIAL_TOKENS: Final = 3
-"""Of ``[CLS] A [SEP] B [SEP]``."""
+PAIR_SPECIAL_TOKENS: Final = 3  # of `[CLS] A [SEP] B [SEP]`
 
-MIN_PAIR_TOKENS: Final = 2
-"""One token in each span."""
+MIN_PAIR_TOKENS: Final = 2  # one token in each span
 
 
 class PairingSection(Section):

@@ -21,8 +21,7 @@ _HEADER: Final = struct.Struct("<QI")
 _CHECKSUM: Final = struct.Struct("<I")
 _GZIP: Final = b"\x1f\x8b"
 
-FRAME_BYTES: Final = _HEADER.size + _CHECKSUM.size
-"""Overhead of a record in bytes."""
+FRAME_BYTES: Final = _HEADER.size + _CHECKSUM.size  # overhead of a record in bytes
 
 
 class StoredRecord(NamedTuple):
