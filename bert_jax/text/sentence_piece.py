@@ -41,11 +41,8 @@ class SentencePieceTokenizer(Tokenizer):
     ) -> None:
         """Makes a tokenizer of a serialised model and its settings.
 
-        Args:
-            model: a serialised SentencePiece ``ModelProto``.
-            lower_case: lower-case the text.
-            strip_accents: drop accents; None follows ``lower_case``.
-            source: the file to name in errors.
+        The model is a serialised SentencePiece ``ModelProto``; ``source`` is the file to name in
+        errors.
 
         Raises:
             UserError: not a SentencePiece model, or a special piece is missing.
@@ -115,10 +112,7 @@ def load_sentencepiece(
 ) -> SentencePieceTokenizer:
     """Opens a bare SentencePiece model with settings that you state.
 
-    Args:
-        model_file: the model, or the directory in which it lies as ``spiece.model``.
-        lower_case: lower-case the text.
-        strip_accents: drop accents; None follows ``lower_case``.
+    The file is the model, or the directory in which it lies as ``spiece.model``.
 
     Raises:
         UserError: no such file, not a model, or a model without BERT's special pieces.

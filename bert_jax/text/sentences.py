@@ -16,13 +16,9 @@ _LANGUAGE: Final = re.compile(r"[a-z]{2,3}(-[a-z]{2,8})*")
 def split_sentences(text: str, *, language: str) -> list[str]:
     """Splits a paragraph: ``"Dr. Smith came. He left." -> ["Dr. Smith came.", "He left."]``.
 
-    Args:
-        text: a paragraph; line ends within it end a sentence.
-        language: see :func:`check_language`.
-
-    Returns:
-        The sentences in order without the white space around them; none is empty. Together they
-        hold every character of ``text`` that is not white space.
+    Line ends within a paragraph end a sentence. Sentences come in order without the white space
+    around them; none is empty. Together they hold every character of ``text`` that is not white
+    space.
     """
     sentences = (sentence.strip() for sentence in sentencex.segment(language, text))  # pyright: ignore[reportAttributeAccessIssue]
     return [sentence for sentence in sentences if sentence]

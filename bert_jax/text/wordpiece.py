@@ -43,12 +43,8 @@ class WordPieceTokenizer(Tokenizer):
     ) -> None:
         """Makes a tokenizer of a vocabulary and its settings.
 
-        Args:
-            vocabulary: the pieces, in the order of their ids, each once.
-            lower_case: lower-case the text.
-            strip_accents: drop accents; None follows ``lower_case``.
-            chinese: set CJK ideographs apart.
-            source: the file to name in errors.
+        The pieces come in the order of their ids, each once; the settings are those of
+        `WordSplitter`. ``source`` is the file to name in errors.
 
         Raises:
             UserError: a special piece is missing.
