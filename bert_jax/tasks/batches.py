@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax.data.example_indices import attach
 from bert_jax.data.host_share import ONE_HOST, HostShare
-from bert_jax.data.loader.data_position import DataPosition
+from bert_jax.data.loader.data_position import PositionedBatches
 from bert_jax.data.loader.loader import Batches, background_batches
 from bert_jax.data.rows.collate import collate_tokens, pad_rows, stack_rows
 from bert_jax.model.shape_cost import ShapeCost
@@ -25,7 +25,7 @@ WEIGHTS: Final = "row_weights"
 INPUTS: Final = ("input_ids", "token_type_ids", "segment_ids")
 
 
-class TrainBatches:
+class TrainBatches(PositionedBatches):
     """The batches of a fine-tuning run, epoch after epoch, as the train loop takes them."""
 
     def __init__(
@@ -51,31 +51,15 @@ class TrainBatches:
         )
         self._split, self._pad_id, self._unit = split, pad_id, unit
         self._share = share
-        self._fingerprint: dict[str, str | int | float] = {
-            "seed": seed,
-            "train": split.fingerprint,
-            "lengths": hashlib.blake2b(split.lengths.tobytes(), digest_size=8).hexdigest(),
-            "max_length": max_length,
-        }
-
-    def position(self, step: int) -> DataPosition:
-        """Returns the data position after `step` steps."""
-        rows = step * self.plan.batch_size
-        return DataPosition(example_index=rows, fingerprint=self._fingerprint)
-
-    def check(self, position: DataPosition) -> int:
-        """Returns the number of steps before a position.
-
-        Raises:
-            UserError: it was made with other data or settings.
-        """
-        return position.step(batch_size=self.plan.batch_size, fingerprint=self._fingerprint)
-
-    def go_on(self, position: DataPosition) -> DataPosition:
-        """Returns where to go on in this data from a position in other data."""
-        return position.moved_to(
-            self._fingerprint,
-            batch_size=self.plan.batch_size,
+        lengths = hashlib.blake2b(split.lengths.tobytes(), digest_size=8).hexdigest()
+        super().__init__(
+            {
+                "seed": seed,
+                "train": split.fingerprint,
+                "lengths": lengths,
+                "max_length": max_length,
+            },
+            batch_size=batch_size,
             order=("seed", "lengths", "max_length"),
         )
 

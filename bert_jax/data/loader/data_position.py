@@ -52,19 +52,41 @@ class DataPosition(Section):
             if self.fingerprint.get(name) != fingerprint.get(name)
         }
 
-    def moved_to(
-        self, fingerprint: Mapping[str, Value], *, batch_size: int, order: Collection[str]
-    ) -> DataPosition:
-        """Returns the position from which to go on in changed data.
 
-        The next row of the same order; the first row of all if it is another order. Rows up to a
-        whole number of batches are passed over; ``order`` names that on which the order of the rows
-        depends.
+class PositionedBatches:
+    """Batches whose position in their data a checkpoint keeps."""
+
+    def __init__(
+        self, fingerprint: dict[str, Value], *, batch_size: int, order: Collection[str]
+    ) -> None:
+        """Takes what order and rows depend on, and the names of that on which the order does."""
+        self._fingerprint, self._order = fingerprint, order
+        self.batch_size = batch_size  # rows of a batch, over all hosts
+
+    def position(self, step: int) -> DataPosition:
+        """Returns the data position after ``step`` batches."""
+        return DataPosition(example_index=step * self.batch_size, fingerprint=self._fingerprint)
+
+    def check(self, position: DataPosition) -> int:
+        """Returns the step of a data position: the ``first_step`` to resume with.
+
+        The batch size may have changed, if the new one divides the rows read so far.
+
+        Raises:
+            UserError: naming the field in which these batches differ from the checkpoint's.
         """
-        rows = -(-self.example_index // batch_size) * batch_size
-        if any(name in order for name in self.differences(fingerprint)):
+        return position.step(batch_size=self.batch_size, fingerprint=self._fingerprint)
+
+    def go_on(self, position: DataPosition) -> DataPosition:
+        """Returns where to go on in this data from a position in other data.
+
+        The next row of the same order, after a whole number of batches; the first row of all if it
+        is another order.
+        """
+        rows = -(-position.example_index // self.batch_size) * self.batch_size
+        if any(name in self._order for name in position.differences(self._fingerprint)):
             rows = 0
-        return DataPosition(example_index=rows, fingerprint=dict(fingerprint))
+        return DataPosition(example_index=rows, fingerprint=self._fingerprint)
 
 
 def describe_differences(differences: Mapping[str, tuple[object, object]]) -> str:

@@ -16,7 +16,7 @@ from bert_jax.data import rng
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.data.loader.affine_permutation import AffinePermutation
 from bert_jax.data.loader.batch_maker import EvaluationBatch, ExampleSequence, TrainingBatch
-from bert_jax.data.loader.data_position import DataPosition
+from bert_jax.data.loader.data_position import PositionedBatches
 from bert_jax.data.loader.row_order import LengthIndex, PackedOrder, RowOrder, ShuffledOrder
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.packing_plan import PackingPlan
@@ -99,7 +99,7 @@ class Batches(Iterator[T]):
         self.close()
 
 
-class Loader:
+class Loader(PositionedBatches):
     """The batches of one phase: every example once per epoch, reshuffled and remasked each epoch.
 
     Row p of the phase (p = 0, 1, ... over all hosts and steps) is in epoch ``p // rows_per_epoch``;
@@ -147,12 +147,16 @@ class Loader:
             order=_order(dataset, transform, seed=seed, phase=phase),
         )
         self._section = section
-        self._fingerprint: dict[str, str | int | float] = {
-            "dataset": dataset.fingerprint,
-            "seed": seed,
-            "phase": phase,
-            **transform.fingerprint(),
-        }
+        super().__init__(
+            {
+                "dataset": dataset.fingerprint,
+                "seed": seed,
+                "phase": phase,
+                **transform.fingerprint(),
+            },
+            batch_size=batch_size,
+            order=[*_ORDER, "seq_length"] if transform.max_examples > 1 else _ORDER,
+        )
 
     @property
     def rows_per_epoch(self) -> int:
@@ -171,28 +175,6 @@ class Loader:
         """
         make = dataclasses.replace(self._make, with_examples=with_examples)
         return _endless(make, self._section, first_step=first_step)
-
-    def position(self, step: int) -> DataPosition:
-        """Returns the data position after ``step`` batches of this phase."""
-        rows = step * self._make.batch_size
-        return DataPosition(example_index=rows, fingerprint=self._fingerprint)
-
-    def check(self, position: DataPosition) -> int:
-        """Returns the step of a data position: the ``first_step`` to resume with.
-
-        The batch size may have changed, if the new one divides the rows read so far.
-
-        Raises:
-            UserError: naming the field in which this loader differs from the one of the checkpoint.
-        """
-        return position.step(batch_size=self._make.batch_size, fingerprint=self._fingerprint)
-
-    def go_on(self, position: DataPosition) -> DataPosition:
-        """Returns where to go on in this data from a position in other data."""
-        packed = self._make.transform.max_examples > 1
-        order = [*_ORDER, "seq_length"] if packed else _ORDER
-        size = self._make.batch_size
-        return position.moved_to(self._fingerprint, batch_size=size, order=order)
 
 
 def evaluation_batches(
