@@ -102,13 +102,9 @@ def train_vocab(
 
 def _sample(section: VocabSection) -> list[str]:
     """Returns the lines to learn from."""
+    bounds = {"max_lines": section.max_sentences, "max_bytes": section.max_bytes}
     if section.mixture is None:
-        lines = sample_lines(
-            iter_text(section),
-            max_lines=section.max_sentences,
-            max_bytes=section.max_bytes,
-            seed=section.seed,
-        )
+        lines = sample_lines(iter_text(section), seed=section.seed, **bounds)
         if not lines:
             raise UserError(f"vocab.input: found no text in {', '.join(section.names)}")
         return lines
@@ -117,13 +113,8 @@ def _sample(section: VocabSection) -> list[str]:
         for language in section.by_language
         if language is not None
     }
-    return sample_mixture(
-        languages,
-        smoothing=section.mixture.smoothing,
-        max_lines=section.max_sentences,
-        max_bytes=section.max_bytes,
-        seed=section.seed,
-    )
+    smoothing = section.mixture.smoothing
+    return sample_mixture(languages, smoothing=smoothing, seed=section.seed, **bounds)
 
 
 def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
