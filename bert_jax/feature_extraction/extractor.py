@@ -14,7 +14,7 @@ from flax import nnx
 
 from bert_jax.data.rows.collate import collate_tokens
 from bert_jax.errors import UserError
-from bert_jax.feature_extraction.layers import LayerSelection, default_layers, select_layers
+from bert_jax.feature_extraction.layers import LayerSelection, select_layers
 from bert_jax.feature_extraction.texts import EncodedText, InputText, encode
 from bert_jax.inference.bucketed import BucketedInference
 from bert_jax.inference.model import InferenceModel
@@ -69,7 +69,7 @@ def settings_for(
             f"--max-length: found {max_length}, allowed: 4 to {positions}, the positions"
         )
     return ExtractionSettings(
-        layers=select_layers(layers or default_layers(depth), depth=depth),
+        layers=select_layers(layers, depth=depth),
         level=level,
         pool=pool or "mean",
         max_length=max_length or min(positions, DEFAULT_MAX_LENGTH),

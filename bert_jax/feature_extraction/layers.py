@@ -30,13 +30,10 @@ class LayerSelection(NamedTuple):
         return chosen.sum(axis=0) if self.summed else jnp.concatenate(list(chosen), axis=-1)
 
 
-def default_layers(depth: int) -> str:
-    """Returns the best row of the paper's table that a model of `depth` layers can have."""
-    return LAST_FOUR if depth >= 4 else "last"
-
-
-def select_layers(text: str, *, depth: int) -> LayerSelection:
+def select_layers(text: str | None, *, depth: int) -> LayerSelection:
     """Returns the layers that a name or a list of numbers means.
+
+    None: the best row of the paper's table that a model of `depth` layers can have.
 
     ``select_layers("concat-last-four", depth=12)`` -> states 9, 10, 11, 12, concatenated, lowest
     first. The names are the rows of arXiv 1810.04805, table 7; "sum-all" is its "weighted sum all
@@ -47,6 +44,7 @@ def select_layers(text: str, *, depth: int) -> LayerSelection:
     Raises:
         UserError: no such name, or a layer that the model lacks.
     """
+    text = text or (LAST_FOUR if depth >= 4 else "last")
     last_four = tuple(range(depth - 3, depth + 1))
     named = {
         "embeddings": LayerSelection(text, (0,)),

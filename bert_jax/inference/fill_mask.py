@@ -82,7 +82,8 @@ class MaskFiller:
                 f"fill-mask: a text has {longest} pieces, allowed: up to {self._positions}"
             )
         masks = [np.flatnonzero(np.equal(ids, self._tokenizer.special.mask)) for ids in encoded]
-        most = _next_power_of_two(max(map(len, masks), default=1))
+        # Room for masks: the next power of two, so that few numbers are compiled for.
+        most = 1 << (max(map(len, masks), default=1) - 1).bit_length()
 
         def make_batch(rows: np.ndarray, *, batch_size: int, length: int) -> Row:
             batch = collate_tokens(
@@ -121,10 +122,6 @@ def _forward(
         return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), top_k)
 
     return forward
-
-
-def _next_power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:

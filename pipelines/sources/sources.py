@@ -115,8 +115,7 @@ def find_sources(section: SourcesSection, *, root: str | None, problems: Problem
         except UserError as error:
             problems.add(error)
     for directory, language in datasets:
-        name, size = tfds_dataset.describe(directory, section)
-        modified = tfds_dataset.modified(directory)
+        name, size, modified = tfds_dataset.describe(directory, section)
         found.append(Source(directory, name, "tfds", size, modified, language))
     return found
 

@@ -55,15 +55,10 @@ def find_dataset(name: str) -> str:
     return directory
 
 
-def modified(path: str) -> float:
-    """Returns when the dataset was made, in seconds since 1970."""
-    return float(epath.Path(path, _INFO).stat().mtime)
+def describe(path: str, section: SourcesSection) -> tuple[str, int, float]:
+    """Returns the name of a split of a dataset, as in ids, its bytes, and when it was made.
 
-
-def describe(path: str, section: SourcesSection) -> tuple[str, int]:
-    """Returns the name of a split of a dataset, as in ids, and its bytes.
-
-    ``("wikipedia/20230601.en/1.0.0/train", 21_000_000_000)``
+    ``("wikipedia/20230601.en/1.0.0/train", 21_000_000_000, 1_700_000_000.0)``: since 1970.
 
     Raises:
         UserError: there is no such split or feature, or the dataset is damaged.
@@ -77,7 +72,9 @@ def describe(path: str, section: SourcesSection) -> tuple[str, int]:
         )
     features: Any = builder.info.features
     check_fields(path, section, allowed=features, kind="feature")
-    return f"{builder.info.full_name}/{section.tfds_split}", splits[section.tfds_split].num_bytes
+    name = f"{builder.info.full_name}/{section.tfds_split}"
+    made = float(epath.Path(path, _INFO).stat().mtime)
+    return name, splits[section.tfds_split].num_bytes, made
 
 
 def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list[FilePart]:
