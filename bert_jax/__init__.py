@@ -48,11 +48,7 @@ if TYPE_CHECKING:
     )
     from bert_jax.objectives.section import ObjectiveSection
     from bert_jax.optim.sections import FinetuneOptimizerSection, OptimizerSection
-    from bert_jax.parallel.section import (
-        CompilationCacheSection,
-        DistributedSection,
-        MeshSection,
-    )
+    from bert_jax.parallel.section import CompilationCacheSection, DistributedSection, MeshSection
     from bert_jax.pipelines.cleaning.settings import (
         BoilerplateSection,
         CleaningSection,

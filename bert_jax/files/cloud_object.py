@@ -22,8 +22,7 @@ _LONGEST_PAUSE_SECONDS: Final = 4.0
 class ObjectVersion(NamedTuple):
     """One version of an object."""
 
-    generation: int
-    """A new one with each write."""
+    generation: int  # a new one with each write
     raw: bytes
 
 

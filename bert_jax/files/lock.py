@@ -24,8 +24,7 @@ _MISSED_HEARTBEATS: Final = 3
 class Lock(Protocol):
     """What one process at a time can take."""
 
-    holder: str
-    """After a refused :meth:`take`, host and process id of the holder; "" if unknown."""
+    holder: str  # after a refused :meth:`take`, host and process id of the holder; "" if unknown
 
     def take(self) -> bool:
         """Returns whether the lock is ours now; False: another process holds it."""

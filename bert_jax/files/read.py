@@ -23,12 +23,9 @@ MAX_FILE_BYTES: Final = 1 << 30
 """Of a file that is read whole, where its reader sets no other limit."""
 MAX_JSON_BYTES: Final = 32 << 20
 """Of a JSON file; the largest vocabularies in a tokenizer.json have a third of it."""
-MAX_DEPTH: Final = 100
-"""Objects and lists in one another."""
-MAX_DIGITS: Final = 40
-"""Of a whole number. Hugging Face writes 10**30 for "no limit"."""
-MAX_LINE: Final = 64 << 20
-"""Characters of one line of a table."""
+MAX_DEPTH: Final = 100  # objects and lists in one another
+MAX_DIGITS: Final = 40  # of a whole number. Hugging Face writes 10**30 for "no limit".
+MAX_LINE: Final = 64 << 20  # characters of one line of a table
 
 
 def require_file(path: epath.PathLike) -> None:

@@ -17,8 +17,7 @@ try:
 except ImportError:  # a PyYAML built without libyaml, which takes seven times as long
     from yaml import SafeLoader as _SafeLoader
 
-MAX_BYTES: Final = 1 << 20
-"""Of a YAML file: a thousand times a configuration's size."""
+MAX_BYTES: Final = 1 << 20  # of a YAML file: a thousand times a configuration's size
 
 MAX_EVENTS: Final = 100_000
 """Values, and beginnings and ends of lists and mappings: a few seconds of work."""

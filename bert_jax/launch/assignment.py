@@ -28,25 +28,15 @@ PAUSE_SECONDS: Final = 5.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Told:
-    """What `tpu_setup/startup.sh` tells the agent.
+    """What `tpu_setup/startup.sh` tells the agent."""
 
-    Attributes:
-        files: of the job.
-        attempt: its number.
-        worker: which host of the attempt.
-        coordinator: where the processes meet; None: JAX finds it.
-        home: of what this host keeps; None: each cache has its own place.
-        beat_seconds: between heartbeats.
-        pause_seconds: before the first restart.
-    """
-
-    files: JobFiles
-    attempt: int
-    worker: int
-    coordinator: str | None
-    home: Path | None
-    beat_seconds: float
-    pause_seconds: float
+    files: JobFiles  # of the job
+    attempt: int  # its number
+    worker: int  # which host of the attempt
+    coordinator: str | None  # where the processes meet; None: JAX finds it
+    home: Path | None  # of what this host keeps; None: each cache has its own place
+    beat_seconds: float  # between heartbeats
+    pause_seconds: float  # before the first restart
 
 
 def read_told(environment: Mapping[str, str]) -> Told:
@@ -69,17 +59,11 @@ def read_told(environment: Mapping[str, str]) -> Told:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """The run that this host has a part in.
+    """The run that this host has a part in."""
 
-    Attributes:
-        told: by the startup script.
-        attempt: of the job.
-        config: of the run, as the job's ``config.yaml`` has it.
-    """
-
-    told: Told
-    attempt: Attempt
-    config: Mapping[str, Any]
+    told: Told  # by the startup script
+    attempt: Attempt  # of the job
+    config: Mapping[str, Any]  # of the run, as the job's ``config.yaml`` has it
 
     @property
     def loader(self) -> LoaderSection:

@@ -10,8 +10,7 @@ from etils import epath
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.launch.job import JOBS, JobFiles, job_directory
 
-BUCKET: Final = "BERT_JAX_BUCKET"
-"""The environment variable that stands in for --bucket."""
+BUCKET: Final = "BERT_JAX_BUCKET"  # the environment variable that stands in for --bucket
 
 
 def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFiles:

@@ -24,15 +24,10 @@ _SECTION: Final = {"project": "core", "zone": "compute"}
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A setting and where it comes from.
+    """A setting and where it comes from."""
 
-    Attributes:
-        value: None: it is set nowhere.
-        source: for eyes: ``submit.project``, ``CLOUDSDK_CORE_PROJECT``, ``gcloud (default)``.
-    """
-
-    value: str | None
-    source: str
+    value: str | None  # None: it is set nowhere
+    source: str  # for eyes: ``submit.project``, ``CLOUDSDK_CORE_PROJECT``, ``gcloud (default)``
 
 
 def with_gcloud_settings(submit: SubmitSection) -> SubmitSection:

@@ -12,14 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.yaml_file import dump_yaml
 from bert_jax.launch.job import JOB_LABEL, Attempt
 from bert_jax.launch.jobset import DIRECTORY, GROUP, PLURAL, VERSION, jobset
-from bert_jax.launch.launcher import (
-    Existing,
-    Observation,
-    OutOfQuota,
-    Request,
-    State,
-    Unavailable,
-)
+from bert_jax.launch.launcher import Existing, Observation, OutOfQuota, Request, State, Unavailable
 from bert_jax.launch.limits import wait_hours
 from bert_jax.launch.pace import NOT_INSTALLED, Again, Pace, persistently
 

@@ -53,17 +53,11 @@ _PASSING: Final = (
 
 @dataclasses.dataclass(frozen=True)
 class GoogleCalls:
-    """Sends requests of one service for one project.
+    """Sends requests of one service for one project."""
 
-    Attributes:
-        project: for messages.
-        service: ``tpu``: the first part of its address and of its permissions.
-        pace: of tries.
-    """
-
-    project: str
-    service: str
-    pace: Pace
+    project: str  # for messages
+    service: str  # ``tpu``: the first part of its address and of its permissions
+    pace: Pace  # of tries
 
     def send(self, method: Callable[..., Answer], request: Any, *, what: str) -> Answer:
         """Returns what a method of a client answers; `what` it asks for is for messages.

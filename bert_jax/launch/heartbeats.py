@@ -15,15 +15,10 @@ from bert_jax.validation import validate
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """The hosts of an attempt at one moment.
+    """The hosts of an attempt at one moment."""
 
-    Attributes:
-        told: by worker, what it last said.
-        missing: workers that have said nothing yet.
-    """
-
-    told: Mapping[int, HostStatus]
-    missing: Sequence[int]
+    told: Mapping[int, HostStatus]  # by worker, what it last said
+    missing: Sequence[int]  # workers that have said nothing yet
 
     @property
     def done(self) -> bool:

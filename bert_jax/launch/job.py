@@ -14,31 +14,23 @@ from bert_jax.section import Section, as_tuple
 
 Verb = Literal["pretrain", "finetune"]
 
-RUN_JOB: Final = "job.txt"
-"""In a run's directory: the directory of the job that runs it."""
+RUN_JOB: Final = "job.txt"  # in a run's directory: the directory of the job that runs it
 
-JOBS: Final = "jobs"
-"""In a bucket: the directory of all jobs."""
+JOBS: Final = "jobs"  # in a bucket: the directory of all jobs
 
 JOB_LABEL: Final = "bert-jax-job"
 """The label that all of our resources have; its value is the job's name."""
 
 
 class JobPlacement(Section):
-    """Where one attempt runs.
+    """Where one attempt runs."""
 
-    Attributes:
-        on: a topology as the documentation spells it (``v5e:4x4``), or ``local``.
-        slices: of it.
-        zone: None for ``local``.
-        dollars_per_hour: of all its chips, by the price list; None if it has no price.
-        estimated_hours: that the whole run takes there, by `bert-jax plan`; None if not planned.
-    """
-
-    on: str
-    slices: int = 1
-    zone: str | None = None
+    on: str  # a topology as the documentation spells it (``v5e:4x4``), or ``local``
+    slices: int = 1  # of it
+    zone: str | None = None  # None for ``local``
+    # Of all its chips, by the price list; None if it has no price
     dollars_per_hour: float | None = None
+    # That the whole run takes there, by `bert-jax plan`; None if not planned
     estimated_hours: float | None = None
 
     @property
@@ -54,29 +46,21 @@ class JobPlacement(Section):
 
 
 class Job(Section):
-    """All that is decided when a job is submitted, kept as ``job.json`` in its directory.
+    """All that is decided when a job is submitted, kept as ``job.json`` in its directory."""
 
-    Attributes:
-        name: of the job; its resources are named after it and the attempt.
-        verb: that hosts run.
-        run_dir: where the run is written, which hosts can reach.
-        working_directory: from which relative paths of the configuration count; `local` only.
-        submit: the settings, resolved: project, zone and bucket are known.
-        placements: in the order in which they are tried; never empty.
-        version: of bert-jax, whose wheel is staged.
-        submitted: seconds since 1970.
-    """
-
+    # Of the job; its resources are named after it and the attempt
     name: Annotated[str, pydantic.Field(pattern=RESOURCE_NAME)]
-    verb: Verb = "pretrain"
-    run_dir: str
+    verb: Verb = "pretrain"  # that hosts run
+    run_dir: str  # where the run is written, which hosts can reach
+    # From which relative paths of the configuration count; `local` only
     working_directory: str | None = None
-    submit: SubmitSection
+    submit: SubmitSection  # the settings, resolved: project, zone and bucket are known
+    # In the order in which they are tried; never empty
     placements: Annotated[
         tuple[JobPlacement, ...], pydantic.BeforeValidator(as_tuple), pydantic.Field(min_length=1)
     ]
-    version: str
-    submitted: float
+    version: str  # of bert-jax, whose wheel is staged
+    submitted: float  # seconds since 1970
 
     @property
     def directory(self) -> epath.Path:
@@ -128,60 +112,39 @@ class JobFiles:
 
 
 class Ending(Section):
-    """How one process of the run ended on a host.
+    """How one process of the run ended on a host."""
 
-    Attributes:
-        at: seconds since 1970.
-        exit_code: of the process; 128 and the signal's number of one that was killed.
-        step: the last one that it reported; None: it died before.
-        message: why, in its own words.
-    """
-
-    at: float
-    exit_code: int
-    step: int | None = None
-    message: str = ""
+    at: float  # seconds since 1970
+    exit_code: int  # of the process; 128 and the signal's number of one that was killed
+    step: int | None = None  # the last one that it reported; None: it died before
+    message: str = ""  # why, in its own words
 
 
 class HostStatus(Section):
-    """What one host last said of itself.
+    """What one host last said of itself."""
 
-    Attributes:
-        state: `failed`: the run ended in a way that the same command will not mend (a mistake in
-            the configuration, numbers that went bad, the same step twice). `stopped`: by SIGTERM,
-            as the machine is taken back; the run has saved.
-        exit_code: of the run's last process; None while the first runs.
-        restarts: of the run's process on this host in this attempt.
-        message: the last line that says why.
-        at: seconds since 1970.
-        goodput: shares of wall time by kind.
-        endings: of the run's processes on this host in this attempt, the last 20.
-    """
-
+    # `failed`: the run ended in a way that the same command will not mend (a mistake in the
+    # configuration, numbers that went bad, the same step twice). `stopped`: by SIGTERM, as the
+    # machine is taken back; the run has saved.
     state: Literal["installing", "staging", "running", "restarting", "stopped", "done", "failed"]
-    exit_code: int | None = None
-    restarts: int = 0
-    message: str = ""
-    at: float
+    exit_code: int | None = None  # of the run's last process; None while the first runs
+    restarts: int = 0  # of the run's process on this host in this attempt
+    message: str = ""  # the last line that says why
+    at: float  # seconds since 1970
     step: int | None = None
     loss: float | None = None
-    goodput: dict[str, float] = pydantic.Field(default_factory=dict)
+    goodput: dict[str, float] = pydantic.Field(default_factory=dict)  # shares of wall time by kind
+    # Of the run's processes on this host in this attempt, the last 20
     endings: Annotated[tuple[Ending, ...], pydantic.BeforeValidator(as_tuple)] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """One set of machines for a job.
+    """One set of machines for a job."""
 
-    Attributes:
-        job: whose.
-        number: from 1.
-        placement: where.
-    """
-
-    job: Job
-    number: int
-    placement: JobPlacement
+    job: Job  # whose
+    number: int  # from 1
+    placement: JobPlacement  # where
 
     @property
     def resource(self) -> str:

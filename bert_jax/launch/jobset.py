@@ -16,11 +16,9 @@ GROUP: Final = "jobset.x-k8s.io"
 VERSION: Final = "v1alpha2"
 PLURAL: Final = "jobsets"
 
-DIRECTORY: Final = "bert-jax/job"
-"""The annotation that says where the job's files lie."""
+DIRECTORY: Final = "bert-jax/job"  # the annotation that says where the job's files lie
 
-REPLICATED: Final = "slice"
-"""The name of the replicated Job: pods are NAME-slice-SLICE-WORKER-…."""
+REPLICATED: Final = "slice"  # the name of the replicated Job: pods are NAME-slice-SLICE-WORKER-…
 
 GRACE_SECONDS: Final = 600
 """From SIGTERM to the end of a pod: a save to a bucket. A spot machine has 25 s all the same."""

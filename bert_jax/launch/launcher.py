@@ -24,51 +24,31 @@ class State(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What a launcher sees of an attempt.
+    """What a launcher sees of an attempt."""
 
-    Attributes:
-        state: of the machines, not of the run on them, which its hosts' heartbeats tell.
-        message: why, in the provider's words; one line, empty if nothing is wrong.
-    """
-
-    state: State
-    message: str = ""
+    state: State  # of the machines, not of the run on them, which its hosts' heartbeats tell
+    message: str = ""  # why, in the provider's words; one line, empty if nothing is wrong
 
 
 @dataclasses.dataclass(frozen=True)
 class Existing:
-    """Something that was made for a job and still exists.
+    """Something that was made for a job and still exists."""
 
-    Attributes:
-        job: its label.
-        resource: its name.
-        zone: or cluster.
-        state: of it.
-        bills: whether money is spent on it now.
-        directory: of the job, as the machines were told; empty where that cannot be seen.
-    """
-
-    job: str
-    resource: str
-    zone: str
-    state: State
-    bills: bool
-    directory: str = ""
+    job: str  # its label
+    resource: str  # its name
+    zone: str  # or cluster
+    state: State  # of it
+    bills: bool  # whether money is spent on it now
+    directory: str = ""  # of the job, as the machines were told; empty where that cannot be seen
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One request that a launcher would send, for eyes.
+    """One request that a launcher would send, for eyes."""
 
-    Attributes:
-        what: it is for, in a few words.
-        body: as it is sent, JSON or YAML.
-        command: the same for a shell, quoted; empty where there is none.
-    """
-
-    what: str
-    body: str
-    command: str = ""
+    what: str  # it is for, in a few words
+    body: str  # as it is sent, JSON or YAML
+    command: str = ""  # the same for a shell, quoted; empty where there is none
 
 
 class OutOfQuota(RunStopped):

@@ -20,19 +20,12 @@ _UNWATCHED_SECONDS: Final = 900.0
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Something that exists.
+    """Something that exists."""
 
-    Attributes:
-        existing: as its launcher shows it.
-        launcher: that deletes it.
-        orphan: why nobody needs it; empty if somebody does, or that is not known.
-        note: what else is known of it.
-    """
-
-    existing: Existing
-    launcher: Launcher
-    orphan: str
-    note: str
+    existing: Existing  # as its launcher shows it
+    launcher: Launcher  # that deletes it
+    orphan: str  # why nobody needs it; empty if somebody does, or that is not known
+    note: str  # what else is known of it
 
 
 def find_existing(

@@ -27,27 +27,16 @@ NOT_INSTALLED: Final = (
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """Times in seconds, and the clock that they are of: tests bring their own.
+    """Times in seconds, and the clock that they are of: tests bring their own."""
 
-    Attributes:
-        timeout: of one try.
-        give_up: from the first try to the end of the last pause.
-        poll: between two looks at something that is being deleted.
-        delete: how long a deletion may take.
-        sleep: waits.
-        clock: of pauses; never goes back.
-        now: seconds since 1970.
-        draw: from 0 to 1, evenly.
-    """
-
-    timeout: float = 30.0
-    give_up: float = GIVE_UP_SECONDS
-    poll: float = 10.0
-    delete: float = 1800.0
-    sleep: Callable[[float], None] = time.sleep
-    clock: Callable[[], float] = time.monotonic
-    now: Callable[[], float] = time.time
-    draw: Callable[[], float] = random.random
+    timeout: float = 30.0  # of one try
+    give_up: float = GIVE_UP_SECONDS  # from the first try to the end of the last pause
+    poll: float = 10.0  # between two looks at something that is being deleted
+    delete: float = 1800.0  # how long a deletion may take
+    sleep: Callable[[float], None] = time.sleep  # waits
+    clock: Callable[[], float] = time.monotonic  # of pauses; never goes back
+    now: Callable[[], float] = time.time  # seconds since 1970
+    draw: Callable[[], float] = random.random  # from 0 to 1, evenly
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,36 +31,23 @@ FindingVerdict = Literal["fine", "warning", "wrong", "unknown"]
 
 @dataclasses.dataclass(frozen=True)
 class PreflightFinding:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        verdict: `wrong` keeps a placement, or the job, from being started; `unknown`: it could
-            not be checked.
-        line: what was found.
-        placement: whose it is; None for the whole job's.
-    """
-
+    # `wrong` keeps a placement, or the job, from being started; `unknown`: it could not be checked
     verdict: FindingVerdict
-    line: str
-    placement: JobPlacement | None = None
+    line: str  # what was found
+    placement: JobPlacement | None = None  # whose it is; None for the whole job's
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What a run reads and how it is cut, from its configuration.
+    """What a run reads and how it is cut, from its configuration."""
 
-    Attributes:
-        tokenizer: its directory; None: the run brings its own.
-        datasets: directories or TFRecords by the key that names them.
-        others: files and directories that must be there, by key.
-        batch_sizes: rows of the global batches by key.
-        mesh: sizes of the axes; -1 is the rest.
-    """
-
-    tokenizer: str | None
-    datasets: Mapping[str, str]
-    batch_sizes: Mapping[str, int]
-    mesh: tuple[int, ...]
+    tokenizer: str | None  # its directory; None: the run brings its own
+    datasets: Mapping[str, str]  # directories or TFRecords by the key that names them
+    batch_sizes: Mapping[str, int]  # rows of the global batches by key
+    mesh: tuple[int, ...]  # sizes of the axes; -1 is the rest
+    # Files and directories that must be there, by key
     others: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 

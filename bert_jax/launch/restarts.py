@@ -17,19 +17,12 @@ _LONGEST_PAUSE_SECONDS: Final = 120.0
 
 @dataclasses.dataclass(frozen=True)
 class RestartDecision:
-    """What follows from an ending.
+    """What follows from an ending."""
 
-    Attributes:
-        state: of the host.
-        exit_code: of the agent, where this is the end.
-        message: why.
-        pause: seconds before the next start; None: there is none.
-    """
-
-    state: Literal["restarting", "stopped", "done", "failed"]
-    exit_code: int
-    message: str
-    pause: float | None = None
+    state: Literal["restarting", "stopped", "done", "failed"]  # of the host
+    exit_code: int  # of the agent, where this is the end
+    message: str  # why
+    pause: float | None = None  # seconds before the next start; None: there is none
 
 
 class Restarts:

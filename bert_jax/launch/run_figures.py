@@ -18,32 +18,21 @@ _RECENT_SECONDS: Final = 3600.0  # whose speed tells when the run will end
 
 
 class RunFigures(Section):
-    """A run as it last wrote.
+    """A run as it last wrote."""
 
-    Attributes:
-        step: done so far; 0 before the first report.
-        total_steps: None where the configuration does not say it.
-        loss: of the last report.
-        tokens_per_second: that are no padding.
-        mfu: model FLOPs over the devices' peak; None where the peak is not known.
-        seconds_per_step: of the last hour since its process started, with all that it stood still
-            for; None before two reports.
-        at: of the last figures, in seconds since 1970; None: there are none.
-        seconds: of its wall time by kind, since the time that was asked for.
-        starts: of processes.
-        finished: whether it has come to its end.
-    """
-
-    step: int = 0
-    total_steps: int | None = None
-    loss: float | None = None
-    tokens_per_second: float | None = None
-    mfu: float | None = None
+    step: int = 0  # done so far; 0 before the first report
+    total_steps: int | None = None  # None where the configuration does not say it
+    loss: float | None = None  # of the last report
+    tokens_per_second: float | None = None  # that are no padding
+    mfu: float | None = None  # model FLOPs over the devices' peak; None where the peak is not known
+    # Of the last hour since its process started, with all that it stood still for; None before two
+    # reports
     seconds_per_step: float | None = None
-    at: float | None = None
+    at: float | None = None  # of the last figures, in seconds since 1970; None: there are none
+    # Of its wall time by kind, since the time that was asked for
     seconds: dict[str, float] = pydantic.Field(default_factory=dict)
-    starts: int = 0
-    finished: bool = False
+    starts: int = 0  # of processes
+    finished: bool = False  # whether it has come to its end
 
     @property
     def seconds_left(self) -> float | None:

@@ -23,71 +23,43 @@ _RECENT_ATTEMPTS: Final = 3  # whose hosts are asked
 
 
 class Restart(Section):
-    """Why something was started again.
+    """Why something was started again."""
 
-    Attributes:
-        at: seconds since 1970.
-        what: ``machines`` or ``host 3``.
-        step: the last one that was told.
-        reason: in words.
-    """
-
-    at: float
-    what: str
-    step: int | None = None
-    reason: str = ""
+    at: float  # seconds since 1970
+    what: str  # ``machines`` or ``host 3``
+    step: int | None = None  # the last one that was told
+    reason: str = ""  # in words
 
 
 class JobStatus(Section):
-    """A job at one moment.
+    """A job at one moment."""
 
-    Attributes:
-        name: of it.
-        directory: of its files.
-        outcome: how it ended; None: it has not.
-        message: why.
-        attempt: the number of the last one; 0: nothing was asked for yet.
-        placement: of it.
-        machines: their state, as their launcher sees them now, or as the supervisor last saw them.
-        machines_seen: when, in seconds since 1970.
-        machines_message: in the provider's words.
-        hosts: how many there are of each state; ``silent`` ones have said nothing yet.
-        restarts: of machines and of the run's processes, in the order of time.
-        paid_hours: of all attempts.
-        dollars: for them; None: there is no price.
-        watched: when a supervisor last wrote; None: there was none.
-    """
-
-    name: str
-    directory: str
-    outcome: str | None = None
-    message: str = ""
-    attempt: int = 0
-    placement: JobPlacement | None = None
+    name: str  # of it
+    directory: str  # of its files
+    outcome: str | None = None  # how it ended; None: it has not
+    message: str = ""  # why
+    attempt: int = 0  # the number of the last one; 0: nothing was asked for yet
+    placement: JobPlacement | None = None  # of it
+    # Their state, as their launcher sees them now, or as the supervisor last saw them
     machines: State = State.ABSENT
-    machines_seen: float | None = None
-    machines_message: str = ""
+    machines_seen: float | None = None  # when, in seconds since 1970
+    machines_message: str = ""  # in the provider's words
+    # How many there are of each state; ``silent`` ones have said nothing yet
     hosts: dict[str, int] = pydantic.Field(default_factory=dict)
+    # Of machines and of the run's processes, in the order of time
     restarts: tuple[Restart, ...] = ()
-    paid_hours: float = 0.0
-    dollars: float | None = None
-    watched: float | None = None
+    paid_hours: float = 0.0  # of all attempts
+    dollars: float | None = None  # for them; None: there is no price
+    watched: float | None = None  # when a supervisor last wrote; None: there was none
 
 
 class Status(Section):
-    """A run, and the job that it belongs to.
+    """A run, and the job that it belongs to."""
 
-    Attributes:
-        run_dir: of the run.
-        job: None of a run that was not submitted.
-        run: its figures.
-        at: when this was read, in seconds since 1970.
-    """
-
-    run_dir: str
-    job: JobStatus | None
-    run: RunFigures
-    at: float
+    run_dir: str  # of the run
+    job: JobStatus | None  # None of a run that was not submitted
+    run: RunFigures  # its figures
+    at: float  # when this was read, in seconds since 1970
 
     @property
     def shares(self) -> dict[str, float]:

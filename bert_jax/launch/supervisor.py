@@ -27,14 +27,7 @@ from bert_jax.launch.supervisor_state import (
     read_state,
     write_state,
 )
-from bert_jax.launch.verdict import (
-    Verdict,
-    WatchPace,
-    hopeless,
-    of_machines,
-    of_run,
-    of_silence,
-)
+from bert_jax.launch.verdict import Verdict, WatchPace, hopeless, of_machines, of_run, of_silence
 
 # What a bucket or a service may answer today and not tomorrow: credentials that have run out are
 # among it. Machines that run are not left alone for it.

@@ -19,35 +19,22 @@ Outcome = Literal["done", "failed", "limit", "stopped"]
 
 
 class AttemptRecord(Section):
-    """One attempt. Times are seconds since 1970.
+    """One attempt. Times are seconds since 1970."""
 
-    Attributes:
-        number: from 1.
-        placement: index into the job's placements.
-        intended: written before its machines are asked for, so that they are found whatever
-            happens then.
-        created: when the launcher had answered.
-        bills_from: when it was last seen not to bill.
-        state: as last seen.
-        message: of the provider.
-        end: why it ended: no `quota`, no `capacity` in time, `taken` back, `broken` (machines
-            failed, or a host was silent), or the job is `over`. Written before its deletion.
-        reason: the same in words.
-        deleted: when its machines were gone.
-        step: the last one that its hosts have told.
-    """
-
-    number: int = pydantic.Field(ge=1)
-    placement: int = pydantic.Field(ge=0)
+    number: int = pydantic.Field(ge=1)  # from 1
+    placement: int = pydantic.Field(ge=0)  # index into the job's placements
+    # Written before its machines are asked for, so that they are found whatever happens then
     intended: float
-    created: float | None = None
-    bills_from: float | None = None
-    state: State = State.ABSENT
-    message: str = ""
+    created: float | None = None  # when the launcher had answered
+    bills_from: float | None = None  # when it was last seen not to bill
+    state: State = State.ABSENT  # as last seen
+    message: str = ""  # of the provider
+    # Why it ended: no `quota`, no `capacity` in time, `taken` back, `broken` (machines failed, or a
+    # host was silent), or the job is `over`. Written before its deletion.
     end: End | None = None
-    reason: str = ""
-    deleted: float | None = None
-    step: int | None = None
+    reason: str = ""  # the same in words
+    deleted: float | None = None  # when its machines were gone
+    step: int | None = None  # the last one that its hosts have told
 
     def of(self, job: Job) -> Attempt:
         """Returns the attempt itself."""
@@ -62,19 +49,14 @@ class AttemptRecord(Section):
 
 
 class SupervisorState(Section):
-    """``supervisor.json``.
+    """``supervisor.json``."""
 
-    Attributes:
-        attempts: all so far; only the last one may have machines.
-        outcome: how the job ended. `limit`: one of its limits. `stopped`: by a user.
-        message: why, in words.
-        seen: when this was written.
-    """
-
+    # All so far; only the last one may have machines
     attempts: Annotated[tuple[AttemptRecord, ...], pydantic.BeforeValidator(as_tuple)] = ()
+    # How the job ended. `limit`: one of its limits. `stopped`: by a user.
     outcome: Outcome | None = None
-    message: str = ""
-    seen: float = 0.0
+    message: str = ""  # why, in words
+    seen: float = 0.0  # when this was written
 
     @property
     def current(self) -> AttemptRecord | None:

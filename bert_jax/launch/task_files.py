@@ -26,15 +26,10 @@ _KEYS: Final = ("train", "dev", "test", "data")
 
 @dataclasses.dataclass(frozen=True)
 class Upload:
-    """Files of this machine, and the directory in the bucket that gets them.
+    """Files of this machine, and the directory in the bucket that gets them."""
 
-    Attributes:
-        files: by name.
-        target: named by their content: what is there already is not uploaded again.
-    """
-
-    files: Mapping[str, Path]
-    target: str
+    files: Mapping[str, Path]  # by name
+    target: str  # named by their content: what is there already is not uploaded again
 
 
 def task_paths(task: Mapping[str, Any]) -> dict[str, str]:

@@ -18,36 +18,23 @@ _ROUNDS: Final = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WatchPace:
-    """How often a supervisor looks, and how long it is patient, in seconds.
+    """How often a supervisor looks, and how long it is patient, in seconds."""
 
-    Attributes:
-        poll: between two looks.
-        start: from machines that bill to the first word of each host, which installs first.
-        silence: of a host that has spoken before; it speaks every minute.
-        settle: for a machine just asked for to be seen.
-        tell: between two lines on a run that goes well.
-    """
-
-    poll: float = 60.0
+    poll: float = 60.0  # between two looks
+    # From machines that bill to the first word of each host, which installs first
     start: float = 2700.0
-    silence: float = 900.0
-    settle: float = 180.0
-    tell: float = 600.0
+    silence: float = 900.0  # of a host that has spoken before; it speaks every minute
+    settle: float = 180.0  # for a machine just asked for to be seen
+    tell: float = 600.0  # between two lines on a run that goes well
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """An attempt is at its end.
+    """An attempt is at its end."""
 
-    Attributes:
-        end: of the attempt.
-        reason: in words.
-        outcome: of the job, which is over too; None: another attempt follows.
-    """
-
-    end: End
-    reason: str
-    outcome: Outcome | None = None
+    end: End  # of the attempt
+    reason: str  # in words
+    outcome: Outcome | None = None  # of the job, which is over too; None: another attempt follows
 
 
 def of_run(hosts: Hosts) -> Verdict | None:

@@ -19,8 +19,7 @@ from typing import Final
 from bert_jax.errors import UserError
 from bert_jax.version import __version__
 
-PACKAGE: Final = Path(__file__).parent.parent
-"""The package's own directory."""
+PACKAGE: Final = Path(__file__).parent.parent  # the package's own directory
 
 _DISTRIBUTION: Final = "bert-jax"
 _NAME: Final = "bert_jax"

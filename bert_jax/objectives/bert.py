@@ -40,23 +40,18 @@ class BertObjective:
     Without a pair task its term and its metrics are left out. The model is the same, so that a
     run of any of these objectives can start from a checkpoint of another: pooler and next-sentence
     head then get no gradient, and only weight decay changes them.
-
-    Attributes:
-        architecture: of the model.
-        execution: how it is computed.
-        masking: of training rows; evaluation always masks 15% of the tokens.
-        tokenizer: whose vocabulary the rows are in.
-        pair: what the label of two spans means, which names its metrics (``sop_accuracy``); None
-            for examples of one span.
-        best_metric: by which the best checkpoint is selected.
     """
 
-    architecture: Architecture
-    execution: Execution
+    architecture: Architecture  # of the model
+    execution: Execution  # how it is computed
     # What is not compared decides rows and reports, but neither model nor loss.
+    # of training rows; evaluation always masks 15% of the tokens
     masking: MaskingSection = dataclasses.field(compare=False)
-    tokenizer: Tokenizer = dataclasses.field(compare=False)
+    tokenizer: Tokenizer = dataclasses.field(compare=False)  # whose vocabulary the rows are in
+    # What the label of two spans means, which names its metrics (``sop_accuracy``); None for
+    # examples of one span
     pair: PairTask | None = "nsp"
+    # By which the best checkpoint is selected
     best_metric: str = dataclasses.field(default="loss", compare=False)
 
     def features(

@@ -24,12 +24,7 @@ from bert_jax.optim.optimizer import (
     scale_by_given_rate,
     without,
 )
-from bert_jax.optim.schedule import (
-    Schedule,
-    slanted_triangular,
-    warmup_constant,
-    warmup_linear,
-)
+from bert_jax.optim.schedule import Schedule, slanted_triangular, warmup_constant, warmup_linear
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.optim.units import (
     NEVER,

@@ -22,15 +22,10 @@ _PATTERN = re.compile(r"(?:tpu[ -])?(?P<name>[a-z0-9]+(?:-lite)?)(?:pod)?[:-](?P
 
 @dataclasses.dataclass(frozen=True)
 class TpuTopology:
-    """One slice.
+    """One slice."""
 
-    Attributes:
-        accelerator: of every chip.
-        shape: chips along each dimension of the torus.
-    """
-
-    accelerator: Accelerator
-    shape: tuple[int, ...]
+    accelerator: Accelerator  # of every chip
+    shape: tuple[int, ...]  # chips along each dimension of the torus
 
     @property
     def name(self) -> str:

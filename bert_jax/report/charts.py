@@ -38,8 +38,7 @@ class Chart(NamedTuple):
     """A chart for the templates."""
 
     title: str
-    label: str
-    """The chart in words, for screen readers and without JavaScript."""
+    label: str  # the chart in words, for screen readers and without JavaScript
     spec: Spec
     remarks: Sequence[str] = ()
 

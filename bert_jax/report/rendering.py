@@ -25,16 +25,14 @@ class Share(NamedTuple):
     """A table cell: a percentage, with or without a bar beside it."""
 
     value: float
-    filled: float | None = None
-    """How much of the bar is filled, 0 to 1; None: no bar."""
+    filled: float | None = None  # how much of the bar is filled, 0 to 1; None: no bar
     digits: str = ".2%"
 
     def __str__(self) -> str:
         return f"{self.value:{self.digits}}"
 
 
-Cell: TypeAlias = str | float | Share
-"""Of a table."""
+Cell: TypeAlias = str | float | Share  # of a table
 
 
 class Contents:
@@ -86,8 +84,7 @@ def render_fragment(template: str, **context: Any) -> str:
 class _Assets(NamedTuple):
     style: Markup
     script: Markup
-    library: Markup
-    """Vega, gzip in base64: 0.4 MB in place of 0.9; ``charts.js`` unpacks it."""
+    library: Markup  # Vega, gzip in base64: 0.4 MB in place of 0.9; ``charts.js`` unpacks it
     policy: str
 
 

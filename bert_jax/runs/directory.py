@@ -17,12 +17,7 @@ from bert_jax.files.read import read_json_object
 from bert_jax.files.yaml_file import dump_yaml, read_yaml
 from bert_jax.kernels.random_bits import MASKS_VERSION
 from bert_jax.model.bert import Bert, bert_builder
-from bert_jax.model.config import (
-    Architecture,
-    HeadsSection,
-    ModelSection,
-    resolve_architecture,
-)
+from bert_jax.model.config import Architecture, HeadsSection, ModelSection, resolve_architecture
 from bert_jax.section import Section, need
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.validation import validate

@@ -31,14 +31,11 @@ LEAST_DEVIATION: Final = 0.05
 
 @dataclasses.dataclass
 class StepHistory:
-    """What later steps of a phase are judged by; saved with every checkpoint.
+    """What later steps of a phase are judged by; saved with every checkpoint."""
 
-    Attributes:
-        applied: (step, loss, gradient norm) of the last steps whose update counts.
-        skipped: the last steps whose update was withheld.
-    """
-
+    # (step, loss, gradient norm) of the last steps whose update counts
     applied: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)
+    # The last steps whose update was withheld
     skipped: list[int] = dataclasses.field(default_factory=list)
 
     @classmethod

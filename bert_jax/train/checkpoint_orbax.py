@@ -18,13 +18,7 @@ from orbax.checkpoint._src.futures import future, synchronization
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import why_not_written
 from bert_jax.train.failed_saves import quieten_failed_saves
-from bert_jax.train.manifest import (
-    OPTIMIZER,
-    PARAMS,
-    PROGRESS,
-    SelectionScore,
-    write_manifest,
-)
+from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore, write_manifest
 from bert_jax.train.save_agreement import SaveAgreement
 
 # Devices that hold the same array each save a part of it. Cutting a part out is a program that has

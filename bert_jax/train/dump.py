@@ -52,37 +52,21 @@ class TensorShape(Section):
 
 
 class DumpRecord(Section):
-    """``dump.json``: the step and what was found.
+    """``dump.json``: the step and what was found."""
 
-    Attributes:
-        step: the one that went bad.
-        phase: it is in, counted from 0.
-        reason: what was wrong with it.
-        figures: loss, gradient norm, and the limits that they were judged by.
-        gradient_norms: of each parameter; of a stacked one, by layer.
-        accumulation: microbatches of the step.
-        task: what of the task config.yaml does not say.
-        platform: of the devices.
-        processes: each has written its pieces.
-        checkpoint: the last one before the step.
-        position: the data position after the step.
-        batch: the tensors of the batch.
-        state: those of the state before the step.
-    """
-
-    step: int = pydantic.Field(ge=1)
-    phase: int = pydantic.Field(ge=0)
-    reason: str
-    figures: dict[str, Figure]
-    gradient_norms: dict[str, tuple[Figure, ...]]
-    accumulation: int = pydantic.Field(ge=1)
-    task: dict[str, Any]
-    platform: str
-    processes: int = pydantic.Field(ge=1)
-    checkpoint: int | None
-    position: DataPosition | None
-    batch: dict[str, TensorShape]
-    state: dict[str, TensorShape]
+    step: int = pydantic.Field(ge=1)  # the one that went bad
+    phase: int = pydantic.Field(ge=0)  # it is in, counted from 0
+    reason: str  # what was wrong with it
+    figures: dict[str, Figure]  # loss, gradient norm, and the limits that they were judged by
+    gradient_norms: dict[str, tuple[Figure, ...]]  # of each parameter; of a stacked one, by layer
+    accumulation: int = pydantic.Field(ge=1)  # microbatches of the step
+    task: dict[str, Any]  # what of the task config.yaml does not say
+    platform: str  # of the devices
+    processes: int = pydantic.Field(ge=1)  # each has written its pieces
+    checkpoint: int | None  # the last one before the step
+    position: DataPosition | None  # the data position after the step
+    batch: dict[str, TensorShape]  # the tensors of the batch
+    state: dict[str, TensorShape]  # those of the state before the step
 
 
 def write_dump(

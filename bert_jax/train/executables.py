@@ -79,17 +79,11 @@ class _Unpickler(serialize_executable._JaxPjrtUnpickler):  # pyright: ignore[rep
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SavedExecutable:
-    """What was written.
+    """What was written."""
 
-    Attributes:
-        path: of the file.
-        bytes: of it.
-        seconds: that compiling took, and loading saves.
-    """
-
-    path: str
-    bytes: int
-    seconds: float
+    path: str  # of the file
+    bytes: int  # of it
+    seconds: float  # that compiling took, and loading saves
 
 
 def facts_of(lowered: jax.stages.Lowered, mesh: Mesh, *, kind: StepKind) -> dict[str, str]:

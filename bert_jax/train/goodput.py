@@ -11,13 +11,7 @@ from typing import Final
 import jax
 from etils import epath
 
-from bert_jax.train.time_account import (
-    GOODPUT,
-    KINDS,
-    Goodput,
-    goodput_lines,
-    goodput_of,
-)
+from bert_jax.train.time_account import GOODPUT, KINDS, Goodput, goodput_lines, goodput_of
 from bert_jax.train.writer import Writer
 
 _LOSABLE: Final = KINDS[:4]

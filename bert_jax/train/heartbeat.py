@@ -15,8 +15,7 @@ from typing import Final
 from bert_jax.train.time_account import GOODPUT, KINDS
 from bert_jax.train.writer import Writer
 
-HEARTBEAT: Final = "BERT_JAX_HEARTBEAT"
-"""The environment variable that names the file."""
+HEARTBEAT: Final = "BERT_JAX_HEARTBEAT"  # the environment variable that names the file
 
 
 class Heartbeat(Writer):

@@ -34,23 +34,17 @@ SAME: Final = 0.01
 
 
 class Replay(NamedTuple):
-    """What a step gave when it was run again.
+    """What a step gave when it was run again."""
 
-    Attributes:
-        loss: of the global batch.
-        gradient_norm: over all parameters.
-        gradient_norms: of each parameter of each layer, in the order of the backward pass:
-            ``mlm/dense/kernel``, …, ``encoder/layers.1/output/kernel``, …
-        bad_inputs: what of batch and parameters was not finite before the step: ``batch
-            masked_lm_weights[3, 0] = nan``.
-        reproduces: whether the recorded figures were found again.
-    """
-
-    loss: float
-    gradient_norm: float
+    loss: float  # of the global batch
+    gradient_norm: float  # over all parameters
+    # Of each parameter of each layer, in the order of the backward pass: ``mlm/dense/kernel``, …,
+    # ``encoder/layers.1/output/kernel``, …
     gradient_norms: Mapping[str, float]
+    # What of batch and parameters was not finite before the step: ``batch masked_lm_weights[3, 0] =
+    # nan``
     bad_inputs: Sequence[str]
-    reproduces: bool
+    reproduces: bool  # whether the recorded figures were found again
 
     @property
     def first_bad(self) -> str | None:

@@ -24,23 +24,14 @@ FILE: Final = "rollbacks.json"
 
 
 class Rollback(Section):
-    """One of them.
+    """One of them."""
 
-    Attributes:
-        checkpoint: the step that the run went back to; 0 is its start.
-        bad_step: the step that went bad.
-        reason: what was wrong with it.
-        phase: of the bad step.
-        first: the first row that is left out, counted over the phase.
-        position: the data position to go on from.
-    """
-
-    checkpoint: int = pydantic.Field(ge=0)
-    bad_step: int = pydantic.Field(ge=1)
-    reason: str
-    phase: int = pydantic.Field(ge=0)
-    first: int = pydantic.Field(ge=0)
-    position: DataPosition
+    checkpoint: int = pydantic.Field(ge=0)  # the step that the run went back to; 0 is its start
+    bad_step: int = pydantic.Field(ge=1)  # the step that went bad
+    reason: str  # what was wrong with it
+    phase: int = pydantic.Field(ge=0)  # of the bad step
+    first: int = pydantic.Field(ge=0)  # the first row that is left out, counted over the phase
+    position: DataPosition  # the data position to go on from
 
     def apply(self, progress: TrainProgress) -> None:
         """Moves the progress of the checkpoint past the data."""

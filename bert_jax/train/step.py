@@ -60,16 +60,11 @@ class StepSpec:
     """Everything that a train step computes with, apart from state and batch.
 
     Equal ones share one step, see `made_once`.
-
-    Attributes:
-        task: gives loss and divisors.
-        model: structure of the task's model.
-        optimizer: from `make_optimizer`.
     """
 
-    task: Task
-    model: ModelDefinition
-    optimizer: optax.GradientTransformationExtraArgs
+    task: Task  # gives loss and divisors
+    model: ModelDefinition  # structure of the task's model
+    optimizer: optax.GradientTransformationExtraArgs  # from `make_optimizer`
 
 
 @made_once

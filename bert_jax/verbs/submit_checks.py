@@ -26,17 +26,11 @@ from bert_jax.launch.watching import Confirm, Say
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A job before anything of it is written.
+    """A job before anything of it is written."""
 
-    Attributes:
-        job: to submit.
-        config: that hosts get.
-        uploads: of files of this machine that they read.
-    """
-
-    job: Job
-    config: RunConfig
-    uploads: Sequence[Upload]
+    job: Job  # to submit
+    config: RunConfig  # that hosts get
+    uploads: Sequence[Upload]  # of files of this machine that they read
 
 
 def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:

@@ -166,8 +166,7 @@ class _Sample(NamedTuple):
     size: int
     masks: MaskCounts
     labels: Counter[str]
-    pieces: np.ndarray
-    """int64 [vocab_size], special tokens left out."""
+    pieces: np.ndarray  # int64 [vocab_size], special tokens left out
     shown: list[SampleExample]
 
 

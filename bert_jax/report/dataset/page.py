@@ -23,11 +23,9 @@ class SplitFigures(NamedTuple):
     documents: int
     examples: int
     tokens: int
-    length_counts: np.ndarray
-    """int [longest + 1]: examples of each length."""
+    length_counts: np.ndarray  # int [longest + 1]: examples of each length
     sentences: int | None
-    repeated_sentences: float | None
-    """Share; both None where they were not counted."""
+    repeated_sentences: float | None  # share; both None where they were not counted
     impure: tuple[int, int] | None
     """Pairs labelled random with spans of one document, and pairs labelled random; None: not
     counted, or no random pairs."""
@@ -70,25 +68,19 @@ class ExamplesInputs(NamedTuple):
     """Contents of the page."""
 
     title: str
-    made: Mapping[str, str]
-    """Settings and origins, by name."""
+    made: Mapping[str, str]  # settings and origins, by name
     splits: Sequence[SplitFigures]
     padding: Padding
-    sample_size: int
-    """Examples of the first split in which masks, labels and pieces were counted."""
+    sample_size: int  # examples of the first split in which masks, labels and pieces were counted
     masking: str
     masks: MaskCounts
     labels: Mapping[str, int]
-    corpus: Mapping[str, float]
-    """Documents, sentences, tokens, unknown_rate and unigram_entropy."""
-    pieces: Sequence[tuple[str, int]]
-    """The most frequent ones in the sample, with their counts."""
+    corpus: Mapping[str, float]  # documents, sentences, tokens, unknown_rate and unigram_entropy
+    pieces: Sequence[tuple[str, int]]  # the most frequent ones in the sample, with their counts
     dropped: Sequence[tuple[str, int, int]] | None
     """Rules with the documents and the lines they dropped; None: nothing was cleaned."""
-    overlaps: Sequence[Overlap] | None
-    """None: not looked for."""
-    sample: Sequence[SampleExample]
-    """The examples to show."""
+    overlaps: Sequence[Overlap] | None  # None: not looked for
+    sample: Sequence[SampleExample]  # the examples to show
     footer: str
     languages: Mapping[str, Mapping[str, LanguageRecord]]
     """By split and code; empty if the settings name no languages."""

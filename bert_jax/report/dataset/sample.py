@@ -21,19 +21,15 @@ class Piece(NamedTuple):
     """A token as the model sees it."""
 
     text: str
-    spaced: bool
-    """Whether a space precedes it."""
-    change: Change
-    """What masking did to it; "": not to be predicted."""
-    original: str
-    """The token before masking, as the vocabulary spells it."""
+    spaced: bool  # whether a space precedes it
+    change: Change  # what masking did to it; "": not to be predicted
+    original: str  # the token before masking, as the vocabulary spells it
 
 
 class SampleExample(NamedTuple):
     """An example in the order of its spans, without [CLS] and the [SEP] that end them."""
 
-    number: int
-    """Index of the example in its split."""
+    number: int  # index of the example in its split
     label: str
     spans: tuple[tuple[Piece, ...], ...]
     tokens: int

@@ -21,8 +21,7 @@ class Segment(NamedTuple):
     """Part of a context."""
 
     text: str
-    highlight: str
-    """"", "gold", "predicted" or "gold predicted"."""
+    highlight: str  # "", "gold", "predicted" or "gold predicted"
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,7 @@ class Answers:
     """The worst questions with their contexts, and a few with F1 1."""
 
     template: ClassVar = "finetuning/answers.html"
-    answerable: Matrix | None
-    """Gold against predicted; None if every question has an answer."""
+    answerable: Matrix | None  # gold against predicted; None if every question has an answer
     errors: Selection
     correct: Selection
 

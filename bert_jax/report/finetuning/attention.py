@@ -30,10 +30,8 @@ class AttentionMaps(NamedTuple):
 
     title: str
     tokens: Sequence[str]
-    omitted: int
-    """Tokens beyond `TOKENS`."""
-    descriptions: Sequence[Sequence[str]]
-    """[layers][heads]"""
+    omitted: int  # tokens beyond `TOKENS`
+    descriptions: Sequence[Sequence[str]]  # [layers][heads]
     levels: str
     """Square roots of the weights as uint8 [layers, heads, tokens, tokens], gzip in base64."""
     spec: Spec

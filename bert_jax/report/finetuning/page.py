@@ -54,8 +54,7 @@ class ReportInputs(NamedTuple):
 class _Table(NamedTuple):
     columns: Sequence[str]
     rows: Sequence[Sequence[str | float]]
-    best: int | None = None
-    """Index of the best row."""
+    best: int | None = None  # index of the best row
 
     @property
     def marks(self) -> list[str]:

@@ -28,10 +28,8 @@ class Segment(NamedTuple):
     """Part of a sentence: a span, or words outside of any."""
 
     text: str
-    type: str = ""
-    """"": outside."""
-    differs: bool = False
-    """Whether the other reading lacks this span."""
+    type: str = ""  # "": outside
+    differs: bool = False  # whether the other reading lacks this span
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,7 @@ class LabelledWords:
     entities: Sequence[Row]
     metrics: Sequence[Row]
     confusion: Confusion
-    colours: Mapping[str, int]
-    """Of the types."""
+    colours: Mapping[str, int]  # of the types
     errors: Selection
 
 
