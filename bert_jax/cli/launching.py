@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
@@ -36,43 +36,30 @@ bucket_option = click.option(
 yes_option = click.option("--yes", is_flag=True, help="Ask nothing: every answer is yes.")
 project_option = click.option("--project", help="Google Cloud's. [default: gcloud's own]")
 cluster_option = click.option("--cluster", help="Of GKE, by name.")
-zone_option = click.option("--zone", multiple=True, help="Several are tried in turn.")
-
-
-def _placement_options(function: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(
-        [
-            click.option(
-                "--on",
-                multiple=True,
-                metavar="NAME",
-                help="v5litepod-16, v5e:4x4, v4-32 …, or local; several are tried in turn.",
-            ),
-            click.option("--hosts", type=int, help="Processes of --on local."),
-            click.option("--slices", type=int, multiple=True, help="Of each topology."),
-            click.option(
-                "--bucket", metavar="gs://BUCKET", help="Of job and run; local: a directory."
-            ),
-            project_option,
-            zone_option,
-            click.option("--spot", is_flag=True, help="Cheaper, and may be taken back."),
-            cluster_option,
-            click.option("--launcher", metavar="NAME", help="queued-resources or gke."),
-            click.option("--name", help="Of the job. [default: the run directory's]"),
-            click.option("--max-cost", type=float, metavar="DOLLARS", help="Then it is stopped."),
-            click.option("--max-hours", type=float, help="Then it is stopped."),
-            click.option("--retries", type=int, help="Restarts of machines. [default: 100]"),
-            click.option("--wait-hours", type=float, help="For capacity, then elsewhere."),
-        ]
-    ):
-        function = option(function)
-    return function
 
 
 @cli.command()
 @config_argument
 @overrides_argument
-@_placement_options
+@click.option(
+    "--on",
+    multiple=True,
+    metavar="NAME",
+    help="v5litepod-16, v5e:4x4, v4-32 …, or local; several are tried in turn.",
+)
+@click.option("--hosts", type=int, help="Processes of --on local.")
+@click.option("--slices", type=int, multiple=True, help="Of each topology.")
+@click.option("--bucket", metavar="gs://BUCKET", help="Of job and run; local: a directory.")
+@project_option
+@click.option("--zone", multiple=True, help="Several are tried in turn.")
+@click.option("--spot", is_flag=True, help="Cheaper, and may be taken back.")
+@cluster_option
+@click.option("--launcher", metavar="NAME", help="queued-resources or gke.")
+@click.option("--name", help="Of the job. [default: the run directory's]")
+@click.option("--max-cost", type=float, metavar="DOLLARS", help="Then it is stopped.")
+@click.option("--max-hours", type=float, help="Then it is stopped.")
+@click.option("--retries", type=int, help="Restarts of machines. [default: 100]")
+@click.option("--wait-hours", type=float, help="For capacity, then elsewhere.")
 @click.option(
     "--verb",
     "task",

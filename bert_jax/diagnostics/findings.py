@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
@@ -40,19 +41,9 @@ class DoctorReport(NamedTuple):
         return [finding for finding in self.findings if finding.level == level]
 
 
-def ok(topic: str, text: str) -> Finding:
-    """Returns a finding that is as it should be."""
-    return Finding("ok", topic, text)
-
-
-def warn(topic: str, text: str) -> Finding:
-    """Returns a finding that may go wrong."""
-    return Finding("warn", topic, text)
-
-
-def problem(topic: str, text: str) -> Finding:
-    """Returns a finding that will go wrong."""
-    return Finding("problem", topic, text)
+ok: Final = functools.partial(Finding, "ok")  # as it should be
+warn: Final = functools.partial(Finding, "warn")  # may go wrong
+problem: Final = functools.partial(Finding, "problem")  # will go wrong
 
 
 def show(findings: Iterable[Finding], console: Console) -> DoctorReport:

@@ -11,7 +11,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from etils import epath
 
@@ -33,27 +33,6 @@ from bert_jax.files.remote import each, is_remote
 # Between two pieces. A crash of the process loses no line that a checkpoint needs: it flushes.
 PIECE_SECONDS: Final = 60.0
 PIECE_LINES: Final = 10_000
-
-
-class LineLog(Protocol):
-    """Takes entries, one after the other."""
-
-    def append(self, entry: Entry) -> None:
-        """Adds an entry; a reader finds it by the next `flush` at the latest."""
-        ...
-
-    def flush(self) -> None:
-        """Makes sure that what was appended outlives this process and its machine.
-
-        Raises:
-            OSError: the disk is full; a later call may succeed.
-            UserError: so is a bucket's quota.
-        """
-        ...
-
-    def close(self) -> None:
-        """Flushes, or says that it cannot. Idempotent."""
-        ...
 
 
 def open_log(
@@ -107,20 +86,24 @@ class FileLog:
         self._waiting = b""
 
     def append(self, entry: Entry) -> None:
-        """See `LineLog`."""
+        """Adds an entry; a reader finds it by the next `flush` at the latest."""
         waited = bool(self._waiting)
         self._waiting += _line(entry)
         if (reason := _refusal(self._write)) and not waited:
             self._say(f"{self._path}: {reason}; its lines wait in memory until there is room")
 
     def flush(self) -> None:
-        """See `LineLog`."""
+        """Makes sure that what was appended outlives this process and its machine.
+
+        Raises:
+            OSError: the disk is full; a later call may succeed.
+        """
         self._write()
         with self._path.open("rb") as file:
             os.fsync(file.fileno())
 
     def close(self) -> None:
-        """See `LineLog`."""
+        """Flushes, or says that it cannot. Idempotent."""
         if reason := _refusal(self.flush):
             lost = self._waiting.count(b"\n")
             self._say(f"{self._path}: {reason}; the last {lost} of its lines are not in it")
@@ -151,7 +134,7 @@ class PieceLog:
         self._since = 0.0
 
     def append(self, entry: Entry) -> None:
-        """See `LineLog`."""
+        """Adds an entry; a reader finds it by the next `flush` at the latest."""
         now = time.monotonic()
         if not self._waiting:
             self._since = now
@@ -160,15 +143,22 @@ class PieceLog:
             self.flush()
 
     def flush(self) -> None:
-        """See `LineLog`."""
+        """Makes sure that what was appended outlives this process and its machine.
+
+        Raises:
+            UserError: the bucket cannot be written, such as for a quota; a later call may succeed.
+        """
         if self._waiting:
             write_whole(piece(self._path, self._next), b"".join(self._waiting))
             self._next += 1
             self._waiting = []
 
     def close(self) -> None:
-        """See `LineLog`."""
+        """Flushes. Idempotent."""
         self.flush()
+
+
+LineLog: TypeAlias = FileLog | PieceLog
 
 
 def _refusal(write: Callable[[], None]) -> str | None:

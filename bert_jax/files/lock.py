@@ -8,7 +8,7 @@ import pathlib
 import threading
 import uuid
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import filelock
 from etils import epath
@@ -19,28 +19,6 @@ from bert_jax.files.remote import is_remote
 
 _HEARTBEAT_SECONDS: Final = 15.0
 _MISSED_HEARTBEATS: Final = 3
-
-
-class Lock(Protocol):
-    """What one process at a time can take."""
-
-    holder: str  # after a refused :meth:`take`, host and process id of the holder; "" if unknown
-
-    def take(self) -> bool:
-        """Returns whether the lock is ours now; False: another process holds it."""
-        ...
-
-    def check(self) -> None:
-        """Makes sure that the lock is still ours.
-
-        Raises:
-            RunStopped: another process has taken it.
-        """
-        ...
-
-    def give_back(self) -> None:
-        """Releases the lock if we hold it."""
-        ...
 
 
 def lock_at(path: epath.PathLike, *, say: Callable[[str], None]) -> Lock:
@@ -59,7 +37,7 @@ class LocalLock:
     """A locked file, local or on NFS: the system releases it when the process ends."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self.holder = ""
+        self.holder = ""  # after a refused `take`, host and process id of the holder, if known
         self._path = path
         self._lock = filelock.FileLock(path, timeout=0, thread_local=False)
 
@@ -100,7 +78,7 @@ class ObjectLock:
         heartbeat_seconds: float = _HEARTBEAT_SECONDS,
     ) -> None:
         """Takes nothing yet; `say` gets a line before the watching."""
-        self.holder = ""
+        self.holder = ""  # as above
         self._object = held
         self._say = say
         self._heartbeat_seconds = heartbeat_seconds
@@ -160,6 +138,9 @@ class ObjectLock:
                     held = self._object.read()
                     generation = held.generation if held and held.raw == self._raw else None
                 self._generation = generation
+
+
+Lock: TypeAlias = LocalLock | ObjectLock
 
 
 def _identity() -> str:

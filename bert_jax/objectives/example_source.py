@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.data.dataset.reader import Dataset, open_dataset
@@ -24,29 +24,70 @@ TRAIN: Final = "train"
 VALIDATION: Final = "validation"
 
 
-class ExampleSource(Protocol):
+@dataclasses.dataclass(frozen=True)
+class OwnSource:
     """One split of examples that fit the objective and the tokenizer, and how to make rows."""
 
-    @property
-    def dataset(self) -> Dataset | GoogleBertDataset:
-        """The examples."""
-        ...
+    dataset: Dataset
 
     @property
     def splits(self) -> tuple[str, ...]:
         """Splits that there are, this one among them."""
-        ...
+        return tuple(self.dataset.provenance.splits)
 
     @property
     def unigram_entropy(self) -> float:
         """Of the text before masking, in nats per token."""
-        ...
+        return self.dataset.provenance.corpus.unigram_entropy
 
     def features(
         self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
     ) -> RowTransform:
         """Returns the row transform; takes what `Objective.features` takes."""
-        ...
+        return task.features(
+            seq_length=seq_length, max_predictions=max_predictions, evaluation=evaluation
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class GoogleBertSource:
+    """The same of TFRecords."""
+
+    dataset: GoogleBertDataset
+    tokenizer: Tokenizer
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Splits that there are, this one among them."""
+        return tuple(find_splits(self.dataset.directory))
+
+    @property
+    def unigram_entropy(self) -> float:
+        """Of the text before masking, in nats per token."""
+        return self.dataset.summary.unigram_entropy
+
+    def features(
+        self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
+    ) -> StaticMaskTransform:
+        """Returns the row transform; the masks are those of the file, in evaluation too."""
+        del task, evaluation
+        summary = self.dataset.summary
+        slots = max_predictions or summary.slots
+        if slots < summary.most_predictions:
+            raise UserError(
+                f"max_predictions: found {slots}, but an example of {self.dataset.directory} has "
+                f"{summary.most_predictions} predictions; allowed: {summary.most_predictions} or "
+                "more"
+            )
+        return StaticMaskTransform(
+            seq_length=seq_length,
+            max_predictions=slots,
+            vocab_size=self.tokenizer.vocab_size,
+            pad_id=self.tokenizer.special.pad,
+        )
+
+
+ExampleSource: TypeAlias = OwnSource | GoogleBertSource
 
 
 def open_source(
@@ -72,7 +113,7 @@ def open_source(
         UserError: nothing there, damaged, made for another objective or with another vocabulary.
     """
     if is_google_bert(path):
-        return _GoogleBertSource(
+        return GoogleBertSource(
             _check_google_bert(open_google_bert(path, split), objective, tokenizer, key=key),
             tokenizer,
         )
@@ -83,61 +124,7 @@ def open_source(
             f"({dataset.provenance.tokenizer_hash[:12]}) than the one given ({tokenizer.hash[:12]})"
         )
     check_pairing(objective, dataset, key=key)
-    return _OwnSource(dataset)
-
-
-@dataclasses.dataclass(frozen=True)
-class _OwnSource:
-    dataset: Dataset
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(self.dataset.provenance.splits)
-
-    @property
-    def unigram_entropy(self) -> float:
-        return self.dataset.provenance.corpus.unigram_entropy
-
-    def features(
-        self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
-    ) -> RowTransform:
-        return task.features(
-            seq_length=seq_length, max_predictions=max_predictions, evaluation=evaluation
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class _GoogleBertSource:
-    dataset: GoogleBertDataset
-    tokenizer: Tokenizer
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(find_splits(self.dataset.directory))
-
-    @property
-    def unigram_entropy(self) -> float:
-        return self.dataset.summary.unigram_entropy
-
-    def features(
-        self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
-    ) -> StaticMaskTransform:
-        """The masks are those of the file, in evaluation too."""
-        del task, evaluation
-        summary = self.dataset.summary
-        slots = max_predictions or summary.slots
-        if slots < summary.most_predictions:
-            raise UserError(
-                f"max_predictions: found {slots}, but an example of {self.dataset.directory} has "
-                f"{summary.most_predictions} predictions; allowed: {summary.most_predictions} or "
-                "more"
-            )
-        return StaticMaskTransform(
-            seq_length=seq_length,
-            max_predictions=slots,
-            vocab_size=self.tokenizer.vocab_size,
-            pad_id=self.tokenizer.special.pad,
-        )
+    return OwnSource(dataset)
 
 
 def _check_google_bert(

@@ -31,10 +31,10 @@ class Accelerator:
     # Chips that one count of an accelerator type such as ``v4-32`` stands for: 0.5 where it counts
     # TensorCores
     count_unit: float = 1.0
-    accelerator_type: str  # how Cloud spells the type before the count
+    accelerator_type: str | None = None  # how Cloud spells it before a count; None: as its name
     # Of the Cloud TPU API; None where only GKE and Compute Engine have it
     runtime_version: str | None
-    libtpu_name: str  # how libtpu spells the generation in a topology
+    libtpu_name: str | None = None  # how libtpu spells it in a topology; None: as its name
     megacore: bool = False  # whether libtpu must be told that a chip is one device
     # Whether its matrix units take bfloat16 from Pallas kernels too, and ours have been compiled
     # for it

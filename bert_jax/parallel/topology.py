@@ -50,12 +50,12 @@ class TpuTopology:
     @property
     def accelerator_type(self) -> str:
         """As Cloud spells it: ``v5litepod-16``, ``v4-32``."""
-        return f"{self.accelerator.accelerator_type}-{_count(self.accelerator, self.shape)}"
+        return _counted(self.accelerator, self.shape)
 
     @property
     def libtpu_name(self) -> str:
         """As libtpu spells it: ``tpu7x:2x2x1``."""
-        return f"{self.accelerator.libtpu_name}:{_cross(self.shape)}"
+        return f"{self.accelerator.libtpu_name or self.accelerator.name}:{_cross(self.shape)}"
 
     @property
     def wrapped_axes(self) -> tuple[bool, ...]:
@@ -125,7 +125,11 @@ def _suggest(accelerator: Accelerator, size: str) -> str:
         return f"{accelerator.name}:{_cross(nearest)}"
     count = numbers[0]
     nearest = min(accelerator.shapes, key=lambda shape: _ratio(_count(accelerator, shape), count))
-    return f"{accelerator.accelerator_type}-{_count(accelerator, nearest)}"
+    return _counted(accelerator, nearest)
+
+
+def _counted(accelerator: Accelerator, shape: tuple[int, ...]) -> str:
+    return f"{accelerator.accelerator_type or accelerator.name}-{_count(accelerator, shape)}"
 
 
 def _ratio(one: int, other: int) -> float:

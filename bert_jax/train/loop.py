@@ -163,7 +163,7 @@ class _Loop:
     def _dispatch(self, step_fn: TrainStep, step: int, batch: DeviceBatch) -> RunningStep:
         """Starts a step on the devices."""
         limits = self.recovery.limits(step)
-        withheld = self.recovery.withheld(limits)
+        withheld = self.recovery.guard.withheld(limits)
         with self.profile.step(step):
             self.state, figures = step_fn(self.state, batch.batch, withheld, self.schedule)
         return RunningStep(step, batch, limits, figures)

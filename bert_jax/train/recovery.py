@@ -46,23 +46,19 @@ class Recovery:
         """Moves the progress past data that an earlier rollback to the same checkpoint left out."""
         self._spec, self._tracker = spec, tracker
         self._output, self._display = output, output.display
-        self._guard = BadStepGuard(spec.bad_steps)
+        self.guard = BadStepGuard(spec.bad_steps)
         self._rollbacks = RollbackLog(spec.run_dir, step=tracker.progress.step)
         if before := self._rollbacks.to(tracker.progress.step):
             before[-1].apply(tracker.progress)
 
     def limits(self, step: int) -> StepLimits:
         """Returns what a step is judged by: loss and gradient norm of a spike."""
-        return self._guard.limits(self._tracker.progress.history, step)
-
-    def withheld(self, limits: StepLimits) -> StepLimits:
-        """Returns the limits beyond which the compiled step withholds its update."""
-        return self._guard.withheld(limits)
+        return self.guard.limits(self._tracker.progress.history, step)
 
     def judge(self, running: RunningStep, metrics: Sums) -> BadStep | None:
         """Returns what is wrong with a step, and remembers it for those after it."""
         history = self._tracker.progress.history
-        return self._guard.judge(history, running.step, metrics, running.limits)
+        return self.guard.judge(history, running.step, metrics, running.limits)
 
     def respond(self, bad: BadStep, running: RunningStep, state: TrainState) -> TrainState:
         """Answers a bad step that has been counted; returns the state to go on from.
@@ -83,7 +79,7 @@ class Recovery:
         last = spec.checkpoints.latest_step()
         if bad.response == "rollback":
             before = self._rollbacks.to(last or 0)
-            bad = self._guard.rollback_or_stop(bad, rollbacks=len(before))
+            bad = self.guard.rollback_or_stop(bad, rollbacks=len(before))
         folder = write_dump(spec, bad, state, running.batch.batch, running.figures, progress)
         if bad.response == "rollback":
             self._display.say(f"{bad}; written to {folder}", style="bold red")

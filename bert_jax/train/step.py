@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -40,15 +40,8 @@ class StepFigures(NamedTuple):
     gradient_norms: Params  # nested like the parameters: float32 [], of a stacked one [layers]
 
 
-class TrainStep(Protocol):
-    """One optimizer step."""
-
-    def __call__(
-        self, state: TrainState, batch: StepBatch, limits: StepLimits, schedule: Schedule, /
-    ) -> tuple[TrainState, StepFigures]:
-        """Returns the new state and the step's figures."""
-        ...
-
+# (state, batch, limits, schedule) → new state, figures
+TrainStep = Callable[[TrainState, StepBatch, StepLimits, Schedule], tuple[TrainState, StepFigures]]
 
 # What every step adds to the task's metrics; `HEALTHY` is for the loop and not reported.
 STEP_METRICS: Final = ("learning_rate", "gradient_norm")

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from etils import epath
 
@@ -27,18 +27,6 @@ from bert_jax.train.sections import TrackerName
 IDS: Final = "trackers.json"  # in the run directory: under which ids a resumed run goes on
 PROJECT: Final = "bert_jax"
 _CONFIG: Final = "config.yaml"
-
-
-class Tracker(Protocol):
-    """Takes named figures of a step."""
-
-    def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Sends figures of one kind (`train`, `validation`)."""
-        ...
-
-    def close(self) -> None:
-        """Sends what is buffered."""
-        ...
 
 
 class WandbTracker:
@@ -58,11 +46,11 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="step")
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """See `Tracker`."""
+        """Sends figures of one kind (`train`, `validation`)."""
         self._run.log({f"{kind}/{name}": value for name, value in figures.items()} | {"step": step})
 
     def close(self) -> None:
-        """See `Tracker`."""
+        """Sends what is buffered."""
         self._run.finish()
 
 
@@ -84,7 +72,7 @@ class MlflowTracker:
         self._client.log_dict(identity, _settings(run_dir), _CONFIG)
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """See `Tracker`."""
+        """Sends figures of one kind (`train`, `validation`)."""
         now = int(time.time() * 1000)
         metrics = [
             self._metric(f"{kind}/{name}", float(value), now, step)
@@ -93,11 +81,13 @@ class MlflowTracker:
         self._client.log_batch(self.identity, metrics=metrics)
 
     def close(self) -> None:
-        """See `Tracker`."""
+        """Ends the run."""
         self._client.set_terminated(self.identity, "FINISHED")
 
 
-_KINDS: Final[Mapping[TrackerName, Callable[[epath.Path, str | None], Any]]] = {
+Tracker: TypeAlias = WandbTracker | MlflowTracker
+
+_KINDS: Final[Mapping[TrackerName, type[Tracker]]] = {
     "wandb": WandbTracker,
     "mlflow": MlflowTracker,
 }
