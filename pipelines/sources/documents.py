@@ -1,6 +1,6 @@
 """Documents from the lines of text files, and their sentences.
 
-A new form of input is one function and one line in :data:`FORMATS` or :data:`LAYOUTS`.
+A new way to separate documents is one function and one line in :data:`FORMATS`.
 """
 
 from __future__ import annotations
@@ -68,24 +68,16 @@ FORMATS: Final[dict[str, DocumentFormat]] = {
 """``documents:`` what separates one document from the next."""
 
 
-def sentence_per_line(document: Document, *, language: str) -> list[str]:
-    """google-research/bert's layout: each line is a sentence. ``language`` is not used."""
-    del language
-    return document.lines
+def document_sentences(document: Document, *, layout: str, language: str) -> list[str]:
+    """Returns a document's sentences by what a line of it is: a sentence, or a paragraph of prose.
 
-
-def prose(document: Document, *, language: str) -> list[str]:
-    """Free prose: each line is a paragraph, to be split into sentences."""
+    ``sentences`` is google-research/bert's layout.
+    """
+    if layout == "sentences":
+        return document.lines
     return [
         sentence for line in document.lines for sentence in split_sentences(line, language=language)
     ]
-
-
-LAYOUTS: Final[dict[str, Callable[..., list[str]]]] = {
-    "sentences": sentence_per_line,
-    "prose": prose,
-}
-"""``layout:`` what a line of a document is."""
 
 
 def document_id(name: str, offset: int, given: str | None = None) -> str:

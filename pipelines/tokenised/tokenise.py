@@ -17,7 +17,7 @@ from bert_jax.files.atomic import whole_directory
 from bert_jax.pipelines.cleaning.cleaned_documents import CorpusJob, corpus_documents
 from bert_jax.pipelines.cleaning.duplicates import unique_documents
 from bert_jax.pipelines.cleaning.tally import TALLY, Tally, is_made
-from bert_jax.pipelines.sources.documents import LAYOUTS, document_key, is_validation
+from bert_jax.pipelines.sources.documents import document_key, document_sentences, is_validation
 from bert_jax.pipelines.tokenised.documents import (
     TokenisedDocuments,
     key_order,
@@ -135,7 +135,7 @@ def _encode_documents(
 
 def _documents(job: TokeniseJob, tally: Tally) -> Iterator[tuple[str, list[str]]]:
     """Yields each document's id and sentences."""
-    layout = LAYOUTS[job.corpus.section.layout]
+    layout = job.corpus.section.layout
     if job.spill is None:
         documents = corpus_documents(job.corpus, tally)
     else:
@@ -143,7 +143,7 @@ def _documents(job: TokeniseJob, tally: Tally) -> Iterator[tuple[str, list[str]]
     for identity, document in documents:
         tally.documents["kept"] += 1
         tally.lines["kept"] += len(document.lines)
-        yield identity, layout(document, language=job.language)
+        yield identity, document_sentences(document, layout=layout, language=job.language)
 
 
 def _batches(
