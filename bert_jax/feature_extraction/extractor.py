@@ -57,8 +57,8 @@ def settings_for(
 ) -> ExtractionSettings:
     """Returns the settings for a model; what is None is what fits it.
 
-    Without a name of layers, those of the paper's best row that the model has; without a pool, the
-    mean; without a length, the model's positions, at most 512.
+    Layers: see `select_layers`; without a pool, the mean; without a length, the model's positions,
+    at most 512.
 
     Raises:
         UserError: layers or a length that the model does not have.

@@ -51,7 +51,8 @@ def write_export(
 ) -> str:
     """Writes a run's checkpoint and its model card.
 
-    The directory exists and is empty. Returns step and heads, in words.
+    The directory exists and is empty; for `checkpoint` see `load_params`. Returns step and heads,
+    in words.
 
     Raises:
         UserError: no such checkpoint, a head that the run lacks, something that the format cannot

@@ -18,7 +18,8 @@ def graft(
     """Returns fresh parameters with everything replaced that the origin has trained.
 
     The task's head is taken over where it is one of the same task and the same labels (SQuAD 1.1
-    before 2.0, MNLI before another corpus of the same three); otherwise it starts fresh.
+    before 2.0, MNLI before another corpus of the same three); otherwise it starts fresh. Parameters
+    are those of a model by its parts, as `encoder` and `pooler`.
     """
     shared = (*_SHARED, "task") if _same_head(ours, theirs) else _SHARED
     return {

@@ -45,7 +45,7 @@ class ChoiceFile(NamedTuple):
 def read_choices(path: Path | MemoryTable, columns: ChoiceColumns, *, labelled: bool) -> ChoiceFile:
     """Reads a table of questions.
 
-    Without a header only .csv or .tsv. Where the table is to be `labelled`, every question must
+    One without a header is a .csv or .tsv; in one that is to be `labelled`, every question must
     have a label.
 
     Raises:
