@@ -24,7 +24,7 @@ from bert_jax.parallel.accelerators import composes_int32
 Array = jax.Array
 
 # Of what is below. A run whose masks are drawn by another version from some step on says so.
-MASKS_VERSION: Final = 3
+MASKS_VERSION: Final = 4
 
 # `triple32` (github.com/skeeto/hash-prospector), made for counters: every bit of its input turns
 # over every bit of its output with a probability within 0.02% of one half.
@@ -50,15 +50,14 @@ Factors: TypeAlias = tuple[Array, ...]
 _WHOLE: Final = np.float32(2**23)
 
 
-def tile_seeds(key: Array, tiles: tuple[int, ...]) -> tuple[Array, Array]:
-    """Returns two random words for every tile, int32 [*tiles]: of its rows and of its columns.
+def tile_seeds(key: Array, tiles: tuple[int, ...]) -> Array:
+    """Returns two random words for every tile, of its rows and of its columns: int32 [2, *tiles].
 
     Args:
         key: of threefry, which gives the same numbers on every backend and mesh.
         tiles: the leading axes of an array, all but the last two.
     """
-    first, second = (jax.random.bits(jax.random.fold_in(key, at), tiles) for at in range(2))
-    return first.astype(jnp.int32), second.astype(jnp.int32)
+    return jax.random.bits(key, (2, *tiles)).astype(jnp.int32)
 
 
 def line_words(line: Array, seed: Array) -> Array:

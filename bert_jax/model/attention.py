@@ -14,7 +14,7 @@ from bert_jax.kernels.attention import fused_attention
 from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.config import Architecture, AttentionName, Execution
 from bert_jax.model.dropout import dropout
-from bert_jax.model.layers import Dense, project_each, project_together, subkey
+from bert_jax.model.layers import Dense, project_each, project_together
 from bert_jax.parallel.rules import constrain
 
 # Finite, so that a row without any visible key gives a uniform average and not a NaN.
@@ -81,9 +81,8 @@ class SelfAttention(nnx.Module):
         dropout_key: Array | None,
     ) -> Float[Array, "batch length hidden"]:
         """Returns the attention's output projection, before the residual sum."""
-        key = subkey(dropout_key, 0)
         core = self._fused if self.core == "fused" else self._plain
-        return self.output(core(x_BLD, segment_ids, key))
+        return self.output(core(x_BLD, segment_ids, dropout_key))
 
     def _plain(self, x_BLD: Array, segment_ids: Array, key: Array | None) -> Array:
         """Returns the attended values [B, L, H, K], by `xla_attention`."""
@@ -102,7 +101,7 @@ class SelfAttention(nnx.Module):
         heads, columns = self.query.bias.shape
         seeds = None
         if key is not None and self.dropout_rate > 0.0:
-            seeds = jnp.stack(tile_seeds(key, (len(x_BLD), heads)))
+            seeds = tile_seeds(key, (len(x_BLD), heads))
         kernels = tuple(each.kernel[...] for each in self._maps)
         attended_BLW = fused_attention(
             project_each(x_BLD.astype(self.query.dtype), kernels, self.query.gradient_dtype),

@@ -51,17 +51,18 @@ class EncoderLayer(nnx.Module):
         x_BLD: Float[Array, "batch length hidden"],
         segment_ids: Int[Array, "batch length"],
         *,
-        dropout_key: Array | None,
+        dropout_keys: Array | None,
     ) -> Float[Array, "batch length hidden"]:
-        """Returns the layer's output."""
-        attended = self.attention(x_BLD, segment_ids, dropout_key=subkey(dropout_key, 0))
-        attended = dropout(attended, self.dropout_rate, subkey(dropout_key, 1))
+        """Returns the output; `dropout_keys` are [3], or None in evaluation."""
+        core_key, attended_key, fed_key = [None] * 3 if dropout_keys is None else dropout_keys
+        attended = self.attention(x_BLD, segment_ids, dropout_key=core_key)
+        attended = dropout(attended, self.dropout_rate, attended_key)
         x_BLD = constrain(self.attention_norm(x_BLD + attended), "batch", "length", "hidden")
         inner_BLF = constrain(self.intermediate(x_BLD), "batch", "length", "mlp")
         # In bfloat16, so on a chip, it costs less to compute the activation again than to read it.
         again = jax.checkpoint if inner_BLF.dtype == jnp.bfloat16 else lambda function: function
         fed = again(lambda x: self.output.without_bias(ACTIVATIONS[self.activation](x)))(inner_BLF)
-        fed = dropout(self.output.with_bias(fed), self.dropout_rate, subkey(dropout_key, 2))
+        fed = dropout(self.output.with_bias(fed), self.dropout_rate, fed_key)
         return constrain(self.output_norm(x_BLD + fed), "batch", "length", "hidden")
 
 
@@ -137,11 +138,12 @@ class Encoder(nnx.Module):
         """Returns the last layer's output, and what `read` keeps of each layer's, stacked."""
         layer_def, stacked = nnx.split(self.layers)
         layers_key = subkey(dropout_key, 1)
-        keys = None if layers_key is None else jax.random.split(layers_key, self.depth)
+        # At once, and not three of each layer's own: what makes a key takes XLA long to compile.
+        keys = None if layers_key is None else jax.random.split(layers_key, (self.depth, 3))
 
-        def layer(x: Array, params_and_key: tuple[Any, Array | None]) -> tuple[Array, Array | None]:
-            params, key = params_and_key
-            x = nnx.merge(layer_def, params)(x, segment_ids, dropout_key=key)
+        def layer(x: Array, of_layer: tuple[Any, Array | None]) -> tuple[Array, Array | None]:
+            params, dropout_keys = of_layer
+            x = nnx.merge(layer_def, params)(x, segment_ids, dropout_keys=dropout_keys)
             return x, read(x)
 
         return jax.lax.scan(

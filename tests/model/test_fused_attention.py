@@ -37,7 +37,7 @@ def fused(q: Any, k: Any, v: Any, bias: Any, segments: Any, *, rate: float) -> A
     """The kernel, called as `SelfAttention` calls it."""
     rows, _, heads, columns = q.shape
     merged = [x.reshape(*x.shape[:2], -1) for x in (q, k, v)]
-    seeds = jnp.stack(tile_seeds(jax.random.key(3), (rows, heads)))
+    seeds = tile_seeds(jax.random.key(3), (rows, heads))
     out = fused_attention(
         tuple(merged), bias.reshape(3, -1), segments, seeds, columns=columns, rate=rate
     )
