@@ -60,7 +60,7 @@ def show(findings: Iterable[Finding], console: Console) -> DoctorReport:
             table = Table.grid(padding=(0, 2))
             table.add_column(width=len("problem"))
             table.add_column(width=_TOPIC_WIDTH)
-            table.add_row(f"[{_STYLES[level]}]{level}[/]", topic, _escaped(text))
+            table.add_row(f"[{_STYLES[level]}]{level}[/]", topic, text.replace("[", r"\["))
             console.print(table)
         else:
             console.print(
@@ -70,10 +70,6 @@ def show(findings: Iterable[Finding], console: Console) -> DoctorReport:
     problems, warnings = len(report.of_level("problem")), len(report.of_level("warn"))
     console.print(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", highlight=False)
     return report
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def _count(number: int, noun: str) -> str:

@@ -126,21 +126,18 @@ def is_whole(directory: epath.PathLike, *, last: str) -> bool:
 
 
 @contextlib.contextmanager
-def new_directory(
-    path: pathlib.Path, *, force: bool, option: str = "--force"
-) -> Iterator[pathlib.Path]:
+def new_directory(path: pathlib.Path, *, force: bool) -> Iterator[pathlib.Path]:
     """Gives a directory to fill; moves it to the local ``path`` when the block succeeds.
 
     Args:
         path: must not exist, or be empty.
         force: replace an existing one; it stays until the new one is complete.
-        option: what to name in the error.
 
     Raises:
         UserError: ``path`` exists and ``force`` is False, or the place cannot be written to.
     """
     if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
-        raise UserError(f"{path}: is already there; allowed: a new directory, or {option}")
+        raise UserError(f"{path}: is already there; allowed: a new directory, or --force")
     with _write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _temporary(epath.Path(path)) as temporary:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import importlib.util
 import io
 import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import fsspec
 import numpy as np
 from etils import epath
 from fsspec.config import conf
 
-from bert_jax.files import absent
+from bert_jax.errors import UserError
 
 Result = TypeVar("Result")
 
@@ -28,8 +29,25 @@ for _name in ("gcs", "gs"):
     # Cached listings are wrong as soon as another machine has written there.
     conf.setdefault(_name, {})["use_listings_cache"] = False
 
-# The others are fsspec's, where their packages are installed.
-absent.say_when_opened()
+# The package of each other protocol; where one is installed its own file system stays.
+CLIENTS: Final = {"s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}
+
+
+class _Absent(fsspec.AbstractFileSystem):
+    """Storage whose client is not installed: opening it says so in a line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        name = str(self.protocol)
+        client = CLIENTS[name]
+        extra = '"bert-jax[hub]"' if name == "hf" else client
+        raise UserError(f"{name}:// needs {client}, which is not installed: pip install {extra}")
+
+
+for _name, _client in CLIENTS.items():
+    if importlib.util.find_spec(_client) is None:
+        _absent = type(f"Absent{_name.capitalize()}", (_Absent,), {"protocol": _name})
+        fsspec.register_implementation(_name, _absent, clobber=True)
 
 # An emulator's address goes to all three clients. tensorstore waits for ever where nothing comes.
 if _emulator := os.environ.get("STORAGE_EMULATOR_HOST"):

@@ -110,12 +110,7 @@ def _types(calls: GoogleCalls, client: tpu_v2.TpuClient, project: str, zone: str
 
 
 def _limit(calls: GoogleCalls, project: str, quota: str, zone: str) -> int | None:
-    """Returns how much of a quota a zone has; -1: any number.
-
-    Raises:
-        UserError: no permission, or the API is not enabled.
-        RunStopped: no answer.
-    """
+    """Returns how much of a quota a zone has; -1: any number."""
     client = calls.client(cloudquotas_v1.CloudQuotasClient, CloudQuotasGrpcTransport)
     name = f"projects/{project}/locations/global/services/tpu.googleapis.com/quotaInfos/{quota}"
     request = cloudquotas_v1.GetQuotaInfoRequest(name=name)

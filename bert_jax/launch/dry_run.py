@@ -28,7 +28,6 @@ def dry_run(
     config: str,
     software: Mapping[str, bytes],
     uploads: Sequence[Upload] = (),
-    unchecked: Sequence[str] = UNCHECKED,
 ) -> str:
     """Returns everything that would be written and asked for, as text.
 
@@ -38,7 +37,6 @@ def dry_run(
         config: that hosts get, as YAML.
         software: that they install, by file name; the startup script is in it.
         uploads: of files that they read.
-        unchecked: lines on what could not be checked.
 
     Raises:
         UserError: the launcher cannot make such machines.
@@ -46,7 +44,7 @@ def dry_run(
     written = [*_software(job, software), *_uploads(uploads)]
     lines = _lines(job, launcher, config, software["startup.sh"].decode())
     parts = [*_beginning(job, written), *lines, *_title("Not checked")]
-    parts += [f"- {line}" for line in unchecked]
+    parts += [f"- {line}" for line in UNCHECKED]
     return "\n".join(parts).rstrip() + "\n"
 
 

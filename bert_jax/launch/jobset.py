@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 from bert_jax.errors import UserError
@@ -111,6 +110,7 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
 def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
     submit = attempt.job.submit
     account = submit.service_account
+    chips = min(topology.accelerator.chips_per_host, topology.chips)  # of a host
     return {
         "restartPolicy": "Never",  # the JobSet restarts: all hosts together
         "terminationGracePeriodSeconds": GRACE_SECONDS,
@@ -124,7 +124,7 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
                 "name": "bert-jax",
                 "image": image,
                 "env": _environment(attempt),
-                "resources": {"limits": {_CHIPS: str(_chips_of_a_host(topology))}},
+                "resources": {"limits": {_CHIPS: str(chips)}},
                 "volumeMounts": [
                     # Loader processes hand batches over in it; a container has 64 MiB.
                     {"name": "shared-memory", "mountPath": "/dev/shm"},
@@ -181,10 +181,6 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
         *({"name": key, "value": value.replace("$", "$$")} for key, value in values.items()),
         *variables,
     ]
-
-
-def _chips_of_a_host(topology: TpuTopology) -> int:
-    return min(topology.accelerator.chips_per_host, math.prod(topology.shape))
 
 
 def _disk(size_gb: int | None) -> dict[str, Any]:

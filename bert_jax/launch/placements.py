@@ -11,18 +11,12 @@ from bert_jax.launch.section import SubmitSection
 from bert_jax.parallel.topology import parse_topology
 
 
-def placements(
-    section: SubmitSection,
-    *,
-    rates: Mapping[str, float],
-    hours: Mapping[tuple[str, int], float] | None = None,
-) -> tuple[JobPlacement, ...]:
+def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[JobPlacement, ...]:
     """Returns every combination of `on`, `zone` and `slices`, the last one's values first.
 
     Args:
         section: of the job; `zone` is resolved.
         rates: US dollars of a chip and an hour, by generation, where there is a price.
-        hours: that the run takes, by topology and slices, where that was planned.
 
     Raises:
         UserError: nothing says where to run, `local` is one of several, or there is a limit on the
@@ -48,7 +42,6 @@ def placements(
                 slices=slices,
                 zone=zone,
                 dollars_per_hour=None if rate is None else rate * topology.chips * slices,
-                estimated_hours=(hours or {}).get((topology.name, slices)),
             )
         )
     _check_prices(section, found)

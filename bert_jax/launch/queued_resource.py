@@ -73,9 +73,9 @@ def creation(attempt: Attempt, script: str) -> tpu_v2.CreateQueuedResourceReques
     elif submit.provisioning == "reservation":
         wanted.guaranteed = tpu_v2.QueuedResource.Guaranteed()
         wanted.reservation_name = _reservation(submit.reservation, location)
-    if submit.limits.wait_hours is not None:
+    if (hours := submit.limits.wait_hours) is not None:
         wanted.queueing_policy = tpu_v2.QueuedResource.QueueingPolicy(
-            valid_until_duration=duration_pb2.Duration(seconds=_wait_seconds(attempt))
+            valid_until_duration=duration_pb2.Duration(seconds=round(hours * 3600))
         )
     return tpu_v2.CreateQueuedResourceRequest(
         parent=location, queued_resource_id=attempt.resource, queued_resource=wanted
@@ -112,10 +112,6 @@ def _reservation(name: str | None, location: str) -> str:
     if name is None:
         raise UserError("submit.reservation: missing; provisioning: reservation needs its name")
     return name if "/" in name else f"{location}/reservations/{name}"
-
-
-def _wait_seconds(attempt: Attempt) -> int:
-    return round((attempt.job.submit.limits.wait_hours or 0.0) * 3600)
 
 
 def as_json(request: tpu_v2.CreateQueuedResourceRequest) -> str:

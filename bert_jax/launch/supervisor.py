@@ -8,8 +8,12 @@ the attempt's number, and every request may be repeated.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable
+from typing import Final
+
+from etils import epath
 
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import write_whole
@@ -18,7 +22,6 @@ from bert_jax.launch.heartbeats import Hosts, Silence, read_hosts
 from bert_jax.launch.job import JobFiles
 from bert_jax.launch.launcher import Launcher, OutOfQuota, State
 from bert_jax.launch.limits import next_placement, reached
-from bert_jax.launch.post_mortem import newest_dump
 from bert_jax.launch.supervisor_state import (
     AttemptRecord,
     Outcome,
@@ -32,6 +35,7 @@ from bert_jax.launch.verdict import Verdict, WatchPace, hopeless, of_machines, o
 # What a bucket or a service may answer today and not tomorrow: credentials that have run out are
 # among it. Machines that run are not left alone for it.
 _PASSING = (RunStopped, UserError, OSError)
+_DUMP: Final = re.compile(r"bad_step_(\d+)")
 
 
 class Supervisor:
@@ -260,3 +264,19 @@ class Supervisor:
         if (said := f"{name}: {line}") != self._said:
             self._said, self._told_at = said, self._clock()
             self._say(said)
+
+
+def newest_dump(run_dir: epath.PathLike) -> str | None:
+    """Returns the dump of a run's last bad step, see `bert_jax.train.dump`; None if there is none.
+
+    Nor if it cannot be looked for: whoever asks has something more important to say.
+    """
+    try:
+        found = [
+            (int(match[1]), path)
+            for path in epath.Path(run_dir).iterdir()
+            if (match := _DUMP.fullmatch(path.name))
+        ]
+    except Exception:  # (of a bucket, anything)
+        return None
+    return str(max(found)[1]) if found else None

@@ -6,15 +6,34 @@ import contextlib
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from bert_jax.errors import RunStopped
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.files.lock import Lock, lock_at
 from bert_jax.launch.job import JobFiles
 from bert_jax.launch.launcher import Launcher
-from bert_jax.launch.lease import lease
 from bert_jax.launch.supervisor import Supervisor
 from bert_jax.launch.supervisor_state import SupervisorState
 
 Say = Callable[[str], None]
 Confirm = Callable[[str], bool]
+
+
+@contextlib.contextmanager
+def lease(files: JobFiles, *, say: Say) -> Iterator[Lock]:
+    """Makes this process the job's one supervisor while the block lasts.
+
+    Raises:
+        UserError: another one is.
+    """
+    lock = lock_at(files.lease, say=say)
+    if not lock.take():
+        raise UserError(
+            f"{files.directory}: is watched by another process (host and process "
+            f"{lock.holder or 'unknown'}); allowed: one at a time"
+        )
+    try:
+        yield lock
+    finally:
+        lock.give_back()
 
 
 def watch_job(

@@ -91,7 +91,11 @@ def prepare(
     )
     with doing("defining the model"):
         model = define_model(objective.build)
-    executables = section.executables and Executables(section.executables, mesh, say=say)
+    compile_step = compile_evaluation = COMPILER
+    if section.executables is not None:
+        load_or_compile = Executables(section.executables, mesh, say=say).compile
+        compile_step = functools.partial(load_or_compile, kind="train")
+        compile_evaluation = functools.partial(load_or_compile, kind="evaluation")
     opener = PhaseOpener(
         settings=settings,
         objective=objective,
@@ -100,7 +104,7 @@ def prepare(
         tokenizer=tokenizer,
         mesh=mesh,
         cache=DatasetCache(settings.loader.cache, say=say),
-        compile_evaluation=executables.compile_evaluation if executables else COMPILER,
+        compile_evaluation=compile_evaluation,
     )
     with doing("opening the datasets"):
         opened = [opener.open(index) for index in range(len(section.phases))]
@@ -117,7 +121,7 @@ def prepare(
         ),
         schedule=schedule,
         phases=[each.phase for each in opened],
-        compile_step=executables.compile_train if executables else COMPILER,
+        compile_step=compile_step,
         data=DataFingerprints(
             datasets={each.dataset: each.training for each in opened},
             validation={each.dataset: each.validation for each in opened},

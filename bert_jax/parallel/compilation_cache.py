@@ -42,7 +42,8 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
     if section is None:
         jax.config.update("jax_enable_compilation_cache", False)
         return
-    if section.directory is None and _configured():
+    configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009 (untyped)
+    if section.directory is None and configured is not None:
         return
     directory = section.directory or str(user_cache("xla"))
     bounded = section.max_gb is not None and not is_remote(epath.Path(directory))
@@ -62,10 +63,6 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
     jax.config.update("jax_compilation_cache_max_size", size)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _SHORTEST_SECONDS)
-
-
-def _configured() -> bool:
-    return getattr(jax.config, "jax_compilation_cache_dir") is not None  # noqa: B009 (untyped)
 
 
 def _remove_unfinished(directory: str) -> None:

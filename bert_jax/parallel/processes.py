@@ -100,11 +100,7 @@ def _report_errors(channel: Channel) -> None:
 
 
 def _meeting(section: DistributedSection) -> Meeting:
-    """Returns where to meet, found by JAX where the section does not say it.
-
-    Raises:
-        UserError: it is not known.
-    """
+    """Returns where to meet, found by JAX where the section does not say it."""
     address = section.coordinator_address
     if address is not None and ":" not in address:
         address = f"{address}:{section.coordinator_port}"

@@ -133,8 +133,8 @@ class CheckpointDirectory:
 
         The newest is never deleted: it was found whole, or has just been saved.
         """
-        steps = self.steps()
-        sound = [step for step in steps if not self._known_damage(step)]
+        damaged = {step for (step, _), found in self._verified.items() if found}
+        sound = [step for step in self.steps() if step not in damaged]
         keep = set(sound[-section.keep_last :])
         keep |= set([s for s in self._ranked() if s in sound][: section.keep_best])
         if section.keep_every is not None:
@@ -169,9 +169,6 @@ class CheckpointDirectory:
                 # One that is still being written to goes with the next failure, or at the start.
                 with contextlib.suppress(OSError):
                     _remove(path)
-
-    def _known_damage(self, step: int) -> bool:
-        return any(found for (of, _), found in self._verified.items() if of == step)
 
     def _ranked(self) -> list[int]:
         """Returns the steps of the newest comparison, the best first, of equals the newer."""

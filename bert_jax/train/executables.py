@@ -155,15 +155,8 @@ class Executables:
                 f"`bert-jax plan … --save-executable` has written"
             )
 
-    def compile_train(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        """Returns a train step's program, loaded if it is there."""
-        return self._compile(lowered, "train")
-
-    def compile_evaluation(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        """Returns an evaluation step's program, loaded if it is there."""
-        return self._compile(lowered, "evaluation")
-
-    def _compile(self, lowered: jax.stages.Lowered, kind: StepKind) -> jax.stages.Compiled:
+    def compile(self, lowered: jax.stages.Lowered, *, kind: StepKind) -> jax.stages.Compiled:
+        """Returns a step's program, loaded if it is there."""
         facts = facts_of(lowered, self._mesh, kind=kind)
         path = self._directory / _file_name(facts)
         try:

@@ -150,11 +150,7 @@ def _files(directory: epath.Path) -> dict[str, epath.Path]:
 
 def _records(paths: Iterable[epath.Path]) -> Iterator[FileRecord]:
     with concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="sha256") as threads:
-        yield from threads.map(_record, paths)
-
-
-def _record(path: epath.Path) -> FileRecord:
-    return FileRecord(path.stat().length, sha256_of(path))
+        yield from threads.map(lambda p: FileRecord(p.stat().length, sha256_of(p)), paths)
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

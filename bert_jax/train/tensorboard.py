@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from etils import epath
 
@@ -97,7 +97,8 @@ class TensorBoard:
         with self._failing_once():
             # Ordered by the second that it begins with, and by the end within one.
             name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{time.time_ns()}"
-            self._events = _tensorboard_x().RecordWriter(str(self._directory / name))
+            record_writer, _ = _tensorboard_x()
+            self._events = record_writer(str(self._directory / name))
             self._append(file_version="brain.Event:2")
             if purge_step is not None:
                 self._append(step=purge_step, session_log={"status": "START"})
@@ -106,7 +107,8 @@ class TensorBoard:
 
     def _append(self, **fields: object) -> None:
         assert self._events is not None
-        event = _tensorboard_x().Event(wall_time=time.time(), **fields)
+        _, make_event = _tensorboard_x()
+        event = make_event(wall_time=time.time(), **fields)
         self._events.write(event.SerializeToString())
 
     def _flush_local(self) -> None:
@@ -140,16 +142,9 @@ class TensorBoard:
             file.unlink()
 
 
-class _TensorboardX(NamedTuple):
-    """What is used of it."""
-
-    RecordWriter: Any
-    Event: Any
-
-
 @functools.cache
-def _tensorboard_x() -> _TensorboardX:
-    """Loads tensorboardX, but not PyTorch.
+def _tensorboard_x() -> tuple[Any, Any]:
+    """Returns tensorboardX's writer and its events, loaded without PyTorch.
 
     tensorboardX imports PyTorch wherever it is installed, which takes two seconds and which scalars
     do not need.
@@ -163,4 +158,4 @@ def _tensorboard_x() -> _TensorboardX:
     finally:
         if hide:
             del sys.modules["torch"]
-    return _TensorboardX(RecordWriter, event_pb2.Event)  # pyright: ignore[reportAttributeAccessIssue]
+    return RecordWriter, event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]

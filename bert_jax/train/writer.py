@@ -129,8 +129,5 @@ def is_figures(line: Entry) -> bool:
     kind, step = line.get("kind"), line.get("step")
     if not isinstance(kind, str) or type(step) is not int or step < 0:
         return False
-    return all(_is_number(value) for name, value in line.items() if name not in ("kind", "step"))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    figures = (value for name, value in line.items() if name not in ("kind", "step"))
+    return all(isinstance(value, int | float) and type(value) is not bool for value in figures)

@@ -145,9 +145,6 @@ def _check_settings(section: ExamplesSection, made: Provenance) -> None:
     """Makes sure that a finished dataset is the one that the configuration describes.
 
     Only by the settings that need no text: `make_examples` compares the rest too.
-
-    Raises:
-        UserError: naming the setting that differs.
     """
 
     def settings(of: ExamplesSection | Provenance) -> dict[str, object]:

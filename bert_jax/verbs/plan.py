@@ -81,11 +81,7 @@ def plan(
 
 
 def _vocab_size(config: RunConfig) -> int:
-    """Returns the size of the tokenizer, or that of the one that `vocab` will make.
-
-    Raises:
-        UserError: neither is known.
-    """
+    """Returns the size of the tokenizer, or that of the one that `vocab` will make."""
     if config.tokenizer is not None and epath.Path(config.tokenizer).exists():
         return load_tokenizer(config.tokenizer).vocab_size
     if config.vocab is not None:

@@ -14,14 +14,13 @@ from bert_jax.launch.gcloud_settings import with_gcloud_settings
 from bert_jax.launch.host_paths import for_hosts, for_this_machine, name_of
 from bert_jax.launch.job import Job, JobFiles, Verb, job_directory
 from bert_jax.launch.launchers import launcher_for
-from bert_jax.launch.lease import lease
 from bert_jax.launch.placements import placements
 from bert_jax.launch.preflight import check_layout, refuse
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import Supervisor
 from bert_jax.launch.supervisor_state import SupervisorState, read_state
 from bert_jax.launch.task_files import Upload, for_upload, upload
-from bert_jax.launch.watching import Confirm, Say, conclude, left_running, watch_job
+from bert_jax.launch.watching import Confirm, Say, conclude, lease, left_running, watch_job
 from bert_jax.planning.prices import load_prices
 from bert_jax.section import need
 from bert_jax.verbs.submit_checks import Prepared, checked, inputs_of, may_start
@@ -166,11 +165,7 @@ def _bucket(section: SubmitSection) -> str:
 
 
 def _free_name(bucket: str, base: str) -> str:
-    """Returns a name that no job has. One whose job is over is followed by ``base-2``.
-
-    Raises:
-        UserError: the last job of that name is not over.
-    """
+    """Returns a name that no job has. One whose job is over is followed by ``base-2``."""
     name, number = base, 1
     while (files := JobFiles(job_directory(bucket, name))).job.exists():
         if read_state(files).outcome is None:

@@ -24,8 +24,8 @@ from bert_jax.launch import bundle
 from bert_jax.launch.find import find_job
 from bert_jax.launch.job import HostStatus, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Observation, OutOfQuota, State
-from bert_jax.launch.lease import lease
 from bert_jax.launch.supervisor_state import read_job, read_state
+from bert_jax.launch.watching import lease
 from bert_jax.verbs import jobs as jobs_verb
 from bert_jax.verbs import stop as stop_verb
 from bert_jax.verbs import submit as submit_verb

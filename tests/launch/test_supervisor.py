@@ -12,9 +12,9 @@ from bert_jax.errors import RunStopped, UserError
 from bert_jax.launch import supervisor_state
 from bert_jax.launch.job import Attempt, JobPlacement
 from bert_jax.launch.launcher import OutOfQuota, State, Unavailable
-from bert_jax.launch.lease import lease
 from bert_jax.launch.section import LimitsSection
 from bert_jax.launch.supervisor_state import read_state
+from bert_jax.launch.watching import lease
 from tests.launch.scripted import HOUR, PACE, World, bucket_outage
 
 TWO = (

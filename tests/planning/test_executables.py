@@ -136,7 +136,7 @@ def small(tmp_path: Path) -> tuple[Path, Mesh]:
 def loaded(folder: Path, mesh: Mesh) -> str:
     """Loads `double`, runs it, returns what was said."""
     said: list[str] = []
-    program = Executables(str(folder), mesh, say=said.append).compile_train(double(mesh))
+    program = Executables(str(folder), mesh, say=said.append).compile(double(mesh), kind="train")
     x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("a")))
     assert program(x).tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
     (line,) = said

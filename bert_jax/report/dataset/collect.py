@@ -251,14 +251,9 @@ def _most_frequent(counts: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, 
 def _dropped(preparation: Preparation | None) -> list[tuple[str, int, int]] | None:
     if preparation is None:
         return None
-    names = sorted({*preparation.documents, *preparation.lines}, key=_reading_order)
-    return [
-        (name, preparation.documents.get(name, 0), preparation.lines.get(name, 0)) for name in names
-    ]
-
-
-def _reading_order(name: str) -> tuple[int, str]:
-    return ({"read": 0, "kept": 2}.get(name, 1), name)
+    documents, lines, places = preparation.documents, preparation.lines, {"read": 0, "kept": 2}
+    names = sorted({*documents, *lines}, key=lambda name: (places.get(name, 1), name))
+    return [(name, documents.get(name, 0), lines.get(name, 0)) for name in names]
 
 
 def _overlaps(preparation: Preparation | None) -> list[Overlap] | None:

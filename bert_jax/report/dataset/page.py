@@ -91,12 +91,12 @@ def render(inputs: ExamplesInputs) -> str:
 
     There is at least one split with at least one example.
     """
-    first = inputs.splits[0]
+    first, padding = inputs.splits[0], inputs.padding
     figures = [
         ("examples", f"{first.examples:,}"),
         ("tokens", f"{first.tokens:,}"),
-        ("padding", f"{inputs.padding.single:.1%}"),
-        ("padding, packed", f"{inputs.padding.packed:.1%}"),
+        ("padding", f"{padding.single:.1%}"),
+        ("padding, packed", f"{padding.packed:.1%}"),
         ("unknown pieces", f"{inputs.corpus['unknown_rate']:.3%}"),
     ]
     if first.impure is not None:
@@ -116,7 +116,10 @@ def render(inputs: ExamplesInputs) -> str:
         inputs=inputs,
         lengths=[_length_row(split) for split in inputs.splits],
         histograms=[_histogram(split) for split in inputs.splits],
-        padding=_padding_rows(inputs.padding),
+        padding=[
+            ("one example per row", Share(padding.single, padding.single), 1.0),
+            ("packed", Share(padding.packed, padding.packed), padding.examples_per_row),
+        ],
         labels=_share_rows(inputs.labels),
         purity=[(split.name, *split.impure) for split in inputs.splits if split.impure is not None],
         mask_share=f"{masks.predictions / masks.tokens:.2%}",
@@ -156,13 +159,6 @@ def _histogram(split: SplitFigures) -> Chart:
     edges = list(range(first, last + 1 + width, width))
     counts = [int(split.length_counts[a:b].sum()) for a, b in itertools.pairwise(edges)]
     return histogram(f"Examples by length: {split.name}", counts, edges=edges, x_label="tokens")
-
-
-def _padding_rows(padding: Padding) -> list[tuple[str, Share, float]]:
-    return [
-        ("one example per row", Share(padding.single, padding.single), 1.0),
-        ("packed", Share(padding.packed, padding.packed), padding.examples_per_row),
-    ]
 
 
 def _share_rows(counts: Mapping[str, int]) -> list[tuple[str, Share, int]]:
