@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
+
+from tests.tensorflow_alone import tf
 
 CLS, SEP, MASK = 2, 3, 4
 LENGTH, SLOTS = 32, 5

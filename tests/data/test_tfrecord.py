@@ -4,13 +4,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data.google_bert.tfrecord import RecordFile, frame, scan_records
 from bert_jax.errors import UserError
+from tests.tensorflow_alone import tf
 
 RECORDS = [b"", b"a", b"\x00" * 300, bytes(range(256)) * 40]
 

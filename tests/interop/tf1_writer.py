@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
 
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.interop.reference_modeling import Config
+from tests.tensorflow_alone import tf
 
 
 def write_tf1(

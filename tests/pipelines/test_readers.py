@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import tensorflow as tf
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 from etils import epath
@@ -27,6 +26,7 @@ from bert_jax.pipelines.sources.files import Cutting
 from bert_jax.pipelines.sources.problems import Problems
 from bert_jax.pipelines.sources.readers.wikitext import wikitext_paragraphs
 from bert_jax.pipelines.sources.sources import cut_sources, find_sources, iter_text, read_documents
+from tests.tensorflow_alone import tf
 
 TEXTS = [f"Document {n} begins.\n\nIt is «{n}»." for n in range(20)]
 IDS = [f"q{n}" for n in range(20)]
