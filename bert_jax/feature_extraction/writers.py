@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Protocol
+from typing import IO, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,22 +26,6 @@ class FeatureFormat(NamedTuple):
 
     level: Level
     width: int  # numbers in a vector
-
-
-class FeatureWriter(Protocol):
-    """Takes features in order."""
-
-    def __init__(self, path: Path, files: contextlib.ExitStack, features: FeatureFormat) -> None:
-        """Opens `path`; `files` closes what is left open after an error."""
-        ...
-
-    def add(self, features: TextFeatures) -> None:
-        """Writes the features of one text."""
-        ...
-
-    def close(self) -> None:
-        """Writes what is buffered, and the end of the file."""
-        ...
 
 
 def check_output(path: Path, *, force: bool) -> None:
@@ -74,6 +58,7 @@ def open_writer(path: Path, features: FeatureFormat) -> Iterator[FeatureWriter]:
             contextlib.ExitStack() as files,
         ):
             aside = Path(directory) / path.name
+            # `files` closes what a writer leaves open after an error.
             writer = WRITERS[path.suffix](aside, files, features)
             yield writer
             writer.close()
@@ -212,6 +197,7 @@ class NpzWriter:
             _add_array(archive, UNIT_NAMES[self._level], dtype, units, strings)
 
 
+FeatureWriter: TypeAlias = NpzWriter | ParquetWriter | JsonlWriter
 WRITERS: Final[dict[str, type[FeatureWriter]]] = {
     ".npz": NpzWriter,
     ".parquet": ParquetWriter,

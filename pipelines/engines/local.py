@@ -71,6 +71,8 @@ class WorkerPool:
     ) -> Iterator[tuple[Job, Result]]:
         """Yields every job with ``function(job)``, in the order in which they finish.
 
+        A worker must be able to import the function; jobs and results must be picklable.
+
         Raises:
             RunStopped: the system has killed a worker.
             Exception: of the first job that raises.

@@ -1,10 +1,10 @@
-"""Which examples make up which row of a phase."""
+"""Which examples make up which row of a phase: rows p = 0, 1, …, epoch after epoch."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -15,29 +15,16 @@ from bert_jax.data.rows.packing_plan import PackingPlan
 _BLOCK: Final = 4096
 
 
-class RowOrder(Protocol):
-    """Rows p = 0, 1, … of a phase, epoch after epoch."""
-
-    @property
-    def rows(self) -> int:
-        """Rows in an epoch."""
-        ...
-
-    def examples(self, row: int, lengths: np.ndarray) -> Sequence[int]:
-        """Returns the dataset's indices, with these lengths of examples, of those in row p."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class ShuffledOrder:
     """One example per row."""
 
-    rows: int  # examples of the dataset
+    rows: int  # in an epoch: examples of the dataset
     shuffled: Sequence[int]  # a permutation of 0 … rows − 1 for each epoch, one after the other
 
     def examples(self, row: int, lengths: np.ndarray) -> Sequence[int]:
-        """See :class:`RowOrder`."""
-        del lengths
+        """Returns the dataset's indices of the examples in row p."""
+        del lengths  # of the dataset's examples, which a packed order looks up
         return [self.shuffled[row]]
 
 
@@ -94,9 +81,15 @@ class PackedOrder:
         return self.plan.rows
 
     def examples(self, row: int, lengths: np.ndarray) -> Sequence[int]:
-        """See :class:`RowOrder`; the longest example comes first."""
+        """Returns the dataset's indices of the examples in row p, the longest first.
+
+        ``lengths`` are those of the dataset's examples.
+        """
         epoch = row // self.plan.rows
         return [
             self.index.find(lengths, length, self.permutations[length].at(rank, epoch=epoch))
             for length, rank in self.plan.examples(self.shuffled[row])
         ]
+
+
+RowOrder: TypeAlias = ShuffledOrder | PackedOrder
