@@ -2,7 +2,7 @@
 
 Nothing of size length × length reaches HBM. Dropout's words are those of `random_bits`, as
 everywhere else, multiplied in the kernel and again in its backward pass: `fused` and `xla` drop the
-same elements. Held to `bert_jax.model.attention.xla_attention`.
+same elements. Held to `bert_jax.model.xla_attention`.
 
 Several heads narrower than the 128 lanes of a vector register lie side by side in one block, as
 they come out of the projections: no transpose. A product for one head runs over all lanes; the

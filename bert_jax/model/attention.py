@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -13,44 +12,9 @@ from jaxtyping import Array, Float, Int
 from bert_jax.kernels.attention import fused_attention
 from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.config import Architecture, AttentionName, Execution
-from bert_jax.model.dropout import dropout
-from bert_jax.model.layers import Dense, project_each, project_together
+from bert_jax.model.layers import Dense, project_each
+from bert_jax.model.xla_attention import xla_attention
 from bert_jax.parallel.rules import constrain
-
-# Finite, so that a row without any visible key gives a uniform average and not a NaN.
-MASKED: Final = -1e9
-
-
-def xla_attention(
-    q_BLHK: Float[Array, "batch length heads head_dim"],
-    k_BLHK: Float[Array, "batch length heads head_dim"],
-    v_BLHK: Float[Array, "batch length heads head_dim"],
-    segment_ids: Int[Array, "batch length"],
-    *,
-    dropout_rate: float,
-    dropout_key: Array | None,
-) -> Float[Array, "batch length heads head_dim"]:
-    """Bidirectional attention in plain JAX: the reference every other implementation is held to.
-
-    softmax(q·kᵀ/√K) in float32 over the keys of the query's own segment, dropout on the
-    probabilities, times v (google-research/bert `modeling.py`, `attention_layer`).
-
-    Args:
-        q_BLHK: queries.
-        k_BLHK: keys.
-        v_BLHK: values.
-        segment_ids: 1, 2, … for the packed example a token belongs to, 0 for padding. A token
-            attends to its own segment only.
-        dropout_rate: share of probabilities dropped.
-        dropout_key: None in evaluation.
-    """
-    scale = q_BLHK.shape[-1] ** -0.5
-    scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BLHK, preferred_element_type=jnp.float32)
-    same_segment = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
-    scores_BHLM = jnp.where(same_segment, scores_BHLM * scale, MASKED)
-    weights_BHLM = jax.nn.softmax(scores_BHLM, axis=-1).astype(v_BLHK.dtype)
-    weights_BHLM = dropout(weights_BHLM, dropout_rate, dropout_key)
-    return jnp.einsum("bhlm,bmhk->blhk", weights_BHLM, v_BLHK)
 
 
 class SelfAttention(nnx.Module):
@@ -86,10 +50,7 @@ class SelfAttention(nnx.Module):
 
     def _plain(self, x_BLD: Array, segment_ids: Array, key: Array | None) -> Array:
         """Returns the attended values [B, L, H, K], by `xla_attention`."""
-        q_BLHK, k_BLHK, v_BLHK = (
-            constrain(y_BLHK, "batch", "length", "heads", "head_dim")
-            for y_BLHK in project_together(x_BLD, self._maps)
-        )
+        q_BLHK, k_BLHK, v_BLHK = self.projected(x_BLD)
         core = functools.partial(xla_attention, dropout_rate=self.dropout_rate)
         if self.remat_core:
             # Scores are L² a head and cheap to compute again: the most memory for the least work.
@@ -102,9 +63,8 @@ class SelfAttention(nnx.Module):
         seeds = None
         if key is not None and self.dropout_rate > 0.0:
             seeds = tile_seeds(key, (len(x_BLD), heads))
-        kernels = tuple(each.kernel[...] for each in self._maps)
         attended_BLW = fused_attention(
-            project_each(x_BLD.astype(self.query.dtype), kernels, self.query.gradient_dtype),
+            self._products(x_BLD),
             jnp.stack([each.bias[...].reshape(-1) for each in self._maps]),
             segment_ids,
             seeds,
@@ -112,6 +72,18 @@ class SelfAttention(nnx.Module):
             rate=self.dropout_rate,
         )
         return attended_BLW.reshape(*x_BLD.shape[:2], heads, columns)
+
+    def projected(self, x_BLD: Array) -> tuple[Array, ...]:
+        """Returns queries, keys and values, [B, L, H, K] each."""
+        return tuple(
+            constrain(each.with_bias(y_BLW), "batch", "length", "heads", "head_dim")
+            for each, y_BLW in zip(self._maps, self._products(x_BLD), strict=True)
+        )
+
+    def _products(self, x_BLD: Array) -> tuple[Array, Array, Array]:
+        """Returns the same without their biases, [B, L, H · K]."""
+        kernels = tuple(each.kernel[...] for each in self._maps)
+        return project_each(x_BLD.astype(self.query.dtype), kernels, self.query.gradient_dtype)
 
     @property
     def _maps(self) -> tuple[Dense, Dense, Dense]:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.model.attention import MASKED, SelfAttention
+from bert_jax.model.attention import SelfAttention
 from bert_jax.model.bert import Bert
-from bert_jax.model.layers import project_together
+from bert_jax.model.xla_attention import masked_scores, same_segment
 
 
 def attention_maps(
@@ -48,10 +48,8 @@ def _weights(
     segment_ids: Int[Array, "batch length"],
 ) -> Float[Array, "batch heads length length"]:
     """The probabilities within `xla_attention`, which keeps them to itself."""
-    q_BLHK, k_BLHK = project_together(x_BLD, (attention.query, attention.key))
-    scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BLHK, preferred_element_type=jnp.float32)
-    same_segment = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
-    visible = same_segment & (segment_ids > 0)[:, None, None, :]
-    scores_BHLM = jnp.where(visible, scores_BHLM * q_BLHK.shape[-1] ** -0.5, MASKED)
+    q_BLHK, k_BLHK, _ = attention.projected(x_BLD)
+    visible = same_segment(segment_ids) & (segment_ids > 0)[:, None, None, :]
+    scores_BHLM = masked_scores(q_BLHK, k_BLHK, visible)
     # A padding query sees no key at all: its uniform average is taken away.
     return jnp.where(visible, jax.nn.softmax(scores_BHLM, axis=-1), 0.0)

@@ -8,6 +8,8 @@ draw, and keep until the backward pass, the bits of the whole global batch.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 
@@ -21,6 +23,7 @@ from bert_jax.kernels.random_bits import (
 )
 
 Array = jax.Array
+TileFactors: TypeAlias = tuple[Factors, Factors]  # of rows, of columns
 
 
 def dropout(x: Array, rate: float, key: Array | None) -> Array:
@@ -33,12 +36,11 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
     """
     if key is None or rate == 0.0:
         return x
-    # Arrays of their own: the compiler would hash a row's number anew for each of its elements.
-    return _drop(x, *jax.lax.optimization_barrier(_factors(x.shape, key, rate)), rate)
+    return _drop(x, tile_factors(x.shape, key, rate), rate)
 
 
-def _factors(shape: tuple[int, ...], key: Array, rate: float) -> tuple[Factors, Factors]:
-    """Returns those of the rows and of the columns: [*tiles, rows], [*tiles, width]."""
+def tile_factors(shape: tuple[int, ...], key: Array, rate: float) -> TileFactors:
+    """Returns those of the rows and of the columns of an array [*tiles, rows, width]."""
     *tiles, rows, width = shape
     first, second = tile_seeds(key, tuple(tiles))
 
@@ -46,29 +48,32 @@ def _factors(shape: tuple[int, ...], key: Array, rate: float) -> tuple[Factors, 
         number = jax.lax.broadcasted_iota(jnp.int32, (*tiles, lines), len(tiles))
         return line_words(number, seed[..., None])
 
-    return row_factors(words(rows, first)), column_factors(words(width, second), rate)
+    # Arrays of their own: the compiler would hash a row's number anew for each of its elements.
+    return jax.lax.optimization_barrier(
+        (row_factors(words(rows, first)), column_factors(words(width, second), rate))
+    )
 
 
-def _masked(x: Array, of_rows: Factors, of_columns: Factors, rate: float) -> Array:
-    down = tuple(each[..., :, None] for each in of_rows)
-    across = tuple(each[..., None, :] for each in of_columns)
-    return jnp.where(kept(down, across), x * jnp.asarray(1 / (1 - rate), x.dtype), 0)
+def kept_elements(factors: TileFactors) -> Array:
+    """Returns which elements of the array stay, bool."""
+    rows, columns = factors
+    down, across = (each[..., :, None] for each in rows), (each[..., None, :] for each in columns)
+    return kept(tuple(down), tuple(across))
 
 
-def _drop_forward(
-    x: Array, of_rows: Factors, of_columns: Factors, rate: float
-) -> tuple[Array, tuple[Factors, Factors]]:
-    return _masked(x, of_rows, of_columns, rate), (of_rows, of_columns)
+def _masked(x: Array, factors: TileFactors, rate: float) -> Array:
+    return jnp.where(kept_elements(factors), x * jnp.asarray(1 / (1 - rate), x.dtype), 0)
 
 
-def _drop_backward(
-    rate: float, factors: tuple[Factors, Factors], gradient: Array
-) -> tuple[Array, None, None]:
+def _drop_forward(x: Array, factors: TileFactors, rate: float) -> tuple[Array, TileFactors]:
+    return _masked(x, factors, rate), factors
+
+
+def _drop_backward(rate: float, factors: TileFactors, gradient: Array) -> tuple[Array, None]:
     # Numbers that look like others: else the compiler would find that it computes a mask twice, and
     # would keep it instead.
-    of_rows, of_columns = jax.lax.optimization_barrier(factors)
-    return _masked(gradient, of_rows, of_columns, rate), None, None
+    return _masked(gradient, jax.lax.optimization_barrier(factors), rate), None
 
 
-_drop = jax.custom_vjp(_masked, nondiff_argnums=(3,))
+_drop = jax.custom_vjp(_masked, nondiff_argnums=(2,))
 _drop.defvjp(_drop_forward, _drop_backward)

@@ -184,22 +184,6 @@ def _product_backward(
 product.defvjp(_product_forward, _product_backward)
 
 
-def project_together(x: Array, maps: Sequence[Dense]) -> list[Array]:
-    """Returns ``[map(x) for map in maps]``, computed as one wide product.
-
-    The kernels [D, H · K] are joined between H and K, never along H, which a tensor axis may split:
-    joining along a split axis would move every kernel between devices.
-    """
-    of, heads = maps[0], maps[0].bias.shape
-    bias = jnp.stack([each.bias[...] for each in maps], axis=-2)
-    kernel = jnp.stack([each.kernel[...].reshape(-1, *heads) for each in maps], axis=-2)
-    kernel = kernel.reshape(len(kernel), -1)
-    y = project(x.astype(of.dtype), kernel, gradient_dtype=of.gradient_dtype)
-    y = y.reshape(*y.shape[:-1], *bias.shape)
-    y += spread(bias, y, of=of)
-    return [y[..., index, :] for index in range(len(maps))]
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def project_each(x: Array, kernels: tuple[Array, ...], gradient_dtype: Dtype) -> tuple[Array, ...]:
     """Returns ``x · kernel`` for each kernel, as arrays of their own.

@@ -10,11 +10,10 @@ import torch
 from flax import nnx
 from transformers import BertModel
 
-from bert_jax.model.attention import xla_attention
 from bert_jax.model.attention_maps import attention_maps
 from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, Execution, HeadsSection
-from bert_jax.model.layers import project_together
+from bert_jax.model.xla_attention import xla_attention
 from bert_jax.train.state import define_model
 from tests.interop.hf_checkpoints import (
     Imported,
@@ -106,7 +105,7 @@ def test_the_maps_times_the_values_are_what_the_core_computes(imported: Imported
     definition, stacked = nnx.split(model.encoder.layers.attention)
     for layer in range(LAYERS):
         attention = nnx.merge(definition, jax.tree.map(lambda array, at=layer: array[at], stacked))
-        q, k, v = project_together(states[layer], (attention.query, attention.key, attention.value))
+        q, k, v = attention.projected(states[layer])
         expected = xla_attention(q, k, v, segments, dropout_rate=0.0, dropout_key=None)
         ours = np.einsum("bhlm,bmhk->blhk", found[layer], np.asarray(v))
         inside = batch["segment_ids"][..., None, None] > 0

@@ -15,9 +15,9 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.kernels.attention import fused_attention
 from bert_jax.kernels.random_bits import tile_seeds
-from bert_jax.model.attention import xla_attention
 from bert_jax.model.config import Execution
 from bert_jax.model.execution import choose_attention, resolve_execution
+from bert_jax.model.xla_attention import xla_attention
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from tests.support import relative_error, small_architecture

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from bert_jax.model.attention import xla_attention
 from bert_jax.model.heads import NO_PIECE, cross_entropy, gather_positions
 from bert_jax.model.layers import project
+from bert_jax.model.xla_attention import xla_attention
 from tests.model.parts import fresh_params, model_of
 from tests.support import relative_error, small_batch, small_task
 from tests.train.harness import QUICK
