@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar, get_args
 
 import pydantic
+from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.files.read import MAX_DEPTH, shown
+from bert_jax.files.read import MAX_DEPTH, read_json_object, shown
 from bert_jax.section import Section
 
 S = TypeVar("S", bound=Section)
@@ -48,6 +49,15 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
         return section.model_validate_json(json.dumps(values))
     except pydantic.ValidationError as error:
         raise UserError(f"{source}: {_first_error(error, section, key)}") from error
+
+
+def read_section(section: type[S], path: epath.Path) -> S:
+    """Returns a section filled with the JSON object in a file, local or ``gs://``.
+
+    Raises:
+        UserError: as `read_json_object` and `validate`.
+    """
+    return validate(section, read_json_object(path), source=str(path))
 
 
 def _without_retired(

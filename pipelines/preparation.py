@@ -10,7 +10,6 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.read import read_json_object
 from bert_jax.pipelines.cleaning.contamination import OverlapRecord, load_index
 from bert_jax.pipelines.cleaning.near_duplicates import ALGORITHM_VERSION
 from bert_jax.pipelines.cleaning.rules import LANGUAGE_FILTER
@@ -22,7 +21,7 @@ from bert_jax.pipelines.sources.files import find_files
 from bert_jax.pipelines.sources.sources import Source
 from bert_jax.section import Section
 from bert_jax.user_function import load_function
-from bert_jax.validation import validate
+from bert_jax.validation import read_section
 
 PREPARATION_NAME: Final = "preparation.json"
 
@@ -129,7 +128,7 @@ def read_preparation(directory: epath.PathLike) -> Preparation | None:
     if not path.exists():
         return None
     try:
-        return validate(Preparation, read_json_object(path), source=str(path))
+        return read_section(Preparation, path)
     except UserError as error:
         raise UserError(f"{error}; copy or make it again") from None
 

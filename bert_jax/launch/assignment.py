@@ -13,12 +13,11 @@ from etils import epath
 
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.errors import UserError
-from bert_jax.files.read import read_json_object
 from bert_jax.files.yaml_file import read_yaml
 from bert_jax.launch import machine
 from bert_jax.launch.job import Attempt, JobFiles, JobPlacement
 from bert_jax.launch.supervisor_state import read_job
-from bert_jax.validation import validate
+from bert_jax.validation import read_section, validate
 from bert_jax.version import __version__
 
 COMPILED: Final = "JAX_COMPILATION_CACHE_DIR"
@@ -135,8 +134,7 @@ def read_assignment(told: Told) -> Assignment:
             f"this host has bert-jax {__version__}, the job was submitted with {job.version}; "
             "allowed: the same; make the container anew, or submit with its version"
         )
-    path = told.files.attempt(told.attempt)
-    placement = validate(JobPlacement, read_json_object(path), source=str(path))
+    placement = read_section(JobPlacement, told.files.attempt(told.attempt))
     attempt = Attempt(job, told.attempt, placement)
     if told.worker >= attempt.hosts:
         raise UserError(

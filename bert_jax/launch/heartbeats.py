@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import each
 from bert_jax.launch.job import Attempt, HostStatus, JobFiles
-from bert_jax.validation import validate
+from bert_jax.validation import read_section
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +88,4 @@ def read_host(path: epath.Path) -> HostStatus | None:
         UserError: the file is not what a host writes.
         RunStopped: the bucket does not answer.
     """
-    if not path.exists():
-        return None
-    return validate(HostStatus, read_json_object(path), source=str(path))
+    return read_section(HostStatus, path) if path.exists() else None

@@ -15,11 +15,8 @@ from bert_jax.section import Section, as_tuple
 Verb = Literal["pretrain", "finetune"]
 
 RUN_JOB: Final = "job.txt"  # in a run's directory: the directory of the job that runs it
-
 JOBS: Final = "jobs"  # in a bucket: the directory of all jobs
-
-JOB_LABEL: Final = "bert-jax-job"
-"""The label that all of our resources have; its value is the job's name."""
+JOB_LABEL: Final = "bert-jax-job"  # of all our resources; its value is the job's name
 
 
 class JobPlacement(Section):

@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 import pydantic
 
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.read import read_json_object
 from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import State
 from bert_jax.section import Section, as_tuple
-from bert_jax.validation import validate
+from bert_jax.validation import read_section
 
 End = Literal["quota", "capacity", "taken", "broken", "over"]
 Outcome = Literal["done", "failed", "limit", "stopped"]
@@ -92,10 +91,8 @@ def read_state(files: JobFiles) -> SupervisorState:
     Raises:
         UserError: the file is damaged.
     """
-    if not files.supervisor.exists():
-        return SupervisorState()
-    values = read_json_object(files.supervisor)
-    return validate(SupervisorState, values, source=str(files.supervisor))
+    found = files.supervisor.exists()
+    return read_section(SupervisorState, files.supervisor) if found else SupervisorState()
 
 
 def write_state(files: JobFiles, state: SupervisorState) -> None:
@@ -109,4 +106,4 @@ def read_job(files: JobFiles) -> Job:
     Raises:
         UserError: there is none in that directory.
     """
-    return validate(Job, read_json_object(files.job), source=str(files.job))
+    return read_section(Job, files.job)

@@ -22,14 +22,13 @@ from etils import epath
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import whole_file, write_whole
-from bert_jax.files.read import read_json_object
 from bert_jax.section import Section
 from bert_jax.train.bad_steps import BadStep
 from bert_jax.train.progress import TrainProgress
 from bert_jax.train.spec import TrainSpec
 from bert_jax.train.state import TrainState, named, piece_name
 from bert_jax.train.step import StepFigures
-from bert_jax.validation import validate
+from bert_jax.validation import read_section
 
 RECORD: Final = "dump.json"
 BATCH: Final = "batch"
@@ -120,7 +119,7 @@ def read_record(folder: epath.Path) -> DumpRecord:
     """
     if not (folder / RECORD).exists():
         raise UserError(f"{folder}: no {RECORD} in it; expected a bad_step_<n> of a run directory")
-    return validate(DumpRecord, read_json_object(folder / RECORD), source=str(folder / RECORD))
+    return read_section(DumpRecord, folder / RECORD)
 
 
 def read_tensors(

@@ -14,11 +14,10 @@ from etils import epath
 
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.read import read_json_object
 from bert_jax.section import Section
 from bert_jax.train.bad_steps import BadStep
 from bert_jax.train.progress import TrainProgress
-from bert_jax.validation import validate
+from bert_jax.validation import read_section
 
 FILE: Final = "rollbacks.json"
 
@@ -56,7 +55,8 @@ class RollbackLog:
             UserError: the file is damaged.
         """
         self._path = run_dir / FILE
-        self._all = [entry for entry in _read(self._path) if entry.checkpoint <= step]
+        found = read_section(RollbackFile, self._path) if self._path.exists() else RollbackFile()
+        self._all = [entry for entry in found.rollbacks if entry.checkpoint <= step]
 
     def to(self, step: int) -> list[Rollback]:
         """Returns those to one checkpoint; the last says where the data goes on."""
@@ -82,9 +82,3 @@ class RollbackLog:
                 self._path, RollbackFile(rollbacks=tuple(self._all)).model_dump_json(indent=1)
             )
         return entry
-
-
-def _read(path: epath.Path) -> list[Rollback]:
-    if not path.exists():
-        return []
-    return list(validate(RollbackFile, read_json_object(path), source=str(path)).rollbacks)
