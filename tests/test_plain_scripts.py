@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+from tests.forked.forks import forked_python
 from tests.project import ROOT, environment
 
 # Smaller, and with worker processes wherever there may be some.
@@ -34,7 +34,7 @@ def test_the_script_of_the_documentation_runs_once(project: Path, tmp_path: Path
     (tmp_path / "classifier.py").write_text(f"print('the script runs')\n{text}")
     shutil.copytree(project / "text", tmp_path / "text")
     done = subprocess.run(
-        [sys.executable, "classifier.py"],
+        [forked_python(), "classifier.py"],
         capture_output=True,
         text=True,
         check=False,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from bert_jax.files.scratch import scratch_directory
+from tests.forked.forks import forked_python
 
 PROGRAM = """
 import os, sys, tempfile
@@ -28,7 +28,7 @@ def test_what_a_process_that_ended_at_once_has_left_is_deleted_and_nothing_else(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        [forked_python(), "-c", PROGRAM, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

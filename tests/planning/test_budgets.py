@@ -17,6 +17,7 @@ from bert_jax.planning.compiled_step import CompiledStep
 from bert_jax.verbs.plan import plan
 
 pytestmark = [
+    pytest.mark.usefixtures("compilers_forked"),
     pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"

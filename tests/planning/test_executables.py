@@ -45,7 +45,7 @@ def configuration(root: Path, run_dir: Path, **train: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def saved(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(project: Path, tmp_path_factory: pytest.TempPathFactory, compilers_forked: None) -> Path:
     """The directory of the run's executables, saved by processes of their own."""
     folder, said = tmp_path_factory.mktemp("executables"), io.StringIO()
     config = parse_config(configuration(project, folder / "never"), source="test")

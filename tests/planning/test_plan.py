@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from bert_jax.planning import quick
 from bert_jax.planning.cycles import count_cycles
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
-from tests.forked.forks import forked_python
 from tests.planning.nested_loops import INNER, OUTER
 from tests.project import invoke, refused
 from tests.report.strict_html import Document
@@ -61,13 +59,12 @@ CONFIG = {
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A configuration, a cache of its own, and processes that compile and need no imports."""
+def workplace(tmp_path_factory: pytest.TempPathFactory, compilers_forked: None) -> Iterator[Path]:
+    """A configuration, and a cache of its own."""
     folder = tmp_path_factory.mktemp("plan")
     (folder / "run.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        patch.setattr(sys, "executable", forked_python())  # of the processes that compile
         yield folder
 
 
