@@ -12,6 +12,9 @@ MESH = {"platform": "cpu", "data": 4, "fsdp": 2}
 # of what has to come again bit for bit: after a kill, on several processes.
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
+# The least that has all parts of a model: for tests of what is around it.
+ONE_LAYER = {**DROPOUT, "num_hidden_layers": 1}
+
 
 def project_config(root: Path) -> dict[str, Any]:
     """The configuration of the whole job, two phases, as a user would write it."""

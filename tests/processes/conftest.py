@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.processes.hosts import start
-from tests.project import DROPOUT, made_once, project_config, write_config
+from tests.project import made_once, project_config, write_config
+from tests.run_config import ONE_LAYER
 
 STEPS = 8
 
@@ -24,7 +25,7 @@ def values(project: Path) -> dict[str, Any]:
         "evaluation": {"every": 4, "examples": 24},
         "checkpoint": {"every": 4},
     }
-    values["model"]["architecture"] |= DROPOUT
+    values["model"]["architecture"] |= ONE_LAYER
     return values
 
 
