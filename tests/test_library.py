@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import datasets
 import jax
 import numpy as np
-import pandas
 import pyarrow
 import pytest
 import torch
@@ -97,6 +95,9 @@ def test_a_hugging_face_directory_and_its_import_answer_alike(
 def test_rows_of_every_form_are_predicted_as_by_hugging_face(
     classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
 ) -> None:
+    import datasets
+    import pandas
+
     model, reference = classifier
     pairs = [("w1 w2", "w3"), ("w7x1", "w8 w9"), ("w4", "w4")]
     with torch.no_grad():
@@ -163,6 +164,8 @@ def test_rows_that_cannot_be_read_are_named(
 
 
 def test_numpy_and_missing_values_become_plain() -> None:
+    import pandas
+
     expected = ({"text": "a", "label": 3, "pair": None},)
     rows = [{"text": np.str_("a"), "label": np.int64(3), "pair": float("nan")}]
     assert MemoryTable.of(rows).rows == expected

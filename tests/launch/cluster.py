@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 import kubernetes_validate
 import yaml
-from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
 _PATH = re.compile(r"/apis/jobset\.x-k8s\.io/v1alpha2/namespaces/([^/]+)/jobsets(?:/([^/]+))?")
 _EVERYWHERE = "/apis/jobset.x-k8s.io/v1alpha2/jobsets"
@@ -31,6 +30,9 @@ KUBERNETES = "1.34"
 
 def check_manifest(manifest: dict[str, Any]) -> None:
     """Raises where a JobSet, its Jobs or their pods are not as the published schemas have them."""
+    # Hundreds of classes, for the one process of pytest-xdist that asks.
+    from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+
     parsed = JobsetV1alpha2JobSet.from_dict(manifest)
     assert parsed is not None
     assert parsed.to_dict() == manifest  # nothing that the schema does not know

@@ -43,7 +43,8 @@ class Setting:
     @property
     def task(self) -> BertObjective:
         return small_task(
-            execution={"attention": self.attention},
+            # A loop over layers, as deep models run: compiled once, and not for each of them.
+            execution={"attention": self.attention, "unroll": 1},
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout,
             **dict(self.changes),
