@@ -46,8 +46,7 @@ def project_config(root: Path) -> dict[str, Any]:
                 "max_position_embeddings": 48,
                 **dict.fromkeys(DROPOUT, 0.0),
             },
-            # A loop over layers, as deep models run: compiled once, and not for each of them.
-            "execution": {"dtype": "float32", "unroll": 1},
+            "execution": {"dtype": "float32"},
         },
         "mesh": {"platform": "cpu", "data": 2, "simulated_devices": 2},
         "optimizer": {"learning_rate": 1e-3, "warmup_steps": 4},

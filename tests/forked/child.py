@@ -35,6 +35,8 @@ def become(request: dict[str, Any], files: Sequence[int], *, added: Mapping[str,
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in request["ignored"]:
+            signal.signal(number, signal.SIG_IGN)
         os.setsid()
         _take_files(files, request["numbers"])
         os.chdir(request["directory"])

@@ -33,8 +33,9 @@ def ask(path: str, request: dict[str, Any], files: Sequence[int]) -> socket.sock
     Args:
         path: of the server's socket.
         request: `arguments` of Python, `executable`, `environment`, `directory`, `numbers` that
-            the files are to have, `imports` that the server is to do first, and whether it is the
-            `leader` of its group, which then ends with it where whoever asked is killed.
+            the files are to have, `imports` that the server is to do first, signals that are
+            `ignored`, as those are that whoever started it ignores, and whether it is the `leader`
+            of its group, which then ends with it where whoever asked is killed.
         files: that it has open.
     """
     connection = socket.socket(socket.AF_UNIX)
@@ -67,6 +68,7 @@ def main(path: str, python: str, executable: str, *arguments: str) -> None:
     first = next((word for word in arguments if word not in OBEYED), "-")
     if first.startswith("-") and first not in ("-m", "-c"):
         os.execv(python, [python, *arguments])
+    ignored = [each for each in PASSED_ON if signal.getsignal(each) == signal.SIG_IGN]
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     request = {
         "arguments": arguments,
@@ -76,6 +78,7 @@ def main(path: str, python: str, executable: str, *arguments: str) -> None:
         "imports": os.environ.get(IMPORTS, "").split(),
         "numbers": open_files(),
         "leader": os.getpgrp() == os.getpid(),
+        "ignored": ignored,
     }
     answers = ask(path, request, request["numbers"]).makefile()
     pid = int(answers.readline())

@@ -120,6 +120,7 @@ class Forks:
             "imports": environment.get(client.IMPORTS, "").split(),
             "numbers": [0, 1, 2],
             "leader": True,
+            "ignored": [],
         }
         try:
             return client.ask(str(self._socket), request, files)

@@ -43,8 +43,7 @@ class Setting:
     @property
     def task(self) -> BertObjective:
         return small_task(
-            # A loop over layers, as deep models run: compiled once, and not for each of them.
-            execution={"attention": self.attention, "unroll": 1},
+            execution={"attention": self.attention},
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout,
             **dict(self.changes),
