@@ -31,7 +31,8 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
     """Sets JAX's cache up, before the first program is compiled.
 
     One that is already set, by ``JAX_COMPILATION_CACHE_DIR`` or by the caller's own program, stays
-    as it is unless the section names a directory.
+    as it is unless the section names a directory. Several devices that share a CPU have one only
+    where a directory is named.
 
     Args:
         section: None switches the cache off.
@@ -44,6 +45,11 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
         return
     configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009 (untyped)
     if section.directory is None and configured is not None:
+        return
+    if section.directory is None and getattr(jax.config, "jax_num_cpu_devices") > 1:  # noqa: B009
+        # Read from a file, a program has lost the order of its collectives on XLA's CPU client:
+        # devices may start them in different orders, and wait for one another until XLA aborts.
+        jax.config.update("jax_enable_compilation_cache", False)
         return
     directory = section.directory or str(user_cache("xla"))
     bounded = section.max_gb is not None and not is_remote(epath.Path(directory))

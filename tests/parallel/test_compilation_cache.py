@@ -86,6 +86,7 @@ import sys, jax
 from bert_jax.parallel.compilation_cache import use_compilation_cache
 from bert_jax.parallel.section import CompilationCacheSection
 section = None if sys.argv[1] == "off" else CompilationCacheSection.model_validate_json(sys.argv[1])
+jax.config.update("jax_num_cpu_devices", int(sys.argv[2]))
 use_compilation_cache(section)
 config = jax.config
 print(config.jax_enable_compilation_cache, config.jax_compilation_cache_dir,
@@ -94,27 +95,29 @@ print(config.jax_enable_compilation_cache, config.jax_compilation_cache_dir,
 
 
 @pytest.mark.parametrize(
-    ("section", "variable", "expected"),
+    ("section", "variable", "devices", "expected"),
     [
-        ("off", None, "False None -1"),
-        ("{}", None, "True {home}/bert_jax/xla 10000000000"),
-        ("{}", "/elsewhere", "True /elsewhere -1"),
+        ("off", None, 1, "False None -1"),
+        ("{}", None, 1, "True {home}/bert_jax/xla 10000000000"),
+        ("{}", None, 8, "False None -1"),
+        ("{}", "/elsewhere", 8, "True /elsewhere -1"),
         (
             '{"directory": "{home}/named", "max_gb": 2.5}',
             "/elsewhere",
+            8,
             "True {home}/named 2500000000",
         ),
-        ('{"directory": "{home}/named", "max_gb": null}', None, "True {home}/named -1"),
+        ('{"directory": "{home}/named", "max_gb": null}', None, 1, "True {home}/named -1"),
     ],
-    ids=["off", "default", "the user's own", "named", "without bound"],
+    ids=["off", "default", "several devices on a CPU", "the user's own", "named", "without bound"],
 )
 def test_what_jax_is_told(
-    tmp_path: Path, section: str, variable: str | None, expected: str
+    tmp_path: Path, section: str, variable: str | None, devices: int, expected: str
 ) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     own = {} if variable is None else {"JAX_COMPILATION_CACHE_DIR": variable}
     done = subprocess.run(
-        [forked_python(), "-c", SETTINGS, section.replace("{home}", str(tmp_path))],
+        [forked_python(), "-c", SETTINGS, section.replace("{home}", str(tmp_path)), str(devices)],
         capture_output=True,
         text=True,
         timeout=300,
