@@ -101,7 +101,7 @@ def read_packaged(name: str) -> str:
 def find_packaged(path: epath.PathLike) -> str | None:
     """Returns the text of a configuration of the package, None if a path is not one.
 
-    A file that is there is no name.
+    A file of that name comes first: None.
 
     Raises:
         UserError: no such file, but the name of one of the package is near.

@@ -128,7 +128,11 @@ class PieceLog:
     """Pieces in a bucket, each written once and whole."""
 
     def __init__(self, path: epath.Path, *, first: int, seconds: float = PIECE_SECONDS) -> None:
-        """Writes nothing yet; an entry waits at most so many seconds, while there are others."""
+        """Writes nothing yet.
+
+        While entries come, none waits longer than `seconds` for its piece; `first` is the next
+        piece's number.
+        """
         self._path, self._next, self._seconds = path, first, seconds
         self._waiting: list[bytes] = []
         self._since = 0.0

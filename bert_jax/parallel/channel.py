@@ -40,7 +40,7 @@ class Channel:
     def __init__(self, index: int, present: Present, *, silence_seconds: float) -> None:
         """Takes over the connections of a roll call.
 
-        After so many seconds without a heartbeat a process counts as gone.
+        A process without a heartbeat for `silence_seconds` counts as gone.
         """
         self.index, self.members = index, dict(present.members)
         self.step: int | None = None  # of this process's run, for the heartbeat

@@ -43,14 +43,14 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
     if section is None:
         jax.config.update("jax_enable_compilation_cache", False)
         return
-    configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009 (untyped)
-    if section.directory is None and configured is not None:
-        return
-    if section.directory is None and getattr(jax.config, "jax_num_cpu_devices") > 1:  # noqa: B009
-        # Read from a file, a program has lost the order of its collectives on XLA's CPU client:
-        # devices may start them in different orders, and wait for one another until XLA aborts.
-        jax.config.update("jax_enable_compilation_cache", False)
-        return
+    if section.directory is None:
+        if getattr(jax.config, "jax_compilation_cache_dir") is not None:  # noqa: B009 (untyped)
+            return
+        if getattr(jax.config, "jax_num_cpu_devices") > 1:  # noqa: B009 (untyped)
+            # In a program read from a file, XLA's CPU devices were seen to start collectives in
+            # different orders, and to wait for one another until XLA aborts.
+            jax.config.update("jax_enable_compilation_cache", False)
+            return
     directory = section.directory or str(user_cache("xla"))
     bounded = section.max_gb is not None and not is_remote(epath.Path(directory))
     try:

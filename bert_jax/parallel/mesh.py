@@ -152,7 +152,7 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
 
 
 def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
-    """Returns the part of a batch's rows that a process's own devices hold; None: this process.
+    """Returns the part of a batch's rows that the devices of a process hold, of this one if None.
 
     Processes whose devices differ only along the tensor axis hold, and so must read, the same
     rows: the number of shares is then smaller than the number of processes.

@@ -19,7 +19,7 @@ class Relay:
     """Forwards every connection to a port of loopback; lives as long as the process."""
 
     def __init__(self, host: str, port: int, *, timeout: float) -> None:
-        """Opens the port. Within so many seconds the coordinator will have started."""
+        """Opens the port; the coordinator has `timeout` seconds to start."""
         self._upstream, self._deadline = (host, port), time.monotonic() + timeout
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"

@@ -86,7 +86,7 @@ class StopSignal:
     def agree_over(self, channel: Channel, also: Callable[[int], bool]) -> None:
         """Agrees with the other processes from now on.
 
-        Another service's agreement, step → whether to stop, is asked too.
+        `also` is another service's agreement, step → whether to stop; it is asked too.
         """
         with self._lock:
             self._channel, self._also = channel, also

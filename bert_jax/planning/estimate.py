@@ -129,7 +129,7 @@ class Plan:
         return step.memory.peak if step.memory else step.needed_bytes or 0
 
     def suggested(self, fitting: Sequence[Fitting]) -> Plan:
-        """Returns the plan with candidates that fit, fastest first."""
+        """Returns the plan with candidates that fit, most rows a second first."""
         per_chip = self.topology.accelerator.devices_per_chip
         estimates = ((one, self.estimate(one.step)) for one in fitting)
         found = [

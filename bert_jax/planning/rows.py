@@ -187,12 +187,11 @@ def collectives(plans: Sequence[Plan]) -> Rows:
         *("topology", "phase", "kind", "axis", "link", "dtype", "overlaps"),
         *("times", "MB", "ms alone", "ms exposed"),
     )
-    groups: dict[Row, list[Collective]] = defaultdict(list)
     rows = []
     for found in plans:
         clock = found.topology.accelerator.clock_hz
         for index, phase in enumerate(found.phases):
-            groups.clear()
+            groups: dict[Row, list[Collective]] = defaultdict(list)
             for one in phase.train.collectives:
                 overlaps = "yes" if one.overlaps else "no"
                 axes, dtypes = " × ".join(one.axes), "+".join(one.dtypes)
@@ -212,7 +211,7 @@ def collectives(plans: Sequence[Plan]) -> Rows:
 
 
 def suggestions(plans: Sequence[Plan]) -> Rows:
-    """The settings that fit, fastest first; empty where none were looked for."""
+    """The settings that fit, most rows a second first; empty where none were looked for."""
     rows = [
         (
             name_of(found),

@@ -56,7 +56,7 @@ def write_evaluation(run: Run, evaluation: Evaluation, *, selected: bool, own_da
 def read_evaluation(run: Run, *, step: int | None = None) -> Evaluation | None:
     """Returns the evaluation of a checkpoint on the run's own held-out split, if there is one.
 
-    Without a step it is that of the checkpoint that ``auto`` last selected.
+    `step` is the checkpoint's; None: of the one that ``auto`` last selected.
     """
     for name in (EVALUATION, f"{EVALUATIONS}/{own_split(run)}-{step}.json"):
         path = run.directory / name

@@ -19,7 +19,7 @@ def suited_to(
 ) -> Execution:
     """Returns an execution whose activations have the dtype that is fast on the devices.
 
-    One that the settings name, `chosen`, stays; `say` gets a line if it changes.
+    A dtype that the settings name (`chosen`) stays; `say` gets a line if it changes.
     """
     if chosen or execution.dtype == "float32" or mesh.devices.flat[0].platform != "cpu":
         return execution

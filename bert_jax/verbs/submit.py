@@ -85,7 +85,7 @@ def prepare_job(
 ) -> Prepared:
     """Returns the job that a configuration describes, and what its hosts get.
 
-    Offline nobody looks whether the job's name is free.
+    `offline` skips the look at whether the job's name is free.
 
     Raises:
         UserError: something is missing or does not fit.

@@ -98,7 +98,7 @@ def test_what_the_compiler_would_give_cycles_gets_them_and_nothing_else() -> Non
     assert own["attention_forward.2"].bundles == 800 * 12
 
 
-def test_every_generation_has_a_law_or_one_like_it() -> None:
+def test_every_generation_has_a_cost_model_or_one_like_it() -> None:
     module = parse_hlo(PROGRAM)
     for accelerator in ACCELERATORS.values():
         estimated = with_estimates(module, accelerator)

@@ -47,7 +47,7 @@ def overlap_f1(answer: str, prediction: str) -> float:
 
 
 def score_1_1(answers: Sequence[str], prediction: str) -> tuple[float, float]:
-    """Returns EM and F1, 0 to 1, of that of one or more answers which the prediction is nearest."""
+    """Returns the best EM and the best F1, 0 to 1, of a prediction over one or more answers."""
     found = normalize_answer(prediction)
     exact = max(float(normalize_answer(answer) == found) for answer in answers)
     return exact, max(overlap_f1(answer, prediction) for answer in answers)
