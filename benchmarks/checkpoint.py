@@ -7,8 +7,6 @@ lies in the page cache, so that it is the cost of the checksums. The same state 
 checkpoint (`train.checkpoint.local`), in the same directory.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import statistics

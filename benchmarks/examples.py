@@ -12,8 +12,6 @@ google-research/bert's `create_pretraining_data.py`, if it is given, is timed by
 vocabulary. Without it no peer is run, which is said on standard error.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

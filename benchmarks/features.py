@@ -10,8 +10,6 @@ checkpoint on disk: the last layer's
 [CLS] and scikit-learn's logistic regression over five folds, our time with compiling in it.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

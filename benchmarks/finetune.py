@@ -9,8 +9,6 @@ bucket, theirs to the longest of a batch as drawn, as transformers' own example 
 a figure of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import itertools

@@ -9,8 +9,6 @@ or with ``--peer loop`` a loop of PyTorch's (`benchmarks.hf_finetune`). Installi
 first part: ``time make .venv/.core``.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """malloc's large pages, which XLA's CPU client gains a fifth by."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -7,8 +7,6 @@ between two of them by default. The checksums run on `--devices` simulated devic
 machine's cores.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import statistics

@@ -7,8 +7,6 @@ The same data, batch size, learning rate, epochs, length, warm-up, decay and cli
 does. It prints a line of JSON: the dev figures and the training examples per second.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -4,8 +4,6 @@ Runs under a Python of its own, with transformers 4.56, flax, optax and libtpu, 
 project. Prints the compiler's figures of memory as JSON; the executable goes to a file.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

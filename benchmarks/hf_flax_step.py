@@ -4,8 +4,6 @@ Runs under a Python of its own, with transformers 4.56, flax and optax, and noth
 project. For every line on stdin, a number of steps, it runs them and answers ``done``.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -6,8 +6,6 @@ What a person who knows the Trainer would write, with the settings of `configs/f
 It needs `accelerate`, which the tests do not. It prints a line of JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -7,8 +7,6 @@ format by the command line. The peer is Hugging Face's own ``from_pretrained`` a
 counted, with the libraries in it; ``above`` is that of the same verb on the size tiny taken away.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os

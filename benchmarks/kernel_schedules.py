@@ -5,8 +5,6 @@ row, as many heads as fill the lanes of a register, dropout 0.1, bfloat16. A bun
 one core. No TPU is needed, only libtpu.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

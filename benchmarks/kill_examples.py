@@ -8,8 +8,6 @@ its processes (or the parent alone, whose workers then live on for a moment) and
 Prints how many of the datasets are the first one's, file by file, byte by byte.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

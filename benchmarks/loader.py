@@ -5,8 +5,6 @@ and reads an epoch of it through the loader: in a thread of this process, then i
 With ``--packing`` there are short examples too, read with one and then with several to a row.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import pathlib

@@ -6,8 +6,6 @@ generation, with the sum of the estimates over the compiler's. A minute or two f
 needed, only libtpu.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@
 was. No TPU is needed, only libtpu; minutes for each row where all are new.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import importlib.metadata

@@ -9,8 +9,6 @@ topology, rate of ``--dropout``, ``--attention`` and ``--unroll``. With ``--quic
 generated of ours (docs/planning.md), and theirs is worked out from one layer and from two.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

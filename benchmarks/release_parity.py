@@ -9,8 +9,6 @@ permutation. Runs change sides, not examples, since those of one run are drawn f
 p-values one in twenty is below 0.05 where nothing differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """google-research/bert's ``create_pretraining_data.py`` as a command, under TensorFlow 2."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Prints a measurement as one JSON line that says where, when and with what it was taken."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import gc

@@ -6,8 +6,6 @@ are embedded by both (mean over the real tokens, normalised) with each side's ow
 the largest difference of any number and, for the two tokenizers, how many sentences differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from pathlib import Path

@@ -8,8 +8,6 @@ live line cannot help: what is measured are lines. On a machine with other work 
 seconds of the command and its workers say more than a clock: they stand beside.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -5,8 +5,6 @@ vocabulary, the same lines, timed by turns. Without arguments the text is the ma
 Python carries (``pydoc_data.topics``), and the vocabulary is trained on it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pydoc_data.topics

@@ -11,8 +11,6 @@ On Linux all of them run with malloc's large pages, as `make` sets them (GLIBC_T
 nothing, it measures without).
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Runs a command and says what its processes took: seconds, CPU seconds, memory at their peak."""
 
-from __future__ import annotations
-
 import dataclasses
 import resource
 import subprocess

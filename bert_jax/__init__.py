@@ -16,8 +16,6 @@ Each name is imported when it is first used: importing this package loads neithe
 library, so that data workers may import it.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 

@@ -1,7 +1,5 @@
 """RunConfig: the sections that each package owns, from YAML and ``key=value`` overrides."""
 
-from __future__ import annotations
-
 import importlib.resources
 from collections.abc import Sequence
 from typing import Any, Final

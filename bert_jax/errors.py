@@ -1,7 +1,5 @@
 """Mistakes a user can mend, said in one line."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

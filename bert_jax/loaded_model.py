@@ -1,7 +1,5 @@
 """A model in memory: texts in; vectors, words or predictions out."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

@@ -12,8 +12,6 @@ too, below the lines that stay. Elsewhere a stage gets a line when it has lasted
 more now and then while it lasts, and one with its seconds when it is done.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

@@ -1,7 +1,5 @@
 """What a verb tells in a notebook: one block of HTML in the output of its cell, kept up to date."""
 
-from __future__ import annotations
-
 import html
 import io
 import sys

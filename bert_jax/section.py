@@ -1,7 +1,5 @@
 """The base of every package's settings."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar

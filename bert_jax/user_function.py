@@ -5,8 +5,6 @@ user's own: not of Python's standard library, of this package or of an installed
 documented and allowed; ``BERT_JAX_TRUSTED_MODULES`` (names, comma-separated) allows others.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Values from a file against a section: the first mistake in one line."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

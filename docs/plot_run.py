@@ -3,8 +3,6 @@
 Needs matplotlib, which nothing else here does: ``pip install matplotlib``.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

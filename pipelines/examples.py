@@ -1,7 +1,5 @@
 """``bert-jax examples``: text and a tokenizer in, a dataset of pretraining examples out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``preparation.json``: how the text of a dataset was read, and what was dropped by which rule."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """Lines that say how far a stage is, how fast, and how long it will take."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable

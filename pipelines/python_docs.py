@@ -1,7 +1,5 @@
 """A corpus that every machine has: the English in the installed Python's own documentation."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """Settings of ``bert-jax examples``, and those of sources that ``bert-jax vocab`` shares."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import pydantic

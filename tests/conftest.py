@@ -1,7 +1,5 @@
 """What every test stands on: eight simulated devices, and shapes checked as they are written."""
 
-from __future__ import annotations
-
 import gc
 import os
 import tempfile

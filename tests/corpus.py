@@ -1,7 +1,5 @@
 """A small corpus, its tokenizer, and the dataset made of them, for tests of what is on disk."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Programs that the tests have compiled once are not compiled again."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A small real project: this Python's own documentation → tokenizer → datasets → configuration."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

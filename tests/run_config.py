@@ -1,7 +1,5 @@
 """Configurations of small runs, as a user would write them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

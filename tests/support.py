@@ -1,7 +1,5 @@
 """Small parts that several tests build on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -4,8 +4,6 @@ It would load Keras first thing, and pandas and scikit-learn with it, which take
 TensorFlow; it goes on where there is none.
 """
 
-from __future__ import annotations
-
 import sys
 
 sys.modules["keras"] = None  # pyright: ignore[reportArgumentType] (an import of it fails)

@@ -1,7 +1,5 @@
 """The package's names stay what they are, whatever else is imported."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

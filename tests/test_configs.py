@@ -1,7 +1,5 @@
 """Every committed configuration is one that the verbs accept."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

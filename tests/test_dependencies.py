@@ -1,7 +1,5 @@
 """What is imported is declared: a package that is there by accident hides a missing line."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import sys

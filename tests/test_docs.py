@@ -1,7 +1,5 @@
 """The documentation: it builds as a site without a warning, and what it says to type works."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

@@ -1,7 +1,5 @@
 """`bert_jax.load`: a model in memory, beside the PyTorch model that it came from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

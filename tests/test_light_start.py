@@ -1,7 +1,5 @@
 """Making data, and telling a mistake in a configuration, need not wait for JAX to load."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a process is at is said: at once, when it lasts, and when it is done."""
 
-from __future__ import annotations
-
 import io
 import re
 import time

@@ -1,7 +1,5 @@
 """The notebooks of the documentation run in a kernel of Jupyter, and show progress as HTML."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A script without the ``__main__`` guard runs once, from text to a classifier."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

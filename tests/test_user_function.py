@@ -1,7 +1,5 @@
 """A configuration runs functions of the user's own modules, and of no other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

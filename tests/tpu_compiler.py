@@ -1,7 +1,5 @@
 """What tests compile for TPUs, in a process of its own: libtpu is loaded once in a process."""
 
-from __future__ import annotations
-
 import subprocess
 
 from bert_jax.planning.compiler import TPU_COMPILER

@@ -1,7 +1,5 @@
 """What JAX traces, as it reports it itself."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

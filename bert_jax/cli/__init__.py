@@ -4,8 +4,6 @@ Every verb imports what it needs when it runs, so that ``--help``, a user's typi
 first line of a run answer at once.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Checkpoints in and out, and the machine itself."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

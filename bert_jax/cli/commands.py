@@ -1,7 +1,5 @@
 """The group with all of its verbs: importing a file of verbs is what makes them known."""
 
-from __future__ import annotations
-
 from bert_jax.cli import checkpoints, finetuning, launching, planning, pretraining, watching
 from bert_jax.cli.base import cli
 

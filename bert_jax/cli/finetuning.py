@@ -1,7 +1,5 @@
 """What a pretrained run is for."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """malloc's large pages: a train step on a CPU is a fifth faster with them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

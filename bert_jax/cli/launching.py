@@ -1,7 +1,5 @@
 """Jobs on machines that are asked for."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a run needs, before it costs anything."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

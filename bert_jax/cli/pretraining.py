@@ -1,7 +1,5 @@
 """From text to a pretrained run."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

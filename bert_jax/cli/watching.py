@@ -1,7 +1,5 @@
 """Looking at jobs and runs from anywhere."""
 
-from __future__ import annotations
-
 import sys
 
 import click

@@ -1,7 +1,5 @@
 """Which examples a batch is made of. Travels with it as far as the host, never to a device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

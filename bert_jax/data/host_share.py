@@ -1,7 +1,5 @@
 """Which part of every batch a host makes."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Counter-based random streams, keyed by purpose, and the hashes that they are made of."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """Streaming readers of tables: CSV, TSV, JSON lines and Parquet."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 from collections import Counter

@@ -1,7 +1,5 @@
 """Setup of worker processes."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

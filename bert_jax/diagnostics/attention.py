@@ -1,7 +1,5 @@
 """Which attention a run will compute; apart, since the kernels take a while to load."""
 
-from __future__ import annotations
-
 import jax
 
 from bert_jax.diagnostics.findings import Finding, ok, problem

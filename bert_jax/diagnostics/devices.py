@@ -1,7 +1,5 @@
 """The devices and the mesh that a run will have."""
 
-from __future__ import annotations
-
 import collections
 import glob
 import time

@@ -1,7 +1,5 @@
 """What the doctor found, and how it is shown."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """What a configuration reads: is it there, and does it belong together. Needs no JAX."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The memory of this host, and what loader workers share of it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Final

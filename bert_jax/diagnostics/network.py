@@ -1,7 +1,5 @@
 """Whether the hosts of a run can find each other."""
 
-from __future__ import annotations
-
 import os
 import socket
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """Whether a run directory holds what was written to it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

@@ -1,7 +1,5 @@
 """What a run directory has to offer: is it there, can it be written, how much fits."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

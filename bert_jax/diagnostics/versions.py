@@ -1,7 +1,5 @@
 """The versions of Python and of the libraries that a run needs."""
 
-from __future__ import annotations
-
 import platform
 from importlib import metadata
 from typing import Final

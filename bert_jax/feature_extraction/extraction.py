@@ -1,7 +1,5 @@
 """A file of texts → a file of features, and a probe's score."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Texts through the model, in batches of few shapes, back in their order."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence

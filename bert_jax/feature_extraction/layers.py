@@ -1,7 +1,5 @@
 """Which layers a feature is computed from, and how they are combined."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """Sentence features and logistic regression, cross-validated; layers mixed by learned weights."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Texts from a file, one at a time, and their token ids."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple

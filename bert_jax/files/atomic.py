@@ -1,7 +1,5 @@
 """Atomic writes: a reader finds all of a file or directory, or none; local or in a bucket."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -4,8 +4,6 @@
 Arrays of checkpoints go through tensorstore, which tries again by rules of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """One object in Google Cloud Storage, replaced only if its generation is the expected one."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Iterator

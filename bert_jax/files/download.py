@@ -1,7 +1,5 @@
 """Files of a bucket to this machine's disk: in parallel, checked, resumed where it stopped."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import hashlib
 import pathlib

@@ -4,8 +4,6 @@
 finds a token by itself (``HF_TOKEN``, `hf auth login`): none passes through here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

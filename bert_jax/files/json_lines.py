@@ -1,7 +1,5 @@
 """JSON objects, one a line, of which some may be damaged: a log that must outlive its writers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias

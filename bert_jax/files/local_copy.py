@@ -1,7 +1,5 @@
 """A file or a directory of files as one on this machine: remote ones are copied first."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How long to go on asking a bucket that does not answer: the one rule for all that talk to one."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -4,8 +4,6 @@ All that comes from outside passes here, so that no file is trusted: only regula
 never more than a limit, and JSON is taken apart only so deep and with numbers only so long.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import os

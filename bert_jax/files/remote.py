@@ -1,7 +1,5 @@
 """Paths that may lie in a bucket, and what differs there."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import importlib.util

@@ -5,8 +5,6 @@ its job is gone. So each directory is locked by its process, and whoever makes t
 those that nobody has locked any more.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import fcntl

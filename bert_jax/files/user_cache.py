@@ -1,7 +1,5 @@
 """Where things are kept that can be made again."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """YAML as configurations use it: plain values, and 1e-4 is a number."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Hashable
 from typing import Any, ClassVar, Final

@@ -1,7 +1,5 @@
 """Inference over rows of different lengths: few batch shapes, each compiled once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 

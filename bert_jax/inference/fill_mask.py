@@ -1,7 +1,5 @@
 """The most probable pieces for each [MASK] of a text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 

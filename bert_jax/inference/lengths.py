@@ -1,7 +1,5 @@
 """Which lengths rows are padded to: padding against compilation."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Container, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A model's parameters on devices, with all that texts need to go through it."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from jax.sharding import Mesh

@@ -1,7 +1,5 @@
 """A run's checkpoint, written in another program's format with a model card."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple

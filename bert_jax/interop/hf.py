@@ -1,7 +1,5 @@
 """Hugging Face checkpoints: read into our terms, written so that `from_pretrained` takes them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """Hugging Face's config.json, to our architecture and heads and back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Hugging Face's names for BERT's tensors: the one table, for import and export alike."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from bert_jax.interop.mapping import STACKED, NameRule

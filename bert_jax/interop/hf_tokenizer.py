@@ -1,7 +1,5 @@
 """Hugging Face's tokenizer files, to our WordPiece and back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Final, Literal

@@ -1,7 +1,5 @@
 """The weights of a Hugging Face checkpoint, in one file or in shards, under the table's names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """Models by name on Hugging Face's hub, or on any server that ``HF_ENDPOINT`` names."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Another program's checkpoint, read from disk and saved as a run directory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Another program's checkpoint in a local directory, named by what is in it. Needs no JAX."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -6,8 +6,6 @@ differ in the name, the slice of the layer, a transposition, and the rows that p
 table of `NameRule`s gives these for every tensor, for import and export alike.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence

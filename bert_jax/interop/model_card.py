@@ -1,7 +1,5 @@
 """The README.md of an exported model: what it is, how to load it, where it comes from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """A checkpoint in our own terms: every format is read into it and written from it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """One safetensors file, read and written one tensor at a time."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

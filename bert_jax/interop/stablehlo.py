@@ -1,7 +1,5 @@
 """Export to StableHLO: a program that runs anywhere JAX does, without bert_jax."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata

@@ -1,7 +1,5 @@
 """google-research/bert checkpoints: ``bert_model.ckpt.*``, ``bert_config.json``, ``vocab.txt``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 TensorFlow reads and writes them; it is imported when first needed and comes with the extra ``tf``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

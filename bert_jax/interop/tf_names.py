@@ -4,8 +4,6 @@ Source: the variable scopes of google-research/bert `modeling.py`, `run_pretrain
 `run_classifier.py`, `run_squad.py` and `optimization.py`.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from bert_jax.interop.mapping import STACKED, NameRule

@@ -1,7 +1,5 @@
 """One PyTorch file, read as weights; a pickle's code is never run."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from collections.abc import Mapping

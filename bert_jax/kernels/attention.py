@@ -13,8 +13,6 @@ The backward kernel holds scores as [keys, queries]: two of its three products w
 left then need no transpose of them, and log-sums lie along lanes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -11,8 +11,6 @@ Of two columns the words are points of a lattice that fills the plane evenly, bu
 million; of rows likewise. No two lines of up to 2,048 have the same `low` and `high`.
 """
 
-from __future__ import annotations
-
 from typing import Final, TypeAlias
 
 import jax

@@ -1,7 +1,5 @@
 """What one host is to do: read from its environment and its job's directory."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """All that a job's hosts read, staged into its directory before any host is asked for."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from typing import Final

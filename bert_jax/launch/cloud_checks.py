@@ -1,7 +1,5 @@
 """What Google Cloud is asked before anything is made: access, accelerators offered, quota."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Final

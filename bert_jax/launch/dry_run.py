@@ -1,7 +1,5 @@
 """What `submit` would do, in full, without doing any of it: no credentials, no network."""
 
-from __future__ import annotations
-
 import hashlib
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence

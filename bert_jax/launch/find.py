@@ -1,7 +1,5 @@
 """From what a user calls a job to its directory."""
 
-from __future__ import annotations
-
 import os
 from typing import Final
 

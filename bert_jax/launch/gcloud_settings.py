@@ -4,8 +4,6 @@ In that order, as gcloud itself has it. gcloud's settings are read from its file
 neither run nor be installed.
 """
 
-from __future__ import annotations
-
 import configparser
 import os
 from pathlib import Path

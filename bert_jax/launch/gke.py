@@ -1,7 +1,5 @@
 """JobSets on a GKE cluster, through the cluster's API."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import json

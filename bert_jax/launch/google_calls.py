@@ -3,8 +3,6 @@
 Importing this loads Google's clients: whoever launches something does so when it is needed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import os

@@ -1,7 +1,5 @@
 """What the hosts of one attempt say of themselves, and for how long they have said nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 

@@ -4,8 +4,6 @@
 on this machine alike. Read `Agent.run` and `Agent._until_it_ends` from top to bottom.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """What a host prints, on its way to the job's directory."""
 
-from __future__ import annotations
-
 import collections
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A configuration's paths as hosts reach them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, Final

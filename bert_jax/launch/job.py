@@ -1,7 +1,5 @@
 """A job, its attempts and where their files lie in the bucket."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Final, Literal
 

@@ -1,7 +1,5 @@
 """The JobSet of an attempt: for each slice a Job, for each host of it a pod."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from bert_jax.errors import UserError

@@ -1,7 +1,5 @@
 """What every launcher can do: the protocol that the supervisor drives."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from typing import Protocol

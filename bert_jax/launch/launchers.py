@@ -1,7 +1,5 @@
 """Which launcher makes a job's machines. Google's clients are imported when they are used."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

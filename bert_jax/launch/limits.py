@@ -1,7 +1,5 @@
 """When a job is given up, and where it is tried next."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """This machine as a cloud: hosts are processes on loopback, and everything else is as elsewhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

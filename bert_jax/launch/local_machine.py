@@ -5,8 +5,6 @@ it lives, which it inherits from the process that starts it: so there is no mome
 exists and cannot be seen, and no second one can be started in its place.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

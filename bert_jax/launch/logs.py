@@ -1,7 +1,5 @@
 """What a host has printed, from anywhere."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import Final

@@ -5,8 +5,6 @@ with hyphens (``bert-jax-job``); in containers and on this machine they are envi
 `tpu_setup/startup.sh` turns the former into the latter and starts `python -m bert_jax.launch.host`.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from bert_jax.launch.job import Attempt

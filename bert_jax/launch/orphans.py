@@ -1,7 +1,5 @@
 """What exists for jobs, and which of it nobody needs."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Iterable

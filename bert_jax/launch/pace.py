@@ -1,7 +1,5 @@
 """How long a request to a service may take, and when it is sent again: one rule for all of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import time

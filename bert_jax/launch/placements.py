@@ -1,7 +1,5 @@
 """Where a job may run, in the order in which that is tried, and what an hour there costs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """What is looked at before anything is made, so that nothing is paid for in vain."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """The request for a queued resource: as Google's client sends it, and as a gcloud command."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Cloud TPU's queued resources: a request waits for capacity, becomes machines, may lose them."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Whether a run's process that has ended is started again, and when."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Final, Literal
 

@@ -1,7 +1,5 @@
 """How far a run is and how fast, from the figures in its directory. Loads no JAX."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 

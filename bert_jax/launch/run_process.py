@@ -1,7 +1,5 @@
 """One process of the run, as a child of the agent."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

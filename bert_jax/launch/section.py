@@ -1,7 +1,5 @@
 """Settings of `bert-jax submit`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import pydantic

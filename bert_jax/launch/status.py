@@ -1,7 +1,5 @@
 """Everything there is to know of a job, or of a run that was started by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The status of a job as lines for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 

@@ -5,8 +5,6 @@ what it is about to ask for is written down before it is asked for, under a name
 the attempt's number, and every request may be repeated.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import time

@@ -1,7 +1,5 @@
 """What a fine-tuning task reads, from this machine to where every host reaches it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

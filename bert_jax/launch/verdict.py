@@ -1,7 +1,5 @@
 """Whether an attempt's machines are of any use, from what their launcher and hosts say."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Final

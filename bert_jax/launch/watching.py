@@ -1,7 +1,5 @@
 """A supervisor at a terminal: what Ctrl-C means, and what is said at the end."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from datetime import timedelta

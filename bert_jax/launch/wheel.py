@@ -4,8 +4,6 @@ Made of the files that are being run, with no build tool and no network: hosts g
 submitter has, whether that is an installed wheel or a checkout with changes.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

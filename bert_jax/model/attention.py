@@ -1,7 +1,5 @@
 """Self-attention: the projections here, the core by name from one registry."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Attention probabilities of every layer and head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import jax

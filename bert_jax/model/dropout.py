@@ -6,8 +6,6 @@ whatever reads them. The generator in a TPU's hardware cannot be split so: every
 draw, and keep until the backward pass, the bits of the whole global batch.
 """
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import jax

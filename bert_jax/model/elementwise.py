@@ -5,8 +5,6 @@ input once where the derived one reads it three times: beside a product of matri
 fused into, the rest of a layer costs what it reads and how often.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Final

@@ -1,7 +1,5 @@
 """Word, position and type embeddings."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int

@@ -1,7 +1,5 @@
 """The stack of layers, scanned."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, Final

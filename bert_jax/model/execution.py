@@ -1,7 +1,5 @@
 """What `auto` and settings left out come to, on the devices of a mesh."""
 
-from __future__ import annotations
-
 from typing import Any, Final, NamedTuple
 
 from jax.sharding import Mesh

@@ -1,7 +1,5 @@
 """Model FLOPs: the matrix products of the mathematics, without what the program recomputes."""
 
-from __future__ import annotations
-
 from bert_jax.model.config import Architecture
 
 

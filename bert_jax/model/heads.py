@@ -1,7 +1,5 @@
 """The two pretraining heads: masked language model and next sentence."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

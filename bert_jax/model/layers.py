@@ -4,8 +4,6 @@ Shape suffixes: B batch, L length, D hidden size, F FFN width, H heads, K head c
 positions, E examples per row, V padded vocabulary.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The keys that a model's parameters are drawn from, counted without JAX."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -1,7 +1,5 @@
 """The encoder with both pretraining heads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What compiling for a shape and computing with it take on the devices of a run, roughly."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 import jax

@@ -5,8 +5,6 @@ it, is one number: negative where it was dropped, else scaled up. So no mask is 
 are not kept, and of the arrays of size length × length only they are float32.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Final
 

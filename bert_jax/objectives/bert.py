@@ -4,8 +4,6 @@ BERT adds next sentence prediction (arXiv 1810.04805, section 3.1), ALBERT sente
 (arXiv 1909.11942), RoBERTa nothing (arXiv 1907.11692). `MaskingSection` says what is masked.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Final, Literal

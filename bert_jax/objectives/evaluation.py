@@ -1,7 +1,5 @@
 """Evaluation of a pretrained checkpoint on a dataset, every example once."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Where a run's examples come from: a dataset of ours, or TFRecords of google-research/bert."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Final, TypeAlias
 

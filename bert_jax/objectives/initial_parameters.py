@@ -1,7 +1,5 @@
 """The parameters that a run takes over from another run (`--init-from`)."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """From the settings of a phase to the phase with its data opened."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import NamedTuple

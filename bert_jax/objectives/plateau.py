@@ -5,8 +5,6 @@ the unigram entropy of the corpus, and it can stay there for thousands of steps 
 starts to use the context. "Is 7 normal?" is the question asked most about BERT pretraining.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """One pretraining run: from its settings to a checked plan, and from the plan to the end."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

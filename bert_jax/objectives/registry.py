@@ -1,7 +1,5 @@
 """The explicit registry of objectives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple

@@ -10,8 +10,6 @@ come.
 Reports, evaluations, checkpoints, mesh, loader and paths decide no number and are always free.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping

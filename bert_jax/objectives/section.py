@@ -1,7 +1,5 @@
 """The objective's settings, where reading them does not import JAX."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from bert_jax.data.rows.masking import MaskingSection

@@ -1,7 +1,5 @@
 """The settings of one pretraining run, complete but for what only the data can tell."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Mapping

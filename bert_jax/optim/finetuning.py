@@ -1,7 +1,5 @@
 """The optimizer of fine-tuning: corrected Adam, rates by layer, freezing and gradual unfreezing."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

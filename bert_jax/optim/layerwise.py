@@ -1,7 +1,5 @@
 """Gradient transformations that treat the units of a model differently; see `units`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

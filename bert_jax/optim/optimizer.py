@@ -1,7 +1,5 @@
 """BERT's AdamW and LAMB over named parameters, with one decay mask."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, TypeVar
 
 import jax

@@ -1,7 +1,5 @@
 """Learning-rate schedules as numbers that a compiled step takes in: one program serves them all."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias

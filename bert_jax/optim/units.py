@@ -1,7 +1,5 @@
 """Units of a model, from its input up: what is frozen, unfrozen and slowed down together."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """What is known of a generation of TPU; `bert_jax.parallel.accelerators` has the table."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

@@ -8,8 +8,6 @@ divided by the products per cycle of the chip's matrix units; compiling a large 
 generation with libtpu 0.0.51 gives 70 to 98% of those products per cycle (docs/planning.md).
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from bert_jax.parallel.accelerator import Accelerator, Quota

@@ -6,8 +6,6 @@ gone. Then every process says so in the same line and ends with exit code 4: wha
 with the others could not be finished anyway, and a collective operation would wait forever.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import queue

@@ -4,8 +4,6 @@ Entries are found by program, compiler, flags and devices, so a hit is the progr
 been compiled. Processes of one host may share a directory: JAX locks it where its size is bounded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from typing import Final

@@ -1,7 +1,5 @@
 """Compiling: once for equal programs, said aloud, and without the compiler's own alarms."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

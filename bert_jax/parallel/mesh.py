@@ -1,7 +1,5 @@
 """From a section to devices: platform, processes, mesh."""
 
-from __future__ import annotations
-
 import glob
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """A function applied to each device's own part of its arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import jax

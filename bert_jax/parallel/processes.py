@@ -1,7 +1,5 @@
 """The processes of a job: joining them, and leaving them."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

@@ -5,8 +5,6 @@ from Python, as soon as its connection breaks. So it gets a connection to a rela
 process. What the death of process 0 means, `bert_jax.parallel.channel` says.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

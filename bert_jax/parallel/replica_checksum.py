@@ -4,8 +4,6 @@ A chip with a fault computes wrong numbers without a word. Where an array is rep
 replicas are computed from the same bits by the same program, so the first one that differs tells.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import itertools

@@ -5,8 +5,6 @@ connections made here stay, see `bert_jax.parallel.channel`; the port itself is 
 coordinator takes it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import selectors

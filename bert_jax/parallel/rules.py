@@ -4,8 +4,6 @@ Model code names what an axis *means* (`embed`, `heads`, `vocab`); only this pac
 mesh axis, if any, that meaning is split over.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """Settings of the mesh, where reading them does not import JAX."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import pydantic

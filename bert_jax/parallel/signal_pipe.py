@@ -5,8 +5,6 @@ thread compiles, waits for a device or for another process, in C++, would be hea
 and the machine gone by then. The interpreter itself writes the signal's number to a pipe at once.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

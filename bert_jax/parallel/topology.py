@@ -1,7 +1,5 @@
 """A slice of TPUs: from any spelling that users know to a generation and a shape."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import math

@@ -1,7 +1,5 @@
 """Messages between the processes of a job: one JSON object a line, over TCP."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Plans as JSON, for other programs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ dimensions of the torus (scaling book, part 3). What the core computes between t
 of an asynchronous collective hides that much of it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

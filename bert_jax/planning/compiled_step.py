@@ -1,7 +1,5 @@
 """What the compiler says of one step: memory, cycles, collectives; kept as JSON."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Compiles requests in processes of their own, and keeps what they say."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

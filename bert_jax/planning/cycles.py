@@ -6,8 +6,6 @@ operation without an estimate (random bits, gathers, sorts) is charged the time 
 through HBM, and summed apart. Pallas kernels count by their schedule, see `kernel_schedule`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections import Counter

@@ -6,8 +6,6 @@ own figures of whole steps (`python -m benchmarks.op_cycles`). One operation may
 the sum of a step by a few percent, see docs/planning.md.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Final, NamedTuple

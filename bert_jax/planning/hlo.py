@@ -4,8 +4,6 @@ The text is what `jax.stages.Compiled.as_text` prints of a scheduled TPU program
 computation the instructions stand in the order in which the core runs them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

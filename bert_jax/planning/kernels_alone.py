@@ -4,8 +4,6 @@ A kernel is the same in every program of an accelerator and a row length: only h
 groups of heads it runs over differs. So it is compiled for a few rows of one group, once, and kept.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ serialized executable is read here instead, with those operands left away: they 
 is counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Plans as a self-contained page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

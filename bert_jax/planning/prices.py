@@ -1,7 +1,5 @@
 """What a chip-hour costs: a dated file that users may replace with their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The run's own steps, lowered for a topology and shapes alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

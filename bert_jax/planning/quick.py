@@ -4,8 +4,6 @@ Memory, collectives and what is executed are the compiler's. Cycles of operation
 `estimated_ops`, and those of kernels are of kernels compiled alone.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What tables of a plan say, in the terminal and on the page alike: headings and rows of text."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple

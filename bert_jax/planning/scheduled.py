@@ -5,8 +5,6 @@ operations are given. The compiler has no option that leaves it out, but it can 
 what it has before. So it runs in a thread of its own, and the process ends when that is there.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time

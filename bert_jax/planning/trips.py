@@ -1,7 +1,5 @@
 """How often a loop's body runs, from its condition, its first value and its step."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

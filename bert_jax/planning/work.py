@@ -5,8 +5,6 @@ Kernels count what their `cost_estimate` declares, and the copies of their sched
 operations are not in the FLOPs: the useful ones, which these stand beside, leave them out too.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

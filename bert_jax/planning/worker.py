@@ -4,8 +4,6 @@ A process of its own: libtpu reads its settings once, and a compiler that runs o
 nothing else with it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

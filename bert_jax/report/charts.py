@@ -7,8 +7,6 @@ with ``gzip.compress(…, 9, mtime=0)``. It is vendored because that package wei
 four seconds to bundle.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Pages from Jinja2 templates: self-contained HTML files that load nothing from anywhere."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import gzip

@@ -1,7 +1,5 @@
 """The checkpoints of a run directory: the one place that chooses what stores them."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from etils import epath

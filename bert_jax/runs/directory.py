@@ -1,7 +1,5 @@
 """A run directory: what makes it self-contained, written by one verb and read by the others."""
 
-from __future__ import annotations
-
 import json
 import platform
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@
 split; ``evaluations/<split>-<step>.json`` hold all others, so that none overwrites another.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

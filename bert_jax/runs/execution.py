@@ -1,7 +1,5 @@
 """How a model is executed where the settings leave it to the devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

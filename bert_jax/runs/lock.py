@@ -1,7 +1,5 @@
 """One writer at a time: of a run directory, and of what a verb writes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

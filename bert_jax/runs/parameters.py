@@ -1,7 +1,5 @@
 """A run's checkpoint onto this machine's devices."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from jax.sharding import Mesh

@@ -1,7 +1,5 @@
 """Refuse to resume with a different configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Fine-tuning rows of different lengths as padded batches."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Columns of a table by name: one or two texts, a label, an id."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Whether a fine-tuned model learnt anything."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A family is a folder with a section, whose `open` returns a `Family`, and a line in `registry`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence

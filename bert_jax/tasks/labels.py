@@ -1,7 +1,5 @@
 """Labels of sequence classification and regression: as files spell them → targets."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A checkpoint's parameters under a new head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Predictions of a fine-tuned run for a file or its task's test splits, written to disk."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parameters and a split → one record for every example of it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

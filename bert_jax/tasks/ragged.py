@@ -1,7 +1,5 @@
 """Many short sequences of ids in one array: a list of Python integers takes ten times the room."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """The explicit registry of task families: a family's section opens its data."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 from bert_jax.tasks.choice.family import MultipleChoiceSection

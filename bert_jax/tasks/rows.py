@@ -1,7 +1,5 @@
 """Predictions for rows in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

@@ -7,8 +7,6 @@ The libraries take seconds to import, and the settings of every verb lead here: 
 imports what it needs.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence

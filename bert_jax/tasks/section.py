@@ -1,7 +1,5 @@
 """The settings of a fine-tuning run."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import pydantic

@@ -3,8 +3,6 @@
 GLUE's tasks (`glue`) and tables of the user's own (`table`) share it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence

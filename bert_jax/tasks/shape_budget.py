@@ -1,7 +1,5 @@
 """How many shapes the batches of a fine-tuning run have: padding against compilation."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias

@@ -1,7 +1,5 @@
 """What the train loop knows of a fine-tuning task: model, loss, divisor."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """From text to token ids: normalisation, WordPiece and SentencePiece behind one protocol."""
 
-from __future__ import annotations
-
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary import SpecialIds

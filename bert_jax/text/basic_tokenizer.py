@@ -8,8 +8,6 @@ that it splits differently under different Pythons. Here they are those of Unico
 tokenizer's hash then means the same everywhere.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Opens a tokenizer directory of any kind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from etils import epath

@@ -1,7 +1,5 @@
 """SentencePiece models (unigram or BPE) with BERT's special pieces."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

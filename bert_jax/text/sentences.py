@@ -1,7 +1,5 @@
 """Sentences of free prose, split by the ``sentencex`` library."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

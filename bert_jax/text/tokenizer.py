@@ -1,7 +1,5 @@
 """What every tokenizer can do: the class that the rest of the project codes against."""
 
-from __future__ import annotations
-
 import abc
 import json
 from collections.abc import Mapping, Sequence

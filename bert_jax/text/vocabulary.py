@@ -1,7 +1,5 @@
 """A vocabulary: pieces in the order of their ids, BERT's special pieces among them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """WordPiece: greedy longest match within a word, exactly as the 2018 release tokenizes."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

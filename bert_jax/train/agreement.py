@@ -1,7 +1,5 @@
 """What one process finds out and all act upon."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

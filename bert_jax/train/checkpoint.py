@@ -1,7 +1,5 @@
 """Saving and restoring a run: when a save counts, what a failed one does, which stay."""
 
-from __future__ import annotations
-
 import concurrent.futures
 from collections.abc import Callable, Mapping
 from typing import Any, Self

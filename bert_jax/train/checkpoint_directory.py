@@ -1,7 +1,5 @@
 """The checkpoints on disk: which are whole, which is the newest or the best, which are to go."""
 
-from __future__ import annotations
-
 import contextlib
 import uuid
 from collections.abc import Callable, Collection

@@ -9,8 +9,6 @@ a run starts: they say over their own connection what they have, and the newest 
 ``<directory>/<hash of the run directory>/process_<i>/<step>/{pieces.npz,saved.json,manifest.json}``
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import hashlib
 import json

@@ -3,8 +3,6 @@
 What fails on one process of a job fails on all, in seconds: see `SaveAgreement`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any, Final

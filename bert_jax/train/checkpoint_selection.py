@@ -1,7 +1,5 @@
 """Which checkpoint is the best."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

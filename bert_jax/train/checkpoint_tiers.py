@@ -1,7 +1,5 @@
 """Checkpoints in two tiers: in the run directory, and newer ones on the hosts' own disks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """States as checkpoints hold them: nested dicts of tensors with names, compared before a read."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -4,8 +4,6 @@ A compiled program refuses arrays of another shape or layout with an error. That
 keeps the promise that nothing compiles after the first step of a phase.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 

@@ -6,8 +6,6 @@ before the step), and the run's ``config.yaml``, ``tokenizer/`` and ``provenance
 without unpickling, and without the run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import zipfile

@@ -1,7 +1,5 @@
 """Scores of parameters on one split."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import cast
 

@@ -1,7 +1,5 @@
 """A run's evaluations: a signal cuts one short, and the next start makes up for it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from bert_jax.narration import doing

@@ -7,8 +7,6 @@ in the order of the rows. `data` is the fingerprint of the data position, shorte
 means another order or other data.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -9,8 +9,6 @@ describe arrays, layouts and devices. The executable itself is code: whoever can
 directory decides what the devices, or this processor, do. So the configuration alone names it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import importlib.metadata

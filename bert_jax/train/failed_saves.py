@@ -6,8 +6,6 @@ error, and TensorStore's callback finds the loop closed. The checkpointer has to
 that counts.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import sys
@@ -26,7 +24,7 @@ def quieten_failed_saves() -> None:
     warnings.filterwarnings("ignore", "coroutine 'async_serialize_from_host", RuntimeWarning)
     others = sys.unraisablehook
 
-    def hook(raised: sys.UnraisableHookArgs) -> None:
+    def hook(raised: "sys.UnraisableHookArgs") -> None:
         if not _found_the_loop_closed(raised):
             others(raised)
 
@@ -40,7 +38,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not (unasked and _UNFINISHED in str(error))
 
 
-def _found_the_loop_closed(raised: sys.UnraisableHookArgs) -> bool:
+def _found_the_loop_closed(raised: "sys.UnraisableHookArgs") -> bool:
     """Says whether it was a callback from another library that came after the loop's end."""
     if raised.object is not None or str(raised.exc_value) != "Event loop is closed":
         return False

@@ -1,7 +1,5 @@
 """Tells what the time of a process goes on; `time_account` says what kinds there are."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time

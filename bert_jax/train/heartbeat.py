@@ -4,8 +4,6 @@ It is written where the environment names one. The agent of a submitted job
 (`bert_jax.launch.host`) uploads it, and knows by it at which step a process died.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

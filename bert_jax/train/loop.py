@@ -4,8 +4,6 @@ Read `train` and `_Loop.run` from top to bottom. The loop dispatches step N, and
 reads the metrics of step N−1, so that the devices never wait for the host.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

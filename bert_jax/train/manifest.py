@@ -5,8 +5,6 @@ manifest is damaged. CRC32C, which buckets know, would not do: a file of TensorS
 its own CRC32C, so that the CRC32C of the whole is the same whatever is in it.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import hashlib
 import json

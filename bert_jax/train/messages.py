@@ -1,7 +1,5 @@
 """What a user must see whatever the verb prints."""
 
-from __future__ import annotations
-
 import jax
 from rich.console import Console
 

@@ -1,7 +1,5 @@
 """Sums and counts, from device scalars to figures."""
 
-from __future__ import annotations
-
 import jax
 
 from bert_jax.task import Metrics, Sums

@@ -1,7 +1,5 @@
 """Everywhere a run's figures go while it trains: files, terminal, the account of its time."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """From this process's loader onto the mesh, ahead of the step that needs it."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

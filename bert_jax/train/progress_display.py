@@ -1,7 +1,5 @@
 """What the terminal shows of a run: one line, refreshed in place; plain lines elsewhere."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping

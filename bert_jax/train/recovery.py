@@ -1,7 +1,5 @@
 """What a run does about bad steps: goes on without one, goes back to a checkpoint, or stops."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

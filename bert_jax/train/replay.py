@@ -1,7 +1,5 @@
 """A dumped step run again: its loss and gradients, on whatever devices there are."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

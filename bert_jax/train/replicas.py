@@ -1,7 +1,5 @@
 """Stopping a run whose replicas of the state differ, before anything of it is saved."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bert_jax.errors import RunStopped

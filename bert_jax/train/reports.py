@@ -1,7 +1,5 @@
 """What a run tells of its steps: scores and speed since the last report."""
 
-from __future__ import annotations
-
 from bert_jax.task import Task
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.output import Output

@@ -4,8 +4,6 @@
 stopped before the next checkpoint resumes past the same data.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import jax

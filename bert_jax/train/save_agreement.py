@@ -1,7 +1,5 @@
 """A save is done on all processes of a job or on none: what fails on one is known to all."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The train loop's settings."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Final, Literal, Self, TypeAlias
 
 import pydantic

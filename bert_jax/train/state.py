@@ -1,7 +1,5 @@
 """What a step changes: parameters, optimizer, random key, step; and how each lies on the mesh."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """One optimizer step and one evaluation step, as pure functions to compile."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence

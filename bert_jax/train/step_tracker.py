@@ -1,7 +1,5 @@
 """The bookkeeping of a run's steps: which phase, which step, what is due after it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """TensorBoard, without PyTorch."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import pathlib

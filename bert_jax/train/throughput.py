@@ -1,7 +1,5 @@
 """Tokens, FLOPs and waiting between two reports."""
 
-from __future__ import annotations
-
 import time
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ undone by a rollback, and so done again), `down` (from the last sign of life of 
 start of the next).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final, NamedTuple

@@ -5,8 +5,6 @@ Neither is a dependency. Where they send to is for their own environment variabl
 metrics.jsonl stays the record: a tracker that fails is left out, and the run goes on.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Where a run's figures go: metrics.jsonl, TensorBoard, trackers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """`bert-jax demo`: the main job, text to filled masks, in minutes on a laptop."""
 
-from __future__ import annotations
-
 import importlib.resources
 import math
 import time

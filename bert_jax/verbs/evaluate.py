@@ -1,7 +1,5 @@
 """`bert-jax evaluate`: the metrics of a checkpoint on held-out data."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

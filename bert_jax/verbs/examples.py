@@ -1,7 +1,5 @@
 """`bert-jax examples`: text + tokenizer → dataset, and reports on it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

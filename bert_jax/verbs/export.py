@@ -1,7 +1,5 @@
 """`bert-jax export`: a run's checkpoint → Hugging Face, google-research/bert, StableHLO."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`bert-jax features`: texts → vectors of their pieces, words or sentences."""
 
-from __future__ import annotations
-
 from rich.console import Console
 
 from bert_jax.feature_extraction.extraction import (

@@ -1,7 +1,5 @@
 """`bert-jax fill-mask`: the most probable words for each [MASK]."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """`bert-jax finetune`: a pretrained run and a task's data → a fine-tuned run."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Final

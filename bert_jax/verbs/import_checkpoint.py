@@ -1,7 +1,5 @@
 """`bert-jax import`: a Hugging Face or google-research/bert checkpoint → a run directory."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import NamedTuple

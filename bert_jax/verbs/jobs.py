@@ -1,7 +1,5 @@
 """`bert-jax jobs`: what exists and bills, whoever made it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

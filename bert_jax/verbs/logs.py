@@ -1,7 +1,5 @@
 """`bert-jax logs`: what a host of a job has printed, from anywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from bert_jax.errors import UserError

@@ -1,7 +1,5 @@
 """`bert-jax new`: a commented configuration to begin with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

@@ -1,7 +1,5 @@
 """`bert-jax plan`: a run compiled for TPU topologies, without a TPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from etils import epath

@@ -1,7 +1,5 @@
 """`bert-jax predict`: a fine-tuned run and a file → predictions, or a benchmark's own files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax

@@ -1,7 +1,5 @@
 """`bert-jax pretrain`: dataset → checkpoints, resuming by itself."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

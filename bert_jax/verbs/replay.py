@@ -1,7 +1,5 @@
 """`bert-jax replay`: a bad step's dump → the same step again, anywhere."""
 
-from __future__ import annotations
-
 import jax
 from etils import epath
 from rich.console import Console

@@ -1,7 +1,5 @@
 """`bert-jax status`: how a job or a run is, from anywhere."""
 
-from __future__ import annotations
-
 import os
 import time
 

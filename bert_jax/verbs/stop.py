@@ -1,7 +1,5 @@
 """`bert-jax stop`: ends a job and deletes its machines, whoever watches it."""
 
-from __future__ import annotations
-
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.lock import lock_at

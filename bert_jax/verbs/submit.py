@@ -1,7 +1,5 @@
 """`bert-jax submit`: from a configuration to a run on machines that are asked for, and deleted."""
 
-from __future__ import annotations
-
 import os
 import time
 

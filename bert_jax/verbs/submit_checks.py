@@ -1,7 +1,5 @@
 """What `submit` looks at before it asks for anything: inputs, bucket, cloud, memory, money."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 

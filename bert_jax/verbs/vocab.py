@@ -1,7 +1,5 @@
 """`bert-jax vocab`: text → tokenizer."""
 
-from __future__ import annotations
-
 from etils import epath
 from rich.console import Console
 

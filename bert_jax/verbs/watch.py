@@ -1,7 +1,5 @@
 """`bert-jax watch`: takes up a job that nobody watches."""
 
-from __future__ import annotations
-
 from bert_jax.launch.find import find_job
 from bert_jax.launch.launchers import launcher_for
 from bert_jax.launch.supervisor_state import SupervisorState, read_job

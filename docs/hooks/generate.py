@@ -1,7 +1,5 @@
 """Pages of the site that are made: settings, command line, Python, notebooks, decisions."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Lines and documents that are no prose, by the rules that C4 has published."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """The documents of some parts of the corpus, read and cleaned, ready to be tokenised."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

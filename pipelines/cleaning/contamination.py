@@ -1,7 +1,5 @@
 """Which evaluation examples share an n-gram of words with the corpus, and which documents."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

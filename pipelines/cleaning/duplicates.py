@@ -1,7 +1,5 @@
 """The rules that compare documents: all are spilled to disk first, then compared."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """The texts of evaluation sets: GLUE's tables, SQuAD's JSON, plain lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Which documents or lines repeat an earlier one: found by hash, in bounded memory."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple

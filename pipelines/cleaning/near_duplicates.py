@@ -1,7 +1,5 @@
 """Documents that nearly equal an earlier one: MinHash by ``rensa``, banded."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Sequence
 from typing import Any, Final

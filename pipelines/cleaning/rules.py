@@ -1,7 +1,5 @@
 """The rules that look at one document at a time."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Settings of the cleaning rules: each is off until it is asked for."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import pydantic

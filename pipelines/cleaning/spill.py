@@ -1,7 +1,5 @@
 """Cleaned documents spilled to disk until all are known: compressed, with their hashes."""
 
-from __future__ import annotations
-
 import io
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Words and word n-grams as 64-bit hashes, the same in every process."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import re

@@ -5,8 +5,6 @@ to storage that all workers share; only a small result comes back. So which engi
 how often, changes no byte.
 """
 
-from __future__ import annotations
-
 from typing import Literal, TypeAlias
 
 from etils import epath

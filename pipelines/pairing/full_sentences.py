@@ -1,7 +1,5 @@
 """Full sentences without a pair task (RoBERTa, arXiv 1907.11692, section 4.2)."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Final

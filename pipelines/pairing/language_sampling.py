@@ -5,8 +5,6 @@ language in the corpus is taken to the power of S = 0.7 and renormalised, for th
 the examples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

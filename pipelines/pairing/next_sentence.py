@@ -5,8 +5,6 @@ The rules are those of ``create_instances_from_document`` in google-research/ber
 document itself (google-research/bert gives up after ten tries and labels it random all the same).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Final

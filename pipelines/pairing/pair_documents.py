@@ -4,8 +4,6 @@ Each document has a random stream of its own, so that its examples depend on oth
 through the random next. There is no masking here: the loader masks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 

@@ -5,8 +5,6 @@ Chunks and truncation are those of next sentence prediction. One deliberate diff
 another document and the label of a swapped one. Here both spans always come from one document.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final

@@ -1,7 +1,5 @@
 """Examples as spans of a corpus' tokens, and the steps that several pairing kinds share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

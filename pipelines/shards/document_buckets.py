@@ -1,7 +1,5 @@
 """Which documents go into which shard: buckets of one language each, small enough for memory."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """A random permutation of any size in constant memory: each place is computed."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of a split that cannot be read off its examples, counted while they are made."""
 
-from __future__ import annotations
-
 import array
 from collections.abc import Iterable
 from typing import Final

@@ -1,7 +1,5 @@
 """Datasets as google-research/bert's TFRecords: static masks, all seven features."""
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 from collections.abc import Iterator, Sequence

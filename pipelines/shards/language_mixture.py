@@ -1,7 +1,5 @@
 """The languages of a corpus on disk: how much there is of each, and how often it is used."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple

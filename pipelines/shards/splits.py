@@ -1,7 +1,5 @@
 """From tokenised parts to the shards and the lengths index of each split."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping, Sequence
 

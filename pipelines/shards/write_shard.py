@@ -1,7 +1,5 @@
 """From tokenised parts to shards: buckets of documents paired and written as an ArrayRecord."""
 
-from __future__ import annotations
-
 import array
 import contextlib
 import functools

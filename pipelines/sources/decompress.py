@@ -1,7 +1,5 @@
 """Files as bytes, decompressed by suffix: gzip, bzip2, xz and Zstandard."""
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import gzip

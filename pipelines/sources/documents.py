@@ -3,8 +3,6 @@
 A new way to separate documents is one function and one line in :data:`FORMATS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 

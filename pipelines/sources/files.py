@@ -1,7 +1,5 @@
 """Input files: which they are, their lines, and how they are cut into parts for workers."""
 
-from __future__ import annotations
-
 import glob
 import itertools
 from collections.abc import Callable, Iterator, Sequence

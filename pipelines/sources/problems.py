@@ -1,7 +1,5 @@
 """Bad input: ends a run, or is counted and listed."""
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 from bert_jax.errors import UserError

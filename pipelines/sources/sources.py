@@ -1,7 +1,5 @@
 """Sources of any format: which they are, their parts, and their documents."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 

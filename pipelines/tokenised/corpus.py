@@ -1,7 +1,5 @@
 """A whole corpus as tokenised parts on disk, its figures, and whether its ids are unique."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """From parts of input files to tokenised parts: documents as token ids on disk, sorted by key."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterable, Iterator

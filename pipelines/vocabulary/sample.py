@@ -1,7 +1,5 @@
 """A sample of a corpus in bounded memory: uniform, or with smoothed shares of its languages."""
 
-from __future__ import annotations
-
 import heapq
 import math
 import random

@@ -1,7 +1,5 @@
 """Text to tokenizer: trains a vocabulary on a bounded sample of a corpus."""
 
-from __future__ import annotations
-
 import functools
 import unicodedata
 from collections import Counter

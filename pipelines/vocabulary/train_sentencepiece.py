@@ -1,7 +1,5 @@
 """Trains a SentencePiece model with BERT's special pieces at BERT's ids."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ longest match need fewer tokens than converted unigram pieces (measured on Engli
 fewer at 4,000 pieces, 12% fewer at 6,000).
 """
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

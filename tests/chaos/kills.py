@@ -1,7 +1,5 @@
 """Kills real `pretrain` runs at random instants and starts them again until they are done."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import re

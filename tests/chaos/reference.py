@@ -1,7 +1,5 @@
 """All that a run leaves behind, to be compared bit for bit."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

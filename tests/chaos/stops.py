@@ -1,7 +1,5 @@
 """Stops real `pretrain` runs by signals at random instants, and starts them again."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import re

@@ -1,7 +1,5 @@
 """A run that is killed again and again ends as if it never had been, bit for bit."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SIGTERM to one of four hosts: one common step is saved, all end alike, and nothing is lost."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

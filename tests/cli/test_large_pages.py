@@ -1,7 +1,5 @@
 """Training verbs start again with malloc's large pages, once, and only where that helps."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A segmenter for tests, found by its name as a user's would be."""
 
-from __future__ import annotations
-
 LEXICON = ("北京", "大学", "学生")
 
 

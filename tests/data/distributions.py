@@ -1,7 +1,5 @@
 """Whether two samples may be of one distribution."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

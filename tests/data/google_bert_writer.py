@@ -1,7 +1,5 @@
 """TFRecords as google-research/bert writes them, by TensorFlow itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A dataset in memory, and what tests do with its loader. Worker processes import it too."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from bert_jax.data.dataset.reader import Example

@@ -1,7 +1,5 @@
 """Documents whose tokens tell where they came from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Written for the differential test from the published procedure (google-research/
 ``create_pretraining_data.py``), independently of the package: lists, Python's ``random``.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection
 

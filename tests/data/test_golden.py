@@ -4,8 +4,6 @@ The hashes were made by this file in the first version, which had next sentence 
 whole-word masks. They may change only together with ``FORMAT_VERSION`` and a note in the changelog.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

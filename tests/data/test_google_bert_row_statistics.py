@@ -1,7 +1,5 @@
 """Statistics of many rows at once equal those of the rows one by one, or there are none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The loader: order of rows, shares of hosts, and resuming."""
 
-from __future__ import annotations
-
 import json
 import time
 

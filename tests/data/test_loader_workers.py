@@ -1,7 +1,5 @@
 """The loader's workers: same batches, no accelerator, no process left behind."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """N-grams and spans: how long, where, how they are replaced."""
 
-from __future__ import annotations
-
 import functools
 
 import hypothesis

@@ -1,7 +1,5 @@
 """Masking: number, selection and replacement of tokens, and the rows made of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 import random

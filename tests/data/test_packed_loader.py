@@ -1,7 +1,5 @@
 """The loader of packed rows: every example once an epoch, O(1) seeking, on any machines."""
 
-from __future__ import annotations
-
 import hypothesis
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Packed rows have the same content as rows of one example."""
 
-from __future__ import annotations
-
 import hypothesis
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The packing plan: first-fit-decreasing over lengths, and its padding."""
 
-from __future__ import annotations
-
 import itertools
 import time
 

@@ -1,7 +1,5 @@
 """Tables row by row."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run imported from a made-up checkpoint, and the reference's states of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

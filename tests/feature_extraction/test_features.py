@@ -1,7 +1,5 @@
 """`bert-jax features` against Hugging Face's hidden states, and against itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

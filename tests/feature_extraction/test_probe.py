@@ -1,7 +1,5 @@
 """`--probe`: a linear classifier finds what is in the features, and nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What `bert-jax features` refuses: one line, exit code 2, and nothing left behind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Texts from every kind of file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Files of datasets by name, from a hub on loopback."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

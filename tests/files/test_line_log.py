@@ -1,7 +1,5 @@
 """Logs of JSON lines: whole after a kill, damage set aside, pieces in a bucket."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Files are read within limits: what they are, how large, how deep, how long their numbers."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Temporary directories do not outlive their process for long, however it ended."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From a fork of the server to the Python process that was asked for."""
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import multiprocessing

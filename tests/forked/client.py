@@ -5,8 +5,6 @@ the signals that it gets, and ends as the process ends. Options of Python that o
 start it. Loads nothing but the standard library: it runs without site-packages, in 20 ms.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

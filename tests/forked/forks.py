@@ -1,7 +1,5 @@
 """The server of a test session, and the file that takes the place of `python` in commands."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

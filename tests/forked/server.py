@@ -4,8 +4,6 @@ A connection to the socket is a process, see `client.py`. It is told the process
 the exit code in another; if it ends before that, the process is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """A fork is the process that a start of Python would have been."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -4,8 +4,6 @@ A trace is a function of the step and of shapes: it needs no device. Each proces
 anew, a third of the CPU time of a run of a few steps.
 """
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from types import SimpleNamespace

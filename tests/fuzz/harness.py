@@ -4,8 +4,6 @@ The property is the same of every kind of file: reading it gives a value or a `U
 line; nothing else is raised, nothing hangs, and memory keeps within a bound.
 """
 
-from __future__ import annotations
-
 import collections
 import copy
 import json

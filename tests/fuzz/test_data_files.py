@@ -1,7 +1,5 @@
 """Files with data: tables, questions, columns, datasets, TFRecords and Wikipedia's dumps."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

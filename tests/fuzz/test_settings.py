@@ -1,7 +1,5 @@
 """Configurations, overrides, and the JSON that comes with checkpoints and datasets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

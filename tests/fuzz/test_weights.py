@@ -1,7 +1,5 @@
 """Weights of others: safetensors, PyTorch's pickles, TensorFlow's bundles."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import struct

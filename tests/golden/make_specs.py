@@ -6,8 +6,6 @@ and layouts are those of L2 H64 with 8 heads and 250 pieces on a mesh of data 2,
 axes that a larger model has keep their rule.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

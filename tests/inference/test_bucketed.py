@@ -1,7 +1,5 @@
 """Rows of different lengths through a compiled function, each once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """`fill_mask` on an imported model, beside the PyTorch model that it came from."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which lengths rows are padded to: few where compiling costs more than padding."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Sequence
 

@@ -3,8 +3,6 @@
 ``python compile_stablehlo.py TOPOLOGY DIRECTORY …``: prints the kind of device and each directory.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

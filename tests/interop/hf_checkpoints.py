@@ -1,7 +1,5 @@
 """Hugging Face checkpoints made for the tests, and runs imported from them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A hub on loopback: what of Hugging Face's server models and datasets need."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -3,8 +3,6 @@
 Source: google-research/bert `optimization.py`, `create_optimizer` and `apply_gradients`.
 """
 
-from __future__ import annotations
-
 import re
 
 import torch

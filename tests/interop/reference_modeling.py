@@ -5,8 +5,6 @@ do: LayerNorm over the last axis with epsilon 1e-12, GELU in its tanh form, −1
 scores of padding, a tanh layer over [CLS], an MLM head tied to the embedding table.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -4,8 +4,6 @@
 several batches as ``0/input_ids`` and so on, ``RESULTS`` gets the outputs as ``0/pooled``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

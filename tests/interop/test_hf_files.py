@@ -1,7 +1,5 @@
 """The same numbers, however a Hugging Face checkpoint keeps them on disk."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

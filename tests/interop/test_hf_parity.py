@@ -4,8 +4,6 @@ Two implementations that share no line, joined by the importer's own table of na
 loss and gradients agree to a few float32 roundings.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

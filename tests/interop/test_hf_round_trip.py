@@ -1,7 +1,5 @@
 """Every class of Hugging Face's goes in and out again, and a run of our own goes out."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@ Our compiled train step against torch's gradients and a transcription of that op
 same checkpoint, batch by batch, dropout off.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

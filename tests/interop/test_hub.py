@@ -1,7 +1,5 @@
 """Models by name, fetched from and pushed to a hub on loopback."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

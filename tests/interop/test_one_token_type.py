@@ -1,7 +1,5 @@
 """Models with one token type: both spans of a pair have it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax

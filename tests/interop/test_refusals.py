@@ -1,7 +1,5 @@
 """What `bert-jax import` and `export` refuse: one line, exit code 2, and nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable

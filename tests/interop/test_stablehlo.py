@@ -1,7 +1,5 @@
 """An exported program against the model it was made of."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """google-research/bert checkpoints, in and out, against TensorFlow and a NumPy forward pass."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

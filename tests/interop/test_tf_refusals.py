@@ -1,7 +1,5 @@
 """Damaged or foreign google-research/bert checkpoints, and models it cannot express."""
 
-from __future__ import annotations
-
 import pydoc_data.topics
 import sys
 from collections.abc import Callable

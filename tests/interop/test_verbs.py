@@ -1,7 +1,5 @@
 """A run goes out by the command line in every format, and comes back as what it was."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints written as google-research/bert does: a TF1 graph, its variables and a Saver."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs for launchers of a cloud, and a clock that only sleeping moves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ pods start together when they are scheduled; a pod that fails is looked up in th
 policy, and either fails the JobSet or starts all pods anew, as often as `maxRestarts` allows.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import http.server

@@ -1,7 +1,5 @@
 """A run that is interrupted, beside the same one undisturbed; and that nothing of it is left."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Jobs in a directory, as `submit` leaves them for their hosts, and hosts started there."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import time

@@ -3,8 +3,6 @@
 One host, four hosts and four slices of four hosts of every generation.
 """
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A cloud that does what a test says, a clock that nobody waits for, and a job to watch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path

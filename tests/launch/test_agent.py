@@ -1,7 +1,5 @@
 """The agent with small programs in place of the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

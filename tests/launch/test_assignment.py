@@ -1,7 +1,5 @@
 """What the agent reads, and what it adds to the run's command."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

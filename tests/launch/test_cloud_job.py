@@ -4,8 +4,6 @@ Its machines are processes here, which the startup script starts as on a TPU VM:
 dataset from the bucket, pretrain, are taken back in mid-run, and the job comes to its end.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

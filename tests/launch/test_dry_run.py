@@ -1,7 +1,5 @@
 """A dry run shows everything that would be done, and does nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

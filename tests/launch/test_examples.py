@@ -1,7 +1,5 @@
 """The examples of tpu_setup go with the table of accelerators and the command line."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

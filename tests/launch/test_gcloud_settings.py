@@ -1,7 +1,5 @@
 """Project and zone are found where gcloud finds them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

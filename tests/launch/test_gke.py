@@ -1,7 +1,5 @@
 """JobSets are what the schemas allow, and are made, watched and deleted through a cluster."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The short form has pods that only say what hosts say. In the long one they are p
 the startup script starts as in a container: one is killed in mid-run, and JobSet starts it anew.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

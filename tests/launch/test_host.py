@@ -1,7 +1,5 @@
 """Hosts through the startup script: real processes that train a tiny BERT, stopped and broken."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path

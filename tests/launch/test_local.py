@@ -1,7 +1,5 @@
 """This machine as a cloud: processes that whoever looks can see, and that nothing survives."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

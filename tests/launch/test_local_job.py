@@ -3,8 +3,6 @@
 submit → bundle → hosts → startup script → agent → pretrain, in processes as a user starts them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What tpu_setup/README.md and docs/submit.md say to type works: as dry runs, and on a double."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

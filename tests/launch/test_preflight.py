@@ -1,7 +1,5 @@
 """What would be paid for in vain is found before anything is made."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

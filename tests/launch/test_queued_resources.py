@@ -1,7 +1,5 @@
 """Queued resources are asked for, watched and deleted, whatever the service answers."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Which endings of a run's process are followed by another start."""
 
-from __future__ import annotations
-
 from bert_jax.launch.job import Ending
 from bert_jax.launch.restarts import Restarts
 

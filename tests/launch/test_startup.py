@@ -1,7 +1,5 @@
 """`tpu_setup/startup.sh` on a Cloud TPU VM: what it installs, what it tells, what it never runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

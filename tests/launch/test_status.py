@@ -1,7 +1,5 @@
 """What `status` and `logs` read of a job, from its directory alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, cast

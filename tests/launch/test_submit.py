@@ -1,7 +1,5 @@
 """submit, watch, stop and jobs, as a user types them, over a cloud that does what a test says."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """What a job is made of: data that is whole, names that no shell reads, no secrets."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

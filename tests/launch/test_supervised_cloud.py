@@ -1,7 +1,5 @@
 """A supervisor against the TPU service's double, which counts what bills, by a clock of our own."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from pathlib import Path

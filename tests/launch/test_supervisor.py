@@ -1,7 +1,5 @@
 """Everything that may happen to a job ends as designed, with nothing left that bills."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ time that it is looked at; `suspend` takes it back. Nodes exist, and bill, from 
 they are deleted. What the messages cannot say is in `Faults`.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses

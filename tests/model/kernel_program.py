@@ -4,8 +4,6 @@ Forward and backward, with dropout. Prints the names of the kernels in each prog
 process of its own for test_kernel_compile.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

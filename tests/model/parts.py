@@ -1,7 +1,5 @@
 """What the model tests share: fresh parameters, and the model put together from them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

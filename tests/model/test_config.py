@@ -1,7 +1,5 @@
 """From a section to an architecture: named sizes, released files, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Dropout: its rate, its independence, its gradient, and that no mesh changes a mask."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax

@@ -1,7 +1,5 @@
 """`fused` attention against `xla`, interpreted; test_kernel_compile.py compiles it for TPUs."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import types

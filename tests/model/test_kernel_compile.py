@@ -1,7 +1,5 @@
 """The kernels compile for every generation that `auto` chooses them on."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 

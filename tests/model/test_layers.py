@@ -1,7 +1,5 @@
 """First parameters, attention, heads and the ways of computing the same function."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The keys of parameters are those of Flax."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """A packed batch has the loss, metrics and gradients of its examples in rows of their own."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The objectives' losses: which terms they have, what they are called, what they learn from."""
 
-from __future__ import annotations
-
 import functools
 import types
 from typing import Any

@@ -1,7 +1,5 @@
 """The reminder of what a normal loss is, and the warning of a run that is stuck."""
 
-from __future__ import annotations
-
 import math
 
 from bert_jax.objectives.plateau import PlateauWatch

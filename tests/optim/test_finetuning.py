@@ -1,7 +1,5 @@
 """The optimizer of fine-tuning against torch's AdamW, a parameter group for every layer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

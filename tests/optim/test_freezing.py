@@ -1,7 +1,5 @@
 """Freezing and gradual unfreezing, on a real model and on eight devices."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

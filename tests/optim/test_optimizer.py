@@ -1,7 +1,5 @@
 """AdamW as released, its corrected variant and LAMB, each against an independent computation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """The learning rate at every step, against the release's, the paper's and Hugging Face's."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -4,8 +4,6 @@ Prints a last line of JSON: how often each program was compiled, or read from th
 how many were asked of that cache, and found there.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import sys

@@ -1,7 +1,5 @@
 """Programs compiled at one start are read from files at the next."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

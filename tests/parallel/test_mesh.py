@@ -1,7 +1,5 @@
 """From a section to a mesh, to each process's share of it, and what is refused on the way."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

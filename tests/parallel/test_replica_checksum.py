@@ -1,7 +1,5 @@
 """A replica with one bit flipped is found and named, whatever the layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

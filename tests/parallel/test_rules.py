@@ -1,7 +1,5 @@
 """The one table: which mesh axis every parameter and moment is split over."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 from jax.sharding import Mesh, PartitionSpec

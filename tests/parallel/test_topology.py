@@ -1,7 +1,5 @@
 """Every spelling of a slice means one generation and one shape; a wrong one gets the nearest."""
 
-from __future__ import annotations
-
 import pytest
 
 from bert_jax.errors import UserError

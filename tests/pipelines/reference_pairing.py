@@ -5,8 +5,6 @@ Written for the differential test from the published procedure (google-research/
 ``random``, nothing vectorised.
 """
 
-from __future__ import annotations
-
 import random
 
 Sentence = list[int]

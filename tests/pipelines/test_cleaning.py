@@ -1,7 +1,5 @@
 """Each rule drops what it says, and counts it."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

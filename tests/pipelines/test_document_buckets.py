@@ -1,7 +1,5 @@
 """Documents are dealt into shards: all of them, and never too few of a language."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np

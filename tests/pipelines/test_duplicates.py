@@ -1,7 +1,5 @@
 """The rules across documents keep the first, whatever the workers, the parts and the stops."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

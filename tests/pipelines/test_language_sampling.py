@@ -1,7 +1,5 @@
 """Languages get the shares that the rule of smoothing gives them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Several languages in one dataset: shares, pairs within a language, and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter

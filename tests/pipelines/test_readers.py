@@ -1,7 +1,5 @@
 """Every format gives the documents that stand in it, however it is cut."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

@@ -1,7 +1,5 @@
 """A sample is uniform, bounded and reproducible."""
 
-from __future__ import annotations
-
 import functools
 import tracemalloc
 from collections import Counter

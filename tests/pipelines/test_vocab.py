@@ -1,7 +1,5 @@
 """Vocabularies are trained on real text, at the exact size, with BERT's layout."""
 
-from __future__ import annotations
-
 import itertools
 import pydoc_data.topics
 from collections import Counter

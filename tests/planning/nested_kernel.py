@@ -5,8 +5,6 @@ only the data say how often it runs. Called TURNS times by a scan. Writes the co
 and ``program.txt`` into the folder; tests/golden/planning was made so, with STEPS 16.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@
 loop that ends when the data say so; a branch. Writes the program's text.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

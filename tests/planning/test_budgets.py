@@ -1,7 +1,5 @@
 """Which collectives a step may have, read off the compiled program; any other fails by name."""
 
-from __future__ import annotations
-
 import collections
 import importlib.util
 import math

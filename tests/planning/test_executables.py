@@ -1,7 +1,5 @@
 """Executables saved by `plan` in one process, loaded by `pretrain` in another."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

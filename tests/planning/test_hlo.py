@@ -1,7 +1,5 @@
 """Programs written by hand: shapes, trips of loops, cycles, collectives."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

@@ -1,7 +1,5 @@
 """Cycles of Pallas kernels: schedules recorded, made by hand, and compiled here."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

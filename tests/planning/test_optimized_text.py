@@ -1,7 +1,5 @@
 """A program is read out of a serialized executable, also one that jaxlib refuses as it stands."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """`bert-jax plan` end to end: the real steps of a tiny run, compiled for real topologies."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The quick form: what is estimated of a program whose code was not generated."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """Which settings are tried where a run does not fit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bert_jax.config import parse_config

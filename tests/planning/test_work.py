@@ -1,7 +1,5 @@
 """FLOPs and bytes that a program executes, against counts by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from bert_jax.planning.execution import Program

@@ -1,7 +1,5 @@
 """A run that takes seconds, for tests of several processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

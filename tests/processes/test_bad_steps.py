@@ -1,7 +1,5 @@
 """Several processes answer bad steps alike, and their dump is one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

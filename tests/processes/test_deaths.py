@@ -1,7 +1,5 @@
 """A process that is killed, stopped, or never comes: the others say which, and end in time."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

@@ -1,7 +1,5 @@
 """A save that fails on one of several processes fails on all of them at once."""
 
-from __future__ import annotations
-
 import re
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Several processes fine-tune, evaluate and predict as one does, on data that do not divide."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

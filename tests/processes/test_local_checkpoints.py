@@ -1,7 +1,5 @@
 """A job that is killed between two saves in the run directory goes on from its hosts' disks."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One run over changing numbers of hosts: every example once, the same losses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

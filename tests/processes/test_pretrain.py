@@ -1,7 +1,5 @@
 """Several processes pretrain as one does."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

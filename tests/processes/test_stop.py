@@ -1,7 +1,5 @@
 """Signals to one or all processes of a job."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

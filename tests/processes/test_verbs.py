@@ -1,7 +1,5 @@
 """The verbs after training, on several processes: what is written once is written once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

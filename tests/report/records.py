@@ -1,7 +1,5 @@
 """Records of every kind of task, in the forms that the task families give them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

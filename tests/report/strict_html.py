@@ -1,7 +1,5 @@
 """A strict reader of HTML, and shorthands for looking into its tree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Opening a run's checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bert_jax.runs.checkpoints import open_checkpoints

@@ -1,7 +1,5 @@
 """A bucket on this machine: fake-gcs-server on loopback, behind a proxy that can fail."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """What a bucket answers badly is asked again; what a user can mend is one line."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

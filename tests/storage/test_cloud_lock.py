@@ -1,7 +1,5 @@
 """The lock of a bucket, on one that fails."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

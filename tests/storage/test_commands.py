@@ -1,7 +1,5 @@
 """The whole job on a bucket, through the command line, while one request in twenty fails."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

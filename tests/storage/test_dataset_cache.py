@@ -1,7 +1,5 @@
 """A dataset of a bucket is copied to this machine once, whole, and checked."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

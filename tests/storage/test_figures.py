@@ -1,7 +1,5 @@
 """Figures of a run in a bucket: what is sent grows as they do."""
 
-from __future__ import annotations
-
 from tensorboardX.proto.event_pb2 import Event
 
 from bert_jax.data.google_bert.tfrecord import scan_records

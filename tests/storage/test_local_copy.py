@@ -1,7 +1,5 @@
 """Files of a fine-tuning task in a bucket are as on a disk, and go there once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Without clients, credentials, permission or a bucket: one line that says what to do."""
 
-from __future__ import annotations
-
 import sys
 
 import fsspec

@@ -5,8 +5,6 @@ lines, no spans. Its rules for "[" and "]" are left out. It has no S, and nothin
 between E and B; the rules marked "later" are those of its descendants for IOBES.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Scores: the rules of evaluate-v1.1.py and evaluate-v2.0.py, which take a data fi
 predictions file. Answers: the rules of google-research/bert `run_squad.py`.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

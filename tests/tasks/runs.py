@@ -1,7 +1,5 @@
 """A pretrained run of random weights, and a table that it can learn."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

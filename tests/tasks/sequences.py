@@ -1,7 +1,5 @@
 """A tokenizer of made-up words, and predictions by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

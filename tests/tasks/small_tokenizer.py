@@ -1,7 +1,5 @@
 """A tokenizer of a few words and all letters, for tests of rows."""
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small SQuAD files and a tokenizer that spells every letter, for tests."""
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Sequence

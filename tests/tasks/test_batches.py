@@ -1,7 +1,5 @@
 """Rows of different lengths in batches of few shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tasks of GLUE, in files laid out as the originals are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What the leaderboard is given."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

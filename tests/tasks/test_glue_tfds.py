@@ -1,7 +1,5 @@
 """GLUE as TensorFlow Datasets prepares it, read without TensorFlow."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every figure against one worked by hand in fractions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction

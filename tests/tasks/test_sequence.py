@@ -1,7 +1,5 @@
 """Examples to rows, logits to records."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """The shapes of a fine-tuning run: few where compiling costs more than padding."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Tables of one's own: what their labels mean, and what is wrong with them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

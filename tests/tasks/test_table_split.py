@@ -1,7 +1,5 @@
 """A dev set made of a training set."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

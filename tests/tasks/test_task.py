@@ -1,7 +1,5 @@
 """The losses of fine-tuning, beside PyTorch's."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

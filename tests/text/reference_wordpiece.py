@@ -5,8 +5,6 @@ character by character, with Python's own ``unicodedata``: slow, and easy to che
 tests hold the real tokenizer to it.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Collection
 

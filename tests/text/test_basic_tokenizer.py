@@ -1,7 +1,5 @@
 """Words are those of the 2018 release, on any Unicode input and under any Python."""
 
-from __future__ import annotations
-
 import hashlib
 import unicodedata
 

@@ -1,7 +1,5 @@
 """SentencePiece models with BERT's special pieces, behind the same protocol."""
 
-from __future__ import annotations
-
 import pickle
 import pydoc_data.topics
 from pathlib import Path

@@ -1,7 +1,5 @@
 """WordPiece ids are those of the 2018 release; its directory says all that is needed."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import pydoc_data.topics

@@ -1,7 +1,5 @@
 """A small run's checkpoints, saved by the real `Checkpointer` without any training."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A train step put together from the real parts, for the tests of the step and of meshes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

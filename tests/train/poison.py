@@ -1,7 +1,5 @@
 """Batches and gradients that go bad at chosen places, in a real run in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping

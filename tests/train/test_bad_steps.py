@@ -1,7 +1,5 @@
 """What is a bad step, and what is asked for about it: the judging alone, without a device."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

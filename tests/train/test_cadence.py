@@ -1,7 +1,5 @@
 """When checkpoints are saved, and which of them stay."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

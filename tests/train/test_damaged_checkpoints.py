@@ -1,7 +1,5 @@
 """Damage of every kind to every kind of file: named, passed over, and never trained on."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

@@ -3,8 +3,6 @@
 The system refuses to let a file grow beyond a limit as it refuses on a full disk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import subprocess

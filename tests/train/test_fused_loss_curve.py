@@ -1,7 +1,5 @@
 """Training with `fused` attention, interpreted, goes the way that it goes with `xla`."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

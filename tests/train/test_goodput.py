@@ -1,7 +1,5 @@
 """Where the wall time went, over kills and restarts."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

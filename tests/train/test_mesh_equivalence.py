@@ -1,7 +1,5 @@
 """Every mesh, with and without accumulation, computes what one device computes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """One run along several meshes ends as a run on one device does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

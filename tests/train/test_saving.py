@@ -1,7 +1,5 @@
 """How arrays that several devices hold are written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax

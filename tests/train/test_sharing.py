@@ -1,7 +1,5 @@
 """Equal steps are one program, whichever run, seed or notebook cell makes them."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

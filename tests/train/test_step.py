@@ -1,7 +1,5 @@
 """One optimizer step: accumulation, the stop on a non-finite loss, dropout keys, metrics."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The bookkeeping of steps: what is due when, over phases, signals and patience."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -4,8 +4,6 @@ libtpu holds the TPU compiler; it is installed with the tests on Linux x86-64, t
 is built for. Compiling runs in a process of its own, in which nothing else has opened a backend.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -4,8 +4,6 @@ The packages themselves are hundreds of megabytes with all that they need; the d
 calls that are made and their signatures.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import types

@@ -1,7 +1,5 @@
 """What counts as a step that hangs. That a real one ends: `tests/processes/test_deaths.py`."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

@@ -3,8 +3,6 @@
 Prints one JSON line about each program; a process of its own for test_tpu_compile.py.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import math

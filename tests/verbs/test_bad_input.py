@@ -1,7 +1,5 @@
 """Every mistake of a user's gets one line that names it, and exit code 2."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """NaN and spikes in a real run: skipped, rolled back, stopped, resumed and replayed, by command."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

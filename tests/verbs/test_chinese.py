@@ -1,7 +1,5 @@
 """Chinese from an extracted Wikipedia to a pretrained model, whole words masked by a segmenter."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where a run is in its data: every example of an epoch once, whatever happens to the run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The demo's path, shortened: the real one takes minutes and is `make demo`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`evaluate`: which file holds which figures, and what `predict` makes of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`finetune`, `evaluate` and `predict` on a table, as a user runs them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """Every task family through the command line: fine-tune, evaluate, predict, submit."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable

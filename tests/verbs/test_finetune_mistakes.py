@@ -1,7 +1,5 @@
 """Every mistake of who fine-tunes gets one line that names it, and nothing is written."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that go on: from checkpoints on local disks, and after an evaluation that was cut short."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Pretraining on TFRecords as google-research/bert writes them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

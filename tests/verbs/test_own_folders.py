@@ -1,7 +1,5 @@
 """A user's working directory may have folders called like ours."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pretraining through the command line: resuming, starting from, stopping, evaluating, filling."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

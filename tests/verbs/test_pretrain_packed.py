@@ -1,7 +1,5 @@
 """Pretraining on packed rows through the command line."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`train.profile`: traces that TensorBoard opens, with the steps that were asked for."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Damaged runs, numbers that are not finite, and two writers, met from the command line."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables that are no local files: of a dataset on a hub, in a bucket."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@ An example is read at a random place of a shard, some kilobytes long: in a bucke
 request of its own.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """Encoding of an example on disk."""
 
-from __future__ import annotations
-
 from typing import Any, Final, NamedTuple
 
 import numpy as np

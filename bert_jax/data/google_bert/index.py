@@ -1,7 +1,5 @@
 """Index of google-research/bert's TFRecords: offset and length of every record, cached."""
 
-from __future__ import annotations
-
 import array
 import hashlib
 import itertools

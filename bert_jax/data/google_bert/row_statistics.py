@@ -3,8 +3,6 @@
 Covers rows as all known writers write them; the caller decodes any others one by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """Rows of google-research/bert's ``create_pretraining_data.py``: seven features."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

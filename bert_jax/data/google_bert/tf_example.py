@@ -6,8 +6,6 @@ pool workers and loader workers.
 Source: ``tensorflow/core/example/feature.proto`` and ``example.proto``.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format

@@ -4,8 +4,6 @@ Source: ``tensorflow/core/lib/io/record_writer.h``: uint64 length, uint32 masked
 length, the bytes, uint32 masked CRC-32C of the bytes; all little-endian.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 import threading

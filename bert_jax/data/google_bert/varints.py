@@ -1,7 +1,5 @@
 """Vectorised decoding of protobuf's varints: seven bits per byte, low bits first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Per-epoch affine permutation, O(1) lookup."""
 
-from __future__ import annotations
-
 import math
 from typing import Final
 

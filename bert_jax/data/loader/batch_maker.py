@@ -1,7 +1,5 @@
 """The batch of a step, made from the dataset: the callable that is sent to worker processes."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The data position of a checkpoint, independent of the number of hosts, workers and devices."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 

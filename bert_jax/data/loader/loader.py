@@ -1,7 +1,5 @@
 """The stream of batches of a dataset. The only file that imports Grain."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

@@ -1,7 +1,5 @@
 """Which examples make up which row of a phase: rows p = 0, 1, …, epoch after epoch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias

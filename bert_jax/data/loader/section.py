@@ -1,7 +1,5 @@
 """The loader's settings, where reading them does not import Grain."""
 
-from __future__ import annotations
-
 import pydantic
 
 from bert_jax.data.dataset.cache import CacheSection

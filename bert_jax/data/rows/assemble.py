@@ -1,7 +1,5 @@
 """BERT's input from one or two token sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

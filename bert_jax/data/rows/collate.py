@@ -1,7 +1,5 @@
 """Rows to a batch: padding and stacking."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 

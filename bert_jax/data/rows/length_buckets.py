@@ -1,7 +1,5 @@
 """Length buckets: rows are padded to one of a few lengths, so that few programs are compiled."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """Selection of the tokens to mask: single tokens, whole words, spans of words."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from bisect import bisect_right

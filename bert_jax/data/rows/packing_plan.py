@@ -5,8 +5,6 @@ The plan fixes which lengths share a row; which examples of those lengths do cha
 epoch is found by one binary search. See ``docs/adr/0006-packing.md``.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 from collections import Counter

@@ -1,7 +1,5 @@
 """Examples that are stored with their masks, and the row transform for them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn

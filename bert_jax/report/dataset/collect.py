@@ -1,7 +1,5 @@
 """Statistics of a dataset for its report page, and examples for the terminal."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report of a dataset: what its examples look like, and its statistics."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """An example with its masks, spelled out for the report page and the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 

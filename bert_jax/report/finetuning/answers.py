@@ -1,7 +1,5 @@
 """Question answering: contexts with the gold and the predicted answer highlighted."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

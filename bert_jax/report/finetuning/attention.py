@@ -1,7 +1,5 @@
 """The attention of every layer and head over one sentence: small maps, one of them enlarged."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Multiple choice: the probability of each choice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final

@@ -1,7 +1,5 @@
 """Single-label and multi-label classification, and regression."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

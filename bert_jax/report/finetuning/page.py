@@ -1,7 +1,5 @@
 """The report of a fine-tuning run."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Token classification: metrics by type, and sentences with gold and predicted spans."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tables of questions with several choices: SWAG's, CODAH's, any by names of columns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple

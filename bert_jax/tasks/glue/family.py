@@ -1,7 +1,5 @@
 """The tasks of GLUE."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Literal

@@ -4,8 +4,6 @@ Sources: the files of gluebenchmark.com; names and order of labels as in Hugging
 in TFDS's, so that a head's outputs mean the same everywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias

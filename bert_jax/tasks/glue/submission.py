@@ -1,7 +1,5 @@
 """The files that gluebenchmark.com takes."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Sequence

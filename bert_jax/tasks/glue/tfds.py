@@ -1,7 +1,5 @@
 """The tasks of GLUE from TensorFlow Datasets, without TensorFlow."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Final

@@ -5,8 +5,6 @@ where none of the best starts and ends make a span, it answers "empty"; here the
 is proposed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 

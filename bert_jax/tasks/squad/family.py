@@ -1,7 +1,5 @@
 """Question answering on SQuAD 1.1 and 2.0: the task family."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Sequence

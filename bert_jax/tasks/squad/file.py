@@ -1,7 +1,5 @@
 """SQuAD files: read, checked, and taken apart into questions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias

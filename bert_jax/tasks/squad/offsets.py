@@ -1,7 +1,5 @@
 """Character offsets of pieces in a text, for any tokenizer, from the spelling of its pieces."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import unicodedata

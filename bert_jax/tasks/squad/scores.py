@@ -4,8 +4,6 @@ Source: evaluate-v1.1.py and evaluate-v2.0.py (rajpurkar.github.io/SQuAD-explore
 where nothing is left of an answer after normalisation, and in how they add up.
 """
 
-from __future__ import annotations
-
 import collections
 import re
 import string

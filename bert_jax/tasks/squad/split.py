@@ -3,8 +3,6 @@
 Memory holds the questions and a few integers for each window; pieces are encoded on request.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple

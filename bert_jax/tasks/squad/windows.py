@@ -4,8 +4,6 @@ The rules are those of google-research/bert `run_squad.py`: `convert_examples_to
 `_check_is_max_context`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The record of a sweep: `sweep.json`, `sweep.csv`, and the table on the screen."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

@@ -10,8 +10,6 @@ Runs are ordinary ones, one after another, with checkpoints and signals: a sweep
 resumes within the run that was stopped. They share one predictor, and equal steps are one program.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

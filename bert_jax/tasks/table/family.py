@@ -1,7 +1,5 @@
 """A table of one's own: one or two texts in a row, and a label, several labels or a number."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal

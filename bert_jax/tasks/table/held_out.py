@@ -1,7 +1,5 @@
 """A dev set out of a training set that came without one."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import defaultdict

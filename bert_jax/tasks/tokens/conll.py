@@ -1,7 +1,5 @@
 """Files of columns: a token per line, a blank line between sentences."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from pathlib import Path

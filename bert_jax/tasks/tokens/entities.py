@@ -5,8 +5,6 @@ reading for every sequence of labels, also for those that no scheme allows. `seq
 it too, has had no release since 2020; `nervaluate` knows no BIOES. The figures are scikit-learn's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Named entities, parts of speech: a label for every token of a file of columns."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How labels of tokens spell spans: IOB1, IOB2, BIOES, or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 

@@ -1,7 +1,5 @@
 """The rows of a file of labelled tokens, and the labels predicted for them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

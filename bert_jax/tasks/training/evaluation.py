@@ -1,7 +1,5 @@
 """Evaluation of a fine-tuned run: figures, predictions, the report."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

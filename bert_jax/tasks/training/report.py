@@ -1,7 +1,5 @@
 """`report.html` of a fine-tuned run: training curves, scores, errors and attention."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final

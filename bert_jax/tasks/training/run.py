@@ -1,7 +1,5 @@
 """One fine-tuning run, from its setup to its report."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

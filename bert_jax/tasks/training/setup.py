@@ -1,7 +1,5 @@
 """What a fine-tuning run is made of: origin, data, model, devices, checked against each other."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """JSON lines: an object per line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

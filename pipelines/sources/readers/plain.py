@@ -1,7 +1,5 @@
 """Plain text: a sentence or paragraph per line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from bert_jax.pipelines.section import SourcesSection

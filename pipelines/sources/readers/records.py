@@ -1,7 +1,5 @@
 """What all readers of records share: a record as a document, bad ones reported with their place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 

@@ -1,7 +1,5 @@
 """What WikiExtractor writes: ``<doc id= url= title=>`` … ``</doc>``, or its JSON lines."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Wikipedia's own dumps: ``…-pages-articles.xml``, plain or packed."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Wikitext to its paragraphs, by ``mwparserfromhell``."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Collection, Iterator
