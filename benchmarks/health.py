@@ -27,12 +27,12 @@ from bert_jax.optim.optimizer import make_optimizer, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate, linear_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.replica_checksum import find_deviations
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.bad_steps import BadStepGuard, StepHistory
 from bert_jax.train.compiled import lower_step, lower_train_step
 from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.replicas import find_deviations
 from bert_jax.train.sections import BadStepsSection, TrainSection, WatchdogSection
 from bert_jax.train.state import TrainState, abstract_state, define_model, initialise
 from bert_jax.train.step import StepFigures, StepLimits, StepSpec, make_gradients

@@ -6,22 +6,10 @@ from typing import Any
 
 import click
 
-from bert_jax.cli.base import (
-    checkpoint_option,
-    cli,
-    force_option,
-    mesh_option,
-    mesh_section,
-    overrides_argument,
-    platform_option,
-    read_config,
-    starting_jax,
-    verb,
-    works_here,
-)
+from bert_jax.cli import base
 
 
-@cli.command("import")
+@base.cli.command("import")
 @click.argument("source")
 @click.argument("run_dir")
 @click.option(
@@ -33,9 +21,9 @@ from bert_jax.cli.base import (
     default=None,
     help="Casing of a vocab.txt without tokenizer_config.json.",
 )
-@force_option
-@mesh_option
-@verb
+@base.force_option
+@base.mesh_option
+@base.verb
 def import_checkpoint(
     source: str, run_dir: str, mesh_settings: tuple[str, ...], **options: Any
 ) -> None:
@@ -43,16 +31,16 @@ def import_checkpoint(
 
     SOURCE is a directory, or a model on a hub: google-bert/bert-base-uncased, with @ a revision.
     """
-    if not works_here(mesh_settings):
+    if not base.works_here(mesh_settings):
         return
     from rich.console import Console
 
-    with starting_jax():
+    with base.starting_jax():
         from bert_jax.verbs.import_checkpoint import import_checkpoint as run
     run(source, run_dir, console=Console(), **options)
 
 
-@cli.command()
+@base.cli.command()
 @click.argument("run_dir")
 @click.argument("output")
 @click.option(
@@ -71,10 +59,10 @@ def import_checkpoint(
 @click.option("--outputs", metavar="NAMES", help="Outputs of a StableHLO program, comma-separated.")
 @click.option("--push", "push_to", metavar="OWNER/NAME", help="Also upload it to a hub.")
 @click.option("--public", is_flag=True, help="With --push: make a new model public.")
-@checkpoint_option
-@force_option
-@mesh_option
-@verb
+@base.checkpoint_option
+@base.force_option
+@base.mesh_option
+@base.verb
 def export(
     run_dir: str,
     output: str,
@@ -84,11 +72,11 @@ def export(
     **options: Any,
 ) -> None:
     """Write a checkpoint in another program's format: RUN_DIR → OUTPUT."""
-    if not works_here(mesh_settings):
+    if not base.works_here(mesh_settings):
         return
     from rich.console import Console
 
-    with starting_jax():
+    with base.starting_jax():
         from bert_jax.verbs.export import export as run
     run(
         run_dir,
@@ -100,26 +88,26 @@ def export(
     )
 
 
-@cli.command()
+@base.cli.command()
 @click.argument("dump")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     help="Of activations. [default: the run's]",
 )
-@platform_option
-@verb
+@base.platform_option
+@base.verb
 def replay(dump: str, dtype: Any, platform: str) -> None:
     """Run a bad step again from its dump: where the loss or a gradient stopped being finite."""
-    with starting_jax():
+    with base.starting_jax():
         from bert_jax.verbs.replay import replay as run
-    run(dump, dtype=dtype, mesh=mesh_section(platform, ()))
+    run(dump, dtype=dtype, mesh=base.mesh_section(platform, ()))
 
 
-@cli.command()
+@base.cli.command()
 @click.argument("config", metavar="[CONFIG | RUN_DIR]", required=False)
-@overrides_argument
-@verb
+@base.overrides_argument
+@base.verb
 def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
     """Say what is installed, which devices there are, and what will go wrong.
 
@@ -129,7 +117,7 @@ def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
     from rich.console import Console
 
     of_run = bool(config) and not overrides and _is_directory(config)
-    loaded = read_config(config, overrides) if config and not of_run else None
+    loaded = base.read_config(config, overrides) if config and not of_run else None
     from bert_jax.diagnostics.findings import show
     from bert_jax.parallel.section import MeshSection
     from bert_jax.verbs.doctor import look_at_config, look_at_machine, look_at_run

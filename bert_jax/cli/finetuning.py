@@ -5,78 +5,61 @@ from typing import Any
 
 import click
 
-from bert_jax.cli.base import (
-    batch_size_option,
-    checkpoint_option,
-    cli,
-    config_argument,
-    data_change_option,
-    force_option,
-    mesh_option,
-    mesh_section,
-    overrides_argument,
-    platform_option,
-    process_started,
-    read_config,
-    spoken_console,
-    starting_jax,
-    verb,
-    works_here,
-)
+from bert_jax.cli import base
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
 
-@cli.command()
-@config_argument
-@overrides_argument
+@base.cli.command()
+@base.config_argument
+@base.overrides_argument
 @click.option("--seeds", type=click.IntRange(1), help="Run this many seeds, and compare them.")
-@data_change_option
-@verb
+@base.data_change_option
+@base.verb
 def finetune(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Fine-tune: GLUE, SQuAD, NER, multiple choice, your own table. The same command again resumes.
 
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration or the data,
     3 stopped by a signal and saved, 4 another process is gone or never came, 43 a step hangs.
     """
-    loaded = read_config(config, overrides)
+    loaded = base.read_config(config, overrides)
     from bert_jax.diagnostics.inputs import finetuning_inputs, require_inputs
     from bert_jax.section import need
 
     need(loaded.run_dir, "run_dir", "finetune")
     section = need(loaded.finetune, "finetune", "finetune")
     require_inputs(finetuning_inputs(section), loaded.mesh)
-    with starting_jax():
+    with base.starting_jax():
         from bert_jax.verbs.finetune import finetune as run
-    outcome = run(loaded, started=process_started(), console=spoken_console(), **options)
+    outcome = run(loaded, started=base.process_started(), console=base.spoken_console(), **options)
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
 
 
-@cli.command()
+@base.cli.command()
 @click.argument("run_dir")
 @click.argument("output")
 @click.option("--input", "input_path", metavar="FILE", help="Instead of the task's test files.")
 @click.option("--submission", is_flag=True, help="Write the benchmark's own files to OUTPUT.")
 @click.option("--probabilities", is_flag=True, help="In a .csv, add a column for each label.")
-@checkpoint_option
-@batch_size_option
-@platform_option
-@force_option
-@mesh_option
-@verb
+@base.checkpoint_option
+@base.batch_size_option
+@base.platform_option
+@base.force_option
+@base.mesh_option
+@base.verb
 def predict(
     run_dir: str, output: str, platform: str, mesh_settings: tuple[str, ...], **options: Any
 ) -> None:
     """Predict with a fine-tuned run: OUTPUT is a .jsonl, a .csv, or a directory (--submission)."""
     from rich.console import Console
 
-    with starting_jax():
+    with base.starting_jax():
         from bert_jax.verbs.predict import predict as run
-    mesh = mesh_section(platform, mesh_settings)
+    mesh = base.mesh_section(platform, mesh_settings)
     run(run_dir, output, mesh=mesh, console=Console(), **options)
 
 
-@cli.command()
+@base.cli.command()
 @click.argument("run_dir")
 @click.argument("input_path", metavar="INPUT")
 @click.argument("output")
@@ -105,11 +88,11 @@ def predict(
 )
 @click.option("--max-length", type=int, help="Pieces; longer texts are cut.")
 @click.option("--batch-size", default=32, show_default=True, help="Rows; changes no feature.")
-@checkpoint_option
-@platform_option
-@force_option
-@mesh_option
-@verb
+@base.checkpoint_option
+@base.platform_option
+@base.force_option
+@base.mesh_option
+@base.verb
 def features(
     run_dir: str,
     input_path: str,
@@ -119,11 +102,11 @@ def features(
     **options: Any,
 ) -> None:
     """Write contextual embeddings of every text: INPUT → OUTPUT."""
-    if not works_here(mesh_settings):
+    if not base.works_here(mesh_settings):
         return
     from rich.console import Console
 
-    with starting_jax():
+    with base.starting_jax():
         from bert_jax.verbs.features import features as run
-    mesh = mesh_section(platform, ())
+    mesh = base.mesh_section(platform, ())
     run(run_dir, input_path, output, mesh=mesh, console=Console(), **options)

@@ -1,4 +1,4 @@
-"""Jobs on machines that are asked for."""
+"""Jobs on machines that are asked for, and what they are at; the latter of any run."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from bert_jax.cli.base import cli, config_argument, overrides_argument, read_config, verb
+from bert_jax.cli import base
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
 # Options that are settings: the option's name and the setting it stands for.
@@ -28,6 +28,7 @@ _SETTINGS: Final = {
 }
 
 job_argument = click.argument("job")
+target_argument = click.argument("target", metavar="RUN_DIR|JOB")
 bucket_option = click.option(
     "--bucket", metavar="gs://BUCKET", help="Of the job. [default: $BERT_JAX_BUCKET]"
 )
@@ -36,9 +37,9 @@ project_option = click.option("--project", help="Google Cloud's. [default: gclou
 cluster_option = click.option("--cluster", help="Of GKE, by name.")
 
 
-@cli.command()
-@config_argument
-@overrides_argument
+@base.cli.command()
+@base.config_argument
+@base.overrides_argument
 @click.option(
     "--on",
     multiple=True,
@@ -71,7 +72,7 @@ cluster_option = click.option("--cluster", help="Of GKE, by name.")
 @click.option("--dry-run", is_flag=True, help="Print all that would be done; needs no network.")
 @click.option("--watch", is_flag=True, help="To the end: recreate what is taken back, delete all.")
 @yes_option
-@verb
+@base.verb
 def submit(
     config: str,
     overrides: tuple[str, ...],
@@ -91,7 +92,7 @@ def submit(
     from bert_jax.verbs.submit import rehearse
     from bert_jax.verbs.submit import submit as run
 
-    loaded = read_config(config, [*overrides, *_as_overrides(settings)])
+    loaded = base.read_config(config, [*overrides, *_as_overrides(settings)])
     if dry_run:
         click.echo(rehearse(loaded, verb=task, prices=prices), nl=False)
         return
@@ -108,11 +109,11 @@ def submit(
         sys.exit(INTERRUPTED)
 
 
-@cli.command()
+@base.cli.command()
 @job_argument
 @bucket_option
 @yes_option
-@verb
+@base.verb
 def watch(job: str, bucket: str | None, yes: bool) -> None:
     """Watch a job that nobody watches to its end. Exit codes as of submit."""
     from bert_jax.verbs.watch import watch as run
@@ -122,10 +123,10 @@ def watch(job: str, bucket: str | None, yes: bool) -> None:
         sys.exit(INTERRUPTED)
 
 
-@cli.command()
+@base.cli.command()
 @job_argument
 @bucket_option
-@verb
+@base.verb
 def stop(job: str, bucket: str | None) -> None:
     """End a job: its run saves, its machines are deleted."""
     from bert_jax.verbs.stop import stop as run
@@ -133,13 +134,13 @@ def stop(job: str, bucket: str | None) -> None:
     run(job, bucket=bucket, say=click.echo)
 
 
-@cli.command()
+@base.cli.command()
 @click.option("--stop-orphans", is_flag=True, help="Delete what nobody watches and nobody needs.")
 @bucket_option
 @project_option
 @cluster_option
 @yes_option
-@verb
+@base.verb
 def jobs(stop_orphans: bool, yes: bool, **settings: Any) -> None:
     """Show what exists for jobs, and what of it bills, whoever made it."""
     from bert_jax.config import parse_config
@@ -155,6 +156,39 @@ def jobs(stop_orphans: bool, yes: bool, **settings: Any) -> None:
     )
     for line in describe_jobs(found):
         click.echo(line)
+
+
+@base.cli.command()
+@target_argument
+@bucket_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@base.verb
+def status(target: str, bucket: str | None, as_json: bool) -> None:
+    """Show how a job or a run is: machines, step, speed, goodput, restarts, dollars, ETA."""
+    from bert_jax.launch.status_text import describe_status
+    from bert_jax.verbs.status import status as run
+
+    found = run(target, bucket=bucket)
+    if as_json:
+        click.echo(found.model_dump_json(indent=1))
+    else:
+        click.echo("\n".join(describe_status(found)))
+
+
+@base.cli.command()
+@target_argument
+@bucket_option
+@click.option("--worker", type=click.IntRange(0), default=0, show_default=True, help="The host.")
+@click.option("--attempt", type=click.IntRange(1), help="Whose host. [default: the last one's]")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the host's run is over.")
+@base.verb
+def logs(target: str, bucket: str | None, worker: int, attempt: int | None, follow: bool) -> None:
+    """Show what a host of a job has printed."""
+    from bert_jax.verbs.logs import logs as run
+
+    for content in run(target, worker=worker, attempt=attempt, follow=follow, bucket=bucket):
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
 
 
 def _as_overrides(options: Mapping[str, Any]) -> list[str]:

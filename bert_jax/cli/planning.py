@@ -5,12 +5,12 @@ from typing import Any
 
 import click
 
-from bert_jax.cli.base import cli, config_argument, overrides_argument, read_config, verb
+from bert_jax.cli import base
 
 
-@cli.command()
-@config_argument
-@overrides_argument
+@base.cli.command()
+@base.config_argument
+@base.overrides_argument
 @click.option(
     "--topology",
     "topologies",
@@ -37,7 +37,7 @@ from bert_jax.cli.base import cli, config_argument, overrides_argument, read_con
 )
 @click.option("--html", metavar="FILE", help="Write a page with charts.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@verb
+@base.verb
 def plan(
     config: str,
     overrides: tuple[str, ...],
@@ -61,7 +61,7 @@ def plan(
     from bert_jax.verbs.plan import plan as run
 
     price_list = load_prices(prices)
-    plans = run(read_config(config, overrides), topologies, **options)
+    plans = run(base.read_config(config, overrides), topologies, **options)
     if not plans:  # executables for CPU devices alone
         return
     if html is not None:

@@ -5,32 +5,15 @@ from typing import Any
 
 import click
 
-from bert_jax.cli.base import (
-    batch_size_option,
-    checkpoint_option,
-    cli,
-    config_argument,
-    data_change_option,
-    force_option,
-    mesh_option,
-    mesh_section,
-    overrides_argument,
-    platform_option,
-    process_started,
-    read_config,
-    spoken_console,
-    starting_jax,
-    verb,
-    works_here,
-)
+from bert_jax.cli import base
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
 
-@cli.command()
+@base.cli.command()
 @click.argument("kind", metavar="table|glue|pretrain")
 @click.argument("path", metavar="[FILE]", required=False)
-@force_option
-@verb
+@base.force_option
+@base.verb
 def new(kind: str, path: str | None, force: bool) -> None:
     """Write a commented configuration to begin with, to KIND.yaml or FILE."""
     from bert_jax.verbs.new import new as run
@@ -38,24 +21,24 @@ def new(kind: str, path: str | None, force: bool) -> None:
     click.echo(f"{run(kind, path, force=force)}: change what is yours in it")
 
 
-@cli.command()
-@config_argument
-@overrides_argument
-@force_option
-@verb
+@base.cli.command()
+@base.config_argument
+@base.overrides_argument
+@base.force_option
+@base.verb
 def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
     """Train a tokenizer: text → tokenizer directory."""
-    loaded = read_config(config, overrides)
+    loaded = base.read_config(config, overrides)
     from bert_jax.verbs.vocab import vocab as run
 
-    tokenizer = run(loaded, force=force, console=spoken_console())
+    tokenizer = run(loaded, force=force, console=base.spoken_console())
     assert loaded.vocab is not None
     click.echo(f"{tokenizer.vocab_size} pieces in {loaded.vocab.output}")
 
 
-@cli.command()
-@config_argument
-@overrides_argument
+@base.cli.command()
+@base.config_argument
+@base.overrides_argument
 @click.option("--report", is_flag=True, help="Write OUTPUT.report.html: what is in the dataset.")
 @click.option("--inspect", type=click.IntRange(1), metavar="N", help="Print N examples.")
 @click.option(
@@ -68,7 +51,7 @@ def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
     show_default=True,
     help="Copies of each training example in the TFRecords, each masked independently.",
 )
-@verb
+@base.verb
 def examples(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Make a dataset: text + tokenizer → two-span examples. With options: look at one, export it.
 
@@ -77,28 +60,28 @@ def examples(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     from bert_jax.pipelines.engines.local import load_early
 
     load_early()
-    loaded = read_config(config, overrides)
+    loaded = base.read_config(config, overrides)
     from bert_jax.verbs.examples import ExtraOutputs
     from bert_jax.verbs.examples import examples as run
 
-    run(loaded, extra=ExtraOutputs(**options), console=spoken_console())
+    run(loaded, extra=ExtraOutputs(**options), console=base.spoken_console())
 
 
-@cli.command()
-@config_argument
-@overrides_argument
+@base.cli.command()
+@base.config_argument
+@base.overrides_argument
 @click.option(
     "--init-from", metavar="MODEL", help="Start from this run's parameters, or another model's."
 )
-@data_change_option
-@verb
+@base.data_change_option
+@base.verb
 def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Pretrain: dataset → checkpoints. The same command again resumes.
 
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration, 3 stopped by a
     signal and saved, 4 another process is gone or never came, 43 a step hangs.
     """
-    loaded = read_config(config, overrides)
+    loaded = base.read_config(config, overrides)
     from bert_jax.diagnostics.inputs import pretraining_inputs, require_inputs
     from bert_jax.section import need
 
@@ -110,59 +93,59 @@ def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
         optimizer=loaded.optimizer,
     )
     require_inputs(inputs, loaded.mesh)
-    with starting_jax():
+    with base.starting_jax():
         from bert_jax.verbs.pretrain import pretrain as run
-    outcome = run(loaded, started=process_started(), console=spoken_console(), **options)
+    outcome = run(loaded, started=base.process_started(), console=base.spoken_console(), **options)
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
 
 
-@cli.command()
+@base.cli.command()
 @click.argument("run_dir")
 @click.option("--dataset", metavar="DIR", help="Instead of the one the run was pretrained on.")
 @click.option(
     "--split", help="Of that dataset. [default: validation; dev of a fine-tuned run, or test]"
 )
-@checkpoint_option
-@batch_size_option
-@platform_option
-@mesh_option
-@verb
+@base.checkpoint_option
+@base.batch_size_option
+@base.platform_option
+@base.mesh_option
+@base.verb
 def evaluate(run_dir: str, platform: str, mesh_settings: tuple[str, ...], **options: Any) -> None:
     """Evaluate a run's checkpoint on held-out examples: of pretraining, or of its task."""
-    with starting_jax():
+    with base.starting_jax():
         from bert_jax.verbs.evaluate import evaluate as run
-    run(run_dir, mesh=mesh_section(platform, mesh_settings), **options)
+    run(run_dir, mesh=base.mesh_section(platform, mesh_settings), **options)
 
 
-@cli.command("fill-mask")
+@base.cli.command("fill-mask")
 @click.argument("run_dir")
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
 @click.option("--top-k", default=5, show_default=True, help="Candidates per [MASK].")
-@checkpoint_option
-@mesh_option
-@verb
+@base.checkpoint_option
+@base.mesh_option
+@base.verb
 def fill_mask(
     run_dir: str, texts: tuple[str, ...], mesh_settings: tuple[str, ...], **options: Any
 ) -> None:
     """Show the most probable words for each [MASK]."""
-    if not works_here(mesh_settings):
+    if not base.works_here(mesh_settings):
         return
     from rich.console import Console
 
-    with starting_jax():
+    with base.starting_jax():
         from bert_jax.verbs.fill_mask import fill_mask as run
     run(run_dir, texts, console=Console(), **options)
 
 
-@cli.command()
+@base.cli.command()
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
     "--dir", "directory", default="runs/demo", show_default=True, help="Where it all goes."
 )
-@verb
+@base.verb
 def demo(overrides: tuple[str, ...], directory: str) -> None:
     """Everything above in minutes on a laptop, on this Python's own documentation."""
-    with starting_jax():
+    with base.starting_jax():
         from bert_jax.verbs.demo import demo as run
-    run(directory, overrides=overrides, console=spoken_console())
+    run(directory, overrides=overrides, console=base.spoken_console())

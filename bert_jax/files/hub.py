@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bert_jax.errors import UserError, first_line
-from bert_jax.files.checksum import sha256_of
+from bert_jax.files.read import sha256_of
 from bert_jax.narration import doing
 
 SCHEME: Final = "hf://"

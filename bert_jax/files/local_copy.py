@@ -8,8 +8,8 @@ from typing import Final
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.checksum import sha256_of_files
 from bert_jax.files.download import download, find_files
+from bert_jax.files.read import sha256_of_files
 from bert_jax.files.remote import is_remote
 from bert_jax.files.scratch import scratch_directory
 from bert_jax.narration import doing

@@ -1,16 +1,17 @@
-"""Files read whole or line by line, within limits, with errors that name them.
+"""Files read whole or line by line, within limits, with errors that name them; their checksums.
 
 All that comes from outside passes here, so that no file is trusted: only regular files are read,
 never more than a limit, and JSON is taken apart only so deep and with numbers only so long.
 """
 
 import collections
+import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from etils import epath
 
@@ -215,3 +216,17 @@ def _no_utf8(path: Path, error: UnicodeDecodeError, limit: int) -> UserError:
                 break
             number += content.endswith(b"\n")
     return UserError(f"{path}: line {number}: found byte 0x{found:02x}, allowed: UTF-8")
+
+
+def sha256_of(path: epath.PathLike) -> str:
+    """Returns the SHA-256 of a file in hexadecimal, without loading it whole."""
+    with epath.Path(path).open("rb") as file:
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+
+
+def sha256_of_files(files: Mapping[str, Path]) -> str:
+    """Returns the SHA-256 of what `sha256sum` prints of files, by name: of one, or several."""
+    sums = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        sums.update(f"{sha256_of(path)}  {name}\n".encode())
+    return sums.hexdigest()

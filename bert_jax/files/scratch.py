@@ -1,8 +1,9 @@
-"""Directories for what is on its way; they go with the process that made them, however it ends.
+"""Directories for what is on its way, and for what can be made again.
 
-Exit handlers do not run where a process is killed or ends at once, as it does when another one of
-its job is gone. So each directory is locked by its process, and whoever makes the next one deletes
-those that nobody has locked any more.
+The former go with the process that made them, however it ends. Exit handlers do not run where a
+process is killed or ends at once, as it does when another one of its job is gone. So each directory
+is locked by its process, and whoever makes the next one deletes those that nobody has locked any
+more.
 """
 
 import atexit
@@ -46,3 +47,9 @@ def _delete_if_left(directory: Path) -> None:
             shutil.rmtree(directory)
         finally:
             os.close(lock)
+
+
+def user_cache(name: str) -> Path:
+    """Returns ``$XDG_CACHE_HOME/bert_jax/NAME``, or the same in ``~/.cache``; it need not exist."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "bert_jax" / name

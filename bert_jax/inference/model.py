@@ -5,8 +5,8 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 
 from bert_jax.model.config import Architecture, HeadsSection
+from bert_jax.runs.checkpoints import LoadedParams, load_params
 from bert_jax.runs.directory import Run
-from bert_jax.runs.parameters import LoadedParams, load_params
 from bert_jax.text import Tokenizer
 
 

@@ -15,9 +15,9 @@ from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tf_bert import write_tf
 from bert_jax.parallel.mesh import open_mesh
+from bert_jax.runs.checkpoints import LoadedParams, load_moments, load_params
 from bert_jax.runs.directory import TOKENIZER, Run, describe
 from bert_jax.runs.evaluation import read_evaluation
-from bert_jax.runs.parameters import LoadedParams, load_moments, load_params
 
 Format = Literal["hf", "tf", "stablehlo"]
 

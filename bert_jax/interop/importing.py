@@ -10,7 +10,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
-from bert_jax.files.checksum import sha256_of
+from bert_jax.files.read import sha256_of
 from bert_jax.inference.model import InferenceModel
 from bert_jax.interop.hf import is_hf, read_hf
 from bert_jax.interop.hf_tokenizer import tokenizer_files
@@ -21,9 +21,8 @@ from bert_jax.model.bert import bert_builder
 from bert_jax.model.config import Execution, ModelSection
 from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments
 from bert_jax.optim.sections import OptimizerSection
-from bert_jax.runs.checkpoints import write_checkpoints
+from bert_jax.runs.checkpoints import LoadedParams, write_checkpoints
 from bert_jax.runs.directory import describe, write_run
-from bert_jax.runs.parameters import LoadedParams
 from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
 from bert_jax.train.progress import IMPORTED
 from bert_jax.train.state import TrainState, abstract_params, define_model, run_key

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.files.checksum import sha256_of_files
+from bert_jax.files.read import sha256_of_files
 from bert_jax.files.remote import is_remote
 from bert_jax.narration import doing
 

@@ -24,8 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.kernels.random_bits import column_factors, kept, line_words, row_factors
-from bert_jax.parallel.per_shard import per_shard
-from bert_jax.parallel.rules import LogicalAxes
+from bert_jax.parallel.rules import LogicalAxes, per_shard
 
 Array = jax.Array
 

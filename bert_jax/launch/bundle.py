@@ -1,7 +1,14 @@
 """All that a job's hosts read, staged into its directory before any host is asked for."""
 
+import base64
 import hashlib
+import io
+import os
 import sys
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
 from typing import Final
 
 from etils import epath
@@ -9,7 +16,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.launch.job import RUN_JOB, Job, JobFiles
-from bert_jax.launch.wheel import PACKAGE, build_wheel, constraints, wheel_name
+from bert_jax.version import __version__
 
 HASHES: Final = "SHA256SUMS"
 """Of the files beside it, as `sha256sum --check` reads them; written last."""
@@ -56,3 +63,91 @@ def stage(job: Job, config: str) -> JobFiles:
     write_whole(files.job, job.model_dump_json(indent=1))
     write_whole(epath.Path(job.run_dir) / RUN_JOB, f"{files.directory}\n")
     return files
+
+
+PACKAGE: Final = Path(__file__).parent.parent  # the package's own directory
+
+_DISTRIBUTION: Final = "bert-jax"
+_NAME: Final = "bert_jax"
+_ANY_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the same files make the same bytes
+_WHEEL: Final = (
+    "Wheel-Version: 1.0\nGenerator: bert-jax\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+)
+
+
+def wheel_name() -> str:
+    """Returns the wheel's file name, by PEP 427."""
+    return f"{_NAME}-{__version__}-py3-none-any.whl"
+
+
+def build_wheel() -> bytes:
+    """Returns a wheel of the package as it is imported here: installed, or a checkout with changes.
+
+    It is made with no build tool and no network.
+
+    Raises:
+        UserError: the package is on the path, but not installed, so nothing says what it needs.
+    """
+    installed = _distribution()
+    records: list[str] = []
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+
+        def add(name: str, raw: bytes) -> None:
+            archive.writestr(zipfile.ZipInfo(name, _ANY_TIME), raw, zipfile.ZIP_DEFLATED)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(raw).digest()).rstrip(b"=")
+            records.append(f"{name},sha256={digest.decode()},{len(raw)}")
+
+        for name, path in _files():
+            add(name, path.read_bytes())
+        info = f"{_NAME}-{__version__}.dist-info"
+        for name in ("METADATA", "entry_points.txt"):
+            add(f"{info}/{name}", (installed.read_text(name) or "").encode())
+        add(f"{info}/WHEEL", _WHEEL.encode())
+        records.append(f"{info}/RECORD,,\n")
+        archive.writestr(zipfile.ZipInfo(f"{info}/RECORD", _ANY_TIME), "\n".join(records))
+    return content.getvalue()
+
+
+def constraints() -> str:
+    """Returns the versions of all packages here, as pip takes constraints.
+
+    What hosts need and is not here (libtpu) is free. Local builds (``torch 2.13+cpu``) and packages
+    installed from a directory or URL are left out: no registry has them. So is this one.
+    """
+    lines = set()
+    for found in metadata.distributions():
+        name, version = found.metadata["Name"], found.version
+        if name == _DISTRIBUTION or "+" in version:
+            continue
+        if name and found.read_text("direct_url.json") is None:
+            lines.add(f"{name.lower().replace('_', '-')}=={version}\n")
+    return "".join(sorted(lines))
+
+
+def _distribution() -> metadata.Distribution:
+    try:
+        installed = metadata.distribution(_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        raise UserError(
+            "bert-jax is on the path and not installed, so a host could not be told what it needs; "
+            "allowed: pip install bert-jax, or pip install -e . in a checkout"
+        ) from None
+    if installed.version != __version__:
+        raise UserError(
+            f"bert-jax: found {installed.version} installed and {__version__} imported, allowed: "
+            "one version; install it again: pip install -e ."
+        )
+    return installed
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    """Yields the package's files and their names in the wheel, in one order everywhere."""
+    root = PACKAGE
+    # A checkout has links to the folders at its top level.
+    for directory, folders, names in os.walk(root, followlinks=True):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(names):
+            path = Path(directory, name)
+            if path.suffix != ".pyc" and not name.startswith("."):
+                yield f"{_NAME}/{path.relative_to(root).as_posix()}", path

@@ -5,9 +5,9 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from bert_jax.launch.host_paths import Upload
 from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Launcher
-from bert_jax.launch.task_files import Upload
 
 UNCHECKED: Final = (
     "credentials, permissions and that the APIs are enabled",

@@ -1,11 +1,20 @@
-"""A configuration's paths as hosts reach them."""
+"""A configuration's paths as hosts reach them, and the files of a task on their way there."""
 
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
+from etils import epath
+
 from bert_jax.errors import UserError
+from bert_jax.files.hub import is_dataset_file
+from bert_jax.files.local_copy import CHECKED
+from bert_jax.files.read import sha256_of_files
 from bert_jax.files.remote import absolute, is_remote
+from bert_jax.tasks.glue.files import TASKS
+from bert_jax.tasks.glue.tfds import NAME as TFDS
 
 _NO_NAME: Final = re.compile(r"[^a-z0-9]+")
 _LONGEST: Final = 36
@@ -32,7 +41,7 @@ def on_bucket(path: str, key: str, bucket: str) -> str:
 def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
     """Returns a configuration in which every path of a run lies in the bucket, ``gs://…``.
 
-    Those of a fine-tuning task are `bert_jax.launch.task_files`'.
+    Those of a fine-tuning task are `bert_jax.launch.host_paths`'.
 
     Raises:
         UserError: as `on_bucket`.
@@ -66,3 +75,82 @@ def name_of(run_dir: str) -> str:
     name = _NO_NAME.sub("-", last).strip("-")
     name = name if name[:1].isalpha() else f"run-{name}".rstrip("-")
     return name[:_LONGEST].rstrip("-")
+
+
+LARGEST_BYTES: Final = 1 << 30
+"""Of all files that are uploaded with a job. What is more a bucket holds already, or had better."""
+
+_KEYS: Final = ("train", "dev", "test", "data")
+
+
+@dataclasses.dataclass(frozen=True)
+class Upload:
+    """Files of this machine, and the directory in the bucket that gets them."""
+
+    files: Mapping[str, Path]  # by name
+    target: str  # named by their content: what is there already is not uploaded again
+
+
+def task_paths(task: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the files and directories that a task reads, by key; not what libraries fetch."""
+    named = {key: task.get(key) or TFDS for key in _KEYS}
+    return {key: path for key, path in named.items() if path != TFDS and not is_dataset_file(path)}
+
+
+def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], list[Upload]]:
+    """Returns a task whose files lie in the bucket, and what is to be uploaded for that.
+
+    A path that is there on this machine is uploaded; another one counts from the bucket.
+
+    Args:
+        task: `finetune.task` as plain values.
+        bucket: ``gs://…``.
+
+    Raises:
+        UserError: files are too large, or a path is neither here nor one of the bucket.
+    """
+    changed, uploads, total = dict(task), [], 0
+    for key, path in task_paths(task).items():
+        files = {} if is_remote(path) else _files(task, Path(path).expanduser())
+        if not files:
+            changed[key] = on_bucket(path, f"finetune.task.{key}", bucket)
+            continue
+        total += sum(file.stat().st_size for file in files.values())
+        if total > LARGEST_BYTES:
+            raise UserError(
+                f"finetune.task.{key}: found {total / 2**20:,.1f} MiB with {path}; allowed "
+                f"to be uploaded with a job: {LARGEST_BYTES / 2**20:,.0f} MiB; copy them to the "
+                "bucket and name them gs://…"
+            )
+        target = f"{bucket.rstrip('/')}/files/{CHECKED}{sha256_of_files(files)}"
+        if key == "data":
+            target += f"/{next(iter(files.values())).parent.name}"
+        changed[key] = target if key == "data" else f"{target}/{next(iter(files))}"
+        uploads.append(Upload(files, target))
+    return changed, uploads
+
+
+def upload(uploads: Sequence[Upload], *, say: Callable[[str], None]) -> None:
+    """Copies files into the bucket, unless they are there.
+
+    Raises:
+        UserError: the bucket cannot be written.
+        RunStopped: it does not answer.
+    """
+    for each in uploads:
+        for name, path in each.files.items():
+            target = epath.Path(each.target) / name
+            if not target.exists():  # an object is there as a whole, or not at all
+                say(f"uploading {path} ({path.stat().st_size / 1e6:.1f} MB)")
+                epath.Path(path).copy(target)
+
+
+def _files(task: Mapping[str, Any], path: Path) -> dict[str, Path]:
+    """Returns the files of this machine that a path means, by name; none if it is not here."""
+    if path.is_file():
+        return {path.name: path}
+    if not path.is_dir():
+        return {}
+    inside = path / TASKS[task["name"]].directory
+    root = inside if inside.is_dir() else path
+    return {file.name: file for file in sorted(root.iterdir()) if file.is_file()}

@@ -11,13 +11,13 @@ from bert_jax.data.loader.loader import Loader, evaluation_batches
 from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture
 from bert_jax.objectives.example_source import TRAIN, VALIDATION, ExampleSource, open_source
-from bert_jax.objectives.settings import PretrainSettings
+from bert_jax.objectives.section import PretrainSettings
 from bert_jax.parallel.mesh import process_share
 from bert_jax.section import under
 from bert_jax.task import Objective
 from bert_jax.text import Tokenizer
 from bert_jax.train.compiled import Compile
-from bert_jax.train.evaluation import make_evaluation
+from bert_jax.train.evaluations import make_evaluation
 from bert_jax.train.sections import PhaseSection
 from bert_jax.train.spec import Evaluate, Phase
 from bert_jax.train.state import ModelDefinition

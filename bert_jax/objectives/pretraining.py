@@ -18,7 +18,7 @@ from bert_jax.objectives.initial_parameters import ParameterOrigin
 from bert_jax.objectives.phases import PhaseOpener
 from bert_jax.objectives.registry import make_objective
 from bert_jax.objectives.resume import DataFingerprints, check_resume
-from bert_jax.objectives.settings import PretrainSettings
+from bert_jax.objectives.section import PretrainSettings
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import Schedule, linear_schedule
 from bert_jax.parallel.mesh import open_mesh, process_share

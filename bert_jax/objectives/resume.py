@@ -19,8 +19,7 @@ from rich.console import Console
 
 from bert_jax.files.read import read_json_object
 from bert_jax.kernels.random_bits import MASKS_VERSION
-from bert_jax.objectives.section import ObjectiveSection
-from bert_jax.objectives.settings import PretrainSettings
+from bert_jax.objectives.section import ObjectiveSection, PretrainSettings
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.directory import PROVENANCE, Run
 from bert_jax.runs.resume_check import SettingChange, find_changes, refuse_other_settings

@@ -1,4 +1,4 @@
-"""Compiling: once for equal programs, said aloud, and without the compiler's own alarms."""
+"""Compiling: once for equal programs, said aloud, without the compiler's alarms, kept in files."""
 
 import contextlib
 import functools
@@ -6,9 +6,16 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final, ParamSpec, TypeVar, cast
 
+import filelock
+import jax
+from etils import epath
 from jax._src.lib import utils  # pyright: ignore[reportPrivateImportUsage]
 
+from bert_jax.errors import UserError, first_line
+from bert_jax.files.remote import is_remote
+from bert_jax.files.scratch import user_cache
 from bert_jax.narration import doing
+from bert_jax.parallel.section import CompilationCacheSection
 
 # Of Abseil's log: errors reach Python as exceptions.
 _FATAL_ONLY: Final = 3
@@ -52,3 +59,77 @@ def compiling(what: str) -> Iterator[None]:
         finally:
             level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "")
             utils.absl_set_min_log_level(int(level) if level.isdigit() else _USUAL)
+
+
+# Names that JAX gives its files (jax/_src/lru_cache.py).
+_LOCK, _ENTRY, _LAST_USED = ".lockfile", "-cache", "-atime"
+_LOCK_SECONDS: Final = 10
+# Shorter compilations are not worth a file. JAX's own bound is a second, and a small model's step
+# on a CPU is below it.
+_SHORTEST_SECONDS: Final = 0.2
+
+
+def use_compilation_cache(section: CompilationCacheSection | None) -> None:
+    """Sets up JAX's cache: what was compiled once is read from files at the next start.
+
+    Call it before the first program is compiled. Entries are found by program, compiler, flags and
+    devices, so a hit is the program that would have been compiled. Processes of one host may share
+    a directory: JAX locks it where its size is bounded.
+
+    One that is already set, by ``JAX_COMPILATION_CACHE_DIR`` or by the caller's own program, stays
+    as it is unless the section names a directory. Several devices that share a CPU have one only
+    where a directory is named.
+
+    Args:
+        section: None switches the cache off.
+
+    Raises:
+        UserError: the directory that is named cannot be written to.
+    """
+    if section is None:
+        jax.config.update("jax_enable_compilation_cache", False)
+        return
+    if section.directory is None:
+        if getattr(jax.config, "jax_compilation_cache_dir") is not None:  # noqa: B009 (untyped)
+            return
+        if getattr(jax.config, "jax_num_cpu_devices") > 1:  # noqa: B009 (untyped)
+            # In a program read from a file, XLA's CPU devices were seen to start collectives in
+            # different orders, and to wait for one another until XLA aborts.
+            jax.config.update("jax_enable_compilation_cache", False)
+            return
+    directory = section.directory or str(user_cache("xla"))
+    bounded = section.max_gb is not None and not is_remote(epath.Path(directory))
+    try:
+        epath.Path(directory).mkdir(parents=True, exist_ok=True)
+        if bounded:
+            _remove_unfinished(directory)
+    except OSError as error:
+        if section.directory is None:  # a home that is not there, or read-only: go without
+            return
+        raise UserError(
+            f"mesh.compilation_cache.directory: found {directory} ({first_line(error)}), allowed: "
+            f"a directory that can be written to"
+        ) from error
+    jax.config.update("jax_compilation_cache_dir", directory)
+    size = round((section.max_gb or 0) * 1e9) if bounded else -1
+    jax.config.update("jax_compilation_cache_max_size", size)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _SHORTEST_SECONDS)
+
+
+def _remove_unfinished(directory: str) -> None:
+    """Removes what a process that was killed while it wrote has left.
+
+    An entry gets its time of use last. One without is cut off: JAX would neither read nor replace
+    it, and could make room for no other.
+    """
+    root = epath.Path(directory)
+    with (
+        contextlib.suppress(filelock.Timeout),
+        filelock.FileLock(os.fspath(root / _LOCK), timeout=_LOCK_SECONDS),
+    ):
+        names = {path.name for path in root.iterdir()}
+        for ending, other in ((_ENTRY, _LAST_USED), (_LAST_USED, _ENTRY)):
+            for name in names:
+                if name.endswith(ending) and name.removesuffix(ending) + other not in names:
+                    (root / name).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh
 from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UserError, first_line
 from bert_jax.narration import doing, hush
-from bert_jax.parallel.compilation_cache import use_compilation_cache
+from bert_jax.parallel.compiling import use_compilation_cache
 from bert_jax.parallel.processes import is_first, join
 from bert_jax.parallel.rules import DATA, FSDP, MESH_AXES, TENSOR
 from bert_jax.parallel.section import MeshSection

@@ -2,8 +2,12 @@
 
 import atexit
 import os
+import socket
 import sys
+import threading
+import time
 from types import TracebackType
+from typing import Final
 
 import jax
 from jax._src import clusters
@@ -11,7 +15,6 @@ from jax.experimental import multihost_utils
 
 from bert_jax.errors import PeerLost, UserError, first_line
 from bert_jax.parallel.channel import Channel, current_channel, end_now, set_channel
-from bert_jax.parallel.relay import Relay
 from bert_jax.parallel.roll_call import Meeting, meet
 from bert_jax.parallel.section import DistributedSection
 from bert_jax.parallel.stop_signal import STOP
@@ -137,3 +140,59 @@ def _meeting(section: DistributedSection) -> Meeting:
             f"mesh.distributed.coordinator_address: found {address}, allowed: HOST or HOST:PORT"
         )
     return Meeting(host.strip("[]"), int(port), count, index, float(section.timeout_seconds))
+
+
+_AGAIN_SECONDS: Final = 0.1
+
+
+class Relay:
+    """A way to the coordinator that stays open when the coordinator is gone.
+
+    JAX's client of the coordination service ends its process, with a C++ trace and no hook that
+    works from Python, as soon as its connection breaks. So it connects to a port of loopback in its
+    own process, which forwards. What the death of process 0 means, the `Channel` says.
+    """
+
+    def __init__(self, host: str, port: int, *, timeout: float) -> None:
+        """Opens the port; the coordinator has `timeout` seconds to start."""
+        self._upstream, self._deadline = (host, port), time.monotonic() + timeout
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True, name="relay").start()
+
+    def _accept(self) -> None:
+        while True:
+            downstream, _ = self._listener.accept()
+            threading.Thread(
+                target=self._forward, args=(downstream,), daemon=True, name="relay"
+            ).start()
+
+    def _forward(self, downstream: socket.socket) -> None:
+        if (upstream := self._connect()) is None:
+            return  # the client's own time-out ends this
+        threading.Thread(
+            target=_pump, args=(upstream, downstream), daemon=True, name="relay"
+        ).start()
+        _pump(downstream, upstream)
+        upstream.close()  # our side has ended: tell the coordinator
+
+    def _connect(self) -> socket.socket | None:
+        while True:
+            try:
+                upstream = socket.create_connection(self._upstream, timeout=10)
+            except OSError:
+                if time.monotonic() > self._deadline:
+                    return None
+                time.sleep(_AGAIN_SECONDS)
+            else:
+                upstream.settimeout(None)
+                return upstream
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    """Copies until one end is closed, and leaves both as they are."""
+    try:
+        while read := source.recv(1 << 16):
+            sink.sendall(read)
+    except OSError:
+        pass

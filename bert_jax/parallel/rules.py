@@ -5,7 +5,7 @@ mesh axis, if any, that meaning is split over.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import jax
@@ -152,3 +152,32 @@ def constrain(x: jax.Array, *axes: str) -> jax.Array:
 
 def _parts(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
     return math.prod(mesh.shape[axis] for axis in mesh_axes)
+
+
+Array = jax.Array
+
+
+def per_shard(
+    function: Callable[..., tuple[Array, ...]],
+    *,
+    arguments: Sequence[LogicalAxes],
+    results: Sequence[LogicalAxes],
+) -> Callable[..., tuple[Array, ...]]:
+    """Returns `function`, run on every device with what the device holds of each argument.
+
+    For what the compiler cannot split by itself, such as a kernel. Outside a mesh (one device, an
+    exported program) the function is returned as it is.
+
+    Args:
+        function: of arrays; it must treat the split axes element by element.
+        arguments: the logical axes of each array.
+        results: those of each array that it returns.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return function
+    return jax.shard_map(
+        function,
+        in_specs=tuple(map(partition_spec, arguments)),
+        out_specs=tuple(map(partition_spec, results)),
+        check_vma=False,  # kernels say nothing about the mesh axes that their results vary over
+    )

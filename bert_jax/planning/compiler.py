@@ -19,7 +19,7 @@ from rich.console import Console
 from bert_jax.data.cores import available_cores
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.user_cache import user_cache
+from bert_jax.files.scratch import user_cache
 from bert_jax.planning.compiled_step import STEP, CompiledStep
 from bert_jax.planning.request import CompileRequest, cpu_devices
 

@@ -16,7 +16,7 @@ import pydantic
 from jax.sharding import Mesh
 
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.user_cache import user_cache
+from bert_jax.files.scratch import user_cache
 from bert_jax.kernels.attention import Shape, fused_attention
 from bert_jax.model.config import resolve_architecture
 from bert_jax.model.execution import resolve_execution

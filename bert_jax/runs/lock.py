@@ -12,7 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.lock import Lock, lock_at
 from bert_jax.files.remote import is_remote
 from bert_jax.train.agreement import from_first_process
-from bert_jax.train.messages import warn_aloud
+from bert_jax.train.progress_display import warn_aloud
 
 LOCK: Final = ".lock"
 

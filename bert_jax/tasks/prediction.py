@@ -12,8 +12,8 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import Run
-from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.family import Family, Record
 from bert_jax.tasks.predictor import predict_splits, score_splits
 from bert_jax.tasks.training.evaluation import open_data, predictor_of, write_csv, write_records

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -37,12 +37,6 @@ class StepHistory:
     applied: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)
     # The last steps whose update was withheld
     skipped: list[int] = dataclasses.field(default_factory=list)
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> StepHistory:
-        """Reads the plain JSON of `dataclasses.asdict`."""
-        applied = [(step, loss, norm) for step, loss, norm in saved.get("applied", ())]
-        return cls(applied, list(saved.get("skipped", ())))
 
 
 class BadStep(NamedTuple):

@@ -3,7 +3,11 @@
 What fails on one process of a job fails on all, in seconds: see `SaveAgreement`.
 """
 
+import functools
 import logging
+import sys
+import traceback
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,9 +19,8 @@ from orbax.checkpoint._src.futures import future, synchronization
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import why_not_written
-from bert_jax.train.failed_saves import quieten_failed_saves
+from bert_jax.train.agreement import SaveAgreement
 from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore, write_manifest
-from bert_jax.train.save_agreement import SaveAgreement
 
 # Devices that hold the same array each save a part of it. Cutting a part out is a program that has
 # to be compiled for the array's shape: below this size one device saves it whole.
@@ -168,3 +171,41 @@ def _array_handler(save_bytes: int | None) -> ocp.PyTreeCheckpointHandler:
         (np.ndarray, ocp.type_handlers.NumpyHandler()),
     )
     return ocp.PyTreeCheckpointHandler(type_handler_registry=arrays, **limit)
+
+
+# Of the directory that Orbax writes to before the checkpoint gets its name.
+_UNFINISHED: Final = ".orbax-checkpoint-tmp"
+
+
+@functools.cache
+def quieten_failed_saves() -> None:
+    """Keeps from standard error what would bury the line on a failed save; once in a process.
+
+    When one array cannot be written, Orbax gives up, and closes its event loop, while the others
+    are under way. Each of them then ends in a traceback: Python's `asyncio` logs that nobody asked
+    for its error, and TensorStore's callback finds the loop closed.
+    """
+    logging.getLogger("asyncio").addFilter(_is_news)
+    warnings.filterwarnings("ignore", "coroutine 'async_serialize_from_host", RuntimeWarning)
+    others = sys.unraisablehook
+
+    def hook(raised: "sys.UnraisableHookArgs") -> None:
+        if not _found_the_loop_closed(raised):
+            others(raised)
+
+    sys.unraisablehook = hook
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Says whether a record of asyncio's is anything but the error of an array not written."""
+    error = record.exc_info[1] if record.exc_info else None
+    unasked = "exception was never retrieved" in record.getMessage()
+    return not (unasked and _UNFINISHED in str(error))
+
+
+def _found_the_loop_closed(raised: "sys.UnraisableHookArgs") -> bool:
+    """Says whether it was a callback from another library that came after the loop's end."""
+    if raised.object is not None or str(raised.exc_value) != "Event loop is closed":
+        return False
+    frames = traceback.extract_tb(raised.exc_traceback)
+    return bool(frames) and frames[0].name == "call_soon_threadsafe"

@@ -20,13 +20,12 @@ from bert_jax.train.compiled import StepPrograms, lower_train_step
 from bert_jax.train.evaluations import Evaluations
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.manifest import SelectionScore
-from bert_jax.train.messages import warn_aloud
-from bert_jax.train.output import Output, open_output
+from bert_jax.train.output import Output, PhaseReports, open_output
 from bert_jax.train.prefetch import DeviceBatch, prefetch_to_device
 from bert_jax.train.profile import StepProfile
+from bert_jax.train.progress_display import warn_aloud
 from bert_jax.train.recovery import Recovery, RollbackDue, RunningStep
 from bert_jax.train.replicas import ReplicaCheck
-from bert_jax.train.reports import PhaseReports
 from bert_jax.train.restore import restore_or_initialise
 from bert_jax.train.spec import Phase, TrainSpec
 from bert_jax.train.state import TrainState, abstract_state

@@ -16,8 +16,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.checksum import sha256_of
-from bert_jax.files.read import read_json_object
+from bert_jax.files.read import read_json_object, sha256_of
 
 # The parts of a checkpoint; the optimizer's has step and random key.
 PARAMS: Final = "params"

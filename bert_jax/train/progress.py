@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import pydantic
+
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.train.bad_steps import StepHistory
 
@@ -63,22 +65,12 @@ class TrainProgress:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON."""
-        position = None if self.position is None else self.position.model_dump()
-        return {**dataclasses.asdict(self), "position": position}
+        return _PLAIN.dump_python(self)
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> TrainProgress:
-        """Reads what `to_json` returned."""
-        position = saved["position"]
-        return cls(
-            step=saved["step"],
-            phase=saved["phase"],
-            phase_step=saved["phase_step"],
-            position=None if position is None else DataPosition.model_validate(position),
-            window={name: (pair[0], pair[1]) for name, pair in saved["window"].items()},
-            best_rank=saved["best_rank"],
-            without_better=saved["without_better"],
-            history=StepHistory.from_json(saved.get("history", {})),
-            comparison=saved.get("comparison"),
-            unevaluated=saved.get("unevaluated", False),
-        )
+        """Reads what `to_json` returned; older versions had fewer fields."""
+        return _PLAIN.validate_python(saved)
+
+
+_PLAIN: Final = pydantic.TypeAdapter(TrainProgress)

@@ -104,3 +104,15 @@ def _format(name: str, value: float) -> str:
     if name == "learning_rate":
         return f"{value:.2e}"
     return f"{value:.3f}"
+
+
+def warn_aloud(line: str) -> None:
+    """Prints a warning in red on standard error; of the processes of one job the first does."""
+    if jax.process_index() == 0:
+        Console(stderr=True).print(
+            f"bert-jax: WARNING: {line}",
+            style="bold red",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -13,7 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
 from bert_jax.files.hub import SCHEME
 from bert_jax.files.remote import is_remote
-from bert_jax.files.user_cache import user_cache
+from bert_jax.files.scratch import user_cache
 from bert_jax.interop.hub import fetch, is_hub_name
 from bert_jax.interop.importing import read_checkpoint, summarize, write_imported_run
 from bert_jax.interop.local import cache_name, identify, is_checkpoint

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Sequence
 
-from bert_jax.launch.find import BUCKET
 from bert_jax.launch.gcloud_settings import with_gcloud_settings
+from bert_jax.launch.job import BUCKET
 from bert_jax.launch.launchers import known_launchers
 from bert_jax.launch.orphans import Found, find_existing
 from bert_jax.launch.section import SubmitSection

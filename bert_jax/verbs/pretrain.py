@@ -8,7 +8,7 @@ from rich.console import Console
 from bert_jax.config import RunConfig
 from bert_jax.narration import speaking
 from bert_jax.objectives.pretraining import prepare, run_plan
-from bert_jax.objectives.settings import PretrainSettings
+from bert_jax.objectives.section import PretrainSettings
 from bert_jax.section import need
 from bert_jax.train.loop import Outcome
 from bert_jax.verbs.import_checkpoint import find_origin

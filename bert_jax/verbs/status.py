@@ -7,8 +7,7 @@ from etils import epath
 
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.read import read_text
-from bert_jax.launch.find import find_job
-from bert_jax.launch.job import RUN_JOB, JobFiles
+from bert_jax.launch.job import RUN_JOB, JobFiles, find_job
 from bert_jax.launch.launcher import Launcher
 from bert_jax.launch.launchers import launcher_for
 from bert_jax.launch.status import Status, read_run_status, read_status

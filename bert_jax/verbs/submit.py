@@ -9,7 +9,14 @@ from bert_jax.files.remote import absolute, is_remote
 from bert_jax.launch.bundle import software, stage
 from bert_jax.launch.dry_run import dry_run
 from bert_jax.launch.gcloud_settings import with_gcloud_settings
-from bert_jax.launch.host_paths import for_hosts, for_this_machine, name_of
+from bert_jax.launch.host_paths import (
+    Upload,
+    for_hosts,
+    for_this_machine,
+    for_upload,
+    name_of,
+    upload,
+)
 from bert_jax.launch.job import Job, JobFiles, Verb, job_directory
 from bert_jax.launch.launchers import launcher_for
 from bert_jax.launch.placements import placements
@@ -17,7 +24,6 @@ from bert_jax.launch.preflight import check_layout, refuse
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import Supervisor
 from bert_jax.launch.supervisor_state import SupervisorState, read_state
-from bert_jax.launch.task_files import Upload, for_upload, upload
 from bert_jax.launch.watching import Confirm, Say, conclude, lease, left_running, watch_job
 from bert_jax.planning.prices import load_prices
 from bert_jax.section import need

@@ -9,6 +9,7 @@ from bert_jax.config import RunConfig
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.interop.hub import is_hub_name
 from bert_jax.launch.dry_run import money
+from bert_jax.launch.host_paths import Upload, task_paths
 from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.preflight import (
     Inputs,
@@ -18,7 +19,6 @@ from bert_jax.launch.preflight import (
     check_layout,
     refuse,
 )
-from bert_jax.launch.task_files import Upload, task_paths
 from bert_jax.launch.watching import Confirm, Say
 
 

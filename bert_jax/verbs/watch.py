@@ -1,6 +1,6 @@
 """`bert-jax watch`: takes up a job that nobody watches."""
 
-from bert_jax.launch.find import find_job
+from bert_jax.launch.job import find_job
 from bert_jax.launch.launchers import launcher_for
 from bert_jax.launch.supervisor_state import SupervisorState, read_job
 from bert_jax.launch.watching import Confirm, Say, conclude, watch_job

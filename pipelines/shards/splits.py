@@ -10,7 +10,7 @@ from bert_jax.data.dataset.provenance import SplitRecord
 from bert_jax.data.dataset.schema import lengths_name, shard_name
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import whole_file
-from bert_jax.files.checksum import sha256_of
+from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import each, load_array
 from bert_jax.pipelines.progress import StageProgress
 from bert_jax.pipelines.section import ExamplesSection

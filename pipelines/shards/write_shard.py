@@ -15,7 +15,7 @@ from bert_jax.data.dataset.provenance import PairsRecord, ShardRecord
 from bert_jax.data.dataset.recipe import PairingSection
 from bert_jax.data.dataset.schema import ExampleEncoder
 from bert_jax.files.atomic import whole_file, write_whole
-from bert_jax.files.checksum import sha256_of
+from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import each
 from bert_jax.pipelines.pairing.pair_documents import pair_documents
 from bert_jax.pipelines.pairing.spans import Pair

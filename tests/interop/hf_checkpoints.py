@@ -18,8 +18,8 @@ from bert_jax.interop.hf_names import names
 from bert_jax.interop.mapping import expand, their_tensors
 from bert_jax.model.bert import Bert
 from bert_jax.parallel.mesh import open_mesh
+from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import Run, open_run
-from bert_jax.runs.parameters import load_params
 from bert_jax.train.state import define_model
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 

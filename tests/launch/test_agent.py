@@ -157,7 +157,7 @@ def test_a_bucket_that_does_not_answer_delays_heartbeats_alone(
         written(*args, **kwargs)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(reports, "write_whole", fails_twice)
-    monkeypatch.setattr("bert_jax.launch.host_log.write_whole", fails_twice)
+    monkeypatch.setattr("bert_jax.launch.reports.write_whole", fails_twice)
     assert host.run((3, 2), (0, 4)) == 0
     assert host.status.state == "done"
     assert host.files.log(1, 0).read_text().count("bert-jax: because") == 2

@@ -17,7 +17,7 @@ from google.cloud import tpu_v2
 from bert_jax.cli.commands import cli
 from bert_jax.launch import google_calls, machine
 from bert_jax.launch.job import JobFiles
-from bert_jax.launch.local_machine import LocalMachine
+from bert_jax.launch.local import LocalMachine
 from bert_jax.launch.pace import Pace
 from bert_jax.launch.queued_resources import QueuedResources
 from bert_jax.parallel.topology import parse_topology

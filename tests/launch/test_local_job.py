@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.launch.find import find_job
-from bert_jax.launch.local import LocalLauncher
-from bert_jax.launch.local_machine import LocalMachine
+from bert_jax.launch.job import find_job
+from bert_jax.launch.local import LocalLauncher, LocalMachine
 from tests.forked.forks import forked_python
 from tests.launch.interrupted import (
     STEPS,

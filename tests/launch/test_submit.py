@@ -19,8 +19,7 @@ from bert_jax.cli import launching
 from bert_jax.cli.commands import cli
 from bert_jax.config import load_config
 from bert_jax.launch import bundle
-from bert_jax.launch.find import find_job
-from bert_jax.launch.job import HostStatus, JobFiles, JobPlacement
+from bert_jax.launch.job import HostStatus, JobFiles, JobPlacement, find_job
 from bert_jax.launch.launcher import Observation, OutOfQuota, State
 from bert_jax.launch.supervisor_state import read_job, read_state
 from bert_jax.launch.watching import lease

@@ -81,7 +81,7 @@ def test_a_mistake_is_one_line(
 
 SETTINGS = """
 import sys, jax
-from bert_jax.parallel.compilation_cache import use_compilation_cache
+from bert_jax.parallel.compiling import use_compilation_cache
 from bert_jax.parallel.section import CompilationCacheSection
 section = None if sys.argv[1] == "off" else CompilationCacheSection.model_validate_json(sys.argv[1])
 jax.config.update("jax_num_cpu_devices", int(sys.argv[2]))

@@ -14,8 +14,7 @@ from bert_jax.report.charts import (
     line_chart,
     scatter,
 )
-from bert_jax.report.finetuning.choices import Choices
-from bert_jax.report.finetuning.classification import Matrix
+from bert_jax.report.finetuning.classification import Choices, Matrix
 from bert_jax.report.finetuning.selection import Selection
 from bert_jax.report.rendering import render_fragment
 from tests.report.strict_html import read_section, words

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.report.finetuning import answers, choices, classification, tokens
+from bert_jax.report.finetuning import answers, classification, tokens
 from bert_jax.report.finetuning.tokens import EntitySpan, spans
 from bert_jax.report.rendering import render_fragment
 from tests.report.records import choice, multi, numbers, question, single, tagged
@@ -245,7 +245,7 @@ def test_the_worst_answers_come_first_and_a_few_right_ones_after() -> None:
 
 
 def test_choices_show_the_odds_of_each_and_which_was_right() -> None:
-    root = shown(choices.choices(choice(6)))
+    root = shown(classification.choices(choice(6)))
     found = items(root)
     assert len(found) == 4 + 2
     assert "a ✗ chosen 0.600" in found[0]

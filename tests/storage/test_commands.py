@@ -13,10 +13,10 @@ from bert_jax.files import bucket as client
 from bert_jax.files import local_copy
 from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.lock import ObjectLock
-from bert_jax.launch import task_files
+from bert_jax.launch import host_paths
+from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import LOCK
-from bert_jax.runs.parameters import load_params
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs import submit as submit_verb
 from bert_jax.verbs import submit_checks
@@ -128,7 +128,7 @@ def test_a_submitted_fine_tuning_reads_files_of_the_submitter(
     missing = refused("submit", path, *options, "finetune.task.dev=tables/deb.csv")
     assert f"finetune.task.dev: {bucket}/tables/deb.csv: not there; allowed" in missing
     with monkeypatch.context() as patch:
-        patch.setattr(task_files, "LARGEST_BYTES", 100)
+        patch.setattr(host_paths, "LARGEST_BYTES", 100)
         assert "MiB; copy them to the bucket and name them gs://…" in refused(
             "submit", path, *options
         )

@@ -6,7 +6,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.files.local_copy import local_copy
-from bert_jax.launch.task_files import for_upload, task_paths, upload
+from bert_jax.launch.host_paths import for_upload, task_paths, upload
 from tests.storage.cloud import Cloud
 
 

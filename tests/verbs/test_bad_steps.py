@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
-from bert_jax.runs.parameters import load_params
 from bert_jax.train import loop
 from bert_jax.train.example_log import read_example_log, times_seen
 from bert_jax.train.time_account import read_goodput

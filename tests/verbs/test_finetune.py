@@ -17,8 +17,8 @@ import yaml
 from bert_jax import narration
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.stop_signal import INTERRUPTED
+from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
-from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.train.example_log import times_seen
 from bert_jax.train.writer import read_metrics

@@ -18,8 +18,8 @@ from bert_jax.files.lock import LocalLock
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.stop_signal import STOP
+from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
-from bert_jax.runs.parameters import load_params
 from bert_jax.train.checkpoint_local import LocalCheckpoints
 from bert_jax.train.sections import LocalCheckpointSection
 from bert_jax.train.step_tracker import StepTracker

@@ -18,9 +18,8 @@ from etils import epath
 from bert_jax.config import load_config
 from bert_jax.model.config import HeadsSection
 from bert_jax.parallel.mesh import open_mesh
-from bert_jax.runs.checkpoints import write_checkpoints
+from bert_jax.runs.checkpoints import load_params, write_checkpoints
 from bert_jax.runs.directory import open_run, write_run
-from bert_jax.runs.parameters import load_params
 from bert_jax.train.writer import read_metrics
 from tests.project import ROOT, environment, invoke, one_phase, write_config
 

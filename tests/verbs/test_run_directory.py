@@ -12,10 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.parallel.mesh import open_mesh
-from bert_jax.runs.checkpoints import write_checkpoints
+from bert_jax.runs.checkpoints import load_params, write_checkpoints
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import LOCK, hold_output, hold_run
-from bert_jax.runs.parameters import load_params
 from tests.project import invoke, one_phase, refused, write_config
 
 FIRST, LAST = 2, 4

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from bert_jax.config import RunConfig, parse_config
 from bert_jax.errors import RunStopped, UserError
+from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
-from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.sweep import run as sweep_verb
 from bert_jax.tasks.training.run import run_finetuning

@@ -23,7 +23,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.download import RemoteFile, download, find_files
 from bert_jax.files.read import read_bytes
 from bert_jax.files.remote import is_remote
-from bert_jax.files.user_cache import user_cache
+from bert_jax.files.scratch import user_cache
 from bert_jax.section import Section
 
 _PARTIAL: Final = ".partial"

@@ -14,7 +14,7 @@ from etils import epath
 from bert_jax.data.dataset.provenance import Provenance, ShardRecord, SplitRecord, read_provenance
 from bert_jax.data.dataset.schema import Example, decode, lengths_name
 from bert_jax.errors import UserError, did_you_mean, first_line
-from bert_jax.files.checksum import sha256_of
+from bert_jax.files.read import sha256_of
 
 __all__ = ["Dataset", "Example", "open_dataset"]
 

@@ -1,4 +1,4 @@
-"""Single-label and multi-label classification, and regression."""
+"""Single-label and multi-label classification, regression, and multiple choice."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from bert_jax.report.finetuning.selection import Record, Selection, confidence, 
 from bert_jax.report.rendering import SHOWN, number
 
 MATRIX: Final = 20  # labels that fit a matrix
+CORRECT: Final = 5  # correct examples of a multiple-choice task to show
 OTHERS: Final = "(all others)"
 
 Row = tuple[str | float, ...]
@@ -175,3 +176,29 @@ def _wrong_labels(record: Record) -> tuple[int, float]:
 
 def _error(record: Record) -> float:
     return abs(float(record["label"]) - float(record["prediction"]))
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Positions of right and chosen answers, the most confident errors, a few correct examples."""
+
+    template: ClassVar = "finetuning/choices.html"
+    positions: Matrix
+    errors: Selection
+    correct: Selection
+
+
+def choices(records: Sequence[Record]) -> Choices:
+    """Returns the section of a multiple-choice task, of labelled records."""
+    size = max(len(record["choices"]) for record in records)
+    counts = np.zeros((size, size), np.int64)
+    for record in records:
+        counts[record["label"], record["prediction"]] += 1
+    names = [str(position + 1) for position in range(size)]
+    wrong = (record for record in records if record["label"] != record["prediction"])
+    right = (record for record in records if record["label"] == record["prediction"])
+    return Choices(
+        positions=Matrix(names, names, counts.tolist()),
+        errors=select(wrong, largest=confidence),
+        correct=select(right, limit=CORRECT),
+    )

@@ -11,12 +11,13 @@ from bert_jax.model.config import ProblemName, TaskName
 from bert_jax.report.charts import STYLES, Chart, Series, line_chart
 from bert_jax.report.finetuning.answers import Answers, answers
 from bert_jax.report.finetuning.attention import SCALE, AttentionExample, attention_view
-from bert_jax.report.finetuning.choices import Choices, choices
 from bert_jax.report.finetuning.classification import (
+    Choices,
     MultiLabel,
     Regression,
     Row,
     SingleLabel,
+    choices,
     multi_label,
     regression,
     single_label,

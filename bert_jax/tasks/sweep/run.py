@@ -23,11 +23,10 @@ from rich.console import Console
 
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.read import read_text
-from bert_jax.runs.checkpoints import write_checkpoints
+from bert_jax.runs.checkpoints import load_params, write_checkpoints
 from bert_jax.runs.directory import claim_run, open_run, write_run
 from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.lock import hold_run
-from bert_jax.runs.parameters import load_params
 from bert_jax.tasks.degenerate import degenerate
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.sweep.grid import RunResult, SweepPoint, SweepSection, best_of, points_of

@@ -16,9 +16,9 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.checkpoints import LoadedParams, load_params
 from bert_jax.runs.directory import Run
 from bert_jax.runs.evaluation import Evaluation, read_evaluation, write_evaluation
-from bert_jax.runs.parameters import LoadedParams, load_params
 from bert_jax.tasks.family import DataRequest, Family, Record
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
 from bert_jax.tasks.registry import TaskSection

@@ -14,8 +14,8 @@ from bert_jax.model.bert import Bert
 from bert_jax.parallel.compiling import made_once
 from bert_jax.report.finetuning.attention import AttentionExample, attention_example
 from bert_jax.report.finetuning.page import ReportInputs, render
+from bert_jax.runs.checkpoints import LoadedParams
 from bert_jax.runs.directory import Run
-from bert_jax.runs.parameters import LoadedParams
 from bert_jax.task import Batch, Params
 from bert_jax.tasks.batches import INPUTS, collate
 from bert_jax.tasks.family import Family, Record, Split

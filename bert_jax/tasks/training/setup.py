@@ -20,9 +20,9 @@ from bert_jax.narration import doing
 from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finetune_optimizer
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.rules import batch_parts, check_divides
+from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import PROVENANCE, Run, claim_run, open_run
 from bert_jax.runs.execution import SLOWER, suited_to
-from bert_jax.runs.parameters import load_params
 from bert_jax.runs.resume_check import find_changes, refuse_other_settings
 from bert_jax.section import under
 from bert_jax.tasks.batches import TrainBatches
