@@ -84,7 +84,7 @@ def open_mesh(section: MeshSection | None = None, *, one_device: bool = False) -
 
 
 def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
-    """Returns the sizes of the axes data, fsdp, tensor, with -1 worked out.
+    """Returns the sizes data (of all slices), fsdp, tensor, with -1 worked out.
 
     Raises:
         UserError: more than one -1, or a product other than the number of devices.
@@ -109,10 +109,10 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
 
 
 def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns the mesh with axes data, fsdp, tensor.
+    """Returns the mesh with axes slice, data, fsdp, tensor.
 
-    Several slices join along `data`, the one axis whose traffic (one gradient sum a step) the
-    data-centre network between slices can carry; fsdp and tensor stay within a slice.
+    Slices split a batch as `data` does inside of each, and `mesh.data` is the product of the two:
+    the data-centre network between them carries one sum of gradients a step, and no more.
 
     Args:
         section: the sizes of the axes.
@@ -146,6 +146,7 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
         grid = mesh_utils.create_device_mesh(
             (data, fsdp, tensor), devices=devices, allow_split_physical_axes=True
         )
+    grid = grid.reshape(section.slices, -1, fsdp, tensor)
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
@@ -168,7 +169,7 @@ def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
     sizes = {len(share) for share in shares}
     if len(sizes) > 1 or sum(map(len, shares)) != len(rows):
         raise UserError(
-            f"mesh: data {mesh.shape[DATA]} × fsdp {mesh.shape[FSDP]} × tensor "
+            f"mesh: data {len(rows) // mesh.shape[FSDP]} × fsdp {mesh.shape[FSDP]} × tensor "
             f"{mesh.shape[TENSOR]} deals a batch's rows unevenly to {len(held)} processes; "
             f"allowed: a tensor axis that divides, or is a multiple of, the devices of a process"
         )

@@ -15,16 +15,17 @@ from bert_jax.errors import UserError, did_you_mean
 
 LogicalAxes = tuple[str, ...]
 
+SLICE: Final = "slice"
 DATA: Final = "data"
 FSDP: Final = "fsdp"
 TENSOR: Final = "tensor"
-MESH_AXES: Final = (DATA, FSDP, TENSOR)
+MESH_AXES: Final = (SLICE, DATA, FSDP, TENSOR)
 
 # What each axis of an activation or a parameter is split over. `embed` is the model dimension of
 # a parameter and `hidden` the same dimension of an activation: parameters are spread over the
 # fsdp axis, activations never are, since their batch axis already uses it.
 RULES: Final[Mapping[str, tuple[str, ...]]] = {
-    "batch": (DATA, FSDP),
+    "batch": (SLICE, DATA, FSDP),
     "length": (),
     "hidden": (),
     "predictions": (),
@@ -101,6 +102,9 @@ def moment_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> Na
     the same copy and compute the same update. Rows, since what is gathered of columns has to be
     transposed. Vectors, and rows that the data axis does not divide, keep the parameter's own
     layout: replicating a small moment is correct, only not as small.
+
+    Every slice has all of them: a gradient is scattered over ICI, each chip's share is summed
+    between slices, and nothing is gathered but the new parameters.
     """
     rules = RULES
     rows = axes[-2] if len(axes) > 1 else "layers"
@@ -112,7 +116,7 @@ def moment_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> Na
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the layout of every array of a batch: the leading axis over data and fsdp."""
+    """Returns the layout of every array of a batch: the leading axis over slices, data and fsdp."""
     return NamedSharding(mesh, partition_spec(("batch",)))
 
 

@@ -57,7 +57,7 @@ class MeshSection(Section):
     tensor: int = pydantic.Field(default=1, ge=-1)
     """Parts of heads, FFN columns and vocabulary."""
     slices: int = pydantic.Field(default=1, ge=1)
-    """Slices of TPUs, joined along `data` over the data-centre network."""
+    """Slices of TPUs that split the batch between them, over the data-centre network."""
     simulated_devices: int | None = pydantic.Field(default=None, ge=1, le=512)
     """CPU devices to make of one CPU, for trying a layout."""
     distributed: DistributedSection = DistributedSection()

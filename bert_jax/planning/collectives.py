@@ -32,6 +32,12 @@ _TRANSFERS: Final[dict[str, str]] = {
     "ONE_TO_ONE": "collective-permute",
 }
 
+# A sum of which each device keeps its share is a fusion of that name, and scatters as it sums.
+_SCATTERS: Final = "all-reduce-scatter"
+# Fusions between which a collective runs; the one in flight beside a product is written in it too.
+_ASYNC = re.compile(r'custom_call_target="AsyncCollective(Start|Done)"')
+_IN_FLIGHT: Final = "async_collective_fusion"
+
 _GROUPS = re.compile(r"\breplica_groups=(.*?)(?:, \w+=|$)")
 _PAIRS = re.compile(r"\bsource_target_pairs=\{(.*?)\}\}")
 _MESH = re.compile(r"mesh\[(.*?)\]\s*\{(.*?)\}")
@@ -105,6 +111,7 @@ def find_collectives(program: Program, placement: DevicePlacement) -> list[Colle
             kind = between or _kind(instruction)
             if kind is None or executed.trips == 0:
                 continue
+            scatters = _fused(program.module, executed.instruction).startswith(_SCATTERS)
             if between:
                 # Each chip exchanges its own part with the chips in its place in other slices.
                 groups = [_counterparts(placement)]
@@ -115,6 +122,7 @@ def find_collectives(program: Program, placement: DevicePlacement) -> list[Colle
                 arrays = _arrays(instruction, kind)
                 size = sum(array.bytes for array in arrays)
                 size *= len(groups[0]) if kind == "reduce-scatter" else 1
+                kind = "reduce-scatter" if scatters else kind
             link, seconds = _time(kind, size, groups[0], placement)
             found.append(
                 Collective(
@@ -193,14 +201,30 @@ def _rings(pairs: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _inside(module: HloModule, executed: Executed) -> Iterator[Instruction]:
-    """Yields an instruction, or the collectives that a fusion holds."""
+    """Yields an instruction, or the collectives that a fusion holds, one in flight at its start."""
     instruction = executed.instruction
     if instruction.opcode != "fusion":
         yield instruction
         return
+    if _role(module, instruction) in (_IN_FLIGHT, "Done"):
+        return
     for found in module.computations[instruction.called["calls"]].values():
         if _kind(found) or found.opcode == "fusion":
             yield from _inside(module, dataclasses.replace(executed, instruction=found))
+
+
+def _fused(module: HloModule, instruction: Instruction) -> str:
+    """Returns the name of what a fusion holds; of another, nothing."""
+    return instruction.called["calls"] if instruction.opcode == "fusion" else ""
+
+
+def _role(module: HloModule, instruction: Instruction) -> str | None:
+    """Returns what a fusion is to a collective that runs between fusions: ``Start``, ``Done``."""
+    name = _fused(module, instruction)
+    if not name or name.startswith(_IN_FLIGHT):
+        return _IN_FLIGHT if name else None
+    parts = (_ASYNC.search(one.attributes) for one in module.computations[name].values())
+    return next((found[1] for found in parts if found), None)
 
 
 def _kind(instruction: Instruction) -> str | None:
@@ -273,23 +297,30 @@ def _hidden_cycles(program: Program) -> dict[str, int]:
             continue
         seen.add(id(executed.computation))
         running: dict[str, int] = {}
+        carried: dict[str, str] = {}  # by what carries one in flight, the name of its start
         sends = {
             _rendezvous(one): one.name
             for one in executed.computation.values()
             if _between_slices(one)
         }
         for instruction in executed.computation.values():
-            ended = [name for name in instruction.operands if name in running]
-            if instruction.opcode == "recv-done":
+            name, opcode = instruction.name, instruction.opcode
+            role = _role(program.module, instruction)
+            start = next((carried[each] for each in instruction.operands if each in carried), "")
+            if opcode == "recv-done":
                 received = executed.computation[instruction.operands[0]]
-                ended = [name for name in (sends.get(_rendezvous(received)),) if name in running]
-            if ended and instruction.opcode.endswith("-done") and instruction.opcode != "send-done":
-                hidden[ended[0]] = running.pop(ended[0])
-            for name in running:
-                running[name] += instruction.cycles or 0
-            starts = instruction.opcode.endswith("-start") and _kind(instruction)
+                start = sends.get(_rendezvous(received), "")
+            ends = role == "Done" or (opcode.endswith("-done") and opcode != "send-done")
+            if ends and start in running:
+                hidden[start] = running.pop(start)
+            for each in running:
+                running[each] += instruction.cycles or 0
+            starts = role == "Start" or (opcode.endswith("-start") and _kind(instruction))
             if starts or _between_slices(instruction):
-                running[instruction.name] = 0
+                running[name] = 0
+                carried[name] = name
+            elif start and (opcode == "get-tuple-element" or role == _IN_FLIGHT):
+                carried[name] = start
     return hidden
 
 

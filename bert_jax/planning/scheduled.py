@@ -19,10 +19,11 @@ import jax
 _LAST: Final = "after_optimizations_after_buffer_assignment"
 _TEXT: Final = "after_optimizations"
 _BUFFERS: Final = "after_optimizations-buffer-assignment"
-_REPORT: Final = "after_optimizations-memory-usage-report"
 # allocation 492: size 467812864, page 0, preallocated-temp:
-_TEMPORARIES = re.compile(r"^allocation \d+: size (\d+), page \d+, preallocated-temp", re.MULTILINE)
-_TOTAL = re.compile(r"^Memory Space: default .*\nTotal bytes: (\d+)", re.MULTILINE)
+# Those of other memories have a color; what is local to a computation lies in the rest already.
+_ALLOCATION = re.compile(r"^allocation \d+: size (\d+), page \d+, (.*)$", re.MULTILINE)
+_LOCAL: Final = "thread-local"
+_TEMPORARY: Final = "preallocated-temp"
 _POLL: Final = 0.05  # seconds
 
 
@@ -32,7 +33,7 @@ class Scheduled(NamedTuple):
     Attributes:
         text: HLO, in the order in which it runs.
         temporaries: bytes of HBM of one device, as the compiler reports it of the whole too.
-        total: bytes of HBM with what the step is given, which the result overwrites.
+        total: the same with what the step is given, and those results that do not overwrite it.
     """
 
     text: str
@@ -65,7 +66,7 @@ def schedule(lowered: jax.stages.Lowered, folder: Path) -> Scheduled:
         time.sleep(_POLL)
     if done.done():
         done.result()
-    return read_scheduled({each: _read(folder, each) for each in (_TEXT, _BUFFERS, _REPORT)})
+    return read_scheduled({each: _read(folder, each) for each in (_TEXT, _BUFFERS)})
 
 
 def read_scheduled(texts: Mapping[str, str]) -> Scheduled:
@@ -74,11 +75,14 @@ def read_scheduled(texts: Mapping[str, str]) -> Scheduled:
     Raises:
         ValueError: they do not say it.
     """
-    total = _TOTAL.search(texts[_REPORT])
-    if total is None:
-        raise ValueError(f"no total in the compiler's report: {texts[_REPORT][:200]!r}")
-    temporaries = sum(map(int, _TEMPORARIES.findall(texts[_BUFFERS])))
-    return Scheduled(texts[_TEXT], temporaries, int(total[1]))
+    found = [(int(size), of) for size, of in _ALLOCATION.findall(texts[_BUFFERS])]
+    if not found:
+        raise ValueError(f"no buffers in the compiler's file: {texts[_BUFFERS][:200]!r}")
+    return Scheduled(
+        text=texts[_TEXT],
+        temporaries=sum(size for size, of in found if of.startswith(_TEMPORARY)),
+        total=sum(size for size, of in found if _LOCAL not in of),
+    )
 
 
 def _read(folder: Path, name: str) -> str:

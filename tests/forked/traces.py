@@ -37,7 +37,7 @@ def trace_steps() -> None:
         values = project_config(Path())
         values["model"]["architecture"] |= changes
         types = (AxisType.Auto,) * len(MESH_AXES)
-        mesh = AbstractMesh((devices, 1, 1), MESH_AXES, axis_types=types, abstract_device=CPU)
+        mesh = AbstractMesh((1, devices, 1, 1), MESH_AXES, axis_types=types, abstract_device=CPU)
         _trace(parse_config(values, source="traces"), mesh)
 
 

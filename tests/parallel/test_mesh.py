@@ -77,7 +77,7 @@ def test_a_mesh_that_does_not_fit_is_refused_in_one_line(
 
 def test_a_mesh_holds_every_device_once_under_its_axes() -> None:
     mesh = make_mesh(MeshSection(data=2, fsdp=2, tensor=2))
-    assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert dict(mesh.shape) == {"slice": 1, "data": 2, "fsdp": 2, "tensor": 2}
     assert sorted(device.id for device in mesh.devices.flat) == list(range(8))
 
 
@@ -142,9 +142,15 @@ import sys
 from jax.experimental import topologies
 from bert_jax.parallel.mesh import make_mesh, process_share
 from bert_jax.parallel.section import MeshSection
-for name, tensor in (("v5e:4x4", 2), ("v3:4x4", 2), ("v5e:4x4", 4)):
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
-    mesh = make_mesh(MeshSection(tensor=tensor), devices)
+wanted = ("v5e:4x4", 2, 1), ("v3:4x4", 2, 1), ("v5e:4x4", 4, 1), ("v5e:4x4", 2, 2)
+for name, tensor, slices in wanted:
+    options = {"num_slices": slices} if slices > 1 else {}
+    devices = topologies.get_topology_desc(
+        platform="tpu", topology_name=name, **options
+    ).devices
+    mesh = make_mesh(MeshSection(tensor=tensor, slices=slices), devices)
+    for index, inside in enumerate(mesh.devices):
+        assert {getattr(device, "slice_index", 0) for device in inside.flat} == {index}
     hosts = sorted({device.process_index for device in devices})
     shares = [process_share(mesh, process_index=host) for host in hosts]
     assert len({device.id for device in mesh.devices.flat}) == len(devices)
@@ -168,9 +174,10 @@ def test_a_real_pods_hosts_share_a_batch_evenly() -> None:
     done = python(IN_A_TOPOLOGY)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines() == [
-        "v5e:4x4 8 1 2 4 [(0, 4), (1, 4), (2, 4), (3, 4)]",
-        "v3:4x4 16 1 2 4 [(0, 4), (1, 4), (2, 4), (3, 4)]",
-        "v5e:4x4 4 1 4 4 [(0, 2), (0, 2), (1, 2), (1, 2)]",
+        "v5e:4x4 1 8 1 2 4 [(0, 4), (1, 4), (2, 4), (3, 4)]",
+        "v3:4x4 1 16 1 2 4 [(0, 4), (1, 4), (2, 4), (3, 4)]",
+        "v5e:4x4 1 4 1 4 4 [(0, 2), (0, 2), (1, 2), (1, 2)]",
+        f"v5e:4x4 2 8 1 2 8 {[(host, 8) for host in range(8)]}",
     ]
 
 

@@ -39,7 +39,7 @@ def test_the_table_names_axes_of_the_mesh_alone() -> None:
 
 def test_axes_take_their_place_from_the_table() -> None:
     assert partition_spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")
-    assert partition_spec(("batch", "length")) == PartitionSpec(("data", "fsdp"), None)
+    assert partition_spec(("batch", "length")) == PartitionSpec(("slice", "data", "fsdp"), None)
 
 
 def test_two_axes_of_one_array_cannot_claim_one_mesh_axis() -> None:
@@ -84,7 +84,7 @@ def test_a_moment_that_the_data_axis_does_not_divide_keeps_its_parameters_layout
 
 def test_a_batch_is_cut_over_data_and_fsdp_and_not_over_tensor() -> None:
     on = mesh(2, 2, 2)
-    assert batch_sharding(on).spec == PartitionSpec(("data", "fsdp"))
+    assert batch_sharding(on).spec == PartitionSpec(("slice", "data", "fsdp"))
     assert batch_parts(on) == 4
     shards = jax.device_put(jax.numpy.arange(8.0), batch_sharding(on)).addressable_shards
     assert {shard.data.shape for shard in shards} == {(2,)}

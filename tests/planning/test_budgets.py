@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from bert_jax.config import parse_config
+from bert_jax.planning.collectives import DCN, ICI
 from bert_jax.planning.compiled_step import CompiledStep
 from bert_jax.verbs.plan import plan
 
@@ -24,6 +25,7 @@ pytestmark = [
 
 WIDTH, LAYERS, LENGTH, ROWS, PREDICTIONS, VOCABULARY = 128, 2, 64, 32, 10, 1024
 BF16, F32 = 2, 4
+SPLIT = 0.98  # of the parameters, those whose moments are split
 FIGURES = 4096  # bytes of losses, counts and norms, all of them together
 EIGHT_ROWS = 7 * VOCABULARY * F32  # the gradient of the vocabulary's bias is eight times the same
 
@@ -32,7 +34,7 @@ Bounds: TypeAlias = tuple[float, float]  # bytes of one step on one device, at l
 
 
 def compiled(mesh: Mapping[str, int], **changes: Any) -> CompiledStep:
-    """The train step of a small model for four v5e chips."""
+    """The train step of a small model for four v5e chips, or for several such slices."""
     phase = {"dataset": "none", "steps": 10, "seq_length": LENGTH, "batch_size": ROWS}
     values = {
         "model": {
@@ -94,17 +96,37 @@ def activations(rows: int, width: int = F32) -> int:
     return rows * LENGTH * WIDTH * width
 
 
-def test_data_parallel_sums_each_gradient_once_in_float32_and_gathers_what_zero_split() -> None:
+def test_data_parallel_scatters_each_gradient_once_in_float32_and_gathers_parameters() -> None:
     step = compiled({"data": 4})
     size = parameters(step)
     check(
         step,
         {
-            ("all-reduce", ("data",), "f32"): (size, size + EIGHT_ROWS + FIGURES),
             # Small parameters stay whole, and so do their moments.
-            ("all-gather", ("data",), "f32"): (0.8 * size, size),
+            ("reduce-scatter", ("data",), "f32"): (SPLIT * size, size),
+            ("all-reduce", ("data",), "f32"): (0, (1 - SPLIT) * size + EIGHT_ROWS + FIGURES),
+            ("all-gather", ("data",), "f32"): (SPLIT * size, size),
         },
     )
+
+
+def test_slices_exchange_each_chips_share_of_the_gradients_and_gather_nothing() -> None:
+    step = compiled({"slices": 2})
+    size = parameters(step)
+    vectors = (1 - SPLIT) * size + EIGHT_ROWS + FIGURES
+    # Of the embeddings, looked up and predicted from, each slice scatters both gradients.
+    embeddings = VOCABULARY * WIDTH * F32
+    check(
+        step,
+        {
+            ("reduce-scatter", ("data",), "f32"): (SPLIT * size, size + embeddings),
+            ("all-reduce", ("slice",), "f32"): (SPLIT * size / 4, size / 4 + vectors),
+            ("all-reduce", ("data",), "f32"): (0, vectors),
+            ("all-gather", ("data",), "f32"): (SPLIT * size, size + vectors),
+        },
+    )
+    assert {one.link for one in step.collectives if one.axes == ("slice",)} == {DCN}
+    assert {one.link for one in step.collectives if one.axes == ("data",)} == {ICI}
 
 
 @pytest.mark.parametrize("attention", ["auto", pytest.param("xla", marks=pytest.mark.chaos)])
@@ -121,8 +143,10 @@ def test_tensor_parallel_sums_two_activations_a_block_each_way(attention: str) -
     check(
         step,
         {
-            # Of the heads' kernels a device computes and sums the half that its moments have.
-            ("all-reduce", ("data",), "f32"): (size - of_heads / 2, size + EIGHT_ROWS + FIGURES),
+            # Of the heads' kernels a device computes and sums the half that its moments have. What
+            # XLA does not scatter as it sums is summed whole and cut.
+            ("reduce-scatter", ("data",), "f32"): (0.6 * size, size - of_heads / 2),
+            ("all-reduce", ("data",), "f32"): (0, 0.4 * size + EIGHT_ROWS + FIGURES),
             ("all-gather", ("data",), "f32"): (0.5 * size, size),
             ("all-reduce", ("tensor",), "bf16"): (blocks + head, blocks + head),
             # The vocabulary is split: rows looked up come from one device of a pair, and the
@@ -141,10 +165,9 @@ def test_tensor_parallel_sums_two_activations_a_block_each_way(attention: str) -
 @pytest.mark.chaos
 def test_gradients_are_summed_in_bfloat16_where_the_setting_says_so() -> None:
     step = compiled({"data": 4}, execution={"gradient_dtype": "bfloat16"})
-    found = {"+".join(one.dtypes) for one in step.collectives if one.kind == "all-reduce"}
-    assert "bf16" in found
-    halved = sum(one.bytes for one in step.collectives if one.kind == "all-reduce")
-    assert halved < 0.9 * parameters(step)
+    sums = [one for one in step.collectives if one.kind in ("all-reduce", "reduce-scatter")]
+    assert ("bf16",) in {one.dtypes for one in sums}
+    assert sum(one.bytes for one in sums) < 0.9 * parameters(step)
 
 
 @pytest.mark.chaos
@@ -164,8 +187,8 @@ def test_fsdp_gathers_kernels_in_bfloat16_and_sums_their_gradients_in_float32() 
 @pytest.mark.parametrize("accumulation", [2, 4])
 def test_accumulation_moves_no_activation(accumulation: int) -> None:
     step = compiled({"data": 4}, accumulation=accumulation)
-    kinds = {one.kind for one in step.collectives}
-    assert kinds == {"all-reduce", "all-gather"}
-    summed = sum(one.bytes * one.trips for one in step.collectives if one.kind == "all-reduce")
+    assert {one.kind for one in step.collectives} <= {"all-reduce", "reduce-scatter", "all-gather"}
+    sums = [one for one in step.collectives if one.kind in ("all-reduce", "reduce-scatter")]
+    summed = sum(one.bytes * one.trips for one in sums)
     # XLA sums the gradients of each microbatch, not their total.
     assert math.isclose(summed, accumulation * parameters(step), rel_tol=0.5)

@@ -202,15 +202,75 @@ source_target_pairs={{{{0,1}},{{1,2}},{{2,3}},{{3,0}}}}
 """
 
 
+# A sum of which each device keeps its quarter, and a gather that runs beside a product: what starts
+# it, what it runs beside and what ends it each hold it.
+IN_FUSIONS = f"""
+%all-reduce-scatter.1 (s: f32[400]) -> f32[100] {{
+  %s = f32[400] parameter(0)
+  %all-reduce.1 = f32[400] all-reduce(%s), replica_groups={{{{0,1,2,3}},{{4,5,6,7}}}}
+  %id = u32[] partition-id()
+  ROOT %own = f32[100] dynamic-slice(%all-reduce.1, %id), dynamic_slice_sizes={{100}}
+}}
+
+%starting (p: f32[100]) -> (f32[100], f32[400], u32[]) {{
+  %p = f32[100] parameter(0)
+  %all-gather.1 = f32[400] all-gather(%p), replica_groups={{{{0,1,2,3}},{{4,5,6,7}}}}
+  ROOT %begin = (f32[100], f32[400], u32[]) custom-call(%all-gather.1), \
+custom_call_target="AsyncCollectiveStart"
+}}
+
+%async_collective_fusion.1 (p.1: f32[100], q: f32[400], r: u32[]) -> (f32[8], f32[400], u32[]) {{
+  %p.1 = f32[100] parameter(0)
+  %q = f32[400] parameter(1)
+  %r = u32[] parameter(2)
+  %product = f32[8] convolution(%p.1, %p.1), dim_labels=bf_io->bf
+  %all-gather.2 = f32[400] all-gather(%p.1), replica_groups={{{{0,1,2,3}},{{4,5,6,7}}}}
+  ROOT %both = (f32[8], f32[400], u32[]) tuple(%product, %all-gather.2, %r)
+}}
+
+%ending (p.2: f32[100], q.2: f32[400], r.2: u32[]) -> f32[400] {{
+  %p.2 = f32[100] parameter(0)
+  %q.2 = f32[400] parameter(1)
+  %r.2 = u32[] parameter(2)
+  %all-gather.3 = f32[400] all-gather(%p.2), replica_groups={{{{0,1,2,3}},{{4,5,6,7}}}}
+  ROOT %end = f32[400] custom-call(%p.2, %q.2, %all-gather.3, %r.2), \
+custom_call_target="AsyncCollectiveDone"
+}}
+
+ENTRY %main (g: f32[400]) -> f32[400] {{
+  %g = f32[400] parameter(0)
+  %share = f32[100] fusion(%g), kind=kCustom, calls=%all-reduce-scatter.1
+  %start = (f32[100], f32[400], u32[]) fusion(%share), kind=kCustom, calls=%starting
+  %kept = f32[400] get-tuple-element(%start), index=1
+  %flag = u32[] get-tuple-element(%start), index=2
+  %beside = (f32[8], f32[400], u32[]) fusion(%share, %kept, %flag), kind=kOutput, \
+calls=%async_collective_fusion.1, {cycles(700)}
+  %more = f32[400] multiply(%g, %g), {cycles(50)}
+  %kept.1 = f32[400] get-tuple-element(%beside), index=1
+  %flag.1 = u32[] get-tuple-element(%beside), index=2
+  %done = f32[400] fusion(%share, %kept.1, %flag.1), kind=kCustom, calls=%ending
+  ROOT %after = f32[400] multiply(%done, %more), {cycles(90)}
+}}
+"""
+TWO_SLICES = DevicePlacement(
+    topology=parse_topology("v5e:2x2"),
+    mesh={"data": 2, "fsdp": 1, "tensor": 4},
+    coordinates=[(x, y, 0) for _ in range(2) for x in range(2) for y in range(2)],
+    slices=[0, 0, 0, 0, 1, 1, 1, 1],
+)
+
+
+def test_collectives_inside_fusions_are_what_they_do_and_count_once() -> None:
+    scatter, gather = find_collectives(module(IN_FUSIONS), TWO_SLICES)
+    assert (scatter.kind, scatter.name, scatter.bytes) == ("reduce-scatter", "share", 1600)
+    assert scatter.seconds == pytest.approx(3 / 4 * 1600 / 100e9)  # an all-reduce takes twice that
+    assert (gather.kind, gather.name, gather.bytes) == ("all-gather", "start", 1600)
+    assert gather.hidden_cycles == 700 + 50
+
+
 def test_collectives_have_bytes_axes_links_and_overlap() -> None:
     """Two slices of four v5e chips: the data axis crosses them, the tensor axis does not."""
-    placement = DevicePlacement(
-        topology=parse_topology("v5e:2x2"),
-        mesh={"data": 2, "fsdp": 1, "tensor": 4},
-        coordinates=[(x, y, 0) for _ in range(2) for x in range(2) for y in range(2)],
-        slices=[0, 0, 0, 0, 1, 1, 1, 1],
-    )
-    permute, inside, across, everywhere = find_collectives(module(EXCHANGE), placement)
+    permute, inside, across, everywhere = find_collectives(module(EXCHANGE), TWO_SLICES)
     assert (permute.kind, permute.bytes, permute.axes) == ("collective-permute", 4000, ("tensor",))
     assert permute.overlaps
     assert permute.hidden_cycles == 3000

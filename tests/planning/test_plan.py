@@ -98,8 +98,9 @@ def test_memory_is_the_compilers_own_and_its_parts_are_the_states(planned: dict[
     # Two moments, of which each chip holds a quarter but for those that four does not divide.
     assert 2 * parameters / 4 < memory["optimizer"] < 2 * parameters / 3
     held = memory["parameters"] + memory["optimizer"] + memory["batch"]
-    assert held < memory["peak"] <= held + memory["temporaries"] + memory["program"] + 2**20
-    assert planned["compiled"]["peak_hbm_bytes_per_chip"] >= memory["peak"]
+    # And a few figures that the step returns beside the state.
+    assert held + memory["temporaries"] < memory["peak"] < held + memory["temporaries"] + 2**16
+    assert planned["compiled"]["peak_hbm_bytes_per_chip"] == memory["peak"]
 
 
 def test_useful_flops_are_those_counted_by_hand(planned: dict[str, Any]) -> None:
@@ -144,7 +145,7 @@ def test_kernels_are_in_the_time_by_their_schedule(planned: dict[str, Any]) -> N
         assert one["cycles"] >= one["bundles"] > one["busiest_bundles"] > 0
 
 
-def test_gradients_are_summed_over_the_chips_and_parameters_gathered(
+def test_gradients_are_scattered_over_the_chips_and_parameters_gathered(
     planned: dict[str, Any],
 ) -> None:
     collectives = planned["phases"][0]["train"]["collectives"]
@@ -153,7 +154,8 @@ def test_gradients_are_summed_over_the_chips_and_parameters_gathered(
     gathered = sum(one["bytes"] for one in collectives if one["kind"] == "all-gather")
     parameters = planned["phases"][0]["train"]["compiled"]["memory"]["parameters"]
     assert 0.8 * parameters < gathered <= parameters  # small ones stay whole on every chip
-    assert "all-reduce" in {one["kind"] for one in collectives}
+    scattered = sum(one["bytes"] for one in collectives if one["kind"] == "reduce-scatter")
+    assert 0.8 * parameters < scattered <= parameters
 
 
 def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
@@ -204,8 +206,9 @@ def test_the_quick_form_is_the_same_program_with_cycles_estimated(
     memory, known = (each["compiled"]["memory"] for each in (estimated, exact))
     for of in ("parameters", "optimizer", "temporaries"):
         assert memory[of] == pytest.approx(known[of], rel=0.01)
-    held = memory["parameters"] + memory["optimizer"] + memory["batch"]
-    assert known["peak"] <= memory["peak"] == held + memory["temporaries"]
+    # What the executable says of itself, and the buffers that the compiler laid out: in two
+    # compilations, by two ways.
+    assert memory["peak"] == pytest.approx(known["peak"], rel=1e-3)
     moved = [
         sorted((one["kind"], one["trips"], one["bytes"]) for one in each["collectives"])
         for each in (estimated, exact)

@@ -109,16 +109,18 @@ def test_memory_is_read_from_the_compilers_own_report() -> None:
         {
             "after_optimizations": "HloModule jit_step",
             "after_optimizations-buffer-assignment": (
+                "allocation 1: size 93978624, page 0, parameter 6, shape |f32[30592,768]| at "
+                "ShapeIndex {}, maybe-live-out:\n value: <1 p @0> (size=93978624,offset=0)\n"
+                "allocation 3: size 512, page 0, output shape is |(f32[])|, maybe-live-out:\n"
+                "allocation 7: size 93978624, page 0, thread-local:\n"
                 "allocation 492: size 467812864, page 0, preallocated-temp:\n"
                 "allocation 495: size 117440512, color 1, page 0, preallocated-temp:\n"
             ),
-            "after_optimizations-memory-usage-report": (
-                "Memory Space: default (color=0)\nTotal bytes: 614729216 (586.25MiB)\n"
-                "Memory Space: vmem (color=1)\nTotal bytes: 117440512 (112.00MiB)\n"
-            ),
         }
     )
-    assert found == ("HloModule jit_step", 467812864, 614729216)
+    assert found == ("HloModule jit_step", 467812864, 93978624 + 512 + 467812864)
+    with pytest.raises(ValueError, match="no buffers"):
+        read_scheduled({"after_optimizations": "", "after_optimizations-buffer-assignment": "x"})
 
 
 def step(layers: int) -> CompiledStep:
