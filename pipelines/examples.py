@@ -28,7 +28,7 @@ from bert_jax.pipelines.preparation import (
 from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.shards.splits import write_splits
 from bert_jax.pipelines.shards.tfds_metadata import write_metadata
-from bert_jax.pipelines.sources.problems import Problems
+from bert_jax.pipelines.sources.documents import Problems
 from bert_jax.pipelines.sources.sources import Source, find_sources
 from bert_jax.pipelines.tokenised.corpus import OVERLAP_INDEX, describe_corpus, tokenise_corpus
 from bert_jax.pipelines.workspace import DatasetBuild, Workspace, shorten

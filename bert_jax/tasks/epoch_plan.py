@@ -1,9 +1,10 @@
-"""Which rows make up which batch of a fine-tuning epoch."""
+"""Which rows make up which batch of a fine-tuning epoch, and in how many shapes."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy as np
 from bert_jax.data import rng
 from bert_jax.data.rows.length_buckets import buckets_of, buckets_up_to
 from bert_jax.model.shape_cost import ShapeCost
-from bert_jax.tasks.shape_budget import choose_shapes
 
 # A bucket with a smaller share of the rows joins the next longer one.
 SPARSE: Final = 0.1
@@ -19,6 +19,14 @@ SPARSE: Final = 0.1
 # Positions that a second group in a batch costs, whatever is in it: the gradient of the embedding
 # table is written once more. Halves that as much padding makes equally long become one group.
 SECOND_GROUP: Final = 128
+
+BatchShapes: TypeAlias = tuple[tuple[int, int], ...]  # (length, size) of each group of a batch
+
+# Lengths of a batch's two halves, the shorter first.
+Lengths: TypeAlias = tuple[int, int]
+
+# A step over halves of two lengths runs the model twice: so much longer it compiles.
+TWO_PARTS: Final = 1.7
 
 
 class LengthGroup(NamedTuple):
@@ -30,7 +38,6 @@ class LengthGroup(NamedTuple):
 
 
 PlannedBatch: TypeAlias = tuple[LengthGroup, ...]
-BatchShapes: TypeAlias = tuple[tuple[int, int], ...]  # (length, size) of each group of a batch
 
 
 class EpochPlan:
@@ -185,3 +192,57 @@ def _without_sparse(by_bucket: list[tuple[int, np.ndarray]]) -> list[tuple[int, 
         longest = max(bucket for bucket, rows in by_bucket if len(rows))
         kept.append((longest, np.sort(carried)))
     return kept
+
+
+def choose_shapes(
+    batches: Mapping[Lengths, int], *, sizes: Lengths, cost: ShapeCost
+) -> dict[Lengths, Lengths]:
+    """Returns what to pad each kind of batch to, so that padding and compiling cost least.
+
+    ``choose_shapes({(16, 32): 90, (24, 32): 1}, sizes=(8, 8), cost=…)`` → ``{(16, 32): (24, 32),
+    (24, 32): (24, 32)}`` where compiling costs more than padding 90 half batches by 8.
+
+    From the shapes as they are, the change that saves most is made until none saves: two shapes
+    become one, as long as the longer of each half; or both halves of one become equally long.
+    Which rows are in a batch does not change.
+
+    Args:
+        batches: of an epoch, how many of each kind.
+        sizes: rows of the two halves.
+        cost: of the run.
+    """
+    chosen = {lengths: lengths for lengths in batches}
+    seconds = _seconds(chosen, batches, sizes, cost)
+    while True:
+        changed = min(
+            _changes(chosen),
+            key=lambda each: _seconds(each, batches, sizes, cost),
+            default=chosen,
+        )
+        found = _seconds(changed, batches, sizes, cost)
+        if found >= seconds:
+            return chosen
+        chosen, seconds = changed, found
+
+
+def _changes(chosen: Mapping[Lengths, Lengths]) -> Iterator[dict[Lengths, Lengths]]:
+    targets = sorted(set(chosen.values()))
+    for one, other in itertools.combinations_with_replacement(targets, 2):
+        joined = max(one[0], other[0]), max(one[1], other[1])
+        for target in {joined, (joined[1], joined[1])}:
+            yield {k: target if now in (one, other) else now for k, now in chosen.items()}
+
+
+def _seconds(
+    chosen: Mapping[Lengths, Lengths],
+    batches: Mapping[Lengths, int],
+    sizes: Lengths,
+    cost: ShapeCost,
+) -> float:
+    """Returns what compiling and computing with these shapes take."""
+    programs = sum(1.0 if short == long else TWO_PARTS for short, long in set(chosen.values()))
+    positions = sum(
+        count * (chosen[kind][0] * sizes[0] + chosen[kind][1] * sizes[1])
+        for kind, count in batches.items()
+    )
+    return programs * cost.program + positions * cost.passes * cost.position

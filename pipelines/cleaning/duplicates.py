@@ -9,9 +9,9 @@ from etils import epath
 
 from bert_jax.files.atomic import whole_directory, write_whole
 from bert_jax.files.remote import load_array, local_copies
-from bert_jax.pipelines.cleaning.cleaned_documents import CorpusJob, corpus_documents
 from bert_jax.pipelines.cleaning.exact_duplicates import find_repeats
 from bert_jax.pipelines.cleaning.near_duplicates import Signatures, find_near_duplicates
+from bert_jax.pipelines.cleaning.rules import CorpusJob, corpus_documents
 from bert_jax.pipelines.cleaning.settings import CleaningSection
 from bert_jax.pipelines.cleaning.spill import (
     DOCUMENTS,

@@ -1,17 +1,82 @@
-"""The rules that look at one document at a time."""
+"""The rules that look at one document at a time, and the documents of the corpus that pass them."""
 
+import re
 import unicodedata
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.pipelines.cleaning.boilerplate import prose_lines
 from bert_jax.pipelines.cleaning.contamination import load_index
-from bert_jax.pipelines.cleaning.settings import CleaningSection
+from bert_jax.pipelines.cleaning.settings import BoilerplateSection, CleaningSection
 from bert_jax.pipelines.cleaning.tally import Tally
+from bert_jax.pipelines.cleaning.words import words
+from bert_jax.pipelines.section import ExamplesSection
+from bert_jax.pipelines.sources.documents import Document, Problems, document_id
+from bert_jax.pipelines.sources.files import FilePart
+from bert_jax.pipelines.sources.sources import read_documents
 from bert_jax.user_function import load_function
 
+_END: Final = re.compile("[.!?。！？．｡…؟।\"”’'»」』]$")
+_ENDS: Final = re.compile("[.!?؟।]+[\"”’'»)\\]]*(?=\\s|$)|[。！？．｡]+")
+
 LANGUAGE_FILTER: Final = "cleaning.language_filter"
+
+_OFF = CleaningSection()
+
+
+def prose_lines(
+    lines: Sequence[str], section: BoilerplateSection, *, tally: Tally
+) -> list[str] | None:
+    """Returns the lines that no rule drops; ``None`` if a rule drops the whole document.
+
+    A dropped line or document is counted under the first rule that drops it.
+    """
+    kept = []
+    for line in lines:
+        rule = _line_rule(line, section)
+        if rule is None:
+            kept.append(line)
+        else:
+            tally.lines[f"boilerplate.{rule}"] += 1
+    if not kept:
+        return kept
+    lowered = "\n".join(lines).lower()
+    if any(phrase.lower() in lowered for phrase in section.document_phrases):
+        rule = "document_phrases"
+    elif sentence_ends(kept) < section.min_sentence_ends:
+        rule = "min_sentence_ends"
+    else:
+        return kept
+    tally.documents[f"boilerplate.{rule}"] += 1
+    return None
+
+
+def sentence_ends(lines: Sequence[str]) -> int:
+    """Returns how often a sentence seems to end: ``["One. Two!", "三。"] -> 3``.
+
+    A full stop, exclamation or question mark before white space or the end of the line; those of
+    Chinese and Japanese anywhere.
+    """
+    return sum(len(_ENDS.findall(line)) for line in lines)
+
+
+def _line_rule(line: str, section: BoilerplateSection) -> str | None:
+    """Returns the rule that drops a line."""
+    if section.letters and not any(map(str.isalpha, line)):
+        return "letters"
+    if section.sentence_end and not _END.search(line):
+        return "sentence_end"
+    if section.min_line_words and _fewer_words(line, section.min_line_words):
+        return "min_line_words"
+    lowered = line.lower()
+    if any(phrase.lower() in lowered for phrase in section.line_phrases):
+        return "line_phrases"
+    return None
+
+
+def _fewer_words(line: str, least: int) -> bool:
+    # For almost every line of prose its spaces suffice.
+    return len(line.split(maxsplit=2 * least)) <= 2 * least and len(words(line)) < least
 
 
 class DocumentRules:
@@ -93,3 +158,42 @@ def _keeps(
             "name those to keep"
         )
     return answer in languages
+
+
+class CorpusJob(NamedTuple):
+    """Some parts of the corpus and how to read them."""
+
+    parts: tuple[FilePart, ...]
+    section: ExamplesSection
+    overlap_index: str | None
+    """Directory of the evaluation sets' n-grams, if overlaps are looked for."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its parts on disk."""
+        return sum(part.size for part in self.parts)
+
+
+def corpus_documents(job: CorpusJob, tally: Tally) -> Iterator[tuple[str, Document]]:
+    """Yields the id and the document of everything that passes the rules on single documents.
+
+    Raises:
+        UserError: bad input that is not to be skipped.
+    """
+    section = job.section
+    problems = Problems(section.on_error)
+    rules = None
+    if section.cleaning != _OFF:
+        rules = DocumentRules(section.cleaning, overlap_index=job.overlap_index)
+    for part in job.parts:
+        for document in read_documents(part, section, problems):
+            tally.documents["read"] += 1
+            tally.lines["read"] += len(document.lines)
+            identity = document_id(part.name, document.offset, document.id)
+            if rules is not None:
+                lines = rules.apply(document.lines, identity=identity, tally=tally)
+                if not lines:
+                    continue
+                document = document._replace(lines=lines)
+            yield identity, document
+    tally.take(problems)

@@ -13,7 +13,7 @@ from etils import epath
 
 from bert_jax.files.atomic import is_whole
 from bert_jax.files.remote import each
-from bert_jax.pipelines.sources.problems import MOST_LISTED, Problems
+from bert_jax.pipelines.sources.documents import MOST_LISTED, Problems
 
 TALLY: Final = "tally.json"  # written last in the directory of a stage's part: marks it as complete
 

@@ -12,7 +12,6 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import whole_file
 from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import each, load_array
-from bert_jax.pipelines.progress import StageProgress
 from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.shards.document_buckets import deal, default_shards
 from bert_jax.pipelines.shards.figures import add_pairs, count_distinct, sketch
@@ -31,7 +30,7 @@ from bert_jax.pipelines.shards.write_shard import (
 )
 from bert_jax.pipelines.tokenised.documents import load_high_keys
 from bert_jax.pipelines.tokenised.tokenise import SPLITS
-from bert_jax.pipelines.workspace import DatasetBuild, Workspace
+from bert_jax.pipelines.workspace import DatasetBuild, StageProgress, Workspace
 from bert_jax.text import SpecialIds
 
 

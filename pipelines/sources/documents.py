@@ -1,14 +1,17 @@
-"""Documents from the lines of text files, and their sentences.
+"""Documents from the lines of text files, their sentences, and what is wrong with the input.
 
 A new way to separate documents is one function and one line in :data:`FORMATS`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from bert_jax.data.rng import digest128
+from bert_jax.errors import UserError
 from bert_jax.pipelines.sources.files import TextLine
 from bert_jax.text.sentences import split_sentences
+
+MOST_LISTED: Final = 100
 
 
 class Document(NamedTuple):
@@ -105,3 +108,31 @@ def is_validation(identity: str, *, fraction: float) -> bool:
 def document_key(identity: str, *, seed: int) -> int:
     """Returns the 128-bit key that decides a document's place and its random stream."""
     return digest128(seed, "document", identity)
+
+
+class Problems:
+    """What is wrong with some input, in the order of discovery."""
+
+    def __init__(self, on_error: Literal["fail", "skip"]) -> None:
+        self._on_error = on_error
+        self.count = 0
+        """All of them."""
+        self.listed: list[str] = []
+        """The first ``MOST_LISTED``, a line each."""
+
+    @property
+    def lists_more(self) -> bool:
+        """Whether the next one will be listed."""
+        return len(self.listed) < MOST_LISTED
+
+    def add(self, error: UserError) -> None:
+        """Notes that something was left out.
+
+        Raises:
+            UserError: ``error`` itself, where nothing may be left out.
+        """
+        if self._on_error == "fail":
+            raise error
+        self.count += 1
+        if self.lists_more:
+            self.listed.append(str(error))

@@ -8,7 +8,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.decompress import bare_suffix, open_text
-from bert_jax.pipelines.sources.documents import Document
+from bert_jax.pipelines.sources.documents import Document, Problems
 from bert_jax.pipelines.sources.files import (
     Cutting,
     FilePart,
@@ -16,7 +16,6 @@ from bert_jax.pipelines.sources.files import (
     read_lines,
     relative_names,
 )
-from bert_jax.pipelines.sources.problems import Problems
 from bert_jax.pipelines.sources.readers import (
     jsonl,
     parquet,

@@ -11,15 +11,13 @@ from bert_jax.data.dataset.provenance import CorpusRecord
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import absolute, each, load_array
-from bert_jax.pipelines.cleaning.cleaned_documents import CorpusJob, corpus_documents
 from bert_jax.pipelines.cleaning.contamination import build_index
 from bert_jax.pipelines.cleaning.duplicates import SpillJob, find_duplicates, spill_part
+from bert_jax.pipelines.cleaning.rules import CorpusJob, corpus_documents
 from bert_jax.pipelines.cleaning.tally import Tally, is_made
-from bert_jax.pipelines.progress import StageProgress
 from bert_jax.pipelines.section import ExamplesSection
-from bert_jax.pipelines.sources.documents import document_key
+from bert_jax.pipelines.sources.documents import Problems, document_key
 from bert_jax.pipelines.sources.files import Cutting, FilePart
-from bert_jax.pipelines.sources.problems import Problems
 from bert_jax.pipelines.sources.sources import Source, cut_sources
 from bert_jax.pipelines.tokenised.documents import (
     TokenisedDocuments,
@@ -28,7 +26,7 @@ from bert_jax.pipelines.tokenised.documents import (
     load_high_keys,
 )
 from bert_jax.pipelines.tokenised.tokenise import SPLITS, TokeniseJob, read_summary, tokenise_part
-from bert_jax.pipelines.workspace import DatasetBuild
+from bert_jax.pipelines.workspace import DatasetBuild, StageProgress
 
 OVERLAP_INDEX: Final = "evaluation"
 """Directory of the evaluation sets' n-grams, below that of the work."""

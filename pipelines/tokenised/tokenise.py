@@ -12,8 +12,8 @@ from etils import epath
 from bert_jax.data.dataset.schema import token_dtype
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import whole_directory
-from bert_jax.pipelines.cleaning.cleaned_documents import CorpusJob, corpus_documents
 from bert_jax.pipelines.cleaning.duplicates import unique_documents
+from bert_jax.pipelines.cleaning.rules import CorpusJob, corpus_documents
 from bert_jax.pipelines.cleaning.tally import TALLY, Tally, is_made
 from bert_jax.pipelines.sources.documents import document_key, document_sentences, is_validation
 from bert_jax.pipelines.tokenised.documents import (

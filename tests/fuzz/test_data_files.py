@@ -17,9 +17,9 @@ from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.data.google_bert.tfrecord import frame
 from bert_jax.data.tables import read_table
 from bert_jax.errors import UserError
-from bert_jax.pipelines.cleaning.evaluation import evaluation_texts
+from bert_jax.pipelines.cleaning.contamination import evaluation_texts
 from bert_jax.pipelines.section import SourcesSection
-from bert_jax.pipelines.sources.readers.wikitext import wikitext_paragraphs
+from bert_jax.pipelines.sources.readers.wikipedia_xml import wikitext_paragraphs
 from bert_jax.pipelines.sources.sources import iter_text
 from bert_jax.tasks.choice.file import ChoiceColumns, read_choices
 from bert_jax.tasks.columns import TextColumns, text_row

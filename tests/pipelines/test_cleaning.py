@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.pipelines.cleaning.boilerplate import prose_lines, sentence_ends
-from bert_jax.pipelines.cleaning.contamination import OverlapIndex, build_index
-from bert_jax.pipelines.cleaning.evaluation import evaluation_texts
-from bert_jax.pipelines.cleaning.rules import DocumentRules
+from bert_jax.pipelines.cleaning.contamination import OverlapIndex, build_index, evaluation_texts
+from bert_jax.pipelines.cleaning.rules import DocumentRules, prose_lines, sentence_ends
 from bert_jax.pipelines.cleaning.settings import (
     BoilerplateSection,
     CleaningSection,

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.pipelines.cleaning import exact_duplicates
-from bert_jax.pipelines.cleaning.cleaned_documents import CorpusJob
 from bert_jax.pipelines.cleaning.duplicates import (
     SpillJob,
     find_duplicates,
@@ -31,6 +30,7 @@ from bert_jax.pipelines.cleaning.duplicates import (
 )
 from bert_jax.pipelines.cleaning.exact_duplicates import find_repeats
 from bert_jax.pipelines.cleaning.near_duplicates import Signatures, find_near_duplicates
+from bert_jax.pipelines.cleaning.rules import CorpusJob
 from bert_jax.pipelines.cleaning.settings import CleaningSection, NearDuplicatesSection
 from bert_jax.pipelines.cleaning.spill import save_hashes
 from bert_jax.pipelines.examples import make_examples

@@ -11,8 +11,7 @@ from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
-from bert_jax.pipelines.shards.feistel_permutation import FeistelPermutation
-from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
+from bert_jax.pipelines.shards.google_bert_tfrecords import FeistelPermutation, write_tfrecords
 from bert_jax.text import load_tokenizer
 from tests.corpus import make_dataset
 from tests.data.google_bert_writer import read_release

@@ -19,10 +19,9 @@ from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
 from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
-from bert_jax.pipelines.sources.documents import Document, document_id
+from bert_jax.pipelines.sources.documents import Document, Problems, document_id
 from bert_jax.pipelines.sources.files import Cutting
-from bert_jax.pipelines.sources.problems import Problems
-from bert_jax.pipelines.sources.readers.wikitext import wikitext_paragraphs
+from bert_jax.pipelines.sources.readers.wikipedia_xml import wikitext_paragraphs
 from bert_jax.pipelines.sources.sources import cut_sources, find_sources, iter_text, read_documents
 from tests.tensorflow_alone import tf
 

@@ -93,7 +93,7 @@ def test_a_range_of_keys_on_disk_is_what_the_same_range_of_all_is(
     keys = sorted(half << 64 | low for low, half in enumerate(high[: len(lists)]))
     first, last = bounds
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.pipelines.tokenised.documents_file._WINDOW", window)
+        patch.setattr("bert_jax.pipelines.tokenised.documents._WINDOW", window)
         run = Path(directory) / "run"
         from_lists(keys, lists, np.dtype(np.uint16)).save(run)
         found = TokenisedDocuments.load(run, first_key=first, last_key=last)

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.glue.family import GlueSection
-from bert_jax.tasks.glue.submission import FILES, write_submission
+from bert_jax.tasks.glue.family import FILES, GlueSection, write_submission
 from tests.tasks.sequences import opening, predict, write_lines
 
 NLI = ("entailment", "neutral", "contradiction")

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.model.shape_cost import ShapeCost
-from bert_jax.tasks.epoch_plan import EpochPlan
-from bert_jax.tasks.shape_budget import choose_shapes
+from bert_jax.tasks.epoch_plan import EpochPlan, choose_shapes
 
 LENGTHS = np.random.default_rng(0).integers(10, 128, 400)
 

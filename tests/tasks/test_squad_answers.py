@@ -10,7 +10,7 @@ from bert_jax.tasks.squad.answers import (
     find_candidates,
     to_record,
 )
-from bert_jax.tasks.squad.windows import ContextWindows
+from bert_jax.tasks.squad.split import ContextWindows
 from tests.tasks import reference_squad
 
 FIRST = 4  # [CLS] two pieces of a question [SEP]

@@ -2,7 +2,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import example, given, settings
 
-from bert_jax.tasks.squad.windows import ContextWindows, count_windows
+from bert_jax.tasks.squad.split import ContextWindows, count_windows
 from tests.tasks import reference_squad
 
 

@@ -13,9 +13,8 @@ from bert_jax.config import parse_config
 from bert_jax.errors import UserError
 from bert_jax.task import Row
 from bert_jax.tasks.batches import TrainBatches
-from bert_jax.tasks.degenerate import degenerate
 from bert_jax.tasks.family import Encoded
-from bert_jax.tasks.scores import figures
+from bert_jax.tasks.scores import degenerate, figures
 from bert_jax.tasks.squad.scores import figures_2_0
 from bert_jax.tasks.sweep.grid import (
     RunResult,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.tasks.sequence import TextExample
-from bert_jax.tasks.table.held_out import hold_out
+from bert_jax.tasks.table.family import hold_out
 
 Row = tuple[int, str, str | None]
 ROWS = st.lists(

@@ -1,6 +1,8 @@
-"""The rows of one SQuAD file, and records from their logits.
+"""The rows of one SQuAD file, windows of their contexts, and records from their logits.
 
-Memory holds the questions and a few integers for each window; pieces are encoded on request.
+Memory holds the questions and a few integers for each window; pieces are encoded on request. The
+rules of windows are those of google-research/bert `run_squad.py`: `convert_examples_to_features`
+and `_check_is_max_context`.
 """
 
 import functools
@@ -20,11 +22,61 @@ from bert_jax.tasks.squad.answers import (
 from bert_jax.tasks.squad.file import SquadQuestion, Version, find_answer
 from bert_jax.tasks.squad.offsets import OffsetEncoder
 from bert_jax.tasks.squad.scores import tune
-from bert_jax.tasks.squad.windows import ContextWindows, count_windows
 from bert_jax.text.tokenizer import Tokenizer
 
 SPECIAL_PIECES = 3  # [CLS] question [SEP] window [SEP]
 _REMEMBERED = 64  # contexts and questions: a question's windows are often asked for in a row
+
+
+def count_windows(pieces: np.ndarray, room: np.ndarray, *, stride: int) -> np.ndarray:
+    """Returns how many windows contexts are cut into: 500 pieces, room 300, stride 128 → 3.
+
+    An empty context has one window, so that each question is asked (google-research/bert drops it).
+
+    Args:
+        pieces: of each context, int [n].
+        room: how many of them fit in a window, int [n], at least 1.
+        stride: pieces from the start of a window to that of the next.
+
+    Returns:
+        int32 [n].
+    """
+    over = np.maximum(pieces - room, 0)
+    return (1 + -(-over // np.minimum(room, stride))).astype(np.int32)
+
+
+class ContextWindows(NamedTuple):
+    """The windows of one context, numbered from 0."""
+
+    pieces: int  # of the context
+    room: int  # pieces that fit in a window
+    stride: int  # as for `count_windows`
+
+    def bounds(self, window: int) -> tuple[int, int]:
+        """Returns the first piece of a window and one behind its last."""
+        start = window * min(self.room, self.stride)
+        return start, min(start + self.room, self.pieces)
+
+    def most_context(self, window: int) -> np.ndarray:
+        """Returns for each piece of a window whether no other window sees more around it.
+
+        What a window sees around a piece is the lesser of the pieces before and behind it, plus a
+        hundredth of the window's length; of equals the first counts. Each piece of a context has
+        just one such window. Returns bool [pieces in the window].
+        """
+        pieces, room, stride = self
+        start, end = self.bounds(window)
+        step = min(room, stride)
+        last = int(count_windows(np.array(pieces), np.array(room), stride=stride)) - 1
+        reach = (room - 1) // step  # windows further off share no piece with this one
+        others = np.arange(max(window - reach, 0), min(window + reach, last) + 1)
+        starts = (others * step)[:, None]
+        ends = np.minimum(starts + room, pieces)
+        position = np.arange(start, end)[None]
+        seen = np.minimum(position - starts, ends - 1 - position) + 0.01 * (ends - starts)
+        inside = (position >= starts) & (position < ends)
+        best = others[np.argmax(np.where(inside, seen, -np.inf), axis=0)]
+        return best == window
 
 
 class SquadOptions(NamedTuple):

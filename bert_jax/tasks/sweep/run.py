@@ -27,8 +27,8 @@ from bert_jax.runs.checkpoints import load_params, write_checkpoints
 from bert_jax.runs.directory import claim_run, open_run, write_run
 from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.lock import hold_run
-from bert_jax.tasks.degenerate import degenerate
 from bert_jax.tasks.predictor import Predictor
+from bert_jax.tasks.scores import degenerate
 from bert_jax.tasks.sweep.grid import RunResult, SweepPoint, SweepSection, best_of, points_of
 from bert_jax.tasks.sweep.record import SWEEP, SweepRecord
 from bert_jax.tasks.training.evaluation import PREDICTIONS, conclude

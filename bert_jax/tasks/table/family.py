@@ -1,6 +1,9 @@
 """A table of one's own: one or two texts in a row, and a label, several labels or a number."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -14,8 +17,7 @@ from bert_jax.section import PathText, Section
 from bert_jax.tasks.columns import TextColumns, TextRow, text_row
 from bert_jax.tasks.family import DataRequest, Family, Record, needs_labels
 from bert_jax.tasks.labels import Labelling, find_names, find_problem, is_missing, spell_names
-from bert_jax.tasks.sequence import SequenceTask
-from bert_jax.tasks.table.held_out import hold_out
+from bert_jax.tasks.sequence import SequenceTask, TextExample
 
 # The first ranks checkpoints. For one label that is accuracy, but macro F1 with class weights: who
 # sets them wants rare labels found, which accuracy hardly sees.
@@ -183,3 +185,48 @@ def _figures(section: TableSection, labelling: Labelling) -> tuple[str, ...]:
 def _no_benchmark(split: str, records: Sequence[Record], directory: Path) -> Sequence[Path]:
     del split, records, directory
     raise UserError('task.kind: found "table", which no benchmark takes, allowed: glue, squad')
+
+
+def hold_out(
+    examples: Sequence[TextExample], *, fraction: float, seed: int
+) -> tuple[list[TextExample], list[TextExample]]:
+    """Returns a training set and a dev set, each in the order of the file.
+
+    Which examples are held out is a matter of their texts and of the seed, not of their order.
+    Where there is one label, each label gives its share: ``round(fraction · n)`` examples, but one
+    at least and never all. Examples of the same label and texts stay together, so that no text is
+    trained on and asked for as well.
+    """
+    strata: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for number, example in enumerate(examples):
+        strata[example.target if isinstance(example.target, int) else None].append(number)
+    held = {
+        number
+        for members in strata.values()
+        for number in _held(examples, members, fraction=fraction, seed=seed)
+    }
+    train = [example for number, example in enumerate(examples) if number not in held]
+    return train, [examples[number] for number in sorted(held)]
+
+
+def _held(
+    examples: Sequence[TextExample], members: Sequence[int], *, fraction: float, seed: int
+) -> list[int]:
+    groups: defaultdict[bytes, list[int]] = defaultdict(list)
+    for number in members:
+        groups[_hash(examples[number], seed)].append(number)
+    wanted = max(1, math.floor(fraction * len(members) + 0.5))
+    held: list[int] = []
+    for key in sorted(groups)[:-1]:  # the last one stays
+        if len(held) >= wanted:
+            break
+        held += groups[key]
+    return held
+
+
+def _hash(example: TextExample, seed: int) -> bytes:
+    # A length before each text, so that ("ab", "c") is not ("a", "bc").
+    parts = [example.text] if example.pair is None else [example.text, example.pair]
+    encoded = [part.encode() for part in parts]
+    message = b"".join(len(part).to_bytes(8, "little") + part for part in encoded)
+    return hashlib.blake2b(message, digest_size=16, key=str(seed).encode()).digest()

@@ -5,9 +5,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.pipelines.section import SourcesSection
-from bert_jax.pipelines.sources.documents import Document, text_lines
+from bert_jax.pipelines.sources.documents import Document, Problems, text_lines
 from bert_jax.pipelines.sources.files import FilePart, TextLine, line_number
-from bert_jax.pipelines.sources.problems import Problems
 
 R = TypeVar("R")
 
