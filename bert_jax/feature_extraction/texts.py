@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.rows.assemble import assemble
+from bert_jax.data.rows.collate import assemble
 from bert_jax.data.tables import SUFFIXES as TABLES
 from bert_jax.data.tables import TableRow, read_lines, read_table
 from bert_jax.errors import UserError, did_you_mean

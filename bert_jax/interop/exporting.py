@@ -1,22 +1,23 @@
 """A run's checkpoint, written in another program's format with a model card."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 from etils import epath
 
 from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object, read_text
 from bert_jax.interop.hf import write_hf
-from bert_jax.interop.model_card import model_card
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tf_bert import write_tf
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.checkpoints import LoadedParams, load_moments, load_params
-from bert_jax.runs.directory import TOKENIZER, Run, describe
+from bert_jax.runs.directory import CONFIG, PROVENANCE, TOKENIZER, Run, describe
 from bert_jax.runs.evaluation import read_evaluation
 
 Format = Literal["hf", "tf", "stablehlo"]
@@ -34,6 +35,8 @@ python run_classifier.py --init_checkpoint=bert_model.ckpt --bert_config_file=be
 ```
 
 `tokenizer_config.json` says what `--do_lower_case` must be."""
+
+FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [bert, bert-jax]\n---\n"
 
 
 class ExportOptions(NamedTuple):
@@ -94,3 +97,45 @@ def _write(
         return TF_USAGE, heads
     kind = write_hf(directory, model, kind=options.kind)
     return HF_USAGE.format(kind=kind, name=title), f"{heads} ({kind})"
+
+
+def model_card(
+    run: Run,
+    *,
+    title: str,
+    usage: str,
+    heads: str,
+    step: int,
+    evaluation: Mapping[str, Any] | None,
+) -> str:
+    """Returns a model card in Markdown; configuration and provenance are the run's own files.
+
+    `usage` says in Markdown how to load it, `heads` in words what is on the encoder.
+    """
+    sizes = run.architecture.model_dump()
+    provenance = read_json_object(run.directory / PROVENANCE)
+    parts = [
+        FRONT_MATTER,
+        f"# {title}\n",
+        f"BERT with {heads}, exported by bert-jax from step {step} of the run.\n",
+        f"## Use\n\n{usage}\n",
+        f"## Architecture\n\n{_table(sizes)}\n",
+    ]
+    if evaluation is not None:
+        scores = {name: f"{value:.6g}" for name, value in evaluation["scores"].items()}
+        parts.append(
+            f"## Evaluation\n\nStep {evaluation['step']}, {evaluation['examples']} held-out "
+            f"examples of `{evaluation['dataset']}`.\n\n{_table(scores)}\n"
+        )
+    # The configuration of an import that was not trained here holds defaults that nobody used.
+    if run.has("train") or run.is_fine_tuned:
+        config = read_text(run.directory / CONFIG).strip()
+        parts.append(f"## Training\n\n```yaml\n{config}\n```\n")
+    shown = json.dumps(provenance, indent=2, ensure_ascii=False)
+    parts.append(f"## Provenance\n\n```json\n{shown}\n```\n")
+    return "\n".join(parts)
+
+
+def _table(values: Mapping[str, object]) -> str:
+    rows = "\n".join(f"| {key} | {value} |" for key, value in values.items())
+    return f"| | |\n|---|---|\n{rows}"

@@ -20,7 +20,6 @@ from bert_jax.interop.hf_config import (
     read_config,
     write_config,
 )
-from bert_jax.interop.hf_names import IGNORED, TASK_NAMES, names
 from bert_jax.interop.hf_tokenizer import read_hf_tokenizer, write_hf_tokenizer
 from bert_jax.interop.hf_weights import PREFIX, HfWeights
 from bert_jax.interop.mapping import (
@@ -30,6 +29,7 @@ from bert_jax.interop.mapping import (
     reason_to_ignore,
     their_tensors,
 )
+from bert_jax.interop.names import HF_IGNORED, HF_TASKS, hf_names
 from bert_jax.interop.pretrained import Pretrained, model_shapes
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
 from bert_jax.model.config import HeadsSection
@@ -64,12 +64,12 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> Pretraine
     weights = HfWeights(directory)
     heads = _heads_found(weights, config, source)
     shapes = model_shapes(config.architecture, heads)
-    placements = expand(names(weights.prefix, heads.task), shapes, vocab_size=config.vocab_size)
-    reasons = {name: reason_to_ignore(name, IGNORED) for name in weights.specs}
+    placements = expand(hf_names(weights.prefix, heads.task), shapes, vocab_size=config.vocab_size)
+    reasons = {name: reason_to_ignore(name, HF_IGNORED) for name in weights.specs}
     return Pretrained(
         config.architecture,
         heads,
-        read_params(weights, placements, shapes, ignored=IGNORED),
+        read_params(weights, placements, shapes, ignored=HF_IGNORED),
         tokenizer,
         files=(source, *weights.files),
         ignored={name: reason for name, reason in reasons.items() if reason is not None},
@@ -92,7 +92,7 @@ def write_hf(directory: Path, model: Pretrained, *, kind: str | None = None) -> 
     chosen = _choose(kind, model.heads)
     heads = heads_of(chosen, model.heads)
     shapes = model_shapes(architecture, heads)
-    rules = names("" if chosen == BARE else PREFIX, heads.task)
+    rules = hf_names("" if chosen == BARE else PREFIX, heads.task)
     placements = expand(rules, shapes, vocab_size=architecture.vocab_size)
     specs = {each.name: TensorSpec(each.shape, np.dtype(np.float32)) for each in placements}
     write_safetensors(directory / WEIGHTS, specs, their_tensors(model.params, placements))
@@ -123,7 +123,7 @@ def _heads_found(weights: HfWeights, config: HfConfig, source: Path) -> HeadsSec
     as well. A promised head that is absent is reported later, as a missing tensor.
     """
     promised = CLASSES[config.kind]
-    task_weights = {f"{stem}.weight" for stem in TASK_NAMES.values()}
+    task_weights = {f"{stem}.weight" for stem in HF_TASKS.values()}
     if promised.task is None and (stray := sorted(task_weights & weights.specs.keys())):
         raise UserError(
             f"{source}: architectures: found {config.kind}, but the weights hold {stray[0]}; "

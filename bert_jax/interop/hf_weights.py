@@ -1,29 +1,96 @@
 """The weights of a Hugging Face checkpoint, in one file or in shards, under the table's names."""
 
-from collections.abc import Callable
+import pickle
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from etils import epath
 
-from bert_jax.errors import UserError
-from bert_jax.files.read import read_json_object, shown
-from bert_jax.interop import safetensors_file, torch_file
-from bert_jax.interop.hf_names import TIED, WORDS, current_name
+from bert_jax.errors import UserError, first_line
+from bert_jax.files.read import read_json_object, require_file, shown
 from bert_jax.interop.mapping import TensorSource, TensorSpec
-from bert_jax.interop.safetensors_file import SafetensorsFile
-from bert_jax.interop.torch_file import TorchFile
+from bert_jax.interop.names import TIED, WORDS, current_name
+from bert_jax.interop.safetensors_file import DTYPES, WEIGHTS, SafetensorsFile
+
+TORCH_WEIGHTS: Final = "pytorch_model.bin"
+_DENSE: Final = "torch.strided"
 
 PREFIX: Final = "bert."
 
-# In order of preference. Each may also be an index, which names the shards.
-_READERS: Final[dict[str, Callable[[Path], TensorSource]]] = {
-    safetensors_file.WEIGHTS: SafetensorsFile,
-    torch_file.WEIGHTS: TorchFile,
-}
 _INDEX: Final = ".index.json"
 _LFS_POINTER: Final = b"version https://git-lfs"
+
+
+class TorchFile:
+    """A file of `torch.save`, mapped into memory; satisfies `mapping.TensorSource`."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the file with PyTorch's loader of tensors alone (``weights_only``).
+
+        Raises:
+            UserError: PyTorch is not installed, the file is damaged, or holds anything but tensors.
+        """
+        try:
+            import torch
+        except ImportError as error:
+            raise UserError(
+                f"{path}: reading it needs PyTorch (pip install torch); a {WEIGHTS} does not"
+            ) from error
+        require_file(path)
+        self.path = str(path)
+        self.files = [path]
+        try:
+            found = _load(torch, path)
+        except pickle.UnpicklingError as error:
+            raise UserError(
+                f"{path}: holds Python objects beside tensors, and a pickle can run any code; "
+                f"allowed: tensors alone, or a {WEIGHTS}"
+            ) from error
+        except Exception as error:  # the reader of pickles fails in every way there is
+            raise UserError(f"{path}: no whole PyTorch file ({first_line(error)})") from error
+        if not isinstance(found, Mapping) or not all(map(torch.is_tensor, found.values())):
+            raise UserError(f"{path}: found no dict of tensors")
+        self._tensors = found
+        self.specs = {str(name): _spec(path, name, tensor) for name, tensor in found.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns one tensor; half precision comes as float32, which loses nothing."""
+        return self._tensors[name].detach().float().numpy()
+
+
+def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
+    """Returns a tensor's shape and type, if it is one of numbers in this file."""
+    kind = str(tensor.dtype).split(".")[1]
+    if not isinstance(name, str) or kind not in DTYPES.values() or str(tensor.layout) != _DENSE:
+        raise UserError(
+            f"{path}: tensor {shown(name)} found {kind} ({tensor.layout}), allowed: dense ones of "
+            f"{', '.join(DTYPES.values())}"
+        )
+    # A view may repeat a few numbers over terabytes.
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise UserError(f"{path}: tensor {shown(name)} is larger than the numbers in the file")
+    return TensorSpec(tuple(tensor.shape), np.dtype(kind))
+
+
+def _load(torch: Any, path: Path) -> Any:
+    with warnings.catch_warnings():
+        # Of an unusual pickle protocol it warns before it refuses; one line is enough.
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:
+            # Files of PyTorch before 1.6 cannot be mapped.
+            return torch.load(path, map_location="cpu", weights_only=True)
+
+
+# In order of preference. Each may also be an index, which names the shards.
+_READERS: Final[dict[str, Callable[[Path], TensorSource]]] = {
+    WEIGHTS: SafetensorsFile,
+    TORCH_WEIGHTS: TorchFile,
+}
 
 
 class HfWeights:

@@ -10,7 +10,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.interop import tf_names
+from bert_jax.interop import names
 from bert_jax.interop.mapping import Params, Placement, expand, read_params, their_tensors
 from bert_jax.interop.pretrained import Pretrained, model_shapes
 from bert_jax.interop.tf_bundle import INDEX, TfBundle, write_bundle
@@ -71,9 +71,9 @@ def read_tf(
     architecture = resolve_architecture(section, vocab_size=tokenizer.vocab_size)
     heads = _find_heads(source, labels)
     shapes = model_shapes(architecture, heads)
-    table = tf_names.names(heads.task)
+    table = names.google_names(heads.task)
     placements = expand(table, shapes, vocab_size=architecture.vocab_size)
-    ignored = tf_names.IGNORED | _moment_names(placements)
+    ignored = names.GOOGLE_IGNORED | _moment_names(placements)
     return Pretrained(
         architecture,
         heads,
@@ -103,7 +103,7 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
     architecture, heads = model.architecture, model.heads
     tokenizer = _check_expressible(architecture, heads, model.tokenizer)
     shapes = model_shapes(architecture, heads)
-    table = tf_names.names(heads.task)
+    table = names.google_names(heads.task)
     placements = expand(table, shapes, vocab_size=architecture.vocab_size)
     write_bundle(root / CHECKPOINT, _tensors(placements, model))
     tokenizer.save(root)
@@ -124,17 +124,17 @@ def _find_heads(source: TfBundle, labels: Sequence[str] | None) -> HeadsSection:
     def has(prefix: str) -> bool:
         return any(name.startswith(prefix) for name in source.specs)
 
-    classifier = (tf_names.CLASSIFIER_WEIGHTS, tf_names.CLASSIFIER_BIAS)
+    classifier = (names.OUTPUT_WEIGHTS, names.OUTPUT_BIAS)
     outputs = [source.specs[name] for name in classifier if name in source.specs]
-    squad, next_sentence = has(tf_names.SQUAD), has(tf_names.NEXT_SENTENCE)
+    squad, next_sentence = has(names.SQUAD), has(names.NEXT_SENTENCE)
     if outputs and squad:
         raise UserError(
-            f"{source.path}: found a classifier's {tf_names.CLASSIFIER_BIAS} and "
-            f"{tf_names.SQUAD}*, allowed: one fine-tuned head"
+            f"{source.path}: found a classifier's {names.OUTPUT_BIAS} and "
+            f"{names.SQUAD}*, allowed: one fine-tuned head"
         )
     return HeadsSection(
-        pooler=has(tf_names.POOLER) or next_sentence or bool(outputs),
-        mlm=has(tf_names.MLM),
+        pooler=has(names.POOLER) or next_sentence or bool(outputs),
+        mlm=has(names.MLM),
         next_sentence=next_sentence,
         task="sequence_classification" if outputs else "question_answering" if squad else None,
         labels=_labels(source.path, outputs[0].shape, labels) if outputs else (),
@@ -158,7 +158,7 @@ def _labels(path: str, shape: tuple[int, ...], labels: Sequence[str] | None) -> 
 def _moment_names(placements: Sequence[Placement]) -> dict[str, str]:
     """Exact names, not patterns: moments of no known variable stay unknown."""
     reason = "a moment of Adam's, read beside the parameters"
-    suffixes = (tf_names.MU, tf_names.NU)
+    suffixes = (names.MU, names.NU)
     return {each.name + suffix: reason for each in placements for suffix in suffixes}
 
 
@@ -169,7 +169,7 @@ def _trained(placements: Sequence[Placement], heads: HeadsSection) -> list[Place
     no slots for such a variable.
     """
     squad = heads.task == "question_answering"
-    return [each for each in placements if not (squad and each.name.startswith(tf_names.POOLER))]
+    return [each for each in placements if not (squad and each.name.startswith(names.POOLER))]
 
 
 def _suffixed(placements: Sequence[Placement], suffix: str) -> list[Placement]:
@@ -180,26 +180,26 @@ def _read_moments(
     source: TfBundle, trained: Sequence[Placement], shapes: Params
 ) -> MomentsState | None:
     """None where there are none at all; some without the others is an error."""
-    if not any(name.endswith((tf_names.MU, tf_names.NU)) for name in source.specs):
+    if not any(name.endswith((names.MU, names.NU)) for name in source.specs):
         return None
 
     def read(suffix: str) -> Params:
         others = {name: "not this moment" for name in source.specs if not name.endswith(suffix)}
         return read_params(source, _suffixed(trained, suffix), shapes, ignored=others)
 
-    return MomentsState(mu=read(tf_names.MU), nu=read(tf_names.NU))
+    return MomentsState(mu=read(names.MU), nu=read(names.NU))
 
 
 def _read_global_step(source: TfBundle) -> int | None:
-    spec = source.specs.get(tf_names.GLOBAL_STEP)
+    spec = source.specs.get(names.GLOBAL_STEP)
     if spec is None:
         return None
     if spec.shape != () or spec.dtype not in (np.dtype(np.int64), np.dtype(np.int32)):
         raise UserError(
-            f"{source.path}: tensor {tf_names.GLOBAL_STEP} found {spec.dtype}{list(spec.shape)}, "
+            f"{source.path}: tensor {names.GLOBAL_STEP} found {spec.dtype}{list(spec.shape)}, "
             f"allowed: int64[]"
         )
-    return int(source.read(tf_names.GLOBAL_STEP))
+    return int(source.read(names.GLOBAL_STEP))
 
 
 def _tensors(
@@ -208,10 +208,10 @@ def _tensors(
     yield from their_tensors(model.params, placements)
     if model.moments is not None:
         trained = _trained(placements, model.heads)
-        yield from their_tensors(model.moments.mu, _suffixed(trained, tf_names.MU))
-        yield from their_tensors(model.moments.nu, _suffixed(trained, tf_names.NU))
+        yield from their_tensors(model.moments.mu, _suffixed(trained, names.MU))
+        yield from their_tensors(model.moments.nu, _suffixed(trained, names.NU))
     if model.step is not None:
-        yield tf_names.GLOBAL_STEP, np.asarray(model.step, np.int64)
+        yield names.GLOBAL_STEP, np.asarray(model.step, np.int64)
 
 
 def _check_expressible(
@@ -228,8 +228,8 @@ def _check_expressible(
     if architecture.layer_norm_eps != LAYER_NORM_EPS:
         allowed = f"{LAYER_NORM_EPS}, a constant of modeling.py"
         raise refuse("model.architecture.layer_norm_eps", architecture.layer_norm_eps, allowed)
-    if heads.task is not None and heads.task not in tf_names.TASK_TABLES:
-        raise refuse("model.heads.task", heads.task, ", ".join(tf_names.TASK_TABLES))
+    if heads.task is not None and heads.task not in names.GOOGLE_TASKS:
+        raise refuse("model.heads.task", heads.task, ", ".join(names.GOOGLE_TASKS))
     if heads.problem not in (None, "single_label"):
         raise refuse("model.heads.problem", heads.problem, "single_label")
     if not isinstance(tokenizer, WordPieceTokenizer):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.rows.assemble import assemble
+from bert_jax.data.rows.collate import assemble
 from bert_jax.tasks.columns import TextRow
 from bert_jax.tasks.family import (
     Collector,

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from bert_jax.data.loader.affine_permutation import AffinePermutation
-from bert_jax.data.loader.row_order import LengthIndex
+from bert_jax.data.loader.row_order import AffinePermutation, LengthIndex
 from bert_jax.data.rows.packing_plan import PackingPlan, first_fit_decreasing
 
 settings = hypothesis.settings(deadline=None, max_examples=100)

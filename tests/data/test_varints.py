@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.data.google_bert.tf_example import Int64List
-from bert_jax.data.google_bert.varints import decode_lists, decode_varints
+from bert_jax.data.google_bert.tf_example import Int64List, decode_lists, decode_varints
 
 NUMBERS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 40_000), max_size=30)
 

@@ -12,10 +12,10 @@ from etils import epath
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
+from bert_jax.interop.hf_weights import TorchFile
 from bert_jax.interop.mapping import TensorSource, TensorSpec
 from bert_jax.interop.safetensors_file import SafetensorsFile, write_safetensors
 from bert_jax.interop.tf_bundle import TfBundle, write_bundle
-from bert_jax.interop.torch_file import TorchFile
 from tests.fuzz.harness import both_forms, damaged, json_of, survives
 
 TENSORS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.float32)}

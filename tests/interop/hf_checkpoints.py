@@ -14,8 +14,8 @@ from flax import nnx
 from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
 from bert_jax.interop.hf_config import BARE, CLASSES, ClassName
-from bert_jax.interop.hf_names import names
 from bert_jax.interop.mapping import expand, their_tensors
+from bert_jax.interop.names import hf_names
 from bert_jax.model.bert import Bert
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.checkpoints import load_params
@@ -43,7 +43,7 @@ class Imported(NamedTuple):
         """Parameters, gradients or any tree like them under Hugging Face's names and shapes."""
         prefix = "" if kind == BARE else "bert."
         vocab = self.run.architecture.vocab_size
-        placements = expand(names(prefix, CLASSES[kind].task), tree, vocab_size=vocab)
+        placements = expand(hf_names(prefix, CLASSES[kind].task), tree, vocab_size=vocab)
         return dict(their_tensors(tree, placements))
 
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.interop import tf_names
 from bert_jax.interop.mapping import expand
+from bert_jax.interop.names import google_names
 from bert_jax.interop.pretrained import Pretrained, model_shapes
 from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.model.bert import Bert
@@ -216,7 +216,7 @@ def test_the_table_names_every_variable_of_google_research_and_no_other(
     )
     labels = ("a", "b", "c") if task == "sequence_classification" else ()
     shapes = model_shapes(Architecture(**config._asdict()), HeadsSection(task=task, labels=labels))
-    placements = expand(tf_names.names(task), shapes, vocab_size=vocab_size)
+    placements = expand(google_names(task), shapes, vocab_size=vocab_size)
     theirs = pretraining_shapes(config)
     if task == "sequence_classification":
         theirs |= {"output_weights": (3, config.hidden_size), "output_bias": (3,)}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.rows.assemble import assemble
+from bert_jax.data.rows.collate import assemble
 from bert_jax.errors import RunStopped
 from bert_jax.tasks.labels import Labelling
 from bert_jax.tasks.sequence import SequenceSplit, TextExample, notes_of

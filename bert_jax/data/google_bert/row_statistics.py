@@ -16,7 +16,7 @@ from bert_jax.data.google_bert.schema import (
     WEIGHTS,
     packed_values,
 )
-from bert_jax.data.google_bert.varints import decode_lists
+from bert_jax.data.google_bert.tf_example import decode_lists
 
 _MOST: Final = 2**31 - 1
 _LABELS: Final = (b"\0", b"\1")

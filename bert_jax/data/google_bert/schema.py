@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from bert_jax.data.google_bert import tf_example
-from bert_jax.data.google_bert.varints import decode_lists
+from bert_jax.data.google_bert.tf_example import decode_lists
 from bert_jax.data.rows.static_masks import StaticExample
 from bert_jax.task import Row
 

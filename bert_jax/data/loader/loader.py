@@ -12,10 +12,15 @@ from absl import flags
 
 from bert_jax.data import rng
 from bert_jax.data.host_share import ONE_HOST, HostShare
-from bert_jax.data.loader.affine_permutation import AffinePermutation
 from bert_jax.data.loader.batch_maker import EvaluationBatch, ExampleSequence, TrainingBatch
 from bert_jax.data.loader.data_position import PositionedBatches
-from bert_jax.data.loader.row_order import LengthIndex, PackedOrder, RowOrder, ShuffledOrder
+from bert_jax.data.loader.row_order import (
+    AffinePermutation,
+    LengthIndex,
+    PackedOrder,
+    RowOrder,
+    ShuffledOrder,
+)
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.packing_plan import PackingPlan
 from bert_jax.data.worker_process import prepare_worker

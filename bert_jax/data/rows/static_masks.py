@@ -6,8 +6,8 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from bert_jax.data.rows.layout import empty_rows
 from bert_jax.data.rows.masking import check_vocabulary
+from bert_jax.data.rows.masking_transform import empty_rows
 from bert_jax.errors import UserError
 from bert_jax.task import Row
 

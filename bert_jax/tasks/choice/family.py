@@ -13,7 +13,7 @@ import numpy as np
 import pydantic
 from etils import epath
 
-from bert_jax.data.rows.assemble import assemble
+from bert_jax.data.rows.collate import assemble
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import PathText, Section
