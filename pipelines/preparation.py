@@ -27,18 +27,15 @@ PREPARATION_NAME: Final = "preparation.json"
 class PreparationRecipe(Section):
     """The settings that decide which text a dataset has, beside those of ``provenance.json``."""
 
-    formats: tuple[str, ...]
-    """Of the sources, each once."""
+    formats: tuple[str, ...]  # of the sources, each once
     text_field: str
     id_field: str | None
     on_error: str
     max_line_length: int
     max_document_length: int
     cleaning: CleaningSection
-    evaluation_sha256: tuple[str, ...]
-    """Of each evaluation file."""
-    minhash_version: int | None
-    """Of the library's signatures, where near duplicates are dropped."""
+    evaluation_sha256: tuple[str, ...]  # of each evaluation file
+    minhash_version: int | None  # of the library's signatures, where near duplicates are dropped
 
     @property
     def is_plain(self) -> bool:
@@ -58,10 +55,8 @@ class Preparation(PreparationRecipe):
     all their lines were dropped."""
     lines: dict[str, int]
     """Lines likewise. The lines of a dropped document count as neither kept nor dropped."""
-    skipped: int
-    """Files, parts of files and records that could not be read."""
-    skipped_listed: tuple[str, ...]
-    """The first of these, a line each."""
+    skipped: int  # files, parts of files and records that could not be read
+    skipped_listed: tuple[str, ...]  # the first of these, a line each
     contamination: tuple[OverlapRecord, ...]
     contaminated_listed: tuple[str, ...]
     """Ids of the first documents with text of an evaluation file."""

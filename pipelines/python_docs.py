@@ -109,7 +109,6 @@ def _chapters(seen: set[str]) -> Iterator[_Document]:
 
 
 def _library(seen: set[str]) -> Iterator[_Document]:
-    """Yields the standard library's documents, package by package."""
     root = Path(sysconfig.get_path("stdlib"))
     modules = (_module_documents(path, root, seen) for path in _source_files(root))
     # A package's files are adjacent in the sorted order; the documents of its modules that are too

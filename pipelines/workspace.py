@@ -78,7 +78,6 @@ class Workspace:
     def __init__(
         self, output: epath.PathLike, *, say: Callable[[str], None] = lambda line: None
     ) -> None:
-        """Makes nothing yet."""
         self.output = epath.Path(output)
         partial = self.output.with_name(self.output.name + ".partial")
         self.partial = self.output if is_remote(self.output) else partial

@@ -16,10 +16,9 @@ class HostShare:
     count: int = 1
 
     def part(self, size: int) -> slice:
-        """Returns this host's rows of ``size``: index 1 of 2, ``8`` -> ``slice(4, 8)``.
+        """Returns this host's rows of a batch: index 1 of 2, ``8`` -> ``slice(4, 8)``.
 
-        Args:
-            size: rows of the global batch, a multiple of ``count``.
+        ``size``, the rows of the global batch, is a multiple of ``count``.
         """
         rows = size // self.count
         return slice(self.index * rows, (self.index + 1) * rows)

@@ -117,7 +117,6 @@ class MemoryTable:
 
 
 def _each(rows: Any) -> Iterable[Any]:
-    """Returns the rows of whatever a table is."""
     if isinstance(rows, str):
         return [rows]
     if isinstance(rows, Mapping):

@@ -13,12 +13,9 @@ def stream(seed: int, *key: int | str) -> np.random.Generator:
 
     A counter-based generator (Philox 4x64) keyed by a 128-bit BLAKE2b hash of the arguments, so
     that its numbers are a function of ``(seed, *key)`` alone, independent of the process, the
-    number of workers and earlier draws. Different keys give statistically independent streams.
-
-    Args:
-        seed: the run's or dataset's seed, of any size and sign.
-        *key: what the numbers are for: names and indices. ``1`` and ``"1"`` are different keys, and
-            so are ``("a", "b")`` and ``("ab",)``.
+    number of workers and earlier draws. Different keys give statistically independent streams:
+    ``1`` and ``"1"`` are different keys, and so are ``("a", "b")`` and ``("ab",)``. The seed has
+    any size and sign.
     """
     key_as_seed: Any = _Key(digest128(seed, *key))  # NumPy's annotation lacks ISeedSequence
     return np.random.Generator(np.random.Philox(key_as_seed))

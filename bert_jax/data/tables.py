@@ -53,15 +53,13 @@ class TableRow(NamedTuple):
 
 
 def read_table(path: Path) -> Iterator[TableRow]:
-    """Yields the rows of a table in order.
+    """Yields the rows of a .jsonl, .csv, .tsv or .parquet in order.
 
     After a line ``text,label``, ``good,1`` -> ``TableRow(path, 2, {"text": "good", "label": "1"})``
 
     A .tsv has no quoting, like the tables of GLUE; a .csv follows RFC 4180. Both have column names
-    in line 1. Every line of a .jsonl has its own names.
-
-    Args:
-        path: .jsonl, .csv, .tsv or .parquet; texts in UTF-8, with or without a byte order mark.
+    in line 1. Every line of a .jsonl has its own names. Texts are in UTF-8, with or without a byte
+    order mark.
 
     Raises:
         UserError: no such file or suffix; a line with too few or too many fields; a column twice;

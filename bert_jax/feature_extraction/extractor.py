@@ -127,10 +127,7 @@ class FeatureExtractor:
     ) -> None:
         """Compiles nothing yet: the first text of each length does.
 
-        Args:
-            settings: layers, level, pooling, lengths.
-            model: its heads do not matter.
-            few_texts: calls often have few texts, see `BucketedInference`.
+        The model's heads do not matter; for `few_texts` see `BucketedInference`.
         """
         loaded = model.loaded
         self.width = settings.layers.width(model.architecture.hidden_size)

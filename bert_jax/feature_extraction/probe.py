@@ -44,12 +44,8 @@ class ProbeScore(NamedTuple):
 def probe(vectors: np.ndarray, labels: Sequence[str], *, mix: bool = False) -> ProbeScore:
     """Scores logistic regression on features by stratified 5-fold cross-validation.
 
-    scikit-learn's with its defaults (L2, C = 1), on unscaled features.
-
-    Args:
-        vectors: float32 [texts, width]; [texts, states, D] with `mix`.
-        labels: one for each text.
-        mix: learn the weights of the states, on each fold's training part alone.
+    scikit-learn's with its defaults (L2, C = 1), on unscaled features, float32 [texts, width]. With
+    `mix`, [texts, states, D], of which it learns the weights on each fold's training part alone.
 
     Raises:
         UserError: one label only, or a label with fewer texts than folds.
@@ -128,7 +124,6 @@ def learn_mix(states: np.ndarray, labels: np.ndarray, *, classes: int) -> np.nda
 
 @functools.partial(jax.jit, static_argnames="classes")
 def _learn(x_NSD: jax.Array, y_N: jax.Array, *, classes: int) -> jax.Array:
-    """Compiles once for folds of one size."""
     count, depth, width = x_NSD.shape
 
     def loss(params: dict[str, jax.Array]) -> jax.Array:

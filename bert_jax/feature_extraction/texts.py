@@ -53,11 +53,9 @@ class EncodedText(NamedTuple):
         return np.asarray([at for at in range(len(self.ids)) if at not in special], np.intp)
 
     def word_starts(self, is_continuation: np.ndarray) -> np.ndarray:
-        """Returns which of `text_positions` begin a word: bool [pieces].
+        """Returns which of `text_positions` begin a word, as a span's first does: bool [pieces].
 
-        Args:
-            is_continuation: of the tokenizer, bool [vocabulary]. The first piece of a span begins
-                a word all the same.
+        `is_continuation` is the tokenizer's, bool [vocabulary].
         """
         at = self.text_positions
         starts = ~is_continuation[np.asarray(self.ids)[at]]

@@ -100,14 +100,12 @@ class BucketedInference:
             yield _fetch(*pending)
 
     def _size(self, rows: int) -> int:
-        """Returns the rows of each batch of a call."""
         if not self._few_rows:
             return self.batch_size
         enough = 1 << max(rows - 1, 0).bit_length()
         return min(-(-enough // self._parts) * self._parts, self.batch_size)
 
     def _plan(self, lengths: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, int]]:
-        """Yields the rows and the length of each batch."""
         if not len(lengths):
             return
         found = self._lengths.of(lengths, size=size, compiled=self._met)

@@ -41,10 +41,8 @@ class PaddedLengths:
     ) -> np.ndarray:
         """Returns the positions that each row is padded to, int64 [rows].
 
-        Args:
-            lengths: tokens of each row, int [rows], one or more.
-            size: rows of a batch.
-            compiled: shapes ``(size, length)`` that cost no compilation.
+        `lengths` are tokens of one row or more, int [rows]; `size` counts the rows of a batch; the
+        `compiled` shapes ``(size, length)`` cost no compilation.
         """
         if self._cost is None:
             return buckets_of(lengths, self._buckets)

@@ -77,13 +77,11 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> Pretraine
 
 
 def write_hf(directory: Path, model: Pretrained, *, kind: str | None = None) -> str:
-    """Writes a checkpoint for `from_pretrained`, tensor by tensor.
+    """Writes a checkpoint for `from_pretrained`, tensor by tensor, and returns its class.
 
-    Args:
-        directory: made by the caller, who renames it when it is whole.
-        model: what to write.
-        kind: the class of Hugging Face's to write the model as, which is also returned; None for
-            the fullest that its heads allow. Heads that a class does not have are left out.
+    The caller makes the directory and renames it when it is whole. `kind` is the class of Hugging
+    Face's to write the model as; None for the fullest that its heads allow. Heads that a class does
+    not have are left out.
 
     Raises:
         UserError: the model lacks a head of that class, or the disk is full.

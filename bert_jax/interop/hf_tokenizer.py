@@ -52,8 +52,6 @@ class _AddedToken(_Lenient):
 
 
 class _FastTokenizer(_Lenient):
-    """What is read of a tokenizer.json."""
-
     model: _WordPiece
     normalizer: _Normalizer
     added_tokens: tuple[_AddedToken, ...] = ()

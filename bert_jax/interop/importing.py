@@ -36,10 +36,9 @@ def read_checkpoint(
 ) -> Pretrained:
     """Reads a Hugging Face or google-research/bert checkpoint.
 
-    Args:
-        source: its directory, or the prefix of a TensorFlow checkpoint's files.
-        tokenizer: a tokenizer directory, for a checkpoint that brings none.
-        lower_case: of a bare vocab.txt, which does not say it.
+    `source` is its directory, or the prefix of a TensorFlow checkpoint's files; `tokenizer` the
+    directory of one, for a checkpoint that brings none; `lower_case` is for a bare vocab.txt, which
+    does not say it.
 
     Raises:
         UserError: nothing that can be read, or a tensor that does not fit.
@@ -90,7 +89,7 @@ def write_imported_run(
         model: as read; its arrays are replaced by JAX's one by one.
         run_dir: the final name of `root`.
         settings: the rest of the configuration, as plain values.
-        optimizer: of the configuration; the imported moments become its state.
+        optimizer: the imported moments become its state.
         seed: of the configuration.
         record: where the model was fetched from, for provenance.json.
     """

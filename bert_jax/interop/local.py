@@ -45,12 +45,10 @@ def is_checkpoint(source: str | os.PathLike[str]) -> bool:
 
 
 def identify(source: str, *, cached: Path) -> LocalCheckpoint:
-    """Returns a checkpoint by its contents.
+    """Returns a checkpoint, one that `is_checkpoint` knows, by its contents.
 
-    Args:
-        source: one that `is_checkpoint` knows.
-        cached: directory of what was imported before, by `cache_name`: a pinned source that is
-            there is not read again, and may be gone.
+    `cached` is the directory of what was imported before, by `cache_name`: a pinned source that is
+    there is not read again, and may be gone.
 
     Raises:
         UserError: nothing there, or other contents than the pinned ones.

@@ -95,10 +95,8 @@ class Placement(NamedTuple):
 def expand(table: Sequence[NameRule], ours: Params, *, vocab_size: int) -> list[Placement]:
     """Returns every tensor that another format keeps for a model of ours, in the table's order.
 
-    Args:
-        table: may also name tensors of heads that this model does not have.
-        ours: nested dict of anything with a shape.
-        vocab_size: without padding.
+    The table may also name tensors of heads that this model does not have; `ours` is a nested dict
+    of anything with a shape; the vocabulary is without padding.
 
     Raises:
         ValueError: one of our tensors is missing in the table, or is in it twice.
@@ -132,14 +130,9 @@ def read_params(
 ) -> Params:
     """Reads a model from another format's file, one tensor in memory beside it.
 
-    Args:
-        source: the file.
-        placements: from `expand`.
-        ours: nested dict of the shapes to fill. What pads the vocabulary stays zero.
-        ignored: pattern of a name → why it is no part of the model.
-
-    Returns:
-        A nested dict of float32 arrays.
+    `placements` are those of `expand`, `ours` a nested dict of the shapes to fill. What pads the
+    vocabulary stays zero. `ignored` tells by the pattern of a name why it is no part of the model.
+    Returns a nested dict of float32 arrays.
 
     Raises:
         UserError: a tensor is missing, unknown, of another shape or not of a float type.

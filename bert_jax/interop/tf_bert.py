@@ -46,15 +46,11 @@ def read_tf(
 
     ``read_tf("uncased_L-12_H-768_A-12/bert_model.ckpt", tokenizer=tokenizer)``
 
-    Args:
-        path: prefix of the checkpoint's files, or a directory that holds one checkpoint; local or
-            gs://. `bert_config.json` lies beside it.
-        tokenizer: of the checkpoint.
-        labels: names of the outputs of `run_classifier.py`'s head, in order; the checkpoint does
-            not have them. None: LABEL_0, LABEL_1, …, as Hugging Face does.
-
-    Returns:
-        The model, with Adam's moments and the global step where the checkpoint has them.
+    The path is the prefix of the checkpoint's files, or a directory that holds one checkpoint;
+    local or gs://. `bert_config.json` lies beside it. `labels` name the outputs of
+    `run_classifier.py`'s head, in order, which the checkpoint does not; None: LABEL_0, LABEL_1, …,
+    as Hugging Face does. The model has Adam's moments and the global step where the checkpoint has
+    them.
 
     Raises:
         UserError: TensorFlow is not installed, files are missing or damaged, the configuration
@@ -89,11 +85,9 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
     """Writes a checkpoint for google-research/bert and all that reads its models.
 
     The casing of the tokenizer lies beside `vocab.txt` in a file of its own; google-research/bert
-    takes it from a flag. With moments, `run_pretraining.py` resumes from them.
-
-    Args:
-        directory: exists. Written in place: the caller writes aside.
-        model: its arrays on the host, NumPy's or JAX's; not copied.
+    takes it from a flag. With moments, `run_pretraining.py` resumes from them. The directory
+    exists and is written in place: the caller writes aside. The model's arrays are on the host,
+    NumPy's or JAX's, and not copied.
 
     Raises:
         UserError: the format cannot express something that decides what the model computes,

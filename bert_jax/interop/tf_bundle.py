@@ -44,8 +44,7 @@ def tensorflow() -> Any:
 def find_prefix(path: epath.PathLike) -> epath.Path:
     """Returns the prefix of a checkpoint's files: ``dir`` → ``dir/bert_model.ckpt``.
 
-    Args:
-        path: the prefix itself, or a directory that holds one checkpoint.
+    The path is the prefix itself, or a directory that holds one checkpoint.
 
     Raises:
         UserError: none there, or several.

@@ -91,17 +91,10 @@ class TrainBatches(PositionedBatches):
 
 
 def collate(split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad_id: int) -> Row:
-    """Returns rows of a split as a batch, filled up with rows of weight 0.
+    """Returns at most `batch_size` rows of a split, by index, filled up with rows of weight 0.
 
     ``input_ids``, ``token_type_ids``, ``segment_ids`` int32 [batch_size, length], or [batch_size,
     choices, length]; ``row_weights`` float32 [batch_size]; and the targets by name.
-
-    Args:
-        split: where the rows come from.
-        rows: indices of at most `batch_size` rows; an empty batch is all filler.
-        batch_size: rows of the batch.
-        length: positions of a row.
-        pad_id: of the tokenizer.
     """
     encoded = [split.row(int(row)) for row in rows]
     like = encoded[0] if encoded else split.row(0)  # for the targets' names and shapes

@@ -64,15 +64,10 @@ class EpochPlan:
         seed: int,
         cost: ShapeCost | None = None,
     ) -> None:
-        """Sorts the rows into buckets.
+        """Sorts the rows, of `lengths` pieces (int [rows], none above `max_length`), into buckets.
 
-        Args:
-            lengths: pieces of each row, int [rows].
-            batch_size: rows of a batch.
-            max_length: no row is longer.
-            seed: of the run.
-            cost: of a shape, which decides how many there are, see `choose_shapes`. It decides no
-                more than how far rows are padded. None for a shape for each pair of buckets.
+        The cost decides how many shapes there are, see `choose_shapes`, and no more than how far
+        rows are padded. None for a shape for each pair of buckets.
         """
         self.batch_size = batch_size
         self.steps = -(-len(lengths) // batch_size)
@@ -204,12 +199,8 @@ def choose_shapes(
 
     From the shapes as they are, the change that saves most is made until none saves: two shapes
     become one, as long as the longer of each half; or both halves of one become equally long.
-    Which rows are in a batch does not change.
-
-    Args:
-        batches: of an epoch, how many of each kind.
-        sizes: rows of the two halves.
-        cost: of the run.
+    Which rows are in a batch does not change. `batches` counts an epoch's batches of each kind;
+    `sizes` are the rows of the two halves.
     """
     chosen = {lengths: lengths for lengths in batches}
     seconds = _seconds(chosen, batches, sizes, cost)

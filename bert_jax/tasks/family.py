@@ -60,26 +60,21 @@ class Collector:
         reduce: Callable[[int, np.ndarray], Any],
         finish: Callable[[Sequence[Any]], list[dict[str, Any]]],
     ) -> None:
-        """Starts empty.
+        """Starts empty, for a split of so many rows.
 
-        Args:
-            rows: of the split.
-            reduce: a row's number and logits → what is kept of them. Raises ValueError on logits of
-                another shape than the row's.
-            finish: what was kept of every row, in their order → a record for each example.
+        `reduce` takes a row's number and logits to what is kept of them, and raises ValueError on
+        logits of another shape than the row's; `finish` takes what was kept of every row, in their
+        order, to a record for each example.
         """
         self._reduce, self._finish = reduce, finish
         self._kept: list[Any] = [None] * rows
         self._missing = set(range(rows))
 
     def add(self, row: int, logits: np.ndarray) -> None:
-        """Takes one row's logits.
+        """Takes the logits of the row with this number in the split.
 
-        Args:
-            row: its number in the split.
-            logits: float32, unpadded: [labels] for sequence classification, [choices] for a choice,
-                [pieces, labels] for token classification, [pieces, 2] (start, end) for question
-                answering.
+        float32, unpadded: [labels] for sequence classification, [choices] for a choice, [pieces,
+        labels] for token classification, [pieces, 2] (start, end) for question answering.
 
         Raises:
             ValueError: another shape, or a row that was added already.

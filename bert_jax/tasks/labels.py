@@ -193,12 +193,8 @@ def weights_of(
     """Returns what an example of each label weighs in the loss; None for 1.
 
     "balanced" → labelled / (labels × labelled with this one), so that every label weighs the same
-    in all, as scikit-learn's `compute_class_weight`.
-
-    Args:
-        weighting: "none", "balanced", or weights by label, 1 for those not named.
-        labelling: of the model.
-        targets: of the training set.
+    in all, as scikit-learn's `compute_class_weight`. Weights by label are 1 for those not named.
+    The targets are those of the training set.
 
     Raises:
         UserError: weights in a regression, or of a label that is not there.

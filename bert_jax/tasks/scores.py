@@ -149,13 +149,11 @@ _FIGURES: Final[Mapping[str, Callable[..., float]]] = {
 def figures(
     records: Sequence[Record], keys: Sequence[str], *, positive: str | None = None
 ) -> dict[str, float]:
-    """Returns figures of records by their keys.
+    """Returns figures of one record or more, all labelled, by their keys.
 
-    Args:
-        records: one or more, all labelled.
-        keys: of "accuracy", "f1", "macro_f1", "matthews" for one label; "micro_f1", "macro_f1",
-            "subset_accuracy" for several (a list); "pearson", "spearman", "mse" for a number.
-        positive: the label that "f1" is of.
+    Keys: "accuracy", "f1" (of the label that is `positive`), "macro_f1", "matthews" for one label;
+    "micro_f1", "macro_f1", "subset_accuracy" for several (a list); "pearson", "spearman", "mse" for
+    a number.
     """
     labels = [record["label"] for record in records]
     predictions = [record["prediction"] for record in records]

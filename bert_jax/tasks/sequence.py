@@ -181,12 +181,9 @@ class SequenceTask:
         *,
         notes: Sequence[str],
     ) -> Family:
-        """Returns the task with its data.
+        """Returns the task with the examples of each split; class weights need "train" among them.
 
-        Args:
-            examples: of each split. Without "train" there are no class weights.
-            request: for the tokenizer and the length of rows.
-            notes: on the data, before those on its texts.
+        The notes on the data come before those on its texts.
         """
         splits = {
             name: SequenceSplit(

@@ -54,11 +54,8 @@ def is_punctuation(character: str) -> bool:
 def fold(text: str, *, lower_case: bool, strip_accents: bool) -> str:
     """Lower-cases and drops accents: ``fold("Élan", lower_case=True, strip_accents=True)`` -> elan.
 
-    Args:
-        text: any string.
-        lower_case: apply ``str.lower``, with its rule for a final sigma.
-        strip_accents: decompose (NFD) and drop category Mn, after lower-casing. Hangul syllables
-          come out as their letters.
+    By ``str.lower``, with its rule for a final sigma; then by decomposing (NFD) and dropping
+    category Mn, so that Hangul syllables come out as their letters.
     """
     if not (lower_case or strip_accents) or (text.isascii() and not lower_case):
         return text
@@ -84,12 +81,10 @@ class WordSplitter:
     def __init__(
         self, *, lower_case: bool, strip_accents: bool | None = None, chinese: bool = True
     ) -> None:
-        """Fixes the rules.
+        """Fixes the rules; the defaults are google-research/bert's.
 
-        Args:
-            lower_case: lower-case the text (``do_lower_case`` of google-research/bert).
-            strip_accents: drop accents; None follows ``lower_case``, as in google-research/bert.
-            chinese: set CJK ideographs apart (google-research/bert always does).
+        ``lower_case`` is its ``do_lower_case``, which ``strip_accents`` None follows; ``chinese``
+        sets CJK ideographs apart.
         """
         self.lower_case = lower_case
         self.strip_accents = lower_case if strip_accents is None else strip_accents

@@ -16,9 +16,8 @@ _FILE_OF_TYPE = {"wordpiece": VOCAB_FILE, "sentencepiece": MODEL_FILE}
 def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
     """Opens what ``Tokenizer.save`` wrote, or a Hugging Face directory with a ``vocab.txt``.
 
-    Args:
-        directory: a local or ``gs://`` directory with ``tokenizer_config.json`` and ``vocab.txt``
-            or ``spiece.model``. The settings file must state ``do_lower_case``.
+    A local or ``gs://`` directory with ``tokenizer_config.json``, which must state
+    ``do_lower_case``, and ``vocab.txt`` or ``spiece.model``.
 
     Raises:
         UserError: a file is missing or damaged, a setting is missing or ill-typed, a special piece

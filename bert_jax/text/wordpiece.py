@@ -102,12 +102,8 @@ def load_wordpiece(
 ) -> WordPieceTokenizer:
     """Opens a bare ``vocab.txt``, as the 2018 release ships it, with settings that you state.
 
-    Args:
-        vocab_file: the file, or the directory it lies in.
-        lower_case: ``do_lower_case`` of google-research/bert: True for uncased models and the
-            Chinese one.
-        strip_accents: drop accents; None follows ``lower_case``, as in google-research/bert.
-        chinese: set CJK ideographs apart, as in google-research/bert.
+    The path is the file's or that of its directory. ``lower_case`` is True for uncased models and
+    the Chinese one; for the settings see `WordSplitter`.
 
     Raises:
         UserError: no such file, or one that is not a vocabulary with BERT's special pieces.

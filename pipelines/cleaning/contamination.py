@@ -96,12 +96,9 @@ class OverlapRecord(Section):
 
     name: str
     examples: int
-    too_short: int
-    """Examples with fewer words than an n-gram, which cannot be found."""
-    found: int
-    """Examples with an n-gram that occurs in a document."""
-    documents: int
-    """Documents with an n-gram of the file, including those dropped for it."""
+    too_short: int  # examples with fewer words than an n-gram, which cannot be found
+    found: int  # examples with an n-gram that occurs in a document
+    documents: int  # documents with an n-gram of the file, including those dropped for it
 
 
 def build_index(section: ContaminationSection, directory: epath.PathLike) -> None:
@@ -187,7 +184,6 @@ class OverlapIndex:
         )
 
     def _owners_of(self, hashes: np.ndarray) -> np.ndarray:
-        """Returns the examples that have one of the n-grams."""
         first = np.searchsorted(self._hashes, hashes, side="left")
         last = np.searchsorted(self._hashes, hashes, side="right")
         pieces = [np.asarray(self._owners[a:b]) for a, b in zip(first, last, strict=True)]

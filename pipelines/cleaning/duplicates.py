@@ -9,7 +9,6 @@ from etils import epath
 
 from bert_jax.files.atomic import whole_directory, write_whole
 from bert_jax.files.remote import load_array, local_copies
-from bert_jax.pipelines.cleaning.exact_duplicates import find_repeats
 from bert_jax.pipelines.cleaning.near_duplicates import Signatures, find_near_duplicates
 from bert_jax.pipelines.cleaning.rules import CorpusJob, corpus_documents
 from bert_jax.pipelines.cleaning.settings import CleaningSection
@@ -18,6 +17,7 @@ from bert_jax.pipelines.cleaning.spill import (
     LINES,
     Spill,
     first_lines,
+    hash_ranges,
     read_spill,
     save_hashes,
 )
@@ -117,6 +117,28 @@ def _decide(
     else:
         lines = [np.zeros(int(start[-1]), bool) for start in starts]
     return dropped, lines
+
+
+def find_repeats(
+    spills: Sequence[pathlib.Path],
+    name: str,
+    *,
+    sizes: Sequence[int],
+    dropped: Sequence[np.ndarray | None],
+) -> list[np.ndarray]:
+    """Returns for each spill, of ``sizes`` things, ``[n]`` bool: what repeats something earlier.
+
+    What is ``dropped`` (see :func:`hash_ranges`) is neither a repetition nor repeated.
+    """
+    repeats = [np.zeros(size, bool) for size in sizes]
+    for part in hash_ranges(spills, name, dropped=dropped):
+        later = np.flatnonzero(part.firsts() != np.arange(len(part.hashes)))
+        # Sorted by spill, instead of a search for each spill's own.
+        later = later[np.argsort(part.spills[later], kind="stable")]
+        edges = np.searchsorted(part.spills[later], np.arange(len(repeats) + 1))
+        for spill in np.unique(part.spills[later]).tolist():
+            repeats[spill][part.places[later[edges[spill] : edges[spill + 1]]]] = True
+    return repeats
 
 
 def unique_documents(spill: epath.PathLike, tally: Tally) -> Iterator[tuple[str, Document]]:

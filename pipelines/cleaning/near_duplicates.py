@@ -7,9 +7,8 @@ from typing import Any, Final
 import numpy as np
 import rensa
 
-from bert_jax.pipelines.cleaning.exact_duplicates import hash_ranges
 from bert_jax.pipelines.cleaning.settings import NearDuplicatesSection
-from bert_jax.pipelines.cleaning.spill import save_hashes
+from bert_jax.pipelines.cleaning.spill import hash_ranges, save_hashes
 from bert_jax.pipelines.cleaning.words import combine, ngram_hashes, text_hash, word_hashes
 from bert_jax.pipelines.tokenised.documents import save_array
 

@@ -61,7 +61,6 @@ def sentence_ends(lines: Sequence[str]) -> int:
 
 
 def _line_rule(line: str, section: BoilerplateSection) -> str | None:
-    """Returns the rule that drops a line."""
     if section.letters and not any(map(str.isalpha, line)):
         return "letters"
     if section.sentence_end and not _END.search(line):

@@ -1,10 +1,10 @@
-"""Cleaned documents spilled to disk until all are known: compressed, with their hashes."""
+"""Cleaned documents spilled to disk until all are known: compressed, with hashes to compare."""
 
 import io
 import json
 import pathlib
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -18,6 +18,7 @@ LINES: Final = "lines"
 _TEXT: Final = "documents.jsonl.zst"
 _FIRST_LINES: Final = "first_lines.npy"
 _WRITE_BYTES: Final = 1 << 18
+_MOST_AT_A_TIME: Final = 1 << 19  # hashes
 
 
 class Spill:
@@ -85,3 +86,47 @@ def load_hashes(directory: pathlib.Path, name: str) -> tuple[np.ndarray, np.ndar
         np.load(directory / f"{name}.hashes.npy", mmap_mode="r"),
         np.load(directory / f"{name}.places.npy", mmap_mode="r"),
     )
+
+
+class HashRange(NamedTuple):
+    """Everything with a hash in some range, in the order of hash, spill and place."""
+
+    hashes: np.ndarray  # `[n]` uint64
+    spills: np.ndarray  # `[n]` int64: number of the spill that each is from
+    places: np.ndarray  # `[n]` int64: its place there
+
+    def firsts(self) -> np.ndarray:
+        """Returns ``[n]`` int64: the position in the range of the first with the same hash."""
+        starts = np.ones(len(self.hashes), bool)
+        starts[1:] = self.hashes[1:] != self.hashes[:-1]
+        return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))
+
+
+def hash_ranges(
+    spills: Sequence[pathlib.Path], name: str, *, dropped: Sequence[np.ndarray | None]
+) -> Iterator[HashRange]:
+    """Yields everything that was hashed under a name, a range of hashes at a time.
+
+    Each spill's hashes are sorted on disk, so that a range is contiguous in each. About half a
+    million are in memory at a time, unless one hash alone occurs more often. The spills come in the
+    order of the corpus; ``dropped`` is what to leave out of each, ``[n]`` bool, ``None``: nothing.
+    """
+    held = [load_hashes(spill, name) for spill in spills]
+    total = sum(len(hashes) for hashes, _ in held)
+    count = max(1, -(-total // _MOST_AT_A_TIME))
+    starts = np.zeros(len(held), np.int64)
+    for number in range(1, count + 1):
+        limit = np.uint64((2**64 * number // count) - 1)
+        pieces = []
+        for spill, (hashes, places) in enumerate(held):
+            stop = int(np.searchsorted(hashes, limit, side="right"))
+            some = np.asarray(hashes[starts[spill] : stop])
+            where = np.asarray(places[starts[spill] : stop]).astype(np.int64)
+            starts[spill] = stop
+            if (gone := dropped[spill]) is not None:
+                some, where = some[~gone[where]], where[~gone[where]]
+            pieces.append((some, np.full(len(some), spill), where))
+        hashes, numbers, places = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        # Stable, and the pieces come in the order of the corpus.
+        order = np.argsort(hashes, kind="stable")
+        yield HashRange(hashes[order], numbers[order], places[order])

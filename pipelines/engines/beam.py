@@ -209,7 +209,6 @@ def _in_background(function: Callable[[], None]) -> Future[None]:
 
 
 def _results(stage: epath.Path, pipeline: Future[None]) -> Iterator[tuple[int, Any]]:
-    """Yields the results as they arrive, and ends with the pipeline."""
     seen: set[str] = set()
     started = time.monotonic()
     ended = False
@@ -224,7 +223,6 @@ def _results(stage: epath.Path, pipeline: Future[None]) -> Iterator[tuple[int, A
 
 
 def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
-    """Returns our defaults of options that the user has not set."""
     given = {option.partition("=")[0] for option in section.options}
     if "--runner" in given:
         raise UserError("beam.options: found --runner, allowed: beam.runner for that")

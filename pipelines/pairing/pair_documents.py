@@ -10,8 +10,7 @@ from typing import Final, TypeAlias
 from bert_jax.data.dataset.recipe import PairingKind, PairingSection
 from bert_jax.pipelines.pairing.full_sentences import doc_sentences, full_sentences
 from bert_jax.pipelines.pairing.language_sampling import draw_passes
-from bert_jax.pipelines.pairing.next_sentence import next_sentence_pairs
-from bert_jax.pipelines.pairing.sentence_order import sentence_order_pairs
+from bert_jax.pipelines.pairing.sentence_pairs import next_sentence_pairs, sentence_order_pairs
 from bert_jax.pipelines.pairing.spans import DocumentPass, Pair, SentenceOffsets, Single
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments, join_key
 
@@ -25,8 +24,8 @@ PAIRINGS: Final[dict[PairingKind, Pairing]] = {
     "full_sentences": full_sentences,
     "doc_sentences": doc_sentences,
 }
-"""How each kind makes the examples of one pass. A new kind is a file, a line here, and its name in
-``bert_jax/data/dataset/recipe.py``, which datasets record."""
+"""How each kind makes the examples of one pass. A new kind is a function, a line here, and its name
+in ``bert_jax/data/dataset/recipe.py``, which datasets record."""
 
 
 def pair_documents(
@@ -34,15 +33,12 @@ def pair_documents(
 ) -> Iterator[Pair | Single]:
     """Yields the examples of every document, ``dupe_factor`` times over.
 
-    Args:
-        documents: at least ``section.min_documents``.
-        section: kind, lengths and rates.
-        seed: decides every random choice, with the documents' keys and the settings.
-        boost: factor of ``dupe_factor``; the fraction of the product is the probability of one more
-            pass over a document. A document without a pass may still be a random next.
+    The seed decides every random choice, with the documents' keys and the settings. ``boost`` is a
+    factor of ``dupe_factor``; the fraction of the product is the probability of one more pass over
+    a document. A document without a pass may still be a random next.
 
     Raises:
-        ValueError: fewer documents than that.
+        ValueError: fewer documents than ``section.min_documents``.
     """
     if len(documents) < section.min_documents:
         raise ValueError(

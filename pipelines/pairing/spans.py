@@ -1,11 +1,9 @@
-"""Examples as spans of a corpus' tokens, and the steps that several pairing kinds share."""
+"""Examples as spans of a corpus' tokens."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.dataset.recipe import MIN_PAIR_TOKENS
 from bert_jax.data.rng import stream
 
 
@@ -83,55 +81,3 @@ class DocumentPass(NamedTuple):
             return self.documents
         ranks = stream(self.seed, "order", self.number).random(len(self.keys))[self.documents]
         return np.asarray(self.documents)[np.argsort(ranks, kind="stable")].tolist()
-
-
-def draw_target(max_tokens: int, short_seq_prob: float, draw: Callable[[], float]) -> int:
-    """Returns the target length of the pairs of one pass over a document.
-
-    Source: ``create_instances_from_document`` in google-research/bert
-    ``create_pretraining_data.py``.
-
-    Args:
-        max_tokens: of both spans without special tokens.
-        short_seq_prob: probability of a uniform length from 2 to ``max_tokens`` instead.
-        draw: uniform in [0, 1).
-    """
-    if draw() < short_seq_prob:
-        return MIN_PAIR_TOKENS + below(max_tokens - MIN_PAIR_TOKENS + 1, draw)
-    return max_tokens
-
-
-def truncate(
-    first: tuple[int, int], second: tuple[int, int], *, max_tokens: int, rng: np.random.Generator
-) -> tuple[int, int, int, int]:
-    """Shortens two spans to ``max_tokens``: ``(0, 5), (5, 10)`` to 6, say ``1, 4, 7, 10``.
-
-    google-research/bert removes one token at a time from the longer span (the second, when they are
-    equal), at its front or its back with equal probability. The remaining lengths follow, and the
-    tokens lost at the front are binomially distributed. Returns start and stop of each span.
-    """
-    length_a, length_b = first[1] - first[0], second[1] - second[0]
-    if length_a + length_b > max_tokens:
-        shorter = min(length_a, length_b, max_tokens // 2)
-        if length_b == shorter or min(length_a, length_b) > shorter:
-            kept_a, kept_b = max_tokens - shorter, shorter
-        else:
-            kept_a, kept_b = shorter, max_tokens - shorter
-        first = _lose(first, length_a - kept_a, rng)
-        second = _lose(second, length_b - kept_b, rng)
-    return *first, *second
-
-
-def below(count: int, draw: Callable[[], float]) -> int:
-    """Returns a uniform number in ``[0, count)``, up to one part in 2**53 / count."""
-    return int(draw() * count)
-
-
-def _lose(span: tuple[int, int], count: int, rng: np.random.Generator) -> tuple[int, int]:
-    """Removes ``count`` tokens, each at the front or the back with equal probability."""
-    if not count:
-        return span
-    # A fair binomial draw is the number of ones among that many random bits.
-    bits = int.from_bytes(rng.bytes((count + 7) // 8), "little") & ((1 << count) - 1)
-    front = bits.bit_count()
-    return span[0] + front, span[1] - (count - front)

@@ -67,6 +67,5 @@ def deal(
 
 
 def _pieces(*, documents: int, tokens: int) -> int:
-    """Returns the number of buckets for a text of this size."""
     wanted = -(-tokens // TOKENS_PER_BUCKET)
     return max(1, min(wanted, documents // MIN_DOCUMENTS_PER_BUCKET))

@@ -21,7 +21,6 @@ class PairTally:
     """Counts whether the spans of pairs are of one document, by label."""
 
     def __init__(self, documents: TokenisedDocuments) -> None:
-        """Takes the documents that the pairs are spans of."""
         self._starts = documents.sentence_starts[documents.document_starts]
         self._first, self._second = array.array("q"), array.array("q")
         self._labels = array.array("b")

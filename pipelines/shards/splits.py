@@ -142,7 +142,6 @@ def _jobs(
 def _finish_split(
     workspace: Workspace, languages: SplitLanguages, shards: Sequence[ShardSummary]
 ) -> SplitRecord:
-    """Joins the shards' lengths into the split's index."""
     records = tuple(shard.record for shard in shards)
     paths = [lengths_path(workspace.work, record.name) for record in records]
     examples = sum(record.examples for record in records)

@@ -65,8 +65,7 @@ class ShardSummary(Section):
     tokens: int
     sentences: int
     pairs: PairsRecord | None
-    languages: dict[str, tuple[int, int]]
-    """By language: examples and their tokens."""
+    languages: dict[str, tuple[int, int]]  # by language: examples and their tokens
 
 
 class _BucketFigures(NamedTuple):
@@ -100,7 +99,6 @@ def write_shard(job: ShardJob) -> ShardSummary:
 
 
 def _write_bucket(writer: Any, job: ShardJob, bucket: DocumentBucket) -> _BucketFigures:
-    """Pairs a bucket and adds its examples to the shard."""
     documents = _load_bucket(bucket, job.split)
     tally = PairTally(documents) if job.pairing.has_pairs else None
     lengths = array.array("H")

@@ -114,12 +114,9 @@ def read_lines(
 ) -> Iterator[TextLine]:
     """Yields the lines of a file that start in the byte range ``[start, stop)``.
 
-    Args:
-        path: a UTF-8 text file, packed if its name says so.
-        start: byte offset of the first line's start.
-        stop: lines from this offset on are left out; ``None``: read to the end.
-        max_line_length: longer lines are refused before they are read completely.
-        setting: the name of that limit in messages.
+    The file is UTF-8 text, packed if its name says so; ``start`` is where a line starts, ``stop``
+    ``None`` the end. Longer lines than ``max_line_length``, which messages name as ``setting``, are
+    refused before they are read completely.
 
     Raises:
         UserError: bytes that are not UTF-8 (file and byte offset), or a line too long (file and

@@ -179,7 +179,6 @@ def _check_language(language: str | None, names: Sequence[str]) -> None:
 
 
 def _check_apart(found: Sequence[tuple[str, str | None]]) -> None:
-    """Makes sure that no file belongs to two languages."""
     seen: dict[str, str | None] = {}
     for path, language in found:
         if path in seen:

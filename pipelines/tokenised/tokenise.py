@@ -132,7 +132,6 @@ def _encode_documents(
 
 
 def _documents(job: TokeniseJob, tally: Tally) -> Iterator[tuple[str, list[str]]]:
-    """Yields each document's id and sentences."""
     layout = job.corpus.section.layout
     if job.spill is None:
         documents = corpus_documents(job.corpus, tally)
@@ -147,7 +146,6 @@ def _documents(job: TokeniseJob, tally: Tally) -> Iterator[tuple[str, list[str]]
 def _batches(
     documents: Iterable[tuple[str, list[str]]],
 ) -> Iterator[list[tuple[str, list[str]]]]:
-    """Yields lists of documents of about ``_BATCH_CHARACTERS``."""
     batch, size = [], 0
     for identity, sentences in documents:
         batch.append((identity, sentences))

@@ -119,7 +119,6 @@ def sample_mixture(
 def _wanted(
     sizes: Mapping[str, TextSize], *, smoothing: float, max_lines: int, max_bytes: int
 ) -> dict[str, TextSize]:
-    """Returns how much of each language the sample may hold."""
     boost = boosts({name: size.bytes for name, size in sizes.items()}, smoothing=smoothing)
     # Of a mixture as large as the corpus. With short lines, their number is the narrower bound.
     total_bytes = sum(size.bytes for size in sizes.values())

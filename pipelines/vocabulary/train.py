@@ -99,7 +99,6 @@ def train_vocab(
 
 
 def _sample(section: VocabSection) -> list[str]:
-    """Returns the lines to learn from."""
     bounds = {"max_lines": section.max_sentences, "max_bytes": section.max_bytes}
     if section.mixture is None:
         lines = sample_lines(iter_text(section), seed=section.seed, **bounds)

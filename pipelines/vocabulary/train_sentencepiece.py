@@ -34,16 +34,10 @@ def train_sentencepiece(
 ) -> bytes:
     """Trains a model: [PAD] is 0, the rest as ``reserved_pieces(unused_slots)`` lays it out.
 
-    Args:
-        lines: the text, already folded; at least one line.
-        algorithm: which kind of model.
-        size: how many pieces to have, reserved ones included.
-        unused_slots: how many ``[unusedN]`` pieces are among them.
-        character_coverage: share of the text's characters to have as pieces, 0 to 1.
-        max_line_bytes: an upper bound of a line's length in UTF-8; the library drops longer ones.
-
-    Returns:
-        The serialised model; it has fewer than ``size`` pieces where the text gives no more.
+    ``lines`` is the folded text, at least one line, none longer than ``max_line_bytes`` in UTF-8:
+    the library drops longer ones. ``size`` counts all pieces, reserved ones included;
+    ``character_coverage`` is the share of the text's characters to have as pieces, 0 to 1. Returns
+    the serialised model; it has fewer pieces where the text gives no more.
 
     Raises:
         VocabularyTooSmall: the characters alone need more than ``size``.

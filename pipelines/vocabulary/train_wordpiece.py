@@ -62,17 +62,11 @@ def rank_pieces(
     count: int,
     trainer: WordPieceTrainer,
 ) -> list[str]:
-    """Learns pieces of two characters or more, the best first.
+    """Learns ``count`` pieces of two characters or more, or all that words give, the best first.
 
-    Args:
-        words: how often each word occurs, split as the tokenizer will split it.
-        characters: those that the vocabulary covers; a word with any other is not learned from.
-        alphabet: the pieces of one character, see ``character_pieces``.
-        count: how many pieces to learn.
-        trainer: which library learns the merges.
-
-    Returns:
-        ``count`` pieces none of which is in ``alphabet``, or all that the words give if fewer.
+    ``words`` counts each word, split as the tokenizer will split it; one with a character that is
+    not among ``characters``, which the vocabulary covers, is not learned from. No piece is in
+    ``alphabet``, the pieces of one character, see ``character_pieces``.
     """
     known = frozenset(characters)
     usable = {

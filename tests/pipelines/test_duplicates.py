@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.errors import UserError
-from bert_jax.pipelines.cleaning import exact_duplicates
+from bert_jax.pipelines.cleaning import spill as spill_module
 from bert_jax.pipelines.cleaning.duplicates import (
     SpillJob,
     find_duplicates,
+    find_repeats,
     spill_part,
     unique_documents,
 )
-from bert_jax.pipelines.cleaning.exact_duplicates import find_repeats
 from bert_jax.pipelines.cleaning.near_duplicates import Signatures, find_near_duplicates
 from bert_jax.pipelines.cleaning.rules import CorpusJob
 from bert_jax.pipelines.cleaning.settings import CleaningSection, NearDuplicatesSection
@@ -66,7 +66,7 @@ def test_repeats_are_those_of_a_search_in_order(
                 seen.add(value)
         expected.append(flags)
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact_duplicates, "_MOST_AT_A_TIME", most)
+        patch.setattr(spill_module, "_MOST_AT_A_TIME", most)
         spills = [Path(name, str(number)) for number in range(len(spilled))]
         for spill, array in zip(spills, hashes, strict=True):
             spill.mkdir()
@@ -226,7 +226,7 @@ def test_a_cleaned_dataset_depends_neither_on_workers_nor_on_parts(
     make_examples(cleaned(corpus, output=str(corpus / "two"), workers=2))
     assert files(corpus / "two") == once
     monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 700)
-    monkeypatch.setattr(exact_duplicates, "_MOST_AT_A_TIME", 10)
+    monkeypatch.setattr(spill_module, "_MOST_AT_A_TIME", 10)
     lines: list[str] = []
     make_examples(cleaned(corpus, output=str(corpus / "parts")), progress=lines.append)
     assert sum(line.startswith("cleaned part") for line in lines) > 5

@@ -9,9 +9,9 @@ from scipy import stats
 
 from bert_jax.data.dataset.recipe import PairingSection
 from bert_jax.data.rng import stream
-from bert_jax.pipelines.pairing.next_sentence import pair_document
 from bert_jax.pipelines.pairing.pair_documents import pair_documents
-from bert_jax.pipelines.pairing.spans import Pair, SentenceOffsets, truncate
+from bert_jax.pipelines.pairing.sentence_pairs import pair_document, truncate
+from bert_jax.pipelines.pairing.spans import Pair, SentenceOffsets
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
 from tests.data.distributions import same_distribution
 from tests.data.numbered import LENGTHS, numbered, pairs_of, token_owner

@@ -64,7 +64,6 @@ class DatasetCache:
     """
 
     def __init__(self, section: CacheSection, *, say: Callable[[str], None]) -> None:
-        """Makes nothing yet; ``say`` is called with lines of progress."""
         self._root = section.path
         self._limit = math.inf if section.max_gb is None else section.max_gb * 1e9
         self._say = say

@@ -49,17 +49,12 @@ class LanguageRecord(Section):
     """One language's part of a split, if the settings distinguish languages."""
 
     documents: Count
-    tokens: Count
-    """Of the text, each document counted once."""
-    share: float
-    """Of the split's tokens."""
-    mixture_share: float
-    """Target share of the mixture."""
-    passes: float
-    """Mean number of uses of a document; 0: too few documents for pairs."""
+    tokens: Count  # of the text, each document counted once
+    share: float  # of the split's tokens
+    mixture_share: float  # target share of the mixture
+    passes: float  # mean number of uses of a document; 0: too few documents for pairs
     examples: Count
-    example_tokens: Count
-    """Special tokens included."""
+    example_tokens: Count  # special tokens included
 
 
 class SplitRecord(Section):
@@ -68,14 +63,11 @@ class SplitRecord(Section):
     shards: tuple[ShardRecord, ...]
     documents: Count
     examples: Count
-    tokens: Count
-    """Of all examples, special tokens included (there is no padding on disk)."""
-    lengths_sha256: Sha256
-    """SHA-256 of the lengths index, the file ``<split>.lengths.npy``."""
+    tokens: Count  # of all examples, special tokens included (there is no padding on disk)
+    lengths_sha256: Sha256  # SHA-256 of the lengths index, the file `<split>.lengths.npy`
     pairs: PairsRecord | None = None
     """None: there is no pair task, or the version that made the dataset did not count."""
-    sentences: Count | None = None
-    """Of the documents, each once."""
+    sentences: Count | None = None  # of the documents, each once
     repeated_sentences: float | None = None
     """1 − distinct sentences / sentences; above 16,384 distinct ones their number is an estimate,
     accurate to 1%."""
@@ -119,8 +111,7 @@ class CorpusRecord(Section):
     unigram_entropy: float
     """Entropy of the token distribution in nats per token: the masked-token loss of a model that
     has learnt token frequencies only."""
-    unknown_rate: float
-    """Share of the tokens that are the unknown piece."""
+    unknown_rate: float  # share of the tokens that are the unknown piece
 
 
 class Recipe(Section):
@@ -128,14 +119,11 @@ class Recipe(Section):
 
     tokenizer_hash: str
     vocab_size: Annotated[int, pydantic.Field(ge=1, le=1 << 32)]
-    special_ids: dict[str, int]
-    """``{"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}``."""
-    token_dtype: TokenDtype
-    """The type of the stored ``input_ids``."""
+    special_ids: dict[str, int]  # `{"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}`
+    token_dtype: TokenDtype  # the type of the stored `input_ids`
     seed: int
     validation_fraction: float
-    num_shards: int | None
-    """Training shards as configured; None: chosen by the size of the corpus."""
+    num_shards: int | None  # training shards as configured; None: chosen by the size of the corpus
     pairing: PairingSection
     text: TextRecord
     mixture: MixtureSection | None = None

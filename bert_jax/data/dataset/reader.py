@@ -24,15 +24,11 @@ _READER_BUFFER_BYTES = 32768
 
 
 def open_dataset(directory: epath.PathLike, split: str) -> Dataset:
-    """Opens one split: ``open_dataset("data/wiki", "train")[0].input_ids``.
+    """Opens a split, "train" or "validation": ``open_dataset("data/wiki", "train")[0].input_ids``.
 
     Checks that every shard has its original size and the lengths index its original bytes. A shard
     has a checksum for each chunk of it, compared whenever a record is read; :meth:`Dataset.verify`
     checks every byte.
-
-    Args:
-        directory: written by ``bert-jax examples``.
-        split: ``"train"`` or ``"validation"``.
 
     Raises:
         UserError: no dataset there, no such split, a shard or the lengths index missing or damaged,
@@ -100,8 +96,7 @@ class Dataset:
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         """Returns examples in the order of ``indices``, several times faster than one by one.
 
-        Args:
-            indices: in ``[-len(self), len(self))``, in any order, repeats allowed.
+        The indices are in ``[-len(self), len(self))``, in any order, repeats allowed.
 
         Raises:
             IndexError: an index out of range.
@@ -139,7 +134,6 @@ class Dataset:
         _check_hash(root / lengths_name(self.split), self._record.lengths_sha256)
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """Returns the index of the shard and the position in it."""
         total = self._starts[-1]
         if not -total <= index < total:
             raise IndexError(f"example {index} of {total}")

@@ -31,8 +31,7 @@ class FileRecord(Section):
 
     path: str
     bytes: int
-    modified: int
-    """Modification time in nanoseconds since 1970; seconds on remote storage."""
+    modified: int  # modification time in nanoseconds since 1970; seconds on remote storage
     records: int
 
 
@@ -41,15 +40,11 @@ class IndexSummary(Section):
 
     version: int = _VERSION
     files: tuple[FileRecord, ...]
-    fingerprint: str
-    """Hash of the checksums of all records in order: 32 hexadecimal digits."""
-    slots: int
-    """Slots for predictions in a row (``max_predictions_per_seq``)."""
-    most_predictions: int
-    """Most predictions of an example."""
+    fingerprint: str  # hash of the checksums of all records in order: 32 hexadecimal digits
+    slots: int  # slots for predictions in a row (`max_predictions_per_seq`)
+    most_predictions: int  # most predictions of an example
     highest_id: int
-    tokens: int
-    """Special tokens included, padding excluded."""
+    tokens: int  # special tokens included, padding excluded
     unigram_entropy: float
     """Entropy of the tokens before masking, without special ones, in nats per token."""
 
@@ -63,14 +58,11 @@ class RecordIndex(NamedTuple):
 
 
 def load_index(paths: Sequence[epath.Path]) -> RecordIndex:
-    """Returns the index of some files, built unless a valid one is cached.
+    """Returns the index of one file or more, in the dataset's order, built unless one is cached.
 
     Building reads every byte and checks every record. The index is cached beside local files, in a
     directory whose name begins with ``.bert_jax_index``; where that is not writable, and for
     ``gs://``, it is rebuilt each time.
-
-    Args:
-        paths: at least one file, in the order of the dataset.
 
     Raises:
         UserError: a file cannot be read, is damaged or has other content.

@@ -40,13 +40,10 @@ def is_google_bert(path: epath.PathLike) -> bool:
 def open_google_bert(path: epath.PathLike, split: str = "train") -> GoogleBertDataset:
     """Opens TFRecords: ``open_google_bert("data/tf_examples.tfrecord*")[0].input_ids``.
 
-    The first time, every byte is read and checked: see `load_index`.
-
-    Args:
-        path: a file, a glob or a directory, local or ``gs://``; of a directory, the files whose
-            names contain ``tfrecord``.
-        split: files whose names begin with ``train.`` or ``validation.`` belong to that split, as
-            ``bert-jax examples --tfrecords`` names them; all others to ``train``.
+    The first time, every byte is read and checked: see `load_index`. The path is a file, a glob or
+    a directory, local or ``gs://``; of a directory, the files whose names contain ``tfrecord``.
+    Those whose names begin with ``train.`` or ``validation.`` belong to that split, as ``bert-jax
+    examples --tfrecords`` names them; all others to ``train``.
 
     Raises:
         UserError: no such file, none of that split, or a damaged one.
@@ -97,7 +94,6 @@ class GoogleBertDataset:
     def __init__(
         self, directory: str, split: str, files: Sequence[epath.Path], index: RecordIndex
     ) -> None:
-        """See `open_google_bert`."""
         self.directory = directory
         self.split = split
         self.summary = index.summary

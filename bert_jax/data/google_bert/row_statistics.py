@@ -40,7 +40,6 @@ class _Ragged(NamedTuple):
     sizes: np.ndarray  # int64 `[n]`, none 0
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Returns the sum over each row."""
         return np.add.reduceat(values, self.starts, dtype=np.int64)
 
     def prefixes(self, flags: np.ndarray) -> bool:

@@ -44,10 +44,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def scan_records(path: epath.Path) -> Iterator[StoredRecord]:
-    """Yields every record of a file in order.
-
-    Args:
-        path: local or ``gs://``, not compressed, as google-research/bert writes them.
+    """Yields every record in order of a file, local or ``gs://``, that is not compressed.
 
     Raises:
         UserError: the file cannot be read, is truncated or damaged; names the record, counted from

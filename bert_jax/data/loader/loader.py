@@ -45,7 +45,6 @@ class Batches(Iterator[T]):
     """
 
     def __init__(self, batches: grain.MapDataset, section: LoaderSection) -> None:
-        """Starts making ``batches``, one element of it per batch."""
         if not flags.FLAGS.is_parsed():  # Grain reads absl flags, which absl.app would have parsed
             flags.FLAGS.mark_as_parsed()
         if section.workers:
@@ -125,15 +124,8 @@ class Loader(PositionedBatches):
     ) -> None:
         """Checks that dataset, rows and hosts fit together and plans the rows; starts nothing.
 
-        Args:
-            dataset: the examples.
-            transform: makes rows of one example, or of several if it packs.
-            batch_size: rows in the global batch, over all hosts.
-            seed: of order and masks.
-            phase: index of the phase in the run: a second phase over the same dataset has another
-                order and other masks.
-            share: this host's part of a batch.
-            section: workers and prefetch.
+        The transform makes rows of one example, or of several if it packs; ``batch_size`` is rows
+        over all hosts. A phase of another index has another order and other masks over a dataset.
 
         Raises:
             UserError: the batch does not divide among the hosts, the dataset is empty, or an
@@ -169,12 +161,8 @@ class Loader(PositionedBatches):
     def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[Row]:
         """Returns this host's part of batch ``first_step``, ``first_step + 1``, ... without end.
 
-        Each batch is a dict of arrays ``[batch_size / share.count, ...]``.
-
-        Args:
-            first_step: the first batch of the phase to make.
-            with_examples: whether each says which examples it is made of, for
-                `bert_jax.data.example_indices.detach`.
+        Each batch is a dict of arrays ``[batch_size / share.count, ...]``; ``with_examples`` adds
+        which examples it is made of, see `bert_jax.data.example_indices.detach`.
         """
         make = dataclasses.replace(self._make, with_examples=with_examples)
         return _endless(make, self._section, first_step=first_step)
@@ -192,7 +180,8 @@ def evaluation_batches(
     """Returns this host's part of every example once, in the dataset's order, masked reproducibly.
 
     Ten examples in batches of four are three batches on every host; the last two rows of the last
-    one have weight 0, so that sums over all batches count each example exactly once.
+    one have weight 0, so that sums over all batches count each example exactly once. Batches are
+    arrays ``[batch_size / share.count, ...]``, as many on each host.
 
     Args:
         dataset: the examples of a validation split.
@@ -201,9 +190,6 @@ def evaluation_batches(
         seed: of the masks, which are a function of it and the example's index alone.
         limit: number of examples, from the front; None for all.
         share: this host's part of a batch.
-
-    Returns:
-        Batches of arrays ``[batch_size / share.count, ...]``, as many on each host.
 
     Raises:
         UserError: as the loader's.

@@ -26,7 +26,6 @@ class AffinePermutation:
     """
 
     def __init__(self, count: int, seed: int, *key: int | str) -> None:
-        """Draws nothing yet."""
         self._count = count
         self._seed = seed
         self._key = key
@@ -82,13 +81,9 @@ class LengthIndex:
         return self._before[:, -1]
 
     def find(self, lengths: np.ndarray, length: int, rank: int) -> int:
-        """Returns the index of an example.
+        """Returns the index of the ``rank``-th example of a length, from 0, in the dataset's order.
 
-        Args:
-            lengths: the array that the index was made from.
-            length: tokens of the example.
-            rank: which one of that length, from 0, in the dataset's order; below
-                ``counts[length]``.
+        ``lengths`` is the array that the index was made from; the rank is below ``counts[length]``.
         """
         before = self._before[length]
         block = int(before.searchsorted(rank, side="right")) - 1

@@ -70,19 +70,13 @@ def collate_tokens(
     """Pads token sequences to what the model reads; missing rows are padding only.
 
     ``[[2, 7, 3, 8, 3]]``, seconds ``[3]``, length 6, pad 0 -> ``input_ids [[2, 7, 3, 8, 3, 0]]``,
-    ``token_type_ids [[0, 0, 0, 1, 1, 0]]``, ``segment_ids [[1, 1, 1, 1, 1, 0]]``. For several
-    sequences per row (multiple choice), pass them all in order and reshape the result.
+    ``token_type_ids [[0, 0, 0, 1, 1, 0]]``, ``segment_ids [[1, 1, 1, 1, 1, 0]]``, each int32
+    ``[batch_size, length]``. For several sequences per row (multiple choice), pass them all in
+    order and reshape the result.
 
-    Args:
-        sequences: at most ``batch_size`` sequences with their special tokens.
-        seconds: index of the first token of each second span, the sequence's length where there is
-            none; None: no sequence has a second span.
-        batch_size: rows of the batch.
-        length: positions of a row, at least the longest sequence.
-        pad_id: id of the padding token.
-
-    Returns:
-        int32 ``input_ids``, ``token_type_ids``, ``segment_ids``, each ``[batch_size, length]``.
+    At most ``batch_size`` sequences, with their special tokens, none longer than ``length``;
+    ``seconds`` is the index of the first token of each second span, the sequence's length where
+    there is none, and None if no sequence has one.
     """
     sizes = np.zeros((batch_size, 1), np.int64)
     sizes[: len(sequences), 0] = [len(sequence) for sequence in sequences]
@@ -101,15 +95,8 @@ def stack_rows(rows: Sequence[Row], *, batch_size: int, like: Row | None = None)
     """Stacks rows of equal shapes: three of ``{"input_ids": [L]}``, 4 -> ``{"input_ids": [4, L]}``.
 
     Missing rows are zeros: no token (``segment_ids`` 0) and no weight, so that they do not enter
-    any sum.
-
-    Args:
-        rows: at most ``batch_size`` rows with the same names, shapes and dtypes.
-        batch_size: rows of the batch.
-        like: a row with these names, shapes and dtypes; required where ``rows`` is empty.
-
-    Returns:
-        Arrays ``[batch_size, *shape]`` by name.
+    any sum. At most ``batch_size`` rows have the same names, shapes and dtypes; without any,
+    ``like`` is a row that has them. Returns arrays ``[batch_size, *shape]`` by name.
     """
     batch = {}
     for name, first in (rows[0] if like is None else like).items():

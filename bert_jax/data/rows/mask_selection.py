@@ -32,11 +32,9 @@ def find_words(candidates: np.ndarray, continues: np.ndarray) -> Words:
     """Cuts an example into words: candidates ``[1, 2, 4]``, all continuing -> lengths ``[2, 1]``.
 
     A word ends before a special token. In google-research/bert a continuation that opens the second
-    span joins the last word of the first across [SEP]; here it is a word of its own.
-
-    Args:
-        candidates: [c] positions of the tokens that may be masked, ascending, at least one.
-        continues: bool [c], whether each continues the word of the token before it.
+    span joins the last word of the first across [SEP]; here it is a word of its own. Candidates,
+    [c], are positions of the tokens that may be masked, ascending, at least one; ``continues``,
+    bool [c], says of each whether it continues the word of the token before it.
     """
     after_special = np.empty(len(candidates), bool)
     after_special[0] = True
@@ -83,7 +81,7 @@ def choose_words(words: Words, keys: np.ndarray, budget: int) -> np.ndarray:
 def choose_spans(
     words: Words, *, keys: np.ndarray, sizes: np.ndarray, chances: np.ndarray, budget: int
 ) -> list[WordSpan]:
-    """Chooses random spans of whole words until ``budget`` tokens are spent.
+    """Chooses random spans of whole words until ``budget`` tokens are spent, in this order.
 
     Each begins at a uniformly random word that is not yet taken and has a random size; it ends
     earlier at a special token, at a word already taken, and before a word that exceeds the budget.
@@ -95,9 +93,6 @@ def choose_spans(
         sizes: [w] uniform random numbers that give the size of a span that begins at each word.
         chances: probabilities of 1, 2, … words.
         budget: tokens.
-
-    Returns:
-        The spans in the order of their choice.
     """
     # Lists and bytes: only a few elements are read, one by one, where NumPy is far slower.
     limits = list(itertools.accumulate(chances[:-1].tolist()))

@@ -160,15 +160,11 @@ class TokenMasker:
         )
 
     def __call__(self, input_ids: np.ndarray, rng: np.random.Generator) -> MaskedExample:
-        """Returns the masked example; ``input_ids`` itself stays unchanged.
+        """Returns a masked example of ids [n], of any integer type, which stay unchanged.
 
         The number of predictions is google-research/bert's: ``min(max_predictions, max(1, round(n *
         rate)))``, with [CLS] and [SEP] counted in n. Whole words and spans may fall short of it: a
-        word that would exceed it is skipped for a shorter one.
-
-        Args:
-            input_ids: [n] ids of an unmasked example, of any integer type.
-            rng: the stream of this example; exactly one array is drawn from it.
+        word that would exceed it is skipped for a shorter one. One array is drawn from ``rng``.
 
         Raises:
             UserError: an id exceeds the vocabulary.

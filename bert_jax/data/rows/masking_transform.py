@@ -17,20 +17,12 @@ if TYPE_CHECKING:
 
 
 def empty_rows(rows: int, *, seq_length: int, predictions: int, max_examples: int, pad: int) -> Row:
-    """Returns a batch of B rows of padding.
+    """Returns a batch of B rows of L tokens, all padding, with P slots for predictions.
 
-    Args:
-        rows: B.
-        seq_length: L, tokens in a row.
-        predictions: P, slots for predictions.
-        max_examples: E, slots for examples.
-        pad: id of the padding token.
-
-    Returns:
-        int32 ``input_ids``, ``token_type_ids``, ``segment_ids`` and, with E above 1,
-        ``position_ids``, each [B, L]; int32 ``masked_lm_positions``, ``masked_lm_ids`` and float32
-        ``masked_lm_weights``, each [B, P]; int32 ``next_sentence_labels``, ``cls_positions`` and
-        float32 ``next_sentence_weights``, each [B, E].
+    int32 ``input_ids``, ``token_type_ids``, ``segment_ids`` and, with ``max_examples`` E above 1,
+    ``position_ids``, each [B, L]; int32 ``masked_lm_positions``, ``masked_lm_ids`` and float32
+    ``masked_lm_weights``, each [B, P]; int32 ``next_sentence_labels``, ``cls_positions`` and
+    float32 ``next_sentence_weights``, each [B, E].
     """
     tokens, slots, examples = (rows, seq_length), (rows, predictions), (rows, max_examples)
     batch = {
@@ -50,17 +42,12 @@ def empty_rows(rows: int, *, seq_length: int, predictions: int, max_examples: in
 
 
 def lay_out(row: Row, examples: Sequence[Example], masked: Sequence[MaskedExample]) -> None:
-    """Writes examples into an empty row, one after the other.
+    """Writes 1 to E examples, and the same ones masked, into an empty row, one after the other.
 
     Examples of 5 and 3 tokens in a row of 10 have ``segment_ids`` 1 1 1 1 1 2 2 2 0 0,
-    ``position_ids`` 0 1 2 3 4 0 1 2 0 0 and ``cls_positions`` 0 5.
-
-    Args:
-        row: one row of `empty_rows`. ``token_type_ids`` become 0 for ``[CLS] A [SEP]`` and 1 for
-            ``B [SEP]``; ``segment_ids`` 1, 2, … by example, 0 for padding; ``masked_lm_weights`` 1
-            for a prediction; ``next_sentence_weights`` 1 for an example with a second span.
-        examples: 1 to E examples with at most L tokens in total.
-        masked: the same examples, masked.
+    ``position_ids`` 0 1 2 3 4 0 1 2 0 0 and ``cls_positions`` 0 5. ``token_type_ids`` become 0 for
+    ``[CLS] A [SEP]`` and 1 for ``B [SEP]``; ``masked_lm_weights`` 1 for a prediction;
+    ``next_sentence_weights`` 1 for an example with a second span.
 
     Raises:
         ValueError: more tokens, predictions or examples than the row has room for.

@@ -91,7 +91,6 @@ class PackingPlan:
     """The rows of an epoch as lengths that share a row; a few kilobytes at any scale."""
 
     def __init__(self, counts: np.ndarray, *, capacity: int, max_examples: int) -> None:
-        """Plans the rows; takes the arguments of `first_fit_decreasing`."""
         self.patterns = first_fit_decreasing(counts, capacity=capacity, max_examples=max_examples)
         self._starts = [0, *itertools.accumulate(pattern.rows for pattern in self.patterns)]
         # Per pattern: each length, its examples per row, and its first rank in the first row.

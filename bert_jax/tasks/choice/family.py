@@ -188,7 +188,6 @@ class ChoiceSplit:
 
 
 def _score(records: Sequence[Record]) -> dict[str, float]:
-    """Returns the share of questions whose prediction is the label."""
     return {"accuracy": float(np.mean([r["label"] == r["prediction"] for r in records]))}
 
 

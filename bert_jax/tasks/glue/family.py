@@ -114,7 +114,6 @@ def _labelling(section: GlueSection, task: GlueTask, given: tuple[str, ...] | No
 
 
 def _read(section: GlueSection, request: DataRequest) -> dict[str, GlueRows]:
-    """Returns the examples of every split that the roles name."""
     found: dict[str, GlueRows] = {}
     for role in request.roles:
         if role == "input":
@@ -178,7 +177,6 @@ def _spelled(task: str, prediction: str | float) -> str:
 
 
 def _archived(directory: Path) -> bytes:
-    """Returns a flat archive of those files of a submission that are there."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         for name in FILES.values():

@@ -119,13 +119,10 @@ def files_of(task: str, role: str, directory: Path) -> dict[str, Path]:
 
 
 def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRows:
-    """Returns the examples of one file.
+    """Returns the examples of one file of a task, a key of `TASKS`.
 
-    Args:
-        path: a .tsv in the original layout, without quotes; or any other table with the columns of
-            the task, also in memory.
-        task: a key of `TASKS`.
-        labelled: whether the column of labels has to be there.
+    The file is a .tsv in the original layout, without quotes; or any other table with the columns
+    of the task, also in memory. In one that is `labelled` the column of labels has to be there.
 
     Raises:
         UserError: no such file; a column that is not there; a line with another number of fields

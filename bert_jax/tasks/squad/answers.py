@@ -56,6 +56,8 @@ def find_candidates(
 ) -> WindowCandidates:
     """Reduces a window's logits to the spans made by its best starts and best ends.
 
+    They lie in the context, start with most context and are not too long.
+
     Args:
         logits: of start and end, float32 [pieces of the row, 2].
         most_context: whether the window is the one to score each of its context pieces in as a
@@ -64,9 +66,6 @@ def find_candidates(
         offset: which piece of the whole context comes first.
         n_best: how many starts and ends to combine.
         max_answer_length: pieces of the longest answer.
-
-    Returns:
-        The spans that lie in the context, start with most context and are not too long.
     """
     pieces = len(logits)
     may_end = np.zeros(pieces, np.bool_)
@@ -102,16 +101,10 @@ def find_answers(
 ) -> Answers:
     """Merges the candidates of a question's windows to its n best answers, each text once.
 
-    Args:
-        windows: of the question, in their order.
-        text_of: first and last piece of a span → its text and where it starts.
-        n_best: how many answers to keep.
-        with_null: whether "no answer" is one of them (version 2.0). It is always kept, and so is
-          the best answer that is a text.
-
-    Returns:
-        The answers, best first; where there is no span at all only "no answer", and the null score
-        difference is then the null score.
+    `text_of` takes the first and last piece of a span to its text and where it starts. `with_null`:
+    "no answer" is one of them (version 2.0), which is always kept, and so is the best answer that
+    is a text. The best come first; where there is no span at all only "no answer", and the null
+    score difference is then the null score.
     """
     spans = _spans(windows)
     scores = [tuple(window.null.tolist()) for window in windows]

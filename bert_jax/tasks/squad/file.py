@@ -52,12 +52,9 @@ def read_squad(
 ) -> SquadFile:
     """Reads a SQuAD file: `{"data": [{"title", "paragraphs": [{"context", "qas": [...]}]}]}`.
 
-    A file is of version 2.0 if it says so or if one of its questions has `is_impossible` set.
-
-    Args:
-        path: a JSON file.
-        version: what the file is taken for; "auto": what it is.
-        needs_answers: whether a question that does not tell its answers is a mistake.
+    A file is of version 2.0 if it says so or if one of its questions has `is_impossible` set; it is
+    taken for `version`, with "auto" for what it is. Where it `needs_answers`, a question that does
+    not tell its answers is a mistake.
 
     Raises:
         UserError: not such a file; an id that comes twice; a question without an answer in a file

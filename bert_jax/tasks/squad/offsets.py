@@ -50,7 +50,6 @@ class OffsetEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Takes a tokenizer of any kind."""
         self._tokenizer = tokenizer
         later = np.flatnonzero(tokenizer.is_continuation).tolist()
         wordpiece = all(piece.startswith(CONTINUATION) for piece in tokenizer.pieces(later))

@@ -71,7 +71,7 @@ def best_threshold(
     answerable: Sequence[bool],
     answered: Sequence[bool],
 ) -> Tuned:
-    """Finds the threshold on the null score difference with the best mean score.
+    """Finds the threshold on the null score difference with the best mean score, in percent.
 
     Starts from giving no answer at all and lets the answers come in by rising difference
     (`find_best_thresh`). If no answer at all is best, the script, made for probabilities, says 0;
@@ -82,9 +82,6 @@ def best_threshold(
         differences: null score less the score of that answer.
         answerable: whether the question has an answer.
         answered: whether there is such an answer, that is, the text is not empty.
-
-    Returns:
-        The best mean score in percent, and the threshold.
     """
     order = np.argsort(np.asarray(differences, np.float64), kind="stable").tolist()
     current: float = sum(not has for has in answerable)

@@ -32,14 +32,8 @@ def count_windows(pieces: np.ndarray, room: np.ndarray, *, stride: int) -> np.nd
     """Returns how many windows contexts are cut into: 500 pieces, room 300, stride 128 → 3.
 
     An empty context has one window, so that each question is asked (google-research/bert drops it).
-
-    Args:
-        pieces: of each context, int [n].
-        room: how many of them fit in a window, int [n], at least 1.
-        stride: pieces from the start of a window to that of the next.
-
-    Returns:
-        int32 [n].
+    Of the pieces of each context, at least one has room in a window; the stride is pieces from the
+    start of a window to that of the next. All int [n]; returns int32 [n].
     """
     over = np.maximum(pieces - room, 0)
     return (1 + -(-over // np.minimum(room, stride))).astype(np.int32)
@@ -104,13 +98,9 @@ class SquadSplit:
     ) -> None:
         """Counts the pieces of everything once.
 
-        Args:
-            questions: of the file. To train on, those whose answers are not in their context are
-              skipped; of several answers the first that is there is the target.
-            tokenizer: the model's.
-            options: how to cut windows and to choose answers.
-            role: "train" for rows with targets; "dev" to choose the threshold on the records.
-            threshold: on the null score difference; None where none is known.
+        Of questions to train on (role "train"), those whose answers are not in their context are
+        skipped, and of several answers the first that is there is the target. Role "dev" chooses
+        the threshold on the records; `threshold` is None where none is known.
         """
         self._options, self._role, self._threshold = options, role, threshold
         self._special = tokenizer.special
@@ -223,7 +213,6 @@ class SquadSplit:
         return None if question.answers else (-1, -1)
 
     def _windows(self, question: int) -> ContextWindows:
-        """Returns the windows of a question's context."""
         pieces, room = self._context_pieces[question], self._rooms[question]
         return ContextWindows(int(pieces), int(room), self._options.stride)
 

@@ -175,7 +175,6 @@ def _promote(
     predictor: Predictor,
     console: Console,
 ) -> None:
-    """Makes the sweep's directory that of its best run."""
     best = best_of(record.results)
     if best is None:
         raise RunStopped(

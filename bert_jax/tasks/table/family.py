@@ -105,7 +105,6 @@ class TableSection(Section):
 
 
 def _read(section: TableSection, request: DataRequest) -> dict[str, list[TextRow]]:
-    """Returns the rows of every file that the roles need."""
     roles = set(request.roles)
     if section.dev is None and "dev" in roles:
         roles = roles - {"dev"} | {"train"}
@@ -173,7 +172,6 @@ def _problem(
 
 
 def _figures(section: TableSection, labelling: Labelling) -> tuple[str, ...]:
-    """Returns the keys of the figures; the first ranks checkpoints."""
     keys = FIGURES[labelling.problem]
     if labelling.problem != "single_label":
         return keys

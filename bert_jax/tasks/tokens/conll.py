@@ -130,7 +130,6 @@ def sentences_in_memory(table: MemoryTable) -> ConllFile:
 
 
 def _read_blocks(path: Path, columns: ConllColumns) -> list[list[_Line]]:
-    """Returns the lines of each sentence, all of one width."""
     blocks: list[list[_Line]] = [[]]
     before: _Line | None = None
     for number, line in read_lines(path):

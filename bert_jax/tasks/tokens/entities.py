@@ -24,15 +24,13 @@ class Entity(NamedTuple):
 def find_entities(labels: Sequence[str]) -> list[Entity]:
     """Returns the spans of a sentence: ``["I-PER", "I-PER", "O", "B-LOC"]`` → PER 0–2, LOC 3–4.
 
-    I and E go on with a span of their type that has not ended; where there is none they begin one.
-    B and S always begin one. E and S end theirs, and so does whatever does not go on with it.
+    Labels are O, or B, I, E, S with or without a type. I and E go on with a span of their type that
+    has not ended; where there is none they begin one. B and S always begin one. E and S end theirs,
+    and so does whatever does not go on with it.
 
     Source: `startOfChunk` and `endOfChunk` of conlleval (Tjong Kim Sang and Buchholz, 2000) for B,
     I, E and O. It has no S, and no end between E and B or S, as BIOES needs them; both are as its
     later versions in Python and seqeval have them.
-
-    Args:
-        labels: O, or B, I, E, S with or without a type.
 
     Raises:
         ValueError: a label of another form.

@@ -41,13 +41,8 @@ def conclude(
 ) -> dict[str, float]:
     """Evaluates a run's best checkpoint, and writes figures, dev predictions and the report.
 
-    Args:
-        run: fine-tuned.
-        family: its data, opened with the dev splits.
-        predictor: of its model.
-        mesh: to compute on.
-        console: where the figures are shown, which are also returned.
-        seeds: a row for each run of a sweep, for the report.
+    The family has the dev splits opened. Returns the figures, which the console shows; `seeds` has
+    a row for each run of a sweep, for the report.
     """
     with doing("predicting dev with the best checkpoint"):
         loaded = load_params(run, checkpoint="auto", mesh=mesh)
@@ -123,12 +118,8 @@ def open_data(
 ) -> Family:
     """Opens splits of a fine-tuned run's task, with the labels of its model.
 
-    Args:
-        run: fine-tuned.
-        roles: see `DataRequest`.
-        step: of the checkpoint, whose dev evaluation may have tuned a threshold.
-        input: the rows of the role "input".
-        task: in place of the run's own section.
+    For `roles` and `input` see `DataRequest`. The dev evaluation of the checkpoint of this `step`
+    may have tuned a threshold; `task` takes the place of the run's own section.
 
     Raises:
         UserError: a file is not there or malformed; the task needs a threshold, and the checkpoint

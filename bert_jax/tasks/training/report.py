@@ -75,7 +75,6 @@ def write_report(
 def _entities(
     run: Run, family: Family, records: Mapping[str, Sequence[Record]]
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Returns the metrics of each entity type; labels without spans are ranked by accuracy."""
     if run.heads.task != "token_classification" or family.best_metric != "f1":
         return {}
     return {name: entity_report(_labelled(found)) for name, found in records.items()}

@@ -285,7 +285,6 @@ def task_of(run: Run, *, class_weights: Sequence[float] | None) -> FinetuneTask:
 
 
 def _frozen(task: FinetuneTask, section: FinetuneSection, model: ModelDefinition) -> FinetuneTask:
-    """Returns the task with what its settings freeze."""
     if not section.optimizer.freeze:
         return task
     depth = task.architecture.num_hidden_layers

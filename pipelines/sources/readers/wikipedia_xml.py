@@ -44,12 +44,9 @@ def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -
     r"""Returns the paragraphs of a page: ``"'''A''' is [[b|B]].\n== C ==\n* d" -> ["A is B."]``.
 
     Left out: templates, tables, lists, headings, references, pictures with their captions, and
-    categories, so that only text passages stay (BERT paper, section 3.1).
-
-    Args:
-        wikitext: the source of one page.
-        dropped_namespaces: lower-case names of the namespaces of files and categories, in the
-            wiki's language and in English; links to them go with all that they hold.
+    categories, so that only text passages stay (BERT paper, section 3.1). Links to the namespaces
+    of files and categories, dropped by their lower-case names in the wiki's language and in
+    English, go with all that they hold.
 
     Raises:
         UserError: it is nested too deep, or begins very much that it never ends.
@@ -84,7 +81,6 @@ def _refuse_unended(wikitext: str) -> None:
 
 
 def _visible(code: Any, dropped: Collection[str]) -> Iterator[str]:
-    """Yields the visible text of the nodes, with its line ends."""
     in_list = False  # until the end of its line
     for node in code.nodes:
         if isinstance(node, nodes.Tag) and str(node.wiki_markup or "") in _LIST_MARKS:
