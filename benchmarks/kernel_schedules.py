@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.report import report
-from bert_jax.kernels.attention import LANES
+from bert_jax.kernels.attention_shape import LANES
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
@@ -48,6 +48,7 @@ def schedules(name: str, length: int, columns: int, rate: float) -> dict[str, Ke
     topology = parse_topology(name)
     shape = KernelShape(
         accelerator=topology.accelerator.name,
+        rows=ROWS,
         length=length,
         heads=LANES // columns,
         columns=columns,

@@ -9,13 +9,10 @@ they come out of the projections: no transpose. A product for one head runs over
 matrix unit pads to 128 in any case. In the lanes of the other heads stand segments, so that the
 product which makes the scores masks them as well: no element is compared or replaced.
 
-The backward kernel holds scores as [keys, queries]: two of its three products with scores on the
-left then need no transpose of them, and log-sums lie along lanes.
+The kernels are in `attention_bodies`, what they see at a time in `attention_shape`.
 """
 
-import dataclasses
 import functools
-import math
 from typing import Any, Final, TypeAlias
 
 import jax
@@ -23,12 +20,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.kernels.random_bits import column_factors, kept, line_words, row_factors
+from bert_jax.kernels.attention_bodies import backward_kernel, forward_kernel, scale
+from bert_jax.kernels.attention_shape import LANES, Shape
+from bert_jax.kernels.random_bits import line_words
 from bert_jax.parallel.rules import LogicalAxes, per_shard
 
 Array = jax.Array
 
-LANES: Final = 128
 LONGEST: Final = 512  # tokens: scores of one head, and what is made of them, must fit into VMEM
 # Added to a score for every bit in which the segments of query and key differ; the exponent of two
 # that softmax takes of it is 0 beside any score there is.
@@ -44,68 +42,6 @@ _AXES: Final[dict[str, LogicalAxes]] = {
     "logs": ("batch", "heads", "rest", "length"),
     "sums": ("rest", "batch", "rest", "heads"),
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What a kernel is compiled for.
-
-    Attributes:
-        length: tokens of a row, as the caller has them.
-        heads: of a device.
-        columns: of a head.
-        rate: of dropout; 0 draws nothing.
-    """
-
-    length: int
-    heads: int
-    columns: int
-    rate: float
-
-    @property
-    def padded(self) -> int:
-        """Tokens of a row in the kernel: whole vector registers."""
-        return -(-self.length // LANES) * LANES
-
-    @property
-    def width(self) -> int:
-        """Lanes of a block: whole heads, and whole registers or all that there is."""
-        whole = math.lcm(self.columns, LANES)
-        return whole if self.heads * self.columns % whole == 0 else self.heads * self.columns
-
-    @property
-    def group(self) -> int:
-        """Heads of a block."""
-        return self.width // self.columns
-
-    @property
-    def lanes_of_segments(self) -> int:
-        """Lanes of a block of segments; one head alone has them beside it."""
-        return self.width if self.group > 1 else LANES
-
-    def array(self, name: str, *, batch: int, dtype: Any) -> jax.ShapeDtypeStruct:
-        """Returns what a result looks like on one device."""
-        width = self.heads * self.columns
-        sizes = {
-            "row": (batch, self.padded, width),
-            "slopes": (3, batch, self.padded, width),
-            "logs": (batch, self.heads // self.group, self.group, self.padded),
-            "sums": (3, batch, 1, width),
-        }
-        exact = name in ("logs", "sums")
-        return jax.ShapeDtypeStruct(sizes[name], jnp.float32 if exact else dtype)
-
-    def block(self, name: str) -> pl.BlockSpec:
-        """Returns the part of an array that one run of a kernel sees: a row, a group of heads."""
-        blocks = {
-            "words": ((2, 1, 1, self.group, self.padded), lambda b, t: (0, b, t, 0, 0)),
-            "segments": ((2, 1, self.padded, self.lanes_of_segments), lambda b, _: (0, b, 0, 0)),
-            "row": ((1, self.padded, self.width), lambda b, t: (b, 0, t)),
-            "slopes": ((3, 1, self.padded, self.width), lambda b, t: (0, b, 0, t)),
-            "logs": ((1, 1, self.group, self.padded), lambda b, t: (b, t, 0, 0)),
-            "sums": ((3, 1, 1, self.width), lambda b, t: (0, b, 0, t)),
-        }
-        return pl.BlockSpec(*blocks[name])
 
 
 def fused_attention(
@@ -151,7 +87,7 @@ def _forward(
     qkv: _Triple, bias: Array, segment_ids: Array, seeds: Array, columns: int, rate: float
 ) -> tuple[Array, tuple[Array, ...]]:
     length = segment_ids.shape[1]
-    kernel = _Kernel(_forward_kernel, length=length, columns=columns, rate=rate)
+    kernel = _Kernel(forward_kernel, length=length, columns=columns, rate=rate)
     # Padding is a segment of its own, since others' padding may be one that is read: 0.
     segments = _padded(segment_ids + 1)
     words = line_words(jnp.arange(segments.shape[1], dtype=jnp.int32), seeds[..., None])
@@ -166,7 +102,7 @@ def _backward(
     columns: int, rate: float, kept: tuple[Array, ...], gradient: Array
 ) -> tuple[_Triple, Array, None, None]:
     length = gradient.shape[1]
-    kernel = _Kernel(_backward_kernel, length=length, columns=columns, rate=rate)
+    kernel = _Kernel(backward_kernel, length=length, columns=columns, rate=rate)
     names = ("words", "segments", "row", "row", "row", "row", "logs", "row")
     found, sums = kernel((*kept, _padded(gradient)), names, results=("slopes", "sums"))
     of_q, of_k, of_v = found[:, :, :length]
@@ -186,15 +122,10 @@ def _coded(segments: Array, shape: Shape, dtype: Any) -> Array:
     return jnp.stack([of_queries, (1 - of_queries) * int(_MASKED)]).astype(dtype)
 
 
-def _scale(columns: int) -> float:
-    """Of queries; exponentials are taken to base two, which is what the hardware has."""
-    return columns**-0.5 * math.log2(math.e)
-
-
 def _scaled(qkv: _Triple, bias: Array, columns: int) -> list[Array]:
     """Returns queries, keys and values as the kernels read them."""
     with_bias = [x.astype(jnp.float32) + each for x, each in zip(qkv, bias, strict=True)]
-    with_bias[0] *= _scale(columns)
+    with_bias[0] *= scale(columns)
     return [_padded(x.astype(qkv[0].dtype)) for x in with_bias]
 
 
@@ -233,16 +164,16 @@ class _Kernel:
     ) -> tuple[Array, ...]:
         words, segments, *others = arrays
         _, batch, heads, _ = words.shape
-        shape = self._shape(heads=heads)
+        shape = self._shape(batch=batch, heads=heads)
         words = words.reshape(2, batch, -1, shape.group, shape.padded)
         arrays = (words, _coded(segments, shape, others[0].dtype), *others)
-        made = [shape.array(name, batch=batch, dtype=arrays[-1].dtype) for name in results]
-        forward = self._body is _forward_kernel
+        made = [shape.array(name, dtype=arrays[-1].dtype) for name in results]
+        forward = self._body is forward_kernel
         scores = batch * heads * shape.padded**2
         call = functools.partial(
             pl.pallas_call,
             functools.partial(self._body, shape=shape),
-            grid=(batch, heads // shape.group),
+            grid=shape.grid,
             in_specs=[shape.block(name) for name in names],
             out_specs=[shape.block(name) for name in results],
             out_shape=made,
@@ -257,113 +188,3 @@ class _Kernel:
         return jax.lax.platform_dependent(
             *arrays, tpu=call(compiler_params=parallel), default=call(interpret=True)
         )
-
-
-def _forward_kernel(
-    words: Any, segments: Any, q: Any, k: Any, v: Any, out: Any, logs: Any, *, shape: Shape
-) -> None:
-    """One row, one group of heads; scores as [queries, keys]."""
-    q_LW, k_LW, v_LW = q[0], k[0], v[0]
-    total = jnp.zeros(q_LW.shape, jnp.float32)
-    for head in range(shape.group):
-        inside = _lanes_of(head, shape)
-        q_LX, k_LX = (_beside(x, segments[at, 0], head, shape) for at, x in enumerate((q_LW, k_LW)))
-        scores = _dot(q_LX, k_LX, 1, 1)
-        largest = scores.max(axis=1, keepdims=True)
-        weights = jnp.exp2(scores - largest)
-        sums = weights.sum(axis=1, keepdims=True)
-        log_sums = jnp.log2(sums)
-        logs[0, 0, pl.ds(head, 1), :] = jnp.transpose(largest + log_sums)
-        if shape.rate:
-            weights = jnp.where(_keep(words, head, shape, query_axis=0), weights, 0.0)
-        # Dividing the sum over values is cheaper than dividing every weight, and taking the power
-        # again cheaper than an exact quotient.
-        inverse = jnp.exp2(-math.log2(1 - shape.rate) - log_sums)
-        found = _dot(weights.astype(v_LW.dtype), v_LW, 1, 0) * inverse
-        total = jnp.where(inside, found, total)
-    out[0] = total.astype(out.dtype)
-
-
-def _backward_kernel(
-    words: Any,
-    segments: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    logs: Any,
-    gradient: Any,
-    slopes_of_qkv: Any,
-    sums: Any,
-    *,
-    shape: Shape,
-) -> None:
-    """The same, scores as [keys, queries]."""
-    q_LW, k_LW, v_LW, g_LW = q[0], k[0], v[0], gradient[0]
-    # Σ weights · their gradients, for each query and head: what softmax takes off.
-    product_WL = jnp.transpose(g_LW.astype(jnp.float32) * out[0].astype(jnp.float32))
-    g_LW = (g_LW.astype(jnp.float32) * (1 / (1 - shape.rate))).astype(g_LW.dtype)
-    total = [jnp.zeros(q_LW.shape, jnp.float32)] * 3
-    for head in range(shape.group):
-        inside = _lanes_of(head, shape)
-        first = head * shape.columns
-        taken_off = product_WL[first : first + shape.columns].sum(axis=0, keepdims=True)
-        q_LX, k_LX = (_beside(x, segments[at, 0], head, shape) for at, x in enumerate((q_LW, k_LW)))
-        scores = _dot(k_LX, q_LX, 1, 1)
-        weights = jnp.exp2(scores - logs[0, 0, pl.ds(head, 1), :])
-        g_of_head = _where_inside(head, shape, g_LW, jnp.zeros_like(g_LW))
-        slopes = _dot(v_LW, g_of_head, 1, 1)
-        kept = weights
-        if shape.rate:
-            keep = _keep(words, head, shape, query_axis=1)
-            kept, slopes = jnp.where(keep, weights, 0.0), jnp.where(keep, slopes, 0.0)
-        slopes = (weights * (slopes - taken_off)).astype(q_LW.dtype)
-        found = (
-            _dot(slopes, k_LW, 0, 0),
-            _dot(slopes, q_LW, 1, 0),
-            _dot(kept.astype(g_LW.dtype), g_LW, 1, 0),
-        )
-        total = [jnp.where(inside, new, old) for new, old in zip(found, total, strict=True)]
-    # log 2: the derivative of 2ˣ. Queries came scaled.
-    factors = (_scale(shape.columns) * math.log(2), math.log(2), 1.0)
-    for at, (each, factor) in enumerate(zip(total, factors, strict=True)):
-        of_one = each * factor
-        slopes_of_qkv[at, 0] = of_one.astype(slopes_of_qkv.dtype)
-        sums[at, 0] = of_one.sum(axis=0, keepdims=True)
-
-
-def _dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
-    contracted = (((a_axis,), (b_axis,)), ((), ()))
-    return jax.lax.dot_general(a, b, contracted, preferred_element_type=jnp.float32)
-
-
-def _beside(x_LW: Array, segments: Array, head: int, shape: Shape) -> Array:
-    """Returns one head, with segments in the lanes of the others; one alone has more lanes."""
-    if shape.group == 1:
-        return jnp.concatenate([x_LW, segments], axis=1)
-    return _where_inside(head, shape, x_LW, segments)
-
-
-def _column(row: Array) -> Array:
-    """[1, L] → [L, 1]."""
-    return row.reshape(row.shape[1], 1)
-
-
-def _where_inside(head: int, shape: Shape, x_LW: Array, other_LW: Array) -> Array:
-    """Returns a head's columns of one array, the others of another."""
-    return jnp.where(_lanes_of(head, shape), x_LW, other_LW)
-
-
-def _lanes_of(head: int, shape: Shape) -> Array:
-    """Returns where in a block a head's columns lie, bool [1, width]."""
-    lane = jax.lax.broadcasted_iota(jnp.int32, (1, shape.width), 1)
-    return (lane >= head * shape.columns) & (lane < (head + 1) * shape.columns)
-
-
-def _keep(words: Any, head: int, shape: Shape, *, query_axis: int) -> Array:
-    """Returns which probabilities stay: a query is a row of the tile, as in `dropout`."""
-    of_queries, of_keys = (words[which, 0, 0, pl.ds(head, 1), :] for which in range(2))
-    rows, columns = row_factors(of_queries), column_factors(of_keys, shape.rate)
-    if query_axis == 0:
-        return kept(tuple(map(_column, rows)), columns)
-    return kept(rows, tuple(map(_column, columns)))

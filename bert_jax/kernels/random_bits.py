@@ -97,8 +97,9 @@ def column_factors(words: Array, rate: float) -> Factors:
     its `low`. On average over columns the rate is met to 2⁻²².
     """
     least, share = divmod(min(rate, 1 - 2**-12) * 2 ** (32 - _HIGH), 1)
-    more = ((words >> 1) & (2**_DRAWN - 1)) < round(share * 2**_DRAWN)
-    reached = (more.astype(jnp.int32) + round(least) - 2 ** (31 - _HIGH)) << _HIGH
+    more = (words & (2**_DRAWN - 1) << 1) < round(share * 2**_DRAWN) << 1
+    few = round(least) - 2 ** (31 - _HIGH)
+    reached = jnp.where(more, np.int32((few + 1) << _HIGH), np.int32(few << _HIGH))
     return *row_factors(words), reached
 
 

@@ -1,11 +1,13 @@
 """Schedules of our own kernels, compiled without the program around them.
 
-A kernel is the same in every program of an accelerator and a row length: only how many rows and
-groups of heads it runs over differs. So it is compiled for a few rows of one group, once, and kept.
+A kernel is the same in every program of an accelerator, a row length and as many rows a block: only
+how many blocks it runs over differs. So it is compiled for a few rows of one group, once, and kept.
 """
 
+import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -17,11 +19,12 @@ from jax.sharding import Mesh
 
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache
-from bert_jax.kernels.attention import Shape, fused_attention
+from bert_jax.kernels.attention import fused_attention
+from bert_jax.kernels.attention_shape import Shape
 from bert_jax.model.config import resolve_architecture
 from bert_jax.model.execution import resolve_execution
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.rules import parameter_sharding
+from bert_jax.parallel.rules import batch_parts, parameter_sharding
 from bert_jax.parallel.section import MeshSection
 from bert_jax.planning.cycles import kernels_called
 from bert_jax.planning.execution import Program
@@ -30,7 +33,7 @@ from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedules
 from bert_jax.planning.optimized_text import optimized_text
 from bert_jax.planning.request import CompileRequest, code_and_versions
 
-ROWS: Final = 8
+ROWS: Final = 64  # at least, so that a grid's first and last step weigh little
 _SCHEDULES: Final = pydantic.TypeAdapter(dict[str, KernelSchedule])
 
 
@@ -39,6 +42,7 @@ class KernelShape(pydantic.BaseModel, frozen=True):
 
     Attributes:
         accelerator: ``v5e``.
+        rows: that it is compiled for.
         length: tokens of a row.
         heads: of a block.
         columns: of a head.
@@ -47,6 +51,7 @@ class KernelShape(pydantic.BaseModel, frozen=True):
     """
 
     accelerator: str
+    rows: int
     length: int
     heads: int
     columns: int
@@ -75,9 +80,16 @@ def kernel_shape(request: CompileRequest, mesh: Mesh, *, accelerator: str) -> Ke
     heads = (architecture.num_attention_heads,)
     sharding = parameter_sharding(mesh, ("heads",), heads, name="attention")
     (own_heads,) = sharding.shard_shape(heads)
-    shape = Shape(length=phase.seq_length, heads=own_heads, columns=columns, rate=rate)
+    shape = Shape(
+        batch=_rows_of_device(request, mesh),
+        length=phase.seq_length,
+        heads=own_heads,
+        columns=columns,
+        rate=rate,
+    )
     return KernelShape(
         accelerator=accelerator,
+        rows=_few_rows(shape),
         length=phase.seq_length,
         heads=shape.group,
         columns=columns,
@@ -86,8 +98,23 @@ def kernel_shape(request: CompileRequest, mesh: Mesh, *, accelerator: str) -> Ke
     )
 
 
+def _rows_of_device(request: CompileRequest, mesh: Mesh) -> int:
+    """Returns the rows that one device computes at a time."""
+    phase, evaluation = request.train.phases[request.phase], request.train.evaluation
+    rows = phase.batch_size // phase.accumulation
+    if request.kind != "train":
+        rows = (evaluation and evaluation.batch_size) or phase.batch_size
+    return rows // batch_parts(mesh)
+
+
+def _few_rows(shape: Shape) -> int:
+    """Returns how many rows suffice for blocks of as many rows as those of `shape`."""
+    few = (dataclasses.replace(shape, batch=rows) for rows in itertools.count(ROWS))
+    return next(each.batch for each in few if each.rows == shape.rows)
+
+
 def schedules_alone(shape: KernelShape, mesh: Mesh, *, written: Path) -> dict[str, KernelSchedule]:
-    """Returns the schedules of a kernel and its gradient for `ROWS` blocks, by their names.
+    """Returns the schedules of a kernel and its gradient for `shape.rows` rows, by their names.
 
     Args:
         shape: of the kernel.
@@ -112,29 +139,32 @@ def schedules_alone(shape: KernelShape, mesh: Mesh, *, written: Path) -> dict[st
     return found
 
 
-def scaled(alone: Mapping[str, KernelSchedule], program: Program) -> dict[str, KernelSchedule]:
+def scaled(
+    alone: Mapping[str, KernelSchedule], program: Program, *, rows: int
+) -> dict[str, KernelSchedule]:
     """Returns schedules by the name of each call in a program, for as many blocks as it has.
 
     Args:
-        alone: by name of the kernel, for `ROWS` blocks.
-        program: that calls them; the words, their first operand, say of how many rows and blocks.
+        alone: by name of the kernel, for one group of heads of so many rows.
+        program: that calls them; the words, their first operand, say of how many rows and groups.
+        rows: of `alone`.
     """
     calls = kernels_called(program)
     found = {}
     for each in program.executed:
         name = each.instruction.name
         if name in calls and (own := alone.get(name.partition(".")[0])) is not None:
-            _, rows, blocks, *_ = each.computation[each.instruction.operands[0]].arrays[0].sizes
-            found[name] = own.times(rows * blocks / ROWS)
+            _, batch, groups, *_ = each.computation[each.instruction.operands[0]].arrays[0].sizes
+            found[name] = own.times(batch * groups / rows)
     return found
 
 
 def _lower(shape: KernelShape) -> jax.stages.Lowered:
     width = shape.heads * shape.columns
-    row = jax.ShapeDtypeStruct((ROWS, shape.length, width), jnp.dtype(shape.dtype))
+    row = jax.ShapeDtypeStruct((shape.rows, shape.length, width), jnp.dtype(shape.dtype))
     bias = jax.ShapeDtypeStruct((3, width), jnp.float32)
-    segments = jax.ShapeDtypeStruct((ROWS, shape.length), jnp.int32)
-    seeds = jax.ShapeDtypeStruct((2, ROWS, shape.heads), jnp.int32)
+    segments = jax.ShapeDtypeStruct((shape.rows, shape.length), jnp.int32)
+    seeds = jax.ShapeDtypeStruct((2, shape.rows, shape.heads), jnp.int32)
     attend: Callable[..., jax.Array] = functools.partial(
         fused_attention, columns=shape.columns, rate=shape.rate
     )

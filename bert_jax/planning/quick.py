@@ -76,7 +76,7 @@ def quick_step(request: CompileRequest) -> CompiledStep:
     if found.total > available:
         return _refused(step, found.total, available, seconds=seconds)
     program = _program(found, accelerator)
-    own = scaled(alone, program) if shape is not None else {}
+    own = scaled(alone, program, rows=shape.rows) if shape is not None else {}
     return CompiledStep(
         rows=step.rows,
         useful_flops=step.flops,

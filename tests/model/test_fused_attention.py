@@ -12,6 +12,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.kernels.attention import fused_attention
+from bert_jax.kernels.attention_shape import Shape
 from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.config import Execution
 from bert_jax.model.execution import choose_attention, resolve_execution
@@ -25,7 +26,7 @@ def segments_of(rows: int, length: int) -> jax.Array:
     """Packed rows: two or three examples each, then padding, the last row of padding alone."""
     ids = np.zeros((rows, length), np.int32)
     for row in range(rows - 1):
-        cuts = [0, length // 3, length // 2 + row, length - 5 * row - 1]
+        cuts = [0, length // 3, length // 2 + row % 3, length - 5 * (row % 3) - 1]
         for number, (start, stop) in enumerate(itertools.pairwise(cuts), 1):
             ids[row, start:stop] = number
     return jnp.asarray(ids)
@@ -67,20 +68,46 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "heads", "columns", "rate"),
+    ("rows", "length", "heads", "columns", "rate"),
     [
-        (128, 2, 64, 0.0),
-        (128, 3, 64, 0.3),  # an odd number of heads: one block of all
-        (40, 4, 32, 0.1),  # not a multiple of what a register holds
-        (128, 1, 128, 0.1),
-        pytest.param(512, 2, 64, 0.1, marks=pytest.mark.chaos),
+        (3, 128, 2, 64, 0.0),
+        (3, 128, 3, 64, 0.3),  # an odd number of heads: one block of all
+        (11, 128, 2, 64, 0.1),  # no number of rows divides them
+        (10, 40, 2, 32, 0.1),  # two blocks of rows; not a multiple of what a register holds
+        (2, 128, 1, 128, 0.1),
+        pytest.param(3, 256, 6, 64, 0.1, marks=pytest.mark.chaos),
+        pytest.param(3, 512, 3, 64, 0.1, marks=pytest.mark.chaos),  # two stages
     ],
 )
-def test_it_gives_what_xla_gives(length: int, heads: int, columns: int, rate: float) -> None:
+def test_it_gives_what_xla_gives(
+    rows: int, length: int, heads: int, columns: int, rate: float
+) -> None:
     """Dropout on: the very same elements are dropped, forward and backward."""
-    drawn = np.random.default_rng(0).standard_normal((4, 3, length, heads, columns))
+    drawn = np.random.default_rng(0).standard_normal((4, rows, length, heads, columns))
     arrays = [jnp.asarray(x, jnp.float32) for x in drawn]
     assert_same(attend(fused, *arrays, rate=rate), attend(xla, *arrays, rate=rate))
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "heads", "rows", "stages"),
+    [
+        (64, 128, 12, 8, 1),
+        (10, 128, 12, 5, 1),
+        (11, 128, 12, 1, 1),
+        (64, 256, 12, 4, 1),
+        (16, 512, 12, 1, 1),
+        (16, 512, 3, 1, 2),  # more scores than fit into VMEM
+    ],
+)
+def test_a_block_has_as_many_rows_as_divide_a_devices_own_and_fit(
+    batch: int, length: int, heads: int, rows: int, stages: int
+) -> None:
+    shape = Shape(batch=batch, length=length, heads=heads, columns=64, rate=0.1)
+    assert shape.rows == rows
+    assert shape.grid == (batch // rows, heads // shape.group)
+    assert len(shape.stages()) == stages
+    together = list(itertools.chain(*shape.stages()))
+    assert together == list(itertools.product(range(rows), range(shape.group)))
 
 
 def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:

@@ -88,11 +88,11 @@ def test_what_the_compiler_would_give_cycles_gets_them_and_nothing_else() -> Non
     # Never less than the matrix units need, and not twice that.
     least = 2 * 8192 * 768 * 3072 / (197e12 / 1.5e9)
     assert least < product < 2 * least
-    own = scaled({"attention_forward": schedule()}, program)
+    own = scaled({"attention_forward": schedule()}, program, rows=8)
     found = count_cycles(program, bytes_per_cycle=V5E.bytes_per_cycle, schedules=own)
     assert found.by_kind["matrix products"] == product
     assert found.scheduled == product + (cycles["copy.1"] or 0)
-    assert own["attention_forward.2"] == schedule().times(16 * 6 / ROWS)
+    assert own["attention_forward.2"] == schedule().times(16 * 6 / 8)
     assert own["attention_forward.2"].bundles == 800 * 12
 
 
@@ -181,6 +181,7 @@ def test_a_block_has_the_heads_that_the_kernel_gives_it_on_one_device(
     found = kernel_shape(request.model_copy(update={"model": model}), mesh, accelerator="v5e")
     assert found is not None
     assert (found.heads, found.columns) == (heads, 64)
+    assert found.rows >= ROWS
 
 
 def keep(request: CompileRequest, step: CompiledStep) -> None:

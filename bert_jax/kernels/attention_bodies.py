@@ -1,0 +1,175 @@
+"""The attention kernels themselves: what one run of each does with its rows and heads.
+
+Scores are [keys, queries]: softmax then works across registers and not inside of them, and numbers
+of queries lie along lanes. Every operation is written for all heads of a stage before the next one:
+the compiler keeps the order in which it is given operations of different heads, and one head's
+wait for each other.
+"""
+
+import math
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from bert_jax.kernels.attention_shape import LANES, Shape
+from bert_jax.kernels.random_bits import column_factors, kept, row_factors
+
+Array = jax.Array
+Head = tuple[int, int]  # its row in the block, its number there
+
+_FROM_BASE_TWO: Final = math.log(2)  # the derivative of 2ˣ
+
+
+def scale(columns: int) -> float:
+    """Of queries; exponentials are taken to base two, which is what the hardware has."""
+    return columns**-0.5 * math.log2(math.e)
+
+
+def forward_kernel(
+    words: Any, segments: Any, q: Any, k: Any, v: Any, out: Any, logs: Any, *, shape: Shape
+) -> None:
+    """Sums over values are [columns, queries] up to the end: half the work of whole registers."""
+    attended: dict[int, list[Array]] = {row: [] for row in range(shape.rows)}
+    for heads in shape.stages():
+        keep = [_keep(words, head, shape) for head in heads]
+        scores = [_scores(q, k, segments, head, shape) for head in heads]
+        largest = [each.max(axis=0, keepdims=True) for each in scores]
+        weights = [jnp.exp2(each - most) for each, most in zip(scores, largest, strict=True)]
+        log_sums = [jnp.log2(each.sum(axis=0, keepdims=True)) for each in weights]
+        weights = [_where(each, of) for each, of in zip(keep, weights, strict=True)]
+        v_WL = {row: jnp.transpose(v[row]) for row, _ in heads}
+        # Dividing the sum over values is cheaper than dividing every weight, and taking the power
+        # again cheaper than an exact quotient.
+        inverse = [jnp.exp2(-math.log2(1 - shape.rate) - each) for each in log_sums]
+        for at, (row, head) in enumerate(heads):
+            first = head * shape.columns
+            v_KL = v_WL[row][first : first + shape.columns]
+            attended[row].append(_dot(v_KL, weights[at].astype(v_KL.dtype), 1, 0) * inverse[at])
+            logs[row, 0, pl.ds(head, 1), :] = largest[at] + log_sums[at]
+    for row, of_heads in attended.items():
+        out[row] = jnp.transpose(jnp.concatenate(of_heads)).astype(out.dtype)
+
+
+def backward_kernel(
+    words: Any,
+    segments: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    logs: Any,
+    gradient: Any,
+    slopes_of_qkv: Any,
+    sums: Any,
+    *,
+    shape: Shape,
+) -> None:
+    """Two of three products with scores on the left need no transpose of them."""
+    total: dict[int, tuple[Array, ...]] = {}
+    for heads in shape.stages():
+        keep = [_keep(words, head, shape) for head in heads]
+        g_LW = {row: _scaled_up(gradient[row], shape) for row, _ in heads}
+        taken_off = _taken_off(out, gradient, heads, shape)
+        scores = [_scores(q, k, segments, head, shape) for head in heads]
+        weights = [
+            jnp.exp2(each - logs[row, 0, pl.ds(head, 1), :])
+            for each, (row, head) in zip(scores, heads, strict=True)
+        ]
+        slopes = [
+            _dot(v[row], _where_inside(head, shape, g_LW[row], jnp.zeros_like(g_LW[row])), 1, 1)
+            for row, head in heads
+        ]
+        kept_weights = [_where(each, of) for each, of in zip(keep, weights, strict=True)]
+        slopes = [_where(each, of) for each, of in zip(keep, slopes, strict=True)]
+        slopes = [
+            (weight * (slope - off)).astype(q.dtype)
+            for weight, slope, off in zip(weights, slopes, taken_off, strict=True)
+        ]
+        for slope, weight, (row, head) in zip(slopes, kept_weights, heads, strict=True):
+            found = (
+                _dot(slope, k[row], 0, 0),
+                _dot(slope, q[row], 1, 0),
+                _dot(weight.astype(q.dtype), g_LW[row], 1, 0),
+            )
+            before = total.get(row, found)
+            inside = _lanes_of(head, shape)
+            pairs = zip(found, before, strict=True)
+            total[row] = tuple(jnp.where(inside, new, old) for new, old in pairs)
+    # Queries came scaled.
+    factors = (scale(shape.columns) * _FROM_BASE_TWO, _FROM_BASE_TWO, 1.0)
+    for row, of_three in total.items():
+        for at, (each, factor) in enumerate(zip(of_three, factors, strict=True)):
+            of_one = each * factor
+            slopes_of_qkv[at, row] = of_one.astype(slopes_of_qkv.dtype)
+            sums[at, row] = of_one.sum(axis=0, keepdims=True)
+
+
+def _scores(q: Any, k: Any, segments: Any, head: Head, shape: Shape) -> Array:
+    """Returns those of one head, [keys, queries]."""
+    row, number = head
+    of_keys, of_queries = (
+        _beside(x[row], segments[at, row], number, shape) for at, x in ((1, k), (0, q))
+    )
+    return _dot(of_keys, of_queries, 1, 1)
+
+
+def _scaled_up(g_LW: Array, shape: Shape) -> Array:
+    return (g_LW.astype(jnp.float32) * (1 / (1 - shape.rate))).astype(g_LW.dtype)
+
+
+def _taken_off(out: Any, gradient: Any, heads: Any, shape: Shape) -> list[Array]:
+    """Returns Σ weights · their gradients, for each query and head: what softmax takes off."""
+    product_WL = {
+        row: jnp.transpose(gradient[row].astype(jnp.float32) * out[row].astype(jnp.float32))
+        for row, _ in heads
+    }
+    firsts = ((row, head * shape.columns) for row, head in heads)
+    return [
+        product_WL[row][first : first + shape.columns].sum(axis=0, keepdims=True)
+        for row, first in firsts
+    ]
+
+
+def _dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
+    contracted = (((a_axis,), (b_axis,)), ((), ()))
+    return jax.lax.dot_general(a, b, contracted, preferred_element_type=jnp.float32)
+
+
+def _beside(x_LW: Array, segments: Array, head: int, shape: Shape) -> Array:
+    """Returns one head, with segments in the lanes of the others; one alone has more lanes."""
+    if shape.group == 1:
+        return jnp.concatenate([x_LW, segments], axis=1)
+    return _where_inside(head, shape, x_LW, segments)
+
+
+def _where_inside(head: int, shape: Shape, x_LW: Array, other_LW: Array) -> Array:
+    """Returns a head's columns of one array, the others of another."""
+    return jnp.where(_lanes_of(head, shape), x_LW, other_LW)
+
+
+def _lanes_of(head: int, shape: Shape) -> Array:
+    """Returns where in a block a head's columns lie, bool [1, width]."""
+    lane = jax.lax.broadcasted_iota(jnp.int32, (1, shape.width), 1)
+    return (lane >= head * shape.columns) & (lane < (head + 1) * shape.columns)
+
+
+def _where(keep: Array | None, x: Array) -> Array:
+    return x if keep is None else jnp.where(keep, x, 0.0)
+
+
+def _keep(words: Any, head: Head, shape: Shape) -> Array | None:
+    """Returns which probabilities stay: a query is a row of the tile, as in `dropout`.
+
+    The words of keys are turned once they fill a register, which spreads them in the same
+    operation.
+    """
+    if not shape.rate:
+        return None
+    row, number = head
+    of_queries, of_keys = (words[which, row, 0, pl.ds(number, 1), :] for which in range(2))
+    spread = jnp.transpose(jnp.broadcast_to(of_keys, (LANES, shape.padded)))
+    columns = column_factors(spread, shape.rate)
+    wide = (jnp.concatenate([each] * (shape.padded // LANES), axis=1) for each in columns)
+    return kept(row_factors(of_queries), tuple(wide))
