@@ -118,7 +118,7 @@ def compile_one_layer(topology: str, output: str) -> None:
 
     phase = {"dataset": "none", "steps": 1, "seq_length": 512, "batch_size": 256}
     values = {
-        "model": {"architecture": {"num_hidden_layers": 1}},
+        "model": {"size": "base", "architecture": {"num_hidden_layers": 1}},
         "train": {"evaluation": None, "phases": [phase | {"max_predictions": 77}]},
     }
     config = parse_config(values, source="benchmark")

@@ -1,26 +1,32 @@
-"""The table of docs/planning.md: configurations × topologies, as Markdown, each row as it is known.
+"""The tables of docs/planning.md: configurations × topologies, as Markdown, a row when it is known.
 
-``python -m benchmarks.plan_table [--config base large …] [--topology v5e:4x4 …] [--slices 2]
-[--exact]``. What has been compiled before is kept, so a table that was stopped goes on where it
-was. No TPU is needed, only libtpu; minutes for each row where all are new.
+``python -m benchmarks.plan_table --into docs/planning.md`` makes all of them: one slice, and two.
+``--config base --topology v5e:4x4 --slices 1`` makes a part, ``--exact`` compiles code and all.
+What has been compiled before is kept, so tables that were stopped go on where they were. No TPU is
+needed, only libtpu; about a minute of two cores for each row where all are new.
 """
 
 import argparse
 import datetime
 import importlib.metadata
+import resource
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
 from bert_jax.config import load_config
 from bert_jax.errors import UserError
+from bert_jax.files.atomic import write_whole
 from bert_jax.parallel.accelerators import GIB
+from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.prices import Prices, load_prices
 from bert_jax.planning.rows import name_of
 from bert_jax.verbs.plan import plan
 
-# Names of the table: a configuration and what is changed of it.
+# Names of the tables: a configuration and what is changed of it.
 CONFIGS = {
     "base": ("pretrain/base.yaml",),
     "large": ("pretrain/base.yaml", "model.size=large"),
@@ -33,49 +39,88 @@ TOPOLOGIES = (
     *("v5p:2x2x4", "v5p:4x4x4", "v5p:4x8x8"),
     *("v6e:4x4", "v6e:8x8", "v6e:16x16"),
 )
+TWO_SLICES = ("v5e:4x4",)
+# Of LAMB's phases, at 16 chips; more chips take as much less, so that each has the same rows.
+LAMB_ACCUMULATION = (16, 32)
 HEADINGS = (
     *("Model", "Slice, chips", "Steps × batch × tokens", "Fits", "Parameters + optimizer, GiB"),
     *("Temporaries", "Peak of HBM", "Million cycles", "Step", "Bound", "MFU", "Hours"),
     "On demand",
 )
+BEGINS, ENDS = "<!-- plan_table {} -->\n", "<!-- end -->\n"
+
+
+class Row(NamedTuple):
+    """One plan of a table."""
+
+    name: str
+    topology: str
+    slices: int
+
+    def overrides(self) -> list[str]:
+        """Returns what is changed of the configuration."""
+        _, *changed = CONFIGS[self.name]
+        if self.name != "large, LAMB":
+            return changed
+        chips = parse_topology(self.topology).chips * self.slices
+        return changed + [
+            f"train.phases.{phase}.accumulation={max(of * 16 // chips, 1)}"
+            for phase, of in enumerate(LAMB_ACCUMULATION)
+        ]
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the tables, and writes them to where the page has them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--config", nargs="+", default=list(CONFIGS), choices=list(CONFIGS))
-    parser.add_argument("--topology", nargs="+", default=list(TOPOLOGIES))
-    parser.add_argument("--slices", type=int, default=1, help="of each topology")
+    parser.add_argument("--topology", nargs="+", help="default: all")
+    parser.add_argument("--slices", type=int, nargs="+", default=[1, 2], help="of each topology")
     parser.add_argument("--vocab-size", type=int, default=30_522)
     parser.add_argument("--exact", action="store_true", help="code and all, in minutes each")
+    parser.add_argument("--into", type=Path, help="page to write the tables to, between its marks")
     asked = parser.parse_args()
     prices = load_prices(None)
+    for slices in asked.slices:
+        topologies = asked.topology or (TOPOLOGIES if slices == 1 else TWO_SLICES)
+        wanted = [Row(name, each, slices) for name in asked.config for each in topologies]
+        lines = []
+        for line in table(wanted, prices, asked):
+            print(line, flush=True)
+            lines.append(line)
+        print(flush=True)
+        if asked.into:
+            insert(asked.into, str(slices), lines)
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    Console(stderr=True).print(f"compilers: {spent.ru_utime + spent.ru_stime:.0f} CPU seconds")
+
+
+def table(wanted: Iterable[Row], prices: Prices, asked: argparse.Namespace) -> Iterator[str]:
+    """Yields a table's lines, each as soon as it is known."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "libtpu"))
+    form = "code and all" if asked.exact else "quick form"
     today = datetime.datetime.now(datetime.UTC).date()
-    print(f"{today}, {versions}, prices of {prices.date}.\n")
-    print(row(HEADINGS), row("---" for _ in HEADINGS), sep="\n", flush=True)
-    for name in asked.config:
-        file, *overrides = CONFIGS[name]
-        config = load_config(f"configs/{file}", overrides)
-        for topology in asked.topology:
-            try:
-                (found,) = plan(
-                    config,
-                    [topology],
-                    slices=asked.slices,
-                    vocab_size=asked.vocab_size,
-                    exact=asked.exact,
-                    suggest=False,
-                    console=Console(stderr=True),
-                )
-            except UserError as error:
-                blank = ("",) * (len(HEADINGS) - 3)
-                print(row((name, f"`{topology}`", str(error), *blank)), flush=True)
-                continue
-            for cells in rows(name, found, prices):
-                print(row(cells), flush=True)
+    yield f"{today}, {versions}, {form}, prices of {prices.date}."
+    yield ""
+    yield from (line(HEADINGS), line("---" for _ in HEADINGS))
+    for each in wanted:
+        config = load_config(f"configs/{CONFIGS[each.name][0]}", each.overrides())
+        try:
+            (found,) = plan(
+                config,
+                [each.topology],
+                slices=each.slices,
+                vocab_size=asked.vocab_size,
+                exact=asked.exact,
+                suggest=False,
+                console=Console(stderr=True),
+            )
+        except UserError as error:
+            blank = ("",) * (len(HEADINGS) - 4)
+            yield line((each.name, f"`{each.topology}`", str(error), "no", *blank))
+            continue
+        yield from map(line, rows(each.name, found, prices))
 
 
 def rows(name: str, found: Plan, prices: Prices) -> Iterator[tuple[str, ...]]:
@@ -91,7 +136,7 @@ def rows(name: str, found: Plan, prices: Prices) -> Iterator[tuple[str, ...]]:
         size = f"{phase.steps:,} × {phase.batch_size:,} × {phase.seq_length}"
         step = phase.train
         if step.memory is None or step.cycles is None:
-            yield (*head, size, "no", "", "", f"{(step.needed_bytes or 0) / unit:.1f}")
+            yield (*head, size, "no", "", "", f"{(step.needed_bytes or 0) / unit:.1f}", *("",) * 6)
             continue
         estimate, memory = found.estimate(step), step.memory
         yield (
@@ -102,9 +147,24 @@ def rows(name: str, found: Plan, prices: Prices) -> Iterator[tuple[str, ...]]:
         )
 
 
-def row(cells: Iterable[str]) -> str:
+def line(cells: Iterable[str]) -> str:
     """Returns a line of Markdown."""
     return f"| {' | '.join(cells)} |"
+
+
+def insert(page: Path, mark: str, lines: Iterable[str]) -> None:
+    """Replaces what a page has between two marks.
+
+    Raises:
+        ValueError: it has no such marks.
+    """
+    text = page.read_text(encoding="utf-8")
+    before, begins, rest = text.partition(BEGINS.format(mark))
+    _, ends, after = rest.partition(ENDS)
+    if not ends:
+        raise ValueError(f"{page}: no {BEGINS.format(mark)!r} with {ENDS!r} behind it")
+    inside = "".join(f"{each}\n" for each in lines)
+    write_whole(page, f"{before}{begins}\n{inside}\n{ends}{after}".encode())
 
 
 if __name__ == "__main__":
