@@ -75,7 +75,8 @@ class Collective:
         group: devices of a group.
         link: ``ICI``, or ``DCN`` where groups cross slices.
         seconds: of one execution, estimated, with nothing beside it.
-        hidden_cycles: of one execution, that the core computes meanwhile.
+        hidden_cycles: of one execution, that the core computes meanwhile; of several in flight at
+            once each has its part.
         line: of our source.
     """
 
@@ -296,7 +297,7 @@ def _hidden_cycles(program: Program) -> dict[str, int]:
         if id(executed.computation) in seen:
             continue
         seen.add(id(executed.computation))
-        running: dict[str, int] = {}
+        running: dict[str, float] = {}
         carried: dict[str, str] = {}  # by what carries one in flight, the name of its start
         sends = {
             _rendezvous(one): one.name
@@ -312,9 +313,9 @@ def _hidden_cycles(program: Program) -> dict[str, int]:
                 start = sends.get(_rendezvous(received), "")
             ends = role == "Done" or (opcode.endswith("-done") and opcode != "send-done")
             if ends and start in running:
-                hidden[start] = running.pop(start)
-            for each in running:
-                running[each] += instruction.cycles or 0
+                hidden[start] = round(running.pop(start))
+            for each in running:  # they share the network, and each gets its part of the time
+                running[each] += (instruction.cycles or 0) / len(running)
             starts = role == "Start" or (opcode.endswith("-start") and _kind(instruction))
             if starts or _between_slices(instruction):
                 running[name] = 0

@@ -26,7 +26,7 @@ from bert_jax.model.execution import resolve_execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_parts, parameter_sharding
 from bert_jax.parallel.section import MeshSection
-from bert_jax.planning.cycles import kernels_called
+from bert_jax.planning.cycles import hbm_bytes, kernels_called
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedules
@@ -142,7 +142,7 @@ def schedules_alone(shape: KernelShape, mesh: Mesh, *, written: Path) -> dict[st
 def scaled(
     alone: Mapping[str, KernelSchedule], program: Program, *, rows: int
 ) -> dict[str, KernelSchedule]:
-    """Returns schedules by the name of each call in a program, for as many blocks as it has.
+    """Returns schedules by the name of each call in a program, for what it has of blocks and bytes.
 
     Args:
         alone: by name of the kernel, for one group of heads of so many rows.
@@ -155,7 +155,9 @@ def scaled(
         name = each.instruction.name
         if name in calls and (own := alone.get(name.partition(".")[0])) is not None:
             _, batch, groups, *_ = each.computation[each.instruction.operands[0]].arrays[0].sizes
-            found[name] = own.times(batch * groups / rows)
+            schedule = own.times(batch * groups / rows)
+            # Alone, operands so small lie on the chip; here it is known which do.
+            found[name] = dataclasses.replace(schedule, copied_bytes=hbm_bytes(each))
     return found
 
 

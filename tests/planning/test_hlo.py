@@ -268,6 +268,26 @@ def test_collectives_inside_fusions_are_what_they_do_and_count_once() -> None:
     assert gather.hidden_cycles == 700 + 50
 
 
+TOGETHER = f"""
+ENTRY %main (a: f32[400], b: f32[400]) -> f32[1600] {{
+  %a = f32[400] parameter(0)
+  %b = f32[400] parameter(1)
+  %first = (f32[400], f32[1600]) all-gather-start(%a), replica_groups={{{{0,1,2,3}},{{4,5,6,7}}}}
+  %alone = f32[400] multiply(%a, %a), {cycles(100)}
+  %second = (f32[400], f32[1600]) all-gather-start(%b), replica_groups={{{{0,1,2,3}},{{4,5,6,7}}}}
+  %beside = f32[400] multiply(%alone, %b), {cycles(600)}
+  %done = f32[1600] all-gather-done(%first)
+  ROOT %end = f32[1600] all-gather-done(%second)
+}}
+"""
+
+
+def test_collectives_in_flight_together_share_the_work_that_hides_them() -> None:
+    """Each alone behind all of it would count the network twice."""
+    first, second = find_collectives(module(TOGETHER), TWO_SLICES)
+    assert (first.hidden_cycles, second.hidden_cycles) == (100 + 300, 300)
+
+
 def test_collectives_have_bytes_axes_links_and_overlap() -> None:
     """Two slices of four v5e chips: the data axis crosses them, the tensor axis does not."""
     permute, inside, across, everywhere = find_collectives(module(EXCHANGE), TWO_SLICES)

@@ -92,8 +92,10 @@ def test_what_the_compiler_would_give_cycles_gets_them_and_nothing_else() -> Non
     found = count_cycles(program, bytes_per_cycle=V5E.bytes_per_cycle, schedules=own)
     assert found.by_kind["matrix products"] == product
     assert found.scheduled == product + (cycles["copy.1"] or 0)
-    assert own["attention_forward.2"] == schedule().times(16 * 6 / 8)
-    assert own["attention_forward.2"].bundles == 800 * 12
+    call = own["attention_forward.2"]
+    assert (call.bundles, call.slots, call.steps) == (800 * 12, {"VALU": 400 * 12}, 8 * 12)
+    # The words, and a result of 16 elements of two bytes.
+    assert call.copied_bytes == 2 * 16 * 6 * 2 * 512 * 4 + 16 * 2
 
 
 def test_every_generation_has_a_cost_model_or_one_like_it() -> None:
