@@ -91,5 +91,8 @@ def check(found: dict[str, Any], topology: str, tensor: int) -> None:
     assert (tensor in groups) is (tensor > 1)
     # The owners of the moments hand the new parameters round.
     assert collectives["all-gather"] > 0
+    # What is gathered is not copied where it becomes the result, nor the parameter in whose place
+    # it comes: only one that is a result as it is would be.
+    assert found["copied_gathers"] < collectives["all-gather"] / 2
     # No activation is dealt out anew between the data axis and another.
     assert collectives["all-to-all"] == 0

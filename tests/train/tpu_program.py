@@ -99,6 +99,7 @@ def describe(topology: str, *, tensor: int, size: Literal["base", "tiny"]) -> di
         "peak_bytes": memory.peak_memory_in_bytes,
         "argument_bytes": memory.argument_size_in_bytes,
         "collectives": {kind: counts[kind] for kind in KINDS},
+        "copied_gathers": text.count(" copy(%all-gather"),
         "sum_groups": [group_size(groups, devices=devices) for groups in SUM.findall(text)],
     }
 
