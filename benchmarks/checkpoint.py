@@ -30,7 +30,7 @@ from bert_jax.train.checkpoint_local import STARTS, LocalCheckpoints
 from bert_jax.train.manifest import read_manifest, write_manifest
 from bert_jax.train.restore import restore_state
 from bert_jax.train.sections import CheckpointSection, LocalCheckpointSection
-from bert_jax.train.state import TrainState, abstract_state, define_model, initialise
+from bert_jax.train.state import TrainState, abstract_state, define_model, draw_params, initialise
 from tests.support import small_task
 
 SECTION = CheckpointSection(keep_last=2)
@@ -125,8 +125,8 @@ def make_state(size: Architecture) -> tuple[TrainState, TrainState]:
     model, optimizer = define_model(task.build), optax.scale_by_adam()
     mesh = make_mesh(MeshSection(data=1), jax.devices()[:1])
     abstract = abstract_state(model, optimizer, mesh)
-    with jax.set_mesh(mesh):
-        return jax.block_until_ready(initialise(task, optimizer, abstract, seed=0)), abstract
+    params = draw_params(model, abstract.params, seed=0)
+    return jax.block_until_ready(initialise(params, optimizer, abstract, seed=0)), abstract
 
 
 if __name__ == "__main__":

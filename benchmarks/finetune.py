@@ -32,7 +32,7 @@ from bert_jax.parallel.rules import batch_sharding
 from bert_jax.tasks.training.setup import origin_params, prepare
 from bert_jax.train.compiled import StepPrograms, lower_train_step
 from bert_jax.train.prefetch import to_devices
-from bert_jax.train.state import abstract_state, initialise
+from bert_jax.train.state import abstract_state, draw_params, initialise
 from bert_jax.train.step import StepLimits, StepSpec
 from bert_jax.verbs.finetune import finetune_settings
 from bert_jax.verbs.import_checkpoint import import_checkpoint
@@ -134,11 +134,10 @@ class Ours:
         self.schedule = make_schedule(
             prepared.section.optimizer, total_steps=steps * prepared.section.epochs
         )
-        with jax.set_mesh(self.mesh):
-            state = initialise(
-                prepared.task, optimizer, abstract_state(model, optimizer, self.mesh), seed=1
-            )
-        self.state = state._replace(params=origin_params(prepared, state.params))
+        abstract = abstract_state(model, optimizer, self.mesh)
+        draw = functools.partial(draw_params, model, seed=1)
+        params = origin_params(prepared, abstract.params, draw)
+        self.state = initialise(params, optimizer, abstract, seed=1)
         lower = functools.partial(
             lower_train_step,
             StepSpec(task=prepared.task, model=model, optimizer=optimizer),

@@ -8,7 +8,6 @@ machine's cores.
 """
 
 import argparse
-import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from bert_jax.train.compiled import lower_step, lower_train_step
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.replicas import find_deviations
 from bert_jax.train.sections import BadStepsSection, TrainSection, WatchdogSection
-from bert_jax.train.state import TrainState, abstract_state, define_model, initialise
+from bert_jax.train.state import TrainState, abstract_state, define_model, draw_params, initialise
 from bert_jax.train.step import StepFigures, StepLimits, StepSpec, make_gradients
 from bert_jax.train.watchdog import Watchdog
 
@@ -71,7 +70,11 @@ def measure(size: Architecture, steps: int, rounds: int) -> None:
         abstract = abstract_state(model, optimizer, mesh)
         watched = lower_train_step(spec, abstract, batch, schedule, accumulation=1).compile()
         bare = lower_step(unwatched(spec), abstract, batch, schedule).compile()
-        fresh = functools.partial(initialise, task, optimizer, abstract, seed=0)
+
+        def fresh() -> TrainState:
+            params = draw_params(model, abstract.params, seed=0)
+            return initialise(params, optimizer, abstract, seed=0)
+
         runs = {
             "watched": steps_of(watched, fresh(), (batch, StepLimits(), schedule), steps),
             "bare": steps_of(bare, fresh(), (batch, StepLimits(), schedule), steps),

@@ -36,7 +36,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.compiled import lower_train_step
-from bert_jax.train.state import abstract_state, define_model, initialise
+from bert_jax.train.state import abstract_state, define_model, draw_params, initialise
 from bert_jax.train.step import StepLimits, StepSpec
 
 ROWS, LENGTH, PREDICTIONS, VOCAB = 16, 128, 20, 30_522
@@ -159,7 +159,9 @@ def our_steps(
     schedule = linear_schedule([ScheduleSegment(1_000_000, RATE, 10_000)])
     optimizer = make_optimizer(OptimizerSection(), model.axes)
     with jax.set_mesh(mesh):
-        state = initialise(task, optimizer, abstract_state(model, optimizer, mesh), seed=0)
+        abstract = abstract_state(model, optimizer, mesh)
+        params = draw_params(model, abstract.params, seed=0)
+        state = initialise(params, optimizer, abstract, seed=0)
         placed = jax.device_put(batch, batch_sharding(mesh))
         spec = StepSpec(task=task, model=model, optimizer=optimizer)
         step = lower_train_step(spec, state, placed, schedule, accumulation=1).compile()

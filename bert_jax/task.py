@@ -107,8 +107,8 @@ class Task(Protocol):
     an object that is equal to itself alone shares it with nothing.
     """
 
-    def build(self, rngs: nnx.Rngs) -> nnx.Module:
-        """Returns the model with freshly initialised parameters."""
+    def build(self) -> nnx.Module:
+        """Returns the model: its parameters' shapes and how each starts, but no numbers."""
         ...
 
     def weights(self, batch: Batch) -> Mapping[str, jax.Array]:

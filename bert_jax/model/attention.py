@@ -18,13 +18,13 @@ from bert_jax.parallel.rules import constrain
 class SelfAttention(nnx.Module):
     """Multi-head self-attention, split by head over the tensor axis."""
 
-    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
+    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width, heads, columns = (
             architecture.hidden_size,
             architecture.num_attention_heads,
             architecture.head_dim,
         )
-        dense = functools.partial(Dense, architecture=architecture, execution=execution, rngs=rngs)
+        dense = functools.partial(Dense, architecture=architecture, execution=execution)
         self.query, self.key, self.value = (
             dense((width, heads, columns), ("embed", "heads", "head_dim"), outputs=2)
             for _ in range(3)

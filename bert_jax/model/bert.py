@@ -19,11 +19,11 @@ from bert_jax.parallel.compiling import made_once
 @made_once
 def bert_builder(
     architecture: Architecture, execution: Execution, heads: HeadsSection
-) -> Callable[[nnx.Rngs], Bert]:
+) -> Callable[[], Bert]:
     """Returns what makes the model, as `define_model` takes it."""
 
-    def build(rngs: nnx.Rngs) -> Bert:
-        return Bert(architecture=architecture, execution=execution, heads=heads, rngs=rngs)
+    def build() -> Bert:
+        return Bert(architecture=architecture, execution=execution, heads=heads)
 
     return build
 
@@ -41,9 +41,8 @@ class Bert(nnx.Module):
         architecture: Architecture,
         execution: Execution,
         heads: HeadsSection,
-        rngs: nnx.Rngs,
     ) -> None:
-        parts = {"architecture": architecture, "execution": execution, "rngs": rngs}
+        parts = {"architecture": architecture, "execution": execution}
         self.encoder = Encoder(**parts)
         if heads.pooler:
             self.pooler = Pooler(**parts)

@@ -1,12 +1,15 @@
 """Word, position and type embeddings."""
 
+import dataclasses
+
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.model.dropout import dropout
-from bert_jax.model.layers import LayerNorm, normal_param
+from bert_jax.model.initial import TruncatedNormal
+from bert_jax.model.layers import LayerNorm, param
 from bert_jax.parallel.rules import constrain
 
 
@@ -16,29 +19,16 @@ class Embeddings(nnx.Module):
     Source: google-research/bert `modeling.py`, `embedding_postprocessor`.
     """
 
-    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
+    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width = architecture.hidden_size
-        words = normal_param(
-            (architecture.padded_vocab_size, width),
-            ("vocab", "embed"),
-            architecture=architecture,
-            rngs=rngs,
-        )
+        normal = TruncatedNormal(architecture.initializer_range)
         # Rows beyond the vocabulary are no pieces: zero, never looked up, never trained.
-        real = jnp.arange(architecture.padded_vocab_size) < architecture.vocab_size
-        self.word = words.replace(jnp.where(real[:, None], words[...], 0.0))
-        self.position = normal_param(
-            (architecture.max_position_embeddings, width),
-            ("positions", "embed"),
-            architecture=architecture,
-            rngs=rngs,
+        pieces = dataclasses.replace(normal, rows=architecture.vocab_size)
+        self.word = param((architecture.padded_vocab_size, width), ("vocab", "embed"), pieces)
+        self.position = param(
+            (architecture.max_position_embeddings, width), ("positions", "embed"), normal
         )
-        self.type = normal_param(
-            (architecture.type_vocab_size, width),
-            ("types", "embed"),
-            architecture=architecture,
-            rngs=rngs,
-        )
+        self.type = param((architecture.type_vocab_size, width), ("types", "embed"), normal)
         self.norm = LayerNorm(architecture=architecture, execution=execution)
         self.dropout_rate = architecture.hidden_dropout_prob
 

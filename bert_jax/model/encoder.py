@@ -15,7 +15,6 @@ from bert_jax.model.dropout import dropout
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.execution import default_unroll
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, subkey
-from bert_jax.model.parameter_rngs import ParameterRngs
 from bert_jax.parallel.rules import constrain
 
 # What the backward pass keeps of a layer: everything, everything but what is inside attention
@@ -33,11 +32,11 @@ REMAT: Final[dict[Remat, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
 class EncoderLayer(nnx.Module):
     """Attention and FFN, each followed by dropout, residual sum and LayerNorm (post-LayerNorm)."""
 
-    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
+    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width, inner = architecture.hidden_size, architecture.intermediate_size
-        self.attention = SelfAttention(architecture=architecture, execution=execution, rngs=rngs)
+        self.attention = SelfAttention(architecture=architecture, execution=execution)
         self.attention_norm = LayerNorm(architecture=architecture, execution=execution)
-        dense = functools.partial(Dense, architecture=architecture, execution=execution, rngs=rngs)
+        dense = functools.partial(Dense, architecture=architecture, execution=execution)
         self.intermediate = dense((width, inner), ("embed", "mlp"), outputs=1)
         self.output = dense((inner, width), ("mlp", "embed"), outputs=1)
         self.output_norm = LayerNorm(architecture=architecture, execution=execution)
@@ -71,9 +70,9 @@ class Encoder(nnx.Module):
     row of layers to the compiler: fewer cycles, for a compile time that grows with depth.
     """
 
-    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
-        self.embeddings = Embeddings(architecture=architecture, execution=execution, rngs=rngs)
-        self.layers = _stack_layers(architecture=architecture, execution=execution, rngs=rngs)
+    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
+        self.embeddings = Embeddings(architecture=architecture, execution=execution)
+        self.layers = _stack_layers(architecture=architecture, execution=execution)
         self.depth = architecture.num_hidden_layers
         self.remat: Remat = execution.remat
         self.unroll = execution.unroll or default_unroll(self.depth, on_tpu=False)
@@ -149,24 +148,13 @@ class Encoder(nnx.Module):
         )
 
 
-def _stack_layers(
-    *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
-) -> EncoderLayer:
+def _stack_layers(*, architecture: Architecture, execution: Execution) -> EncoderLayer:
     """Returns one layer module whose every parameter carries all layers along a leading axis."""
-    graphdefs: list[nnx.GraphDef[EncoderLayer]] = []
+    graphdef, state = nnx.split(EncoderLayer(architecture=architecture, execution=execution))
 
-    def draw(key: Array) -> nnx.State:
-        layer = EncoderLayer(
-            architecture=architecture, execution=execution, rngs=ParameterRngs(key)
-        )
-        graphdef, state = nnx.split(layer)
-        graphdefs.append(graphdef)
-        return state
+    def stack(one: nnx.Variable) -> nnx.Variable:
+        shape, axes = (architecture.num_hidden_layers, *one.shape), ("layers", *one.logical)
+        return one.replace(jax.ShapeDtypeStruct(shape, one.dtype), logical=axes)
 
-    stacked = jax.vmap(draw)(jax.random.split(rngs.params(), architecture.num_hidden_layers))
-    stacked = jax.tree.map(
-        lambda param: param.replace(param[...], logical=("layers", *param.logical)),
-        stacked,
-        is_leaf=lambda node: isinstance(node, nnx.Variable),
-    )
-    return nnx.merge(graphdefs[0], stacked)
+    stacked = jax.tree.map(stack, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    return nnx.merge(graphdef, stacked)

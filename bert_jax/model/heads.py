@@ -8,7 +8,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.config import Activation, Architecture, Dtype, Execution
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, constant_param, product
+from bert_jax.model.initial import Constant
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, param, product
 from bert_jax.parallel.rules import constrain
 
 # Pieces that only pad the table to a multiple of 128 must never win or weigh in a softmax.
@@ -32,7 +33,7 @@ class MlmHead(nnx.Module):
     The table is handed in at every call: the head owns no reference to it.
     """
 
-    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
+    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width = architecture.hidden_size
         self.transform = Dense(
             (width, width),
@@ -40,10 +41,9 @@ class MlmHead(nnx.Module):
             outputs=1,
             architecture=architecture,
             execution=execution,
-            rngs=rngs,
         )
         self.norm = LayerNorm(architecture=architecture, execution=execution)
-        self.bias = constant_param(0.0, (architecture.padded_vocab_size,), ("vocab",))
+        self.bias = param((architecture.padded_vocab_size,), ("vocab",), Constant(0.0))
         self.activation: Activation = architecture.hidden_act
         self.vocab_size = architecture.vocab_size
         self.gradient_dtype: Dtype = execution.gradient_dtype
@@ -69,7 +69,7 @@ class MlmHead(nnx.Module):
 class Pooler(nnx.Module):
     """The tanh layer over a [CLS] token."""
 
-    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
+    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width = architecture.hidden_size
         self.dense = Dense(
             (width, width),
@@ -77,7 +77,6 @@ class Pooler(nnx.Module):
             outputs=1,
             architecture=architecture,
             execution=execution,
-            rngs=rngs,
         )
 
     def __call__(
@@ -90,7 +89,7 @@ class Pooler(nnx.Module):
 class NextSentenceHead(nnx.Module):
     """Two classes over a pooled vector: 0 = the second span follows, 1 = it is random."""
 
-    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
+    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         # Two columns cost nothing in float32, and in bf16 the gradient of the bias, a sum of terms
         # that nearly cancel, is a fifth off.
         precise = execution.model_copy(update={"dtype": "float32"})
@@ -100,7 +99,6 @@ class NextSentenceHead(nnx.Module):
             outputs=1,
             architecture=architecture,
             execution=precise,
-            rngs=rngs,
         )
 
     def __call__(
@@ -113,16 +111,13 @@ class NextSentenceHead(nnx.Module):
 class TaskHead(Dense):
     """A fine-tuned head: one affine map in float32, as in google-research/bert and Hugging Face."""
 
-    def __init__(
-        self, *, outputs: int, architecture: Architecture, execution: Execution, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, *, outputs: int, architecture: Architecture, execution: Execution) -> None:
         super().__init__(
             (architecture.hidden_size, outputs),
             ("embed", "classes"),
             outputs=1,
             architecture=architecture,
             execution=execution.model_copy(update={"dtype": "float32"}),
-            rngs=rngs,
         )
 
 

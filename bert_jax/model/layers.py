@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from bert_jax.model.config import Activation, Architecture, Dtype, Execution
 from bert_jax.model.elementwise import gelu_tanh, layer_norm
+from bert_jax.model.initial import Constant, Initial, TruncatedNormal
 from bert_jax.parallel.rules import LogicalAxes, constrain
 
 Array = jax.Array
@@ -27,21 +28,10 @@ ACTIVATIONS: Final[dict[Activation, Callable[[Array], Array]]] = {
 }
 
 
-def normal_param(
-    shape: Sequence[int], axes: LogicalAxes, *, architecture: Architecture, rngs: nnx.Rngs
-) -> nnx.Param:
-    """Returns a float32 parameter from a normal truncated at two standard deviations.
-
-    `tf.truncated_normal_initializer(stddev=0.02)` of google-research/bert truncates the normal and
-    does not rescale what is left, so the parameters' own deviation is 0.88 of the one named.
-    """
-    cut = jax.random.truncated_normal(rngs.params(), -2.0, 2.0, tuple(shape), jnp.float32)
-    return nnx.Param(cut * architecture.initializer_range, logical=axes)
-
-
-def constant_param(value: float, shape: Sequence[int], axes: LogicalAxes) -> nnx.Param:
-    """Returns a float32 parameter that starts at one value everywhere."""
-    return nnx.Param(jnp.full(tuple(shape), value, jnp.float32), logical=axes)
+def param(shape: Sequence[int], axes: LogicalAxes, initial: Initial) -> nnx.Param:
+    """Returns a float32 parameter: its shape, its logical axes and how it starts, no numbers."""
+    abstract = jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
+    return nnx.Param(abstract, logical=axes, initial=initial)
 
 
 class Dense(nnx.Module):
@@ -60,9 +50,8 @@ class Dense(nnx.Module):
         outputs: int,
         architecture: Architecture,
         execution: Execution,
-        rngs: nnx.Rngs,
     ) -> None:
-        """Draws the kernel.
+        """Gives the kernel and the bias their shapes.
 
         Args:
             shape: sizes of what is mapped, output axes last.
@@ -71,14 +60,12 @@ class Dense(nnx.Module):
             outputs: how many of the last axes are outputs, and so have a bias.
             architecture: gives the deviation of the kernel's first values.
             execution: gives the dtype of the product.
-            rngs: gives the key of the kernel's first values.
         """
         self.inputs = len(shape) - outputs
         sizes = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
-        self.kernel = normal_param(
-            sizes, (axes[0], axes[self.inputs]), architecture=architecture, rngs=rngs
-        )
-        self.bias = constant_param(0.0, shape[-outputs:], axes[-outputs:])
+        normal = TruncatedNormal(architecture.initializer_range)
+        self.kernel = param(sizes, (axes[0], axes[self.inputs]), normal)
+        self.bias = param(shape[-outputs:], axes[-outputs:], Constant(0.0))
         self.dtype: Dtype = execution.dtype
         self.gradient_dtype: Dtype = execution.gradient_dtype
 
@@ -227,8 +214,8 @@ class LayerNorm(nnx.Module):
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width = (architecture.hidden_size,)
         # Not "embed": splitting vectors of a few hundred numbers costs more than it saves.
-        self.scale = constant_param(1.0, width, ("hidden",))
-        self.bias = constant_param(0.0, width, ("hidden",))
+        self.scale = param(width, ("hidden",), Constant(1.0))
+        self.bias = param(width, ("hidden",), Constant(0.0))
         self.eps = architecture.layer_norm_eps
         self.dtype = execution.dtype
 

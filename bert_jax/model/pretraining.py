@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from flax import nnx
 from jaxtyping import Array, Float
 
 from bert_jax.model.bert import Bert
@@ -21,10 +20,8 @@ class PretrainingLogits(NamedTuple):
 class BertForPretraining(Bert):
     """BERT with its masked-language-model and next-sentence heads."""
 
-    def __init__(self, *, architecture: Architecture, execution: Execution, rngs: nnx.Rngs) -> None:
-        super().__init__(
-            architecture=architecture, execution=execution, heads=HeadsSection(), rngs=rngs
-        )
+    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
+        super().__init__(architecture=architecture, execution=execution, heads=HeadsSection())
 
     def __call__(
         self, batch: Mapping[str, Array], *, dropout_key: Array | None

@@ -69,11 +69,9 @@ class BertObjective:
             self.tokenizer, seq_length=seq_length, masking=masking
         )
 
-    def build(self, rngs: nnx.Rngs) -> BertForPretraining:
-        """Returns the model with fresh parameters."""
-        return BertForPretraining(
-            architecture=self.architecture, execution=self.execution, rngs=rngs
-        )
+    def build(self) -> BertForPretraining:
+        """Returns the model."""
+        return BertForPretraining(architecture=self.architecture, execution=self.execution)
 
     def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
         """Returns the divisor of each term over the batch handed in."""

@@ -36,7 +36,7 @@ from bert_jax.train.executables import Executables
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import Intervals, Phase, TrainSpec, check_batches
-from bert_jax.train.state import define_model
+from bert_jax.train.state import DrawParams, define_model
 from bert_jax.train.step import StepSpec
 from bert_jax.train.trackers import require_trackers
 
@@ -212,7 +212,9 @@ def _origin(
     return {**origin, **held, **data}
 
 
-def _initial_params(plan: PretrainPlan, *, console: Console) -> Callable[[Params], Params]:
+def _initial_params(
+    plan: PretrainPlan, *, console: Console
+) -> Callable[[Params, DrawParams], Params]:
     if plan.settings.init_from is None:
-        return lambda fresh: fresh
+        return lambda abstract, draw: draw(abstract)
     return ParameterOrigin(plan.settings.init_from, plan.mesh, console).take_over

@@ -7,7 +7,6 @@ from importlib import metadata
 from typing import Any, Final, NamedTuple, TypeVar
 
 from etils import epath
-from flax import nnx
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
@@ -44,8 +43,8 @@ class Run(NamedTuple):
         return self.model.heads
 
     @property
-    def build(self) -> Callable[[nnx.Rngs], Bert]:
-        """Makes its model with fresh parameters."""
+    def build(self) -> Callable[[], Bert]:
+        """Makes its model, as `define_model` takes it."""
         return bert_builder(self.architecture, self.model.execution, self.heads)
 
     @property

@@ -1,28 +1,26 @@
 """A checkpoint's parameters under a new head."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Collection
+from typing import Final
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import HeadsSection
+from bert_jax.task import Params
 
-# The parts of a model that a fine-tuned one has in common with its origin; the encoder must be.
 _SHARED: Final = ("encoder", "pooler")
 
 
-def graft(
-    fresh: Mapping[str, Any], found: Mapping[str, Any], *, ours: HeadsSection, theirs: HeadsSection
-) -> dict[str, Any]:
-    """Returns fresh parameters with everything replaced that the origin has trained.
+def shared_parts(
+    wanted: Collection[str], found: Params, *, ours: HeadsSection, theirs: HeadsSection
+) -> Params:
+    """Returns the parts of an origin's parameters that a model of the parts wanted takes over.
 
     The task's head is taken over where it is one of the same task and the same labels (SQuAD 1.1
-    before 2.0, MNLI before another corpus of the same three); otherwise it starts fresh. Parameters
-    are those of a model by its parts, as `encoder` and `pooler`.
+    before 2.0, MNLI before another corpus of the same three); otherwise it starts fresh, as does a
+    pooler that the origin lacks.
     """
     shared = (*_SHARED, "task") if _same_head(ours, theirs) else _SHARED
-    return {
-        part: found[part] if part in shared and part in found else fresh[part] for part in fresh
-    }
+    return {part: found[part] for part in wanted if part in shared and part in found}
 
 
 def describe_graft(*, ours: HeadsSection, theirs: HeadsSection) -> str:

@@ -28,9 +28,9 @@ class FinetuneTask:
     class_weights: tuple[float, ...] | None = None
     frozen: frozenset[str] = frozenset()  # parameters that never change: ``pooler/bias``
 
-    def build(self, rngs: nnx.Rngs) -> Bert:
-        """Returns the encoder with the task's head, all of it freshly drawn."""
-        return bert_builder(self.architecture, self.execution, self.heads)(rngs)
+    def build(self) -> Bert:
+        """Returns the encoder with the task's head."""
+        return bert_builder(self.architecture, self.execution, self.heads)()
 
     def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
         """Returns what the loss of the batch is divided by."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-import jax
 
 from bert_jax.data.loader.data_position import describe_differences
 from bert_jax.errors import UserError
 from bert_jax.train.progress import IMPORTED, TrainProgress
 from bert_jax.train.spec import Phase, TrainSpec
-from bert_jax.train.state import TrainState, initialise
+from bert_jax.train.state import TrainState, draw_params, initialise
 
 if TYPE_CHECKING:  # it brings Orbax with it
     from bert_jax.train.checkpoint import Checkpointer
@@ -29,9 +28,9 @@ def restore_or_initialise(
     """
     step = spec.checkpoints.latest_step()
     if step is None:
-        with jax.set_mesh(spec.mesh):
-            state = initialise(spec.step.task, spec.step.optimizer, abstract, seed=spec.seed)
-        return state._replace(params=spec.initial_params(state.params)), TrainProgress()
+        draw = functools.partial(draw_params, spec.step.model, seed=spec.seed)
+        params = spec.initial_params(abstract.params, draw)
+        return initialise(params, spec.step.optimizer, abstract, seed=spec.seed), TrainProgress()
     state = restore_state(spec.checkpoints, abstract, step=step)
     progress = _progress(spec.checkpoints.progress(step), step=step, phases=spec.phases)
     _check(progress, spec, say)

@@ -26,6 +26,7 @@ from bert_jax.train.sections import (
     TrainSection,
     WatchdogSection,
 )
+from bert_jax.train.state import DrawParams
 from bert_jax.train.step import StepSpec
 
 if TYPE_CHECKING:  # it brings Orbax with it
@@ -109,7 +110,8 @@ class TrainSpec:
     checkpoints: Checkpointer
     # Raises RunStopped when another process has taken the run directory: before each save.
     check_lock: Callable[[], None]
-    initial_params: Callable[[Params], Params]  # fresh parameters → those to start from
+    # What draws fresh parameters of their shapes, or of some parts' → those to start from.
+    initial_params: Callable[[Params, DrawParams], Params]
     # Makes a folder self-contained: the run's, once it is certain that it can go on, and dumps.
     write_config: Callable[[epath.Path], None]
     allow_data_change: bool  # since the last checkpoint; otherwise it is refused

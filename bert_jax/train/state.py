@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,10 +13,10 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from bert_jax.model.parameter_rngs import ParameterRngs
+from bert_jax.model.initial import Initial
 from bert_jax.parallel.compiling import made_once
 from bert_jax.parallel.rules import moment_sharding, parameter_sharding, replicated
-from bert_jax.task import Params, Task
+from bert_jax.task import Params
 
 OptState: TypeAlias = optax.OptState
 Leaf: TypeAlias = Any  # a jax.Array; a ShapeDtypeStruct in an abstract state
@@ -38,9 +39,12 @@ class ModelDefinition:
     graphdef: Any  # what `nnx.merge` needs beside the parameters
     params: Params  # of ShapeDtypeStruct
     axes: dict[str, Any]  # nested like `params`: the logical axes of each
+    initial: dict[str, Any]  # nested like `params`: how each starts, an `Initial`
 
 
-Build: TypeAlias = Callable[[nnx.Rngs], nnx.Module]
+Build: TypeAlias = Callable[[], nnx.Module]
+# The shapes and layouts of a model's parts → their fresh parameters, see `draw_params`.
+DrawParams: TypeAlias = Callable[[Params], Params]
 
 
 def define_model(build: Build) -> ModelDefinition:
@@ -53,11 +57,12 @@ def define_model(build: Build) -> ModelDefinition:
 def _define(build: Callable[..., nnx.Module], owner: object) -> ModelDefinition:
     if owner is not None:
         build = functools.partial(build, owner)
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: build(ParameterRngs(0))))
-    axes = jax.tree.map(
-        lambda param: param.logical, state, is_leaf=lambda node: isinstance(node, nnx.Variable)
+    graphdef, state = nnx.split(build())
+    axes, initial = (
+        jax.tree.map(read, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
+        for read in (operator.attrgetter("logical"), operator.attrgetter("initial"))
     )
-    return ModelDefinition(graphdef, nnx.to_pure_dict(state), nnx.to_pure_dict(axes))
+    return ModelDefinition(graphdef, *map(nnx.to_pure_dict, (state, axes, initial)))
 
 
 def abstract_params(model: ModelDefinition, mesh: Mesh) -> Params:
@@ -100,53 +105,51 @@ def abstract_state(
 
 
 def initialise(
-    task: Task, optimizer: optax.GradientTransformation, abstract: TrainState, *, seed: int
+    params: Params, optimizer: optax.GradientTransformation, abstract: TrainState, *, seed: int
 ) -> TrainState:
-    """Returns a fresh state. The numbers depend on the run's seed alone, not on the mesh."""
-    leaves, structure = jax.tree.flatten(abstract)
-    draw = _initialiser(task, optimizer, structure, tuple(leaf.sharding for leaf in leaves))
-    return draw(np.asarray(jax.random.key_data(_keys(seed))))
+    """Returns the state before the first step."""
+    layout = jax.tree.map(lambda leaf: leaf.sharding, abstract.opt_state)
+    layouts, structure = jax.tree.flatten(layout)
+    return TrainState(
+        step=_laid_out(np.zeros((), np.int32), abstract.step),
+        rng=_laid_out(np.asarray(run_key(seed)), abstract.rng),
+        params=params,
+        opt_state=_first_moments(optimizer, structure, tuple(layouts))(params),
+        healthy=_laid_out(np.ones((), np.bool_), abstract.healthy),
+    )
+
+
+def draw_params(model: ModelDefinition, abstract: Params, *, seed: int) -> Params:
+    """Returns a model's first parameters, or those of some of its parts, laid out like `abstract`.
+
+    Each is a function of the seed, of its own name and shape, not of the mesh or other parameters.
+    """
+
+    def first(path: Any, leaf: Any, initial: Initial) -> jax.Array:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return _laid_out(initial.values(leaf.shape, seed=seed, name=name), leaf)
+
+    wanted = {part: model.initial[part] for part in abstract}
+    return jax.tree_util.tree_map_with_path(first, abstract, wanted)
+
+
+def _laid_out(values: np.ndarray, like: Leaf) -> jax.Array:
+    """Returns values that every process of the job has, each device holding its own."""
+    return jax.make_array_from_callback(values.shape, like.sharding, values.__getitem__)
 
 
 @made_once
-def _initialiser(
-    task: Task,
+def _first_moments(
     optimizer: optax.GradientTransformation,
     structure: Any,
-    shardings: tuple[jax.sharding.Sharding, ...],
-) -> Callable[[np.ndarray], TrainState]:
-    """Returns what draws a state laid out on a mesh; runs of several seeds share it."""
-    layout = jax.tree.unflatten(structure, shardings)
-    return jax.jit(make_initial_state(task, optimizer), out_shardings=layout)
-
-
-@made_once
-def make_initial_state(
-    task: Task, optimizer: optax.GradientTransformation
-) -> Callable[[jax.Array], TrainState]:
-    """Returns key data of model and run, uint32 [2, 2] → state."""
-
-    def draw(keys: jax.Array) -> TrainState:
-        model_key = jax.random.wrap_key_data(keys[0], impl="threefry2x32")
-        params = nnx.to_pure_dict(nnx.split(task.build(ParameterRngs(model_key)))[1])
-        return TrainState(
-            step=jnp.zeros((), jnp.int32),
-            rng=keys[1],
-            params=params,
-            opt_state=optimizer.init(params),
-            healthy=jnp.ones((), jnp.bool_),
-        )
-
-    return draw
+    layouts: tuple[jax.sharding.Sharding, ...],
+) -> Callable[[Params], OptState]:
+    return jax.jit(optimizer.init, out_shardings=jax.tree.unflatten(structure, layouts))
 
 
 def run_key(seed: int) -> jax.Array:
     """Returns the key data, uint32 [2], from which all of a run's steps derive theirs."""
-    return jax.random.key_data(_keys(seed)[1])
-
-
-def _keys(seed: int) -> jax.Array:
-    return jax.random.split(jax.random.key(seed, impl="threefry2x32"))
+    return jax.random.key_data(jax.random.split(jax.random.key(seed, impl="threefry2x32"))[1])
 
 
 def named(tree: Any) -> list[tuple[str, Any]]:

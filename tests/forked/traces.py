@@ -24,7 +24,7 @@ from bert_jax.task import Objective
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.train.sections import PhaseSection, schedule_segments
-from bert_jax.train.state import abstract_params, define_model, make_initial_state
+from bert_jax.train.state import TrainState, abstract_params, define_model
 from bert_jax.train.step import StepLimits, StepSpec, make_evaluation_step, make_train_step
 from tests.run_config import ONE_LAYER, VOCAB_SIZE, project_config
 
@@ -52,10 +52,11 @@ def _trace(config: RunConfig, mesh: Any) -> None:
     layout, everywhere = batch_sharding(mesh), replicated(mesh)
     limit = _laid_out(np.float32(), everywhere)
     with jax.sharding.use_abstract_mesh(mesh):
-        draw = jax.jit(make_initial_state(task, optimizer))
-        state = draw.trace(jax.ShapeDtypeStruct((2, 2), np.uint32)).out_info
-        state = jax.tree.map(lambda leaf: _laid_out(leaf, everywhere), state)
-        state = state._replace(params=abstract_params(model, mesh))
+        params = abstract_params(model, mesh)
+        moments = jax.eval_shape(optimizer.init, params)
+        rest = (np.int32(), np.zeros(2, np.uint32), moments, np.bool_())
+        step, rng, moments, healthy = jax.tree.map(lambda leaf: _laid_out(leaf, everywhere), rest)
+        state = TrainState(step, rng, params, moments, healthy)
         jax.jit(make_train_step(spec, accumulation=1)).trace(
             state,
             _batch(task, phase, layout, evaluation=False),

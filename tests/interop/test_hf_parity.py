@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import nnx
 from transformers import BertForPreTraining
 
 from bert_jax.model.bert import Bert
@@ -116,13 +115,13 @@ def every_hidden_state(
     return states
 
 
-def shallower(found: Imported, depth: int) -> Callable[[nnx.Rngs], Bert]:
+def shallower(found: Imported, depth: int) -> Callable[[], Bert]:
     """Builds the run's model with its first layers alone."""
     cut = found.run.architecture.model_copy(update={"num_hidden_layers": depth})
     execution = Execution(dtype="float32")
 
-    def build(rngs: nnx.Rngs) -> Bert:
-        return Bert(architecture=cut, execution=execution, heads=found.run.heads, rngs=rngs)
+    def build() -> Bert:
+        return Bert(architecture=cut, execution=execution, heads=found.run.heads)
 
     return build
 

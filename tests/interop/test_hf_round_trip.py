@@ -12,16 +12,18 @@ import pytest
 import torch
 import transformers
 from etils import epath
-from flax import nnx
 from transformers import AutoTokenizer, BertConfig, PreTrainedModel
 
 from bert_jax.interop.hf_config import CLASSES, ClassName
 from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
 from bert_jax.model.config import ModelSection, resolve_architecture
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import CHECKPOINTS, open_run, write_run
 from bert_jax.text import load_tokenizer
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.sections import CheckpointSection
+from bert_jax.train.state import abstract_params, define_model, draw_params
 from bert_jax.verbs.export import export
 from tests.interop.hf_checkpoints import (
     Imported,
@@ -215,7 +217,9 @@ def own_run(where: Path) -> Imported:
         tokenizer=load_tokenizer(tokenizer_dir),
         origin={},
     )
-    params = nnx.to_pure_dict(nnx.split(open_run(root).build(nnx.Rngs(params=5)))[1])
+    model = define_model(open_run(root).build)
+    mesh = make_mesh(MeshSection(data=1), jax.devices()[:1])
+    params = draw_params(model, abstract_params(model, mesh), seed=5)
     with Checkpointer(root / CHECKPOINTS, CheckpointSection()) as checkpointer:
         checkpointer.save_params(params, step=3)
     return read_run(root)

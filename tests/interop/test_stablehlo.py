@@ -54,13 +54,8 @@ def model(
 ) -> tuple[Architecture, Bert, dict[str, Any]]:
     """A model with random tensors everywhere: a bias of zero would hide a bias that is lost."""
     architecture = small_architecture(**changes)
-
-    def build() -> Bert:
-        return Bert(
-            architecture=architecture, execution=execution, heads=heads, rngs=nnx.Rngs(params=0)
-        )
-
-    graphdef, state = nnx.split(nnx.eval_shape(build))
+    bert = Bert(architecture=architecture, execution=execution, heads=heads)
+    graphdef, state = nnx.split(bert)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
         lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), nnx.to_pure_dict(state)

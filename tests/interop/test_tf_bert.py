@@ -105,7 +105,7 @@ def loaded(kind: Callable[..., Any], found: Pretrained) -> Any:
     }
     if kind is Bert:
         parts["heads"] = found.heads
-    graphdef = nnx.split(nnx.eval_shape(lambda: kind(**parts, rngs=nnx.Rngs(params=0))))[0]
+    graphdef = nnx.split(kind(**parts))[0]
     return nnx.merge(graphdef, jax.tree.map(jnp.asarray, found.params))
 
 

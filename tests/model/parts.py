@@ -8,16 +8,15 @@ from flax import nnx
 
 from bert_jax.model.pretraining import BertForPretraining
 from bert_jax.objectives.bert import BertObjective
-from bert_jax.train.state import define_model
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
+from bert_jax.train.state import abstract_params, define_model, draw_params
 
 
 def fresh_params(task: BertObjective, *, seed: int = 0) -> dict[str, Any]:
-    """A model's first parameters as numpy arrays, drawn by one compiled program."""
-
-    def draw() -> Any:
-        return nnx.to_pure_dict(nnx.split(task.build(nnx.Rngs(params=seed)))[1])
-
-    return jax.device_get(jax.jit(draw)())
+    """A model's first parameters as numpy arrays."""
+    model, mesh = define_model(task.build), make_mesh(MeshSection(data=1), jax.devices()[:1])
+    return jax.device_get(draw_params(model, abstract_params(model, mesh), seed=seed))
 
 
 def model_of(task: BertObjective, params: Any) -> BertForPretraining:

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from etils import epath
 
 from bert_jax.model.config import Architecture, Execution, HeadsSection, ModelSection
@@ -19,7 +18,7 @@ from bert_jax.text import load_wordpiece
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.state import abstract_state, define_model, initialise
+from bert_jax.train.state import abstract_params, define_model, draw_params
 from tests.support import small_architecture
 
 GOOD = [f"good{number}" for number in range(4)]
@@ -86,9 +85,8 @@ def _random_params(architecture: Architecture, heads: HeadsSection) -> Any:
     task = FinetuneTask(
         architecture=architecture, execution=Execution(dtype="float32"), heads=heads
     )
-    model, untrained = define_model(task.build), optax.identity()
-    mesh = make_mesh(MeshSection(data=1), jax.devices()[:1])
-    return initialise(task, untrained, abstract_state(model, untrained, mesh), seed=5).params
+    model, mesh = define_model(task.build), make_mesh(MeshSection(data=1), jax.devices()[:1])
+    return draw_params(model, abstract_params(model, mesh), seed=6)
 
 
 def write_table(directory: Path, rows: int, seed: int) -> Path:

@@ -15,7 +15,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.task import HostBatch
 from bert_jax.train.compiled import lower_train_step
-from bert_jax.train.state import TrainState, abstract_state, define_model, initialise
+from bert_jax.train.state import TrainState, abstract_state, define_model, draw_params, initialise
 from bert_jax.train.step import StepLimits, StepSpec
 from tests.support import on_mesh, small_task
 
@@ -99,6 +99,6 @@ def first_state(setting: Setting, shape: tuple[int, int, int] = (1, 1, 1)) -> An
     )
     model = define_model(task.build)
     optimizer = make_optimizer(setting.section, model.axes)
-    with jax.set_mesh(mesh):
-        state = initialise(task, optimizer, abstract_state(model, optimizer, mesh), seed=1)
-    return jax.device_get(state)
+    abstract = abstract_state(model, optimizer, mesh)
+    params = draw_params(model, abstract.params, seed=1)
+    return jax.device_get(initialise(params, optimizer, abstract, seed=1))

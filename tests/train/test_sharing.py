@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.model.config import HeadsSection
@@ -86,7 +85,7 @@ def test_what_decides_only_rows_and_rates_makes_no_other_step() -> None:
 
 def test_a_task_that_is_equal_to_itself_alone_shares_nothing() -> None:
     class Own:
-        def build(self, rngs: nnx.Rngs) -> Any: ...
+        def build(self) -> Any: ...
 
         def weights(self, batch: Any) -> Any: ...
 

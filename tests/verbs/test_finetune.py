@@ -19,8 +19,10 @@ from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.stop_signal import INTERRUPTED
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
+from bert_jax.task import Params
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.train.example_log import times_seen
+from bert_jax.train.state import abstract_params, draw_params
 from bert_jax.train.writer import read_metrics
 from tests.project import invoke, ok, refused
 from tests.tasks.runs import tiny_config, write_table
@@ -277,6 +279,23 @@ def test_the_dev_set_split_off_is_the_same_for_every_seed(tuned: Path) -> None:
         return [str(split.row(at).sequences) for at in range(split.examples)]
 
     assert texts(1) == texts(2)
+
+
+def test_only_what_the_origin_lacks_is_drawn(tuned: Path) -> None:
+    from bert_jax.config import load_config
+    from bert_jax.tasks.training.setup import origin_params, prepare
+    from bert_jax.verbs.finetune import finetune_settings
+
+    prepared = prepare(finetune_settings(load_config(tuned / "config.yaml")))
+    abstract = abstract_params(prepared.model, prepared.mesh)
+    drawn: list[str] = []
+
+    def draw(parts: Params) -> Params:
+        drawn.extend(parts)
+        return draw_params(prepared.model, parts, seed=1)
+
+    assert origin_params(prepared, abstract, draw).keys() == abstract.keys()
+    assert drawn == ["task"]
 
 
 def test_labels_that_were_flipped_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -25,15 +25,16 @@ from bert_jax.runs.directory import PROVENANCE, Run, claim_run, open_run
 from bert_jax.runs.execution import SLOWER, suited_to
 from bert_jax.runs.resume_check import find_changes, refuse_other_settings
 from bert_jax.section import under
+from bert_jax.task import Params
 from bert_jax.tasks.batches import TrainBatches
 from bert_jax.tasks.family import DataRequest, Family, hub_files
-from bert_jax.tasks.parameter_transfer import check_length, describe_graft, graft
+from bert_jax.tasks.parameter_transfer import check_length, describe_graft, shared_parts
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.task import FinetuneTask
 from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.train.sections import BadStepsSection, WatchdogSection
-from bert_jax.train.state import ModelDefinition, define_model
+from bert_jax.train.state import DrawParams, ModelDefinition, define_model
 from bert_jax.train.trackers import require_trackers
 
 # What may change when a run resumes: it decides no number, or what to do when numbers go bad.
@@ -219,11 +220,12 @@ def tell_data(prepared: TrainingSetup, console: Console) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def origin_params(prepared: TrainingSetup, fresh: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fresh parameters with the origin's in their place, on the run's mesh."""
+def origin_params(prepared: TrainingSetup, abstract: Params, draw: DrawParams) -> Params:
+    """Returns the origin's parameters on the run's mesh, and fresh ones where it has none."""
     origin = prepared.origin
     loaded = load_params(origin, checkpoint="auto", mesh=prepared.mesh)
-    return graft(fresh, loaded.params, ours=prepared.family.heads, theirs=origin.heads)
+    found = shared_parts(abstract, loaded.params, ours=prepared.family.heads, theirs=origin.heads)
+    return found | draw({part: abstract[part] for part in abstract if part not in found})
 
 
 def make_predictor(prepared: TrainingSetup) -> Predictor:
