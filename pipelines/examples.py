@@ -137,11 +137,7 @@ def _recipe(section: ExamplesSection, tokenizer: Tokenizer, sources: Sequence[So
 def _already_made(
     output: epath.Path, recipe: Recipe, preparation: PreparationRecipe
 ) -> Provenance | None:
-    """Returns the provenance of a finished output, ``None`` if there is none.
-
-    Raises:
-        UserError: the output is something else.
-    """
+    """Returns the provenance of a finished output, ``None`` if there is none; refuses the rest."""
     try:
         if not output.exists():
             return None

@@ -12,6 +12,7 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.errors import UserError
+from bert_jax.feature_extraction import writers
 from bert_jax.feature_extraction.extractor import (
     ExtractionCounts,
     ExtractionSettings,
@@ -24,12 +25,6 @@ from bert_jax.feature_extraction.extractor import (
 from bert_jax.feature_extraction.layers import MIX
 from bert_jax.feature_extraction.probe import ProbeScore, mixed, probe
 from bert_jax.feature_extraction.texts import TextColumns, read_texts
-from bert_jax.feature_extraction.writers import (
-    FeatureFormat,
-    FeatureWriter,
-    check_output,
-    open_writer,
-)
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import is_remote
 from bert_jax.inference.model import model_of_run
@@ -85,7 +80,7 @@ class ExtractionRequest:
             )
         if self.batch_size < 1:
             raise UserError(f"--batch-size: found {self.batch_size}, allowed: 1 or more")
-        check_output(Path(self.output), force=self.force)
+        writers.check_output(Path(self.output), force=self.force)
         if self.probe_path is not None and self.probe_path.exists() and not self.force:
             raise UserError(
                 f"{self.probe_path}: is already there; allowed: another directory, or --force"
@@ -136,7 +131,7 @@ def _extract(request: ExtractionRequest, console: Console | None) -> ExtractionR
     mix = request.layers == MIX
     width = run.architecture.hidden_size if mix else extractor.width
     output = Path(request.output)
-    with open_writer(output, FeatureFormat(settings.level, width)) as writer:
+    with writers.open_writer(output, writers.FeatureFormat(settings.level, width)) as writer:
         if request.probe_path is None:
             score = None
             for features in stream():
@@ -156,7 +151,7 @@ def _extract(request: ExtractionRequest, console: Console | None) -> ExtractionR
 
 
 def _probe(
-    features: list[TextFeatures], writer: FeatureWriter, *, states: int | None
+    features: list[TextFeatures], writer: writers.FeatureWriter, *, states: int | None
 ) -> ProbeScore:
     """Scores sentence features and writes them; with `states`, mixed by the learned weights."""
     vectors = np.concatenate([found.vectors for found in features])

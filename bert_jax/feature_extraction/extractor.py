@@ -125,10 +125,7 @@ class FeatureExtractor:
     def __init__(
         self, settings: ExtractionSettings, model: InferenceModel, *, few_texts: bool = False
     ) -> None:
-        """Compiles nothing yet: the first text of each length does.
-
-        The model's heads do not matter; for `few_texts` see `BucketedInference`.
-        """
+        """Compiles nothing yet: the first text of each length does. The heads do not matter."""
         loaded = model.loaded
         self.width = settings.layers.width(model.architecture.hidden_size)
         self.counts = ExtractionCounts()

@@ -206,11 +206,7 @@ WRITERS: Final[dict[str, type[FeatureWriter]]] = {
 
 
 def _add_array(
-    archive: zipfile.ZipFile,
-    name: str,
-    dtype: str,
-    shape: tuple[int, ...],
-    blocks: Iterable[bytes],
+    archive: zipfile.ZipFile, name: str, dtype: str, shape: tuple[int, ...], blocks: Iterable[bytes]
 ) -> None:
     """Adds ``<name>.npy`` to an archive."""
     header: dict[str, Any] = {"descr": dtype, "fortran_order": False, "shape": shape}

@@ -31,10 +31,7 @@ class MakeBatch(Protocol):
     def __call__(
         self, rows: np.ndarray, *, batch_size: int, length: int
     ) -> Mapping[str, np.ndarray]:
-        """Returns arrays ``[batch_size, ...]`` of at most `batch_size` rows, possibly none.
-
-        `rows` are the indices of the input rows, int64; rows that they do not fill are padding.
-        """
+        """Returns arrays ``[batch_size, ...]`` of some rows (int64 indices), the rest padding."""
         ...
 
 

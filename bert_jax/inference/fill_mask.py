@@ -41,11 +41,7 @@ class MaskFiller:
     """Finds candidates for every [MASK]; compiles once for each shape that it meets."""
 
     def __init__(self, model: InferenceModel, *, top_k: int) -> None:
-        """Compiles nothing yet.
-
-        Raises:
-            UserError: no such head, or more candidates than pieces.
-        """
+        """Compiles nothing yet; UserError: no such head, or more candidates than pieces."""
         if not model.heads.mlm:
             raise UserError(
                 f"fill-mask: {model.name} has {describe(model.heads)}, so it cannot say which word "

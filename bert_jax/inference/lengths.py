@@ -1,13 +1,31 @@
 """Which lengths rows are padded to: padding against compilation."""
 
+import bisect
 import itertools
 from collections.abc import Container, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.rows.length_buckets import buckets_of, buckets_up_to
 from bert_jax.model.shape_cost import ShapeCost
+
+# One compilation (seconds) per bucket that occurs; coarser steps would be more padding.
+BUCKETS: Final = (8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256, 384, 512)
+
+
+def buckets_up_to(max_length: int) -> tuple[int, ...]:
+    """Returns the buckets for rows of at most ``max_length``: ``100`` → ``(8, …, 96, 100)``."""
+    return (*(size for size in BUCKETS if size < max_length), max_length)
+
+
+def bucket_of(length: int, buckets: Sequence[int]) -> int:
+    """Returns the smallest bucket that holds ``length`` tokens, of buckets in ascending order."""
+    return buckets[bisect.bisect_left(buckets, length)]
+
+
+def buckets_of(lengths: np.ndarray, buckets: Sequence[int]) -> np.ndarray:
+    """Returns `bucket_of` each of ``lengths``: int64 [rows]."""
+    return np.asarray(buckets, np.int64)[np.searchsorted(buckets, lengths)]
 
 
 class BucketRows(NamedTuple):
@@ -28,10 +46,7 @@ class PaddedLengths:
     """
 
     def __init__(self, max_length: int, cost: ShapeCost | None) -> None:
-        """Knows of no row yet.
-
-        No row is longer than `max_length`; without a cost, each is padded to its own bucket.
-        """
+        """Takes the longest row; without a cost, each is padded to its own bucket."""
         self._buckets, self._cost = buckets_up_to(max_length), cost
         self._before: dict[int, np.ndarray] = {}  # by batch size: rows of each bucket
         self._chosen: dict[tuple[int, bytes], list[int]] = {}  # for rows that come again

@@ -11,7 +11,7 @@ from etils import epath
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, read_text
 from bert_jax.interop.hf import write_hf
-from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.mapping import Pretrained
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tf_bert import write_tf
@@ -100,13 +100,7 @@ def _write(
 
 
 def model_card(
-    run: Run,
-    *,
-    title: str,
-    usage: str,
-    heads: str,
-    step: int,
-    evaluation: Mapping[str, Any] | None,
+    run: Run, *, title: str, usage: str, heads: str, step: int, evaluation: Mapping[str, Any] | None
 ) -> str:
     """Returns a model card in Markdown; configuration and provenance are the run's own files.
 

@@ -9,28 +9,10 @@ from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
-from bert_jax.interop.hf_config import (
-    BARE,
-    CLASSES,
-    LABELLED,
-    ClassName,
-    HfConfig,
-    classes_for,
-    heads_of,
-    read_config,
-    write_config,
-)
+from bert_jax.interop import hf_config, mapping
 from bert_jax.interop.hf_tokenizer import read_hf_tokenizer, write_hf_tokenizer
 from bert_jax.interop.hf_weights import PREFIX, HfWeights
-from bert_jax.interop.mapping import (
-    TensorSpec,
-    expand,
-    read_params,
-    reason_to_ignore,
-    their_tensors,
-)
 from bert_jax.interop.names import HF_IGNORED, HF_TASKS, hf_names
-from bert_jax.interop.pretrained import Pretrained, model_shapes
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
 from bert_jax.model.config import HeadsSection
 from bert_jax.text import Tokenizer
@@ -43,7 +25,7 @@ def is_hf(directory: Path) -> bool:
     return (directory / CONFIG).exists()
 
 
-def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> Pretrained:
+def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> mapping.Pretrained:
     """Reads a Hugging Face checkpoint, with every head that is in it.
 
     The directory has config.json, weights, and vocab.txt or tokenizer.json; `tokenizer` is for one
@@ -54,7 +36,7 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> Pretraine
             another shape or type, a vocabulary of another size.
     """
     source = directory / CONFIG
-    config = read_config(source)
+    config = hf_config.read_config(source)
     tokenizer = tokenizer or read_hf_tokenizer(directory)
     if tokenizer.vocab_size != config.vocab_size:
         raise UserError(
@@ -63,20 +45,22 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> Pretraine
         )
     weights = HfWeights(directory)
     heads = _heads_found(weights, config, source)
-    shapes = model_shapes(config.architecture, heads)
-    placements = expand(hf_names(weights.prefix, heads.task), shapes, vocab_size=config.vocab_size)
-    reasons = {name: reason_to_ignore(name, HF_IGNORED) for name in weights.specs}
-    return Pretrained(
+    shapes = mapping.model_shapes(config.architecture, heads)
+    placements = mapping.expand(
+        hf_names(weights.prefix, heads.task), shapes, vocab_size=config.vocab_size
+    )
+    reasons = {name: mapping.reason_to_ignore(name, HF_IGNORED) for name in weights.specs}
+    return mapping.Pretrained(
         config.architecture,
         heads,
-        read_params(weights, placements, shapes, ignored=HF_IGNORED),
+        mapping.read_params(weights, placements, shapes, ignored=HF_IGNORED),
         tokenizer,
         files=(source, *weights.files),
         ignored={name: reason for name, reason in reasons.items() if reason is not None},
     )
 
 
-def write_hf(directory: Path, model: Pretrained, *, kind: str | None = None) -> str:
+def write_hf(directory: Path, model: mapping.Pretrained, *, kind: str | None = None) -> str:
     """Writes a checkpoint for `from_pretrained`, tensor by tensor, and returns its class.
 
     The caller makes the directory and renames it when it is whole. `kind` is the class of Hugging
@@ -88,21 +72,21 @@ def write_hf(directory: Path, model: Pretrained, *, kind: str | None = None) -> 
     """
     architecture = model.architecture
     chosen = _choose(kind, model.heads)
-    heads = heads_of(chosen, model.heads)
-    shapes = model_shapes(architecture, heads)
-    rules = hf_names("" if chosen == BARE else PREFIX, heads.task)
-    placements = expand(rules, shapes, vocab_size=architecture.vocab_size)
-    specs = {each.name: TensorSpec(each.shape, np.dtype(np.float32)) for each in placements}
-    write_safetensors(directory / WEIGHTS, specs, their_tensors(model.params, placements))
+    heads = hf_config.heads_of(chosen, model.heads)
+    shapes = mapping.model_shapes(architecture, heads)
+    rules = hf_names("" if chosen == hf_config.BARE else PREFIX, heads.task)
+    placements = mapping.expand(rules, shapes, vocab_size=architecture.vocab_size)
+    specs = {each.name: mapping.TensorSpec(each.shape, np.dtype(np.float32)) for each in placements}
+    write_safetensors(directory / WEIGHTS, specs, mapping.their_tensors(model.params, placements))
     pad = model.tokenizer.special.pad
-    config = write_config(architecture, heads, kind=chosen, pad_token_id=pad)
+    config = hf_config.write_config(architecture, heads, kind=chosen, pad_token_id=pad)
     write_whole(epath.Path(directory / CONFIG), (json.dumps(config, indent=2) + "\n").encode())
     write_hf_tokenizer(directory, model.tokenizer, max_length=architecture.max_position_embeddings)
     return chosen
 
 
-def _choose(kind: str | None, heads: HeadsSection) -> ClassName:
-    allowed = classes_for(heads)
+def _choose(kind: str | None, heads: HeadsSection) -> hf_config.ClassName:
+    allowed = hf_config.classes_for(heads)
     if kind is None:
         return allowed[0]
     for name in allowed:
@@ -114,26 +98,26 @@ def _choose(kind: str | None, heads: HeadsSection) -> ClassName:
     )
 
 
-def _heads_found(weights: HfWeights, config: HfConfig, source: Path) -> HeadsSection:
+def _heads_found(weights: HfWeights, config: hf_config.HfConfig, source: Path) -> HeadsSection:
     """Returns the heads that the class promises and those that the file has besides.
 
     The best-known checkpoints say BertForMaskedLM and hold the pooler and the next-sentence head
     as well. A promised head that is absent is reported later, as a missing tensor.
     """
-    promised = CLASSES[config.kind]
+    promised = hf_config.CLASSES[config.kind]
     task_weights = {f"{stem}.weight" for stem in HF_TASKS.values()}
     if promised.task is None and (stray := sorted(task_weights & weights.specs.keys())):
         raise UserError(
             f"{source}: architectures: found {config.kind}, but the weights hold {stray[0]}; "
             f"allowed: the class that was fine-tuned, one of "
-            f"{', '.join(name for name, heads in CLASSES.items() if heads.task)}"
+            f"{', '.join(name for name, heads in hf_config.CLASSES.items() if heads.task)}"
         )
     return HeadsSection(
         pooler=promised.pooler or f"{weights.prefix}pooler.dense.weight" in weights.specs,
         mlm=promised.mlm or "cls.predictions.transform.dense.weight" in weights.specs,
         next_sentence=promised.next_sentence or "cls.seq_relationship.weight" in weights.specs,
         task=promised.task,
-        labels=config.labels if promised.task in LABELLED else (),
+        labels=config.labels if promised.task in hf_config.LABELLED else (),
         problem=config.problem if promised.task == "sequence_classification" else None,
         task_dropout=config.classifier_dropout if promised.task is not None else None,
     )

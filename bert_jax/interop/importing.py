@@ -14,8 +14,7 @@ from bert_jax.files.read import sha256_of
 from bert_jax.inference.model import InferenceModel
 from bert_jax.interop.hf import is_hf, read_hf
 from bert_jax.interop.hf_tokenizer import tokenizer_files
-from bert_jax.interop.mapping import Params
-from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.mapping import Params, Pretrained
 from bert_jax.interop.tf_bert import is_tf, read_tf
 from bert_jax.model.bert import bert_builder
 from bert_jax.model.config import Execution, ModelSection

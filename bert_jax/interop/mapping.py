@@ -10,6 +10,7 @@ import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import ml_dtypes
@@ -17,6 +18,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.model.bert import bert_builder
+from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.optim.optimizer import MomentsState
+from bert_jax.text import Tokenizer
+from bert_jax.train.state import define_model
 
 Params: TypeAlias = dict[str, Any]  # nested dict of arrays, or of anything with a shape
 
@@ -197,3 +203,21 @@ def _check_tensor(source: TensorSource, name: str, shape: tuple[int, ...]) -> No
             f"{source.path}: tensor {name} found shape {list(found.shape)}, the configuration says "
             f"{list(shape)}"
         )
+
+
+class Pretrained(NamedTuple):
+    """A model, its numbers and its tokenizer: every format is read into it and written from it."""
+
+    architecture: Architecture
+    heads: HeadsSection
+    params: Params  # nested dict of float32 arrays, stacked and padded
+    tokenizer: Tokenizer
+    moments: MomentsState | None = None  # Adam's, laid out like `params`
+    step: int | None = None  # optimizer steps done; None: unknown
+    files: tuple[Path, ...] = ()  # it was read from, without the tokenizer's
+    ignored: Mapping[str, str] = MappingProxyType({})  # tensor that was left out → why
+
+
+def model_shapes(architecture: Architecture, heads: HeadsSection) -> Params:
+    """Returns the parameters' shapes and dtypes as a nested dict, allocating nothing."""
+    return define_model(bert_builder(architecture, Execution(), heads)).params

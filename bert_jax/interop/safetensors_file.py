@@ -40,11 +40,7 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Checks the file and reads its header.
-
-        Raises:
-            UserError: damaged, incomplete, or a type that is not known.
-        """
+        """Reads the header; UserError: damaged, incomplete, or a type that is not known."""
         require_file(path)
         self.path = str(path)
         self.files = [path]

@@ -11,8 +11,15 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.interop import names
-from bert_jax.interop.mapping import Params, Placement, expand, read_params, their_tensors
-from bert_jax.interop.pretrained import Pretrained, model_shapes
+from bert_jax.interop.mapping import (
+    Params,
+    Placement,
+    Pretrained,
+    expand,
+    model_shapes,
+    read_params,
+    their_tensors,
+)
 from bert_jax.interop.tf_bundle import INDEX, TfBundle, write_bundle
 from bert_jax.model.config import (
     GOOGLE_BERT_ACTIVATIONS,

@@ -72,11 +72,7 @@ class TfBundle:
     """A TensorFlow checkpoint; satisfies `mapping.TensorSource`."""
 
     def __init__(self, path: epath.PathLike) -> None:
-        """Opens a checkpoint and reads its index.
-
-        Raises:
-            UserError: TensorFlow is not installed, there is no checkpoint, or its index is damaged.
-        """
+        """Reads the index; UserError: no TensorFlow, no checkpoint, or the index is damaged."""
         tf = tensorflow()
         prefix = find_prefix(path)
         self.path = str(prefix)

@@ -8,8 +8,8 @@ import jax
 from bert_jax.data.dataset.cache import CacheSection, DatasetCache
 from bert_jax.data.loader.loader import evaluation_batches
 from bert_jax.data.loader.section import LoaderSection
-from bert_jax.data.rows.length_buckets import bucket_of, buckets_up_to
 from bert_jax.errors import UserError
+from bert_jax.inference.lengths import bucket_of, buckets_up_to
 from bert_jax.narration import doing
 from bert_jax.objectives.example_source import open_source
 from bert_jax.objectives.registry import objective_of, objective_section

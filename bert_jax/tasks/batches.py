@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from bert_jax.data.example_indices import attach
 from bert_jax.data.host_share import ONE_HOST, HostShare
+from bert_jax.data.loader.batch_maker import attach
 from bert_jax.data.loader.data_position import PositionedBatches
 from bert_jax.data.loader.loader import Batches, background_batches
 from bert_jax.data.rows.collate import collate_tokens, pad_rows, stack_rows

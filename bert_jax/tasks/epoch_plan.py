@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from bert_jax.data import rng
-from bert_jax.data.rows.length_buckets import buckets_of, buckets_up_to
+from bert_jax.inference.lengths import buckets_of, buckets_up_to
 from bert_jax.model.shape_cost import ShapeCost
 
 # A bucket with a smaller share of the rows joins the next longer one.
@@ -206,9 +206,7 @@ def choose_shapes(
     seconds = _seconds(chosen, batches, sizes, cost)
     while True:
         changed = min(
-            _changes(chosen),
-            key=lambda each: _seconds(each, batches, sizes, cost),
-            default=chosen,
+            _changes(chosen), key=lambda each: _seconds(each, batches, sizes, cost), default=chosen
         )
         found = _seconds(changed, batches, sizes, cost)
         if found >= seconds:

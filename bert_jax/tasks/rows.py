@@ -25,11 +25,7 @@ class RowPredictor:
     """Predicts rows with a model's task head; compiles once for each shape that it meets."""
 
     def __init__(self, model: InferenceModel, run: Run | None) -> None:
-        """Compiles nothing yet; `run` is the model's, None for another program's.
-
-        Raises:
-            UserError: it was not fine-tuned.
-        """
+        """Takes the model's run, None for another program's; UserError: it was not fine-tuned."""
         self._model, self._run = model, run
         if run is not None:
             self._max_length = section_of(run).max_length

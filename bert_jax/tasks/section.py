@@ -1,11 +1,17 @@
-"""The settings of a fine-tuning run."""
+"""The settings of a fine-tuning run, as they are written and as a run takes them."""
 
-from typing import ClassVar
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import pydantic
 
 from bert_jax.model.config import Dtype
 from bert_jax.optim.sections import FinetuneOptimizerSection
+from bert_jax.parallel.section import MeshSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.registry import TaskSection
 from bert_jax.tasks.sweep.grid import SweepSection
@@ -64,3 +70,29 @@ class FinetuneSection(Section):
     def evaluate_every(self, steps_per_epoch: int) -> int:
         """Returns the steps from one evaluation to the next."""
         return max(1, steps_per_epoch // self.evaluations_per_epoch)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinetuneSettings:
+    """What `finetune` was asked for."""
+
+    seed: int
+    run_dir: str
+    mesh: MeshSection
+    finetune: FinetuneSection
+    origin: str  # the run directory that `finetune.init_from` names
+    config: Mapping[str, Any]  # the whole configuration as plain values, for config.yaml
+    allow_data_change: bool = False  # of what an interrupted run has read
+    started: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
+
+    def with_finetune(self, **changed: Any) -> FinetuneSettings:
+        """Returns these settings with fields of the `finetune` section changed."""
+        return dataclasses.replace(self, finetune=self.finetune.model_copy(update=changed))
+
+    def to_config(self) -> dict[str, Any]:
+        """Returns the configuration that asks for just this."""
+        return {**self.config, **self.decisive(), "run_dir": self.run_dir}
+
+    def decisive(self) -> dict[str, Any]:
+        """Returns the settings that decide the run's numbers, as plain values."""
+        return {"seed": self.seed, "finetune": self.finetune.model_dump(mode="json")}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.rows.collate import assemble
+from bert_jax.data.rows.collate import assemble, encode_ragged
 from bert_jax.tasks.columns import TextRow
 from bert_jax.tasks.family import (
     Collector,
@@ -24,7 +24,6 @@ from bert_jax.tasks.family import (
     shown_lines,
 )
 from bert_jax.tasks.labels import Labelling, Target, Weighting, target_of, weights_of
-from bert_jax.tasks.ragged import encode_ragged
 from bert_jax.tasks.scores import figures
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -50,10 +49,7 @@ class SequenceSplit:
         tokenizer: Tokenizer,
         max_length: int,
     ) -> None:
-        """Encodes every text once; ids are kept as one array, 4 bytes each.
-
-        `max_length` counts special pieces too; of longer pairs the longer text is cut.
-        """
+        """Encodes every text once, to one array of ids. Of a long pair the longer text is cut."""
         self.texts, self._labelling = texts, labelling
         self.examples, self.fingerprint = len(texts), content_hash(texts)
         self._special, self._max_length = tokenizer.special, max_length

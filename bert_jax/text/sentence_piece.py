@@ -37,10 +37,7 @@ class SentencePieceTokenizer(Tokenizer):
         strip_accents: bool | None = None,
         source: str = MODEL_FILE,
     ) -> None:
-        """Makes a tokenizer of a serialised model and its settings.
-
-        The model is a serialised SentencePiece ``ModelProto``; ``source`` is the file to name in
-        errors.
+        """Takes a serialised ``ModelProto`` and its settings; ``source`` is what errors name.
 
         Raises:
             UserError: not a SentencePiece model, or a special piece is missing.

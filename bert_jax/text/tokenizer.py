@@ -43,11 +43,7 @@ class Tokenizer(abc.ABC):
         strip_accents: bool | None,
         source: str,
     ) -> None:
-        """Takes the pieces in the order of their ids; ``source`` is the file to name in errors.
-
-        Raises:
-            UserError: a special piece is missing.
-        """
+        """Takes the pieces by id; UserError names `source` where a special piece is missing."""
         self._vocabulary = tuple(vocabulary)
         self.lower_case, self.strip_accents = lower_case, strip_accents
         self.vocab_size = len(self._vocabulary)
@@ -91,11 +87,7 @@ class Tokenizer(abc.ABC):
     def _write(
         self, directory: epath.PathLike, name: str, content: bytes, settings: Mapping[str, Any]
     ) -> None:
-        """Writes the vocabulary's file and the settings.
-
-        The settings come last and carry the hash: a directory that was not wholly written does not
-        load.
-        """
+        """Writes the vocabulary, then settings with the hash: half a directory does not load."""
         # The names that Hugging Face's settings give the special pieces.
         special = zip(SpecialIds._fields, SPECIAL_PIECES, strict=True)
         settings = {

@@ -39,13 +39,10 @@ class WordPieceTokenizer(Tokenizer):
         chinese: bool = True,
         source: str = VOCAB_FILE,
     ) -> None:
-        """Makes a tokenizer of a vocabulary and its settings.
-
-        The pieces come in the order of their ids, each once; the settings are those of
-        `WordSplitter`. ``source`` is the file to name in errors.
+        """Takes the pieces in the order of their ids, each once, and settings of `WordSplitter`.
 
         Raises:
-            UserError: a special piece is missing.
+            UserError: naming ``source``, where a special piece is missing.
         """
         super().__init__(
             vocabulary, lower_case=lower_case, strip_accents=strip_accents, source=source

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from bert_jax.data.example_indices import detach
+from bert_jax.data.loader.batch_maker import detach
 from bert_jax.data.rows.collate import count_tokens
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.task import HostBatch, StepBatch

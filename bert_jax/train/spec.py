@@ -45,7 +45,7 @@ class BatchSource(Protocol):
         Args:
             first_step: the first batch, counted from 0.
             with_examples: whether each says which examples it is made of, for
-                `bert_jax.data.example_indices.detach`.
+                `bert_jax.data.loader.batch_maker.detach`.
         """
         ...
 

@@ -15,10 +15,10 @@ from bert_jax.runs.lock import hold_run
 from bert_jax.section import need
 from bert_jax.tasks.choice.family import MultipleChoiceSection
 from bert_jax.tasks.family import pinned
+from bert_jax.tasks.section import FinetuneSettings
 from bert_jax.tasks.sweep.run import SWEEP, plan, sweep
 from bert_jax.tasks.table.family import TableSection
 from bert_jax.tasks.training.run import run_finetuning
-from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.tasks.training.setup import claim, make_predictor, prepare, tell_data
 from bert_jax.train.loop import Outcome
 from bert_jax.verbs.import_checkpoint import find_origin

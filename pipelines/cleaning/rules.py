@@ -82,11 +82,7 @@ class DocumentRules:
     """Applies the rules that are on, in the order of the settings."""
 
     def __init__(self, section: CleaningSection, *, overlap_index: str | None) -> None:
-        """Prepares the rules.
-
-        Raises:
-            UserError: the language filter cannot be imported.
-        """
+        """Prepares the rules; UserError: the language filter cannot be imported."""
         self._section = section
         filter_name = section.language_filter
         self._filter = (
@@ -132,12 +128,7 @@ class DocumentRules:
 def _keeps(
     function: Callable[[str], Any], text: str, *, languages: Sequence[str], identity: str
 ) -> bool:
-    """Whether the user's filter keeps a document: it says True, False or a language code.
-
-    Raises:
-        UserError: the function raises, or returns something else, or a code while there are no
-            codes to keep.
-    """
+    """Whether the user's filter keeps a document: it says True, False or a language code."""
     try:
         answer = function(text)
     except Exception as error:

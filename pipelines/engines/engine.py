@@ -17,11 +17,7 @@ Engine: TypeAlias = WorkerPool | BeamEngine
 
 
 def open_engine(
-    name: EngineName,
-    *,
-    workers: int | None,
-    beam: BeamSection,
-    directory: epath.PathLike,
+    name: EngineName, *, workers: int | None, beam: BeamSection, directory: epath.PathLike
 ) -> Engine:
     """Returns an engine, to be used in a ``with`` block.
 

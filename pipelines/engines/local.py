@@ -45,10 +45,7 @@ class WorkerPool:
     """
 
     def __init__(self, workers: int | None) -> None:
-        """Prepares ``workers`` processes; ``None``: one per core that this process may use.
-
-        With one worker the jobs are done in this process.
-        """
+        """Takes the number of processes: 1 is this one, ``None`` one per core that it may use."""
         self._count = workers or available_cores()
         self._executor: concurrent.futures.ProcessPoolExecutor | None = None
 

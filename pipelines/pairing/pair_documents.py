@@ -1,22 +1,75 @@
 """Examples from documents: two spans with a pair task, or full sentences without one.
 
 Each document has a random stream of its own, so that its examples depend on other documents only
-through the random next. There is no masking here: the loader masks.
+through the random next. There is no masking here: the loader masks. Full sentences are those of
+RoBERTa (arXiv 1907.11692, section 4.2).
 """
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias
 
 from bert_jax.data.dataset.recipe import PairingKind, PairingSection
-from bert_jax.pipelines.pairing.full_sentences import doc_sentences, full_sentences
 from bert_jax.pipelines.pairing.language_sampling import draw_passes
 from bert_jax.pipelines.pairing.sentence_pairs import next_sentence_pairs, sentence_order_pairs
 from bert_jax.pipelines.pairing.spans import DocumentPass, Pair, SentenceOffsets, Single
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments, join_key
 
+_SPECIAL_TOKENS: Final = 2  # [CLS] and the last [SEP]
+
 Pairing: TypeAlias = Callable[
     [SentenceOffsets, DocumentPass, PairingSection], Iterator[Pair] | Iterator[Single]
 ]
+
+
+def full_sentences(
+    offsets: SentenceOffsets, documents: DocumentPass, section: PairingSection
+) -> Iterator[Single]:
+    """Yields examples of contiguous sentences that continue across document boundaries.
+
+    As many sentences as fit; where a document ends within an example, a [SEP] precedes the next
+    one. Every token is in exactly one example. A sentence is cut only where it is longer than an
+    example; its rest counts as a sentence.
+    """
+    return _fill(offsets, documents.shuffled(), max_seq_length=section.max_seq_length)
+
+
+def doc_sentences(
+    offsets: SentenceOffsets, documents: DocumentPass, section: PairingSection
+) -> Iterator[Single]:
+    """Yields the same within each document; its last example may be short."""
+    for document in documents.documents:
+        yield from _fill(offsets, (document,), max_seq_length=section.max_seq_length)
+
+
+def _fill(
+    offsets: SentenceOffsets, documents: Iterable[int], *, max_seq_length: int
+) -> Iterator[Single]:
+    bounds, starts = offsets
+    room = max_seq_length - _SPECIAL_TOKENS
+    held: list[tuple[int, int]] = []
+    left = room
+    for document in documents:
+        first, last = starts[document], starts[document + 1]
+        at, end = bounds[first], bounds[last]
+        while at < end:
+            # What is held is of earlier documents: one example takes all that fits of this one.
+            fitting = max(left - 1, 0) if held else room
+            stop = bounds[bisect_right(bounds, at + fitting, first, last + 1) - 1]
+            if stop <= at:
+                if held:
+                    yield Single(tuple(held))
+                    held = []
+                    continue
+                stop = at + room
+            held.append((at, stop))
+            left, at = fitting - (stop - at), stop
+            if at < end:
+                yield Single(tuple(held))
+                held = []
+    if held:
+        yield Single(tuple(held))
+
 
 PAIRINGS: Final[dict[PairingKind, Pairing]] = {
     "nsp": next_sentence_pairs,

@@ -23,8 +23,9 @@ _READ: Final = 1024  # examples at a time
 class FeistelPermutation:
     """``FeistelPermutation(5, seed=7)([0, 1, 2, 3, 4])`` -> an order of 0 to 4, always the same.
 
-    A Feistel network over the smallest even number of bits that holds ``count``. A result outside
-    the range is permuted again until it is inside (cycle walking), at most four times on average.
+    A Feistel network over the smallest even number of bits that holds ``count``, in constant
+    memory. A result outside the range is permuted again until it is inside (cycle walking), at most
+    four times on average.
     """
 
     def __init__(self, count: int, *, seed: int) -> None:

@@ -143,9 +143,7 @@ def _documents(job: TokeniseJob, tally: Tally) -> Iterator[tuple[str, list[str]]
         yield identity, document_sentences(document, layout=layout, language=job.language)
 
 
-def _batches(
-    documents: Iterable[tuple[str, list[str]]],
-) -> Iterator[list[tuple[str, list[str]]]]:
+def _batches(documents: Iterable[tuple[str, list[str]]]) -> Iterator[list[tuple[str, list[str]]]]:
     batch, size = [], 0
     for identity, sentences in documents:
         batch.append((identity, sentences))

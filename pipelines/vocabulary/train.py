@@ -12,17 +12,12 @@ from pydantic import Field
 from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.sources import iter_text
+from bert_jax.pipelines.vocabulary import train_wordpiece
 from bert_jax.pipelines.vocabulary.sample import MAX_PART_BYTES, sample_lines, sample_mixture
 from bert_jax.pipelines.vocabulary.train_sentencepiece import (
     SentencePieceAlgorithm,
     VocabularyTooSmall,
     train_sentencepiece,
-)
-from bert_jax.pipelines.vocabulary.train_wordpiece import (
-    WordPieceTrainer,
-    character_pieces,
-    covered_characters,
-    rank_pieces,
 )
 from bert_jax.section import PathText
 from bert_jax.text.basic_tokenizer import WordSplitter
@@ -61,7 +56,7 @@ class VocabSection(SourcesSection):
 
     output: PathText
     algorithm: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
-    trainer: WordPieceTrainer = "sentencepiece"
+    trainer: train_wordpiece.WordPieceTrainer = "sentencepiece"
     size: int = Field(default=30_522, ge=len(SPECIAL_PIECES) + 1, le=1_000_000)
     pad_to_128: bool = False
     unused_slots: int = Field(default=99, ge=0)
@@ -116,19 +111,17 @@ def _sample(section: VocabSection) -> list[str]:
 
 def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
     splitter = WordSplitter(
-        lower_case=section.lower_case,
-        strip_accents=section.strip_accents,
-        chinese=section.chinese,
+        lower_case=section.lower_case, strip_accents=section.strip_accents, chinese=section.chinese
     )
     words = Counter(word for line in lines for word in splitter.split(line))
     lines.clear()  # the counts are all that training needs
-    characters = covered_characters(words, coverage=section.character_coverage)
-    alphabet = character_pieces(characters, splitter.isolates)
+    characters = train_wordpiece.covered_characters(words, coverage=section.character_coverage)
+    alphabet = train_wordpiece.character_pieces(characters, splitter.isolates)
     reserved = reserved_pieces(section.unused_slots)
     needed = len(reserved) + len(alphabet)
     if needed > section.size:
         raise _too_small(section, needed)
-    ranked = rank_pieces(
+    ranked = train_wordpiece.rank_pieces(
         words,
         characters=characters,
         alphabet=alphabet,

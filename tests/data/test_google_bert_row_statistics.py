@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.google_bert.row_statistics import row_statistics
-from bert_jax.data.google_bert.schema import decode_row
+from bert_jax.data.google_bert.schema import decode_row, row_statistics
 from tests.data.google_bert_writer import LENGTH, SLOTS, example_bytes, random_rows
 
 Row = dict[str, Any]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from bert_jax.data.host_share import HostShare
 from bert_jax.data.rows.collate import collate_tokens
-from bert_jax.data.rows.length_buckets import bucket_of, buckets_up_to
 from bert_jax.inference import bucketed
 from bert_jax.inference.bucketed import BucketedInference
+from bert_jax.inference.lengths import bucket_of, buckets_up_to
 from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection

@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.rows.length_buckets import buckets_of, buckets_up_to
-from bert_jax.inference.lengths import BucketRows, PaddedLengths, choose_lengths
+from bert_jax.inference.lengths import (
+    BucketRows,
+    PaddedLengths,
+    buckets_of,
+    buckets_up_to,
+    choose_lengths,
+)
 from bert_jax.model.shape_cost import ShapeCost
 
 BUCKETS = (8, 12, 16, 24, 32)

@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.interop.mapping import expand
+from bert_jax.interop.mapping import Pretrained, expand, model_shapes
 from bert_jax.interop.names import google_names
-from bert_jax.interop.pretrained import Pretrained, model_shapes
 from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import Architecture, Execution, HeadsSection

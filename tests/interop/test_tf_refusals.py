@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.mapping import Pretrained
 from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.model.config import Architecture, HeadsSection
 from bert_jax.pipelines.vocabulary.train_sentencepiece import train_sentencepiece

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data.host_share import HostShare
-from bert_jax.data.rows.length_buckets import BUCKETS, bucket_of, buckets_up_to
 from bert_jax.errors import UserError
+from bert_jax.inference.lengths import BUCKETS, bucket_of, buckets_up_to
 from bert_jax.task import Row
 from bert_jax.tasks.batches import WEIGHTS, TrainBatches, collate
 from bert_jax.tasks.epoch_plan import EpochPlan, PlannedBatch

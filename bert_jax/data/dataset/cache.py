@@ -119,11 +119,7 @@ class DatasetCache:
         self._say(f"{source}: copied to {target}")
 
     def _make_room(self, source: epath.Path, needed: int, *, spare: pathlib.Path) -> None:
-        """Removes what was not used for longest until there is room.
-
-        Raises:
-            UserError: there is none.
-        """
+        """Removes what was not used for longest until there is room; UserError if there is none."""
         unused = self._unused(spare)
         while (kept := _size(self._root)) + needed > self._limit or self._free() < needed:
             if (oldest := next(unused, None)) is None:
@@ -169,11 +165,7 @@ def check_files(directory: epath.PathLike) -> None:
 
 
 def _files(source: epath.Path) -> list[RemoteFile]:
-    """Returns what a dataset consists of besides its provenance.
-
-    Raises:
-        UserError: there is none, or a file of it is missing or has another size.
-    """
+    """Returns what a dataset consists of besides its provenance, each file there with its size."""
     splits = read_provenance(source).splits
     hashes = {lengths_name(name): split.lengths_sha256 for name, split in splits.items()}
     sizes: dict[str, int] = {}

@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from etils import epath
 
-from bert_jax.data.google_bert.row_statistics import RowStatistics, row_statistics
-from bert_jax.data.google_bert.schema import decode_row
+from bert_jax.data.google_bert.schema import RowStatistics, decode_row, row_statistics
 from bert_jax.data.google_bert.tfrecord import scan_records
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory

@@ -12,15 +12,9 @@ from absl import flags
 
 from bert_jax.data import rng
 from bert_jax.data.host_share import ONE_HOST, HostShare
+from bert_jax.data.loader import row_order
 from bert_jax.data.loader.batch_maker import EvaluationBatch, ExampleSequence, TrainingBatch
 from bert_jax.data.loader.data_position import PositionedBatches
-from bert_jax.data.loader.row_order import (
-    AffinePermutation,
-    LengthIndex,
-    PackedOrder,
-    RowOrder,
-    ShuffledOrder,
-)
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.packing_plan import PackingPlan
 from bert_jax.data.worker_process import prepare_worker
@@ -162,7 +156,7 @@ class Loader(PositionedBatches):
         """Returns this host's part of batch ``first_step``, ``first_step + 1``, ... without end.
 
         Each batch is a dict of arrays ``[batch_size / share.count, ...]``; ``with_examples`` adds
-        which examples it is made of, see `bert_jax.data.example_indices.detach`.
+        which examples it is made of, see `bert_jax.data.loader.batch_maker.detach`.
         """
         make = dataclasses.replace(self._make, with_examples=with_examples)
         return _endless(make, self._section, first_step=first_step)
@@ -214,19 +208,23 @@ def _endless(make: Callable[[int], T], section: LoaderSection, *, first_step: in
     return Batches(steps.map(make), section)
 
 
-def _order(dataset: ExampleSequence, transform: RowTransform, *, seed: int, phase: int) -> RowOrder:
+def _order(
+    dataset: ExampleSequence, transform: RowTransform, *, seed: int, phase: int
+) -> row_order.RowOrder:
     if transform.max_examples == 1:
-        return ShuffledOrder(len(dataset), _shuffled(len(dataset), seed, "shuffle", phase))
-    index = LengthIndex(dataset.lengths)
+        return row_order.ShuffledOrder(
+            len(dataset), _shuffled(len(dataset), seed, "shuffle", phase)
+        )
+    index = row_order.LengthIndex(dataset.lengths)
     plan = PackingPlan(
         index.counts, capacity=transform.seq_length, max_examples=transform.max_examples
     )
-    return PackedOrder(
+    return row_order.PackedOrder(
         plan=plan,
         index=index,
         shuffled=_shuffled(plan.rows, seed, "shuffle", phase),
         permutations={
-            length: AffinePermutation(count, seed, "exchange", phase, length)
+            length: row_order.AffinePermutation(count, seed, "exchange", phase, length)
             for length, count in enumerate(index.counts.tolist())
             if count
         },

@@ -81,7 +81,7 @@ def choose_words(words: Words, keys: np.ndarray, budget: int) -> np.ndarray:
 def choose_spans(
     words: Words, *, keys: np.ndarray, sizes: np.ndarray, chances: np.ndarray, budget: int
 ) -> list[WordSpan]:
-    """Chooses random spans of whole words until ``budget`` tokens are spent, in this order.
+    """Chooses spans of whole words, in random order, until ``budget`` tokens are spent.
 
     Each begins at a uniformly random word that is not yet taken and has a random size; it ends
     earlier at a special token, at a word already taken, and before a word that exceeds the budget.

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 import pydantic
 
-from bert_jax.data.rows.mask_selection import (
-    Words,
-    choose_spans,
-    choose_tokens,
-    choose_words,
-    find_words,
-    geometric_chances,
-    ngram_chances,
-    tokens_of_spans,
-)
+from bert_jax.data.rows import mask_selection
 from bert_jax.data.rows.word_segmentation import Segmenter
 from bert_jax.errors import UserError
 from bert_jax.section import Section
@@ -102,8 +93,8 @@ class MaskingSection(Section):
     def span_chances(self) -> np.ndarray:
         """Probabilities [max_words] of 1, 2, … words, for ``ngram`` and ``span``."""
         if self.unit == "ngram":
-            return ngram_chances(self.max_words or MAX_NGRAM)
-        return geometric_chances(self.span_stop, self.max_words or MAX_SPAN)
+            return mask_selection.ngram_chances(self.max_words or MAX_NGRAM)
+        return mask_selection.geometric_chances(self.span_stop, self.max_words or MAX_SPAN)
 
     def predictions(self, seq_length: int) -> int:
         """Returns the slots for predictions in a row: 512 -> 77, 128 -> 20 at 15%."""
@@ -185,16 +176,18 @@ class TokenMasker:
         if not budget:
             positions = candidates
         elif self.masking.unit == "token":
-            positions = candidates[choose_tokens(keys, budget)]
+            positions = candidates[mask_selection.choose_tokens(keys, budget)]
         else:
             words = self._words(input_ids, candidates)
             keys, sizes = keys[: len(words.starts)], sizes[: len(words.starts)]
             if self.masking.unit == "whole_word":
-                positions = candidates[choose_words(words, keys, budget)]
+                positions = candidates[mask_selection.choose_words(words, keys, budget)]
             else:
                 chances = self.masking.span_chances
-                spans = choose_spans(words, keys=keys, sizes=sizes, chances=chances, budget=budget)
-                tokens, span_of = tokens_of_spans(spans, total=total)
+                spans = mask_selection.choose_spans(
+                    words, keys=keys, sizes=sizes, chances=chances, budget=budget
+                )
+                tokens, span_of = mask_selection.tokens_of_spans(spans, total=total)
                 positions = candidates[tokens]
                 if self.masking.unit == "span":  # SpanBERT, section 3.1: one action per span
                     actions = actions[span_of]
@@ -203,11 +196,11 @@ class TokenMasker:
         masked[positions] = self._replace(ids, actions[: len(ids)], randoms[: len(ids)])
         return MaskedExample(masked, positions, ids)
 
-    def _words(self, input_ids: np.ndarray, candidates: np.ndarray) -> Words:
+    def _words(self, input_ids: np.ndarray, candidates: np.ndarray) -> mask_selection.Words:
         continues = self.is_continuation[input_ids]
         if self.segmenter is not None:
             continues = self.segmenter.join(input_ids, continues)
-        return find_words(candidates, continues[candidates])
+        return mask_selection.find_words(candidates, continues[candidates])
 
     def _replace(self, ids: np.ndarray, actions: np.ndarray, randoms: np.ndarray) -> np.ndarray:
         """Returns the replacement of each id [k]: [MASK], a random id, or the id itself.

@@ -124,9 +124,7 @@ class MaskingTransform:
         return self.masker.masking.static_copies
 
     def batch(
-        self,
-        records: Sequence[Sequence[Example]],
-        rngs: Sequence[Sequence[np.random.Generator]],
+        self, records: Sequence[Sequence[Example]], rngs: Sequence[Sequence[np.random.Generator]]
     ) -> Row:
         """Returns a batch with one row per element of ``records``.
 

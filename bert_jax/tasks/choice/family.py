@@ -13,7 +13,7 @@ import numpy as np
 import pydantic
 from etils import epath
 
-from bert_jax.data.rows.collate import assemble
+from bert_jax.data.rows.collate import assemble, encode_ragged
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import PathText, Section
@@ -28,7 +28,6 @@ from bert_jax.tasks.family import (
     count_notes,
     needs_labels,
 )
-from bert_jax.tasks.ragged import encode_ragged
 from bert_jax.text.tokenizer import Tokenizer
 
 # SWAG (github.com/rowanz/swagaf, data/train.csv) and CODAH (github.com/Websail-NU/CODAH,

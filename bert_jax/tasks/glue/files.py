@@ -55,11 +55,7 @@ TASKS: Final[Mapping[str, GlueTask]] = {
         figures=("f1", "accuracy"),
     ),
     "stsb": GlueTask(
-        "STS-B",
-        ("similarity",),
-        label=("score",),
-        figures=("spearman", "pearson"),
-        ragged="trim",
+        "STS-B", ("similarity",), label=("score",), figures=("spearman", "pearson"), ragged="trim"
     ),
     "qqp": GlueTask(
         "QQP",

@@ -106,16 +106,12 @@ class SquadSection(Section):
 
 
 def _score(version: Version, records: Sequence[Record]) -> dict[str, float]:
-    """Returns the figures of the official scripts, in percent.
+    """Returns the figures of the official scripts, in percent; ValueError: an unlabelled record.
 
-    Returns:
-        "exact_match" and "f1" of the predictions. In version 2.0 also those of the questions with
-        and without an answer ("has_ans_…", "no_ans_…"), and "best_exact", "best_f1" and
-        "null_threshold" as tuned on these records; predictions of the dev set were made with that
-        threshold unless one was set.
-
-    Raises:
-        ValueError: a record is not labelled.
+    "exact_match" and "f1" of the predictions. In version 2.0 also those of the questions with and
+    without an answer ("has_ans_…", "no_ans_…"), and "best_exact", "best_f1" and "null_threshold" as
+    tuned on these records; predictions of the dev set were made with that threshold unless one was
+    set.
     """
     unlabelled = sum(record["label"] is None for record in records)
     if unlabelled or not records:

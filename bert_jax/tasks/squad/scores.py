@@ -118,11 +118,7 @@ def figures_2_0(records: Sequence[dict[str, Any]]) -> dict[str, float]:
         if part:
             figures |= _means(part, f"{name}_exact", f"{name}_f1")
     exact, f1 = tune(records)
-    return figures | {
-        "best_exact": exact.best,
-        "best_f1": f1.best,
-        "null_threshold": f1.threshold,
-    }
+    return figures | {"best_exact": exact.best, "best_f1": f1.best, "null_threshold": f1.threshold}
 
 
 def tune(records: Sequence[dict[str, Any]]) -> tuple[Tuned, Tuned]:

@@ -29,9 +29,7 @@ class SweepRecord:
     """The runs of a sweep that are done; written after each, so that none is run twice."""
 
     def __init__(self, root: epath.Path, *, settings: Mapping[str, Any], metric: str) -> None:
-        """Reads what there is.
-
-        `settings` are all that decides the sweep's numbers, nested; runs are compared by `metric`.
+        """Reads what there is; `settings` are all that decides the sweep's numbers, nested.
 
         Raises:
             UserError: it holds a sweep of other settings, or a run that is no sweep.

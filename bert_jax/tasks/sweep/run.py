@@ -29,11 +29,11 @@ from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.lock import hold_run
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.scores import degenerate
+from bert_jax.tasks.section import FinetuneSettings
 from bert_jax.tasks.sweep.grid import RunResult, SweepPoint, SweepSection, best_of, points_of
 from bert_jax.tasks.sweep.record import SWEEP, SweepRecord
 from bert_jax.tasks.training.evaluation import PREDICTIONS, conclude
 from bert_jax.tasks.training.run import run_finetuning
-from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.tasks.training.setup import TrainingSetup, claim, make_predictor, prepare, tell_data
 from bert_jax.train.loop import Outcome
 from bert_jax.train.manifest import SelectionScore

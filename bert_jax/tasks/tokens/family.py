@@ -14,17 +14,9 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.family import DataRequest, Family, Record, count_notes, needs_labels
+from bert_jax.tasks.tokens import schemes
 from bert_jax.tasks.tokens.conll import ConllColumns, ConllFile, read_conll, sentences_in_memory
 from bert_jax.tasks.tokens.entities import entity_scores, label_scores
-from bert_jax.tasks.tokens.schemes import (
-    Scheme,
-    complete_labels,
-    detect_scheme,
-    fits,
-    scheme_of_names,
-    spelled,
-    violations,
-)
 from bert_jax.tasks.tokens.split import TokenSplit, encode_words
 
 
@@ -125,7 +117,7 @@ class TokenClassificationSection(Section):
         )
 
 
-def _score(scheme: Scheme, records: Sequence[Record]) -> dict[str, float]:
+def _score(scheme: schemes.Scheme, records: Sequence[Record]) -> dict[str, float]:
     """Returns the figures of entities where the labels have a scheme of spans, else of tokens."""
     scores = label_scores if scheme == "none" else entity_scores
     return scores([r["label"] for r in records], [r["prediction"] for r in records])
@@ -160,47 +152,47 @@ def _read(section: TokenClassificationSection, request: DataRequest, role: str) 
 
 def _scheme_of_file(
     section: TokenClassificationSection, train: ConllFile, notes: list[str]
-) -> Scheme:
+) -> schemes.Scheme:
     """Returns the scheme of a training set; where it was found there, the notes say so."""
     if section.scheme == "auto":
-        scheme = detect_scheme([sentence.labels or [] for sentence in train.sentences])
+        scheme = schemes.detect_scheme([sentence.labels or [] for sentence in train.sentences])
         notes.append(f"{train.path}: the scheme of its labels is {scheme}")
         return scheme
     scheme = _named_scheme(section)
-    wrong = {name for name in train.names if not fits(name, scheme)}
+    wrong = {name for name in train.names if not schemes.fits(name, scheme)}
     if wrong:
         line, name = train.first(wrong)
         raise UserError(
             f'{train.path}: line {line}: found the label "{name}", allowed under {scheme}: '
-            f"{spelled(scheme)}"
+            f"{schemes.spelled(scheme)}"
         )
     return scheme
 
 
-def _scheme_of_model(section: TokenClassificationSection, labels: Sequence[str]) -> Scheme:
+def _scheme_of_model(section: TokenClassificationSection, labels: Sequence[str]) -> schemes.Scheme:
     if section.scheme == "auto":
-        return scheme_of_names(labels)
+        return schemes.scheme_of_names(labels)
     scheme = _named_scheme(section)
     for name in labels:
-        if not fits(name, scheme):
+        if not schemes.fits(name, scheme):
             raise UserError(
                 f"task.scheme: found {section.scheme}, which has no {name} as the model has, "
-                f"allowed: {scheme_of_names(labels)}"
+                f"allowed: {schemes.scheme_of_names(labels)}"
             )
     return scheme
 
 
-def _named_scheme(section: TokenClassificationSection) -> Scheme:
+def _named_scheme(section: TokenClassificationSection) -> schemes.Scheme:
     assert section.scheme != "auto"
     return "BIOES" if section.scheme == "IOBES" else section.scheme
 
 
-def _contradictions(file: ConllFile, scheme: Scheme) -> list[str]:
+def _contradictions(file: ConllFile, scheme: schemes.Scheme) -> list[str]:
     wrong = [
         (sentence.lines[position], sentence.labels[position])
         for sentence in file.sentences
         if sentence.labels is not None
-        for position in violations(sentence.labels, scheme)
+        for position in schemes.violations(sentence.labels, scheme)
     ]
     if not wrong:
         return []
@@ -221,10 +213,10 @@ def _check_labels(file: ConllFile, labels: Sequence[str]) -> None:
         )
 
 
-def _labels_of(train: ConllFile, scheme: Scheme) -> tuple[str, ...]:
+def _labels_of(train: ConllFile, scheme: schemes.Scheme) -> tuple[str, ...]:
     found = train.names
     if len(found) < 2:
         raise UserError(
             f"{train.path}: found the label {', '.join(found)} alone, allowed: two or more"
         )
-    return complete_labels(found, scheme)
+    return schemes.complete_labels(found, scheme)

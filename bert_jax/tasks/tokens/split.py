@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.data.rows.collate import Ragged, encode_ragged
 from bert_jax.tasks.family import NO_LABEL, Collector, Encoded, Record, content_hash
-from bert_jax.tasks.ragged import Ragged, encode_ragged
 from bert_jax.tasks.tokens.conll import Sentence
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary import SpecialIds

@@ -30,9 +30,8 @@ from bert_jax.tasks.batches import TrainBatches
 from bert_jax.tasks.family import DataRequest, Family, hub_files
 from bert_jax.tasks.parameter_transfer import check_length, describe_graft, shared_parts
 from bert_jax.tasks.predictor import Predictor
-from bert_jax.tasks.section import FinetuneSection
+from bert_jax.tasks.section import FinetuneSection, FinetuneSettings
 from bert_jax.tasks.task import FinetuneTask
-from bert_jax.tasks.training.settings import FinetuneSettings
 from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import DrawParams, ModelDefinition, define_model
 from bert_jax.train.trackers import require_trackers

@@ -156,11 +156,7 @@ def _builder(path: str) -> tfds.core.DatasetBuilder:
 
 
 def _only_features_of_tfds(path: epath.Path) -> None:
-    """Refuses a dataset that names classes of others, which TFDS would import and make.
-
-    Raises:
-        UserError: it does, or features.json is damaged.
-    """
+    """Refuses a dataset that names classes of others, which TFDS would import and make."""
     if not path.exists():
         return
     waiting: list[Any] = [read_json_object(path)]

@@ -7,16 +7,9 @@ from typing import Any, Final, NamedTuple
 
 from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
+from bert_jax.pipelines.sources import files
 from bert_jax.pipelines.sources.decompress import open_text
 from bert_jax.pipelines.sources.documents import Document, text_lines
-from bert_jax.pipelines.sources.files import (
-    Cutting,
-    FilePart,
-    TextLine,
-    cut_file,
-    line_number,
-    read_part,
-)
 from bert_jax.pipelines.sources.readers.jsonl import read_objects
 from bert_jax.pipelines.sources.readers.records import PartReading, record_document
 
@@ -27,18 +20,20 @@ _JSON: Final = "json"
 
 
 class _Article(NamedTuple):
-    start: TextLine
-    end: TextLine
+    start: files.TextLine
+    end: files.TextLine
     header: re.Match[str]
     lines: list[str]
 
 
-def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list[FilePart]:
+def cut(
+    path: str, name: str, section: SourcesSection, cutting: files.Cutting
+) -> list[files.FilePart]:
     """Cuts a file between its documents."""
     del section
     with open_text(path) as file:
         is_json = file.read(1) == b"{"
-    parts = cut_file(
+    parts = files.cut_file(
         path,
         name,
         part_bytes=cutting.part_bytes,
@@ -66,11 +61,11 @@ def read(reading: PartReading) -> Iterator[Document]:
     )
 
 
-def _articles(part: FilePart, section: SourcesSection) -> Iterator[_Article]:
-    start: TextLine | None = None
+def _articles(part: files.FilePart, section: SourcesSection) -> Iterator[_Article]:
+    start: files.TextLine | None = None
     header = None
     held: list[str] = []
-    for line in read_part(part, max_line_length=section.max_line_length):
+    for line in files.read_part(part, max_line_length=section.max_line_length):
         text = line.text.strip()
         if start is None:
             header = _OPEN.match(text)
@@ -107,5 +102,5 @@ def _without_title(document: Document) -> Document | None:
     return document if document.lines else None
 
 
-def _place(part: FilePart, line: TextLine) -> str:
-    return f"{part.path}: line {line_number(part.path, line.offset)}"
+def _place(part: files.FilePart, line: files.TextLine) -> str:
+    return f"{part.path}: line {files.line_number(part.path, line.offset)}"
