@@ -3,6 +3,7 @@
 import re
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -11,11 +12,11 @@ import pydantic
 
 from bert_jax.parallel.accelerators import GIB
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.planning.collectives import Collective, find_collectives
+from bert_jax.planning.collectives import Collective, DevicePlacement, find_collectives
 from bert_jax.planning.cycles import Cycles, count_cycles, kernels_called
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
-from bert_jax.planning.kernel_schedule import read_schedules, written_to
+from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedules, written_to
 from bert_jax.planning.optimized_text import optimized_text
 from bert_jax.planning.program import LoweredStep, lower_step, open_topology, placement_of
 from bert_jax.planning.request import CompileRequest
@@ -107,16 +108,7 @@ def compile_step(
         try:
             compiled = step.lowered.compile()
         except jax.errors.JaxRuntimeError as error:
-            if (sizes := memory_refused(str(error))) is None:
-                raise
-            refused = CompiledStep(
-                rows=step.rows,
-                useful_flops=step.flops,
-                needed_bytes=sizes[0],
-                available_bytes=sizes[1],
-                compile_seconds=time.perf_counter() - started,
-            )
-            return refused, None
+            return refused_step(step, error, seconds=time.perf_counter() - started), None
         seconds = time.perf_counter() - started
         program = Program.of(parse_hlo(optimized_text(compiled, name=step.name)))
         schedules = read_schedules(
@@ -126,20 +118,62 @@ def compile_step(
     if save_to is not None:
         facts = facts_of(step.lowered, mesh, kind=request.kind)
         saved = save_executable(save_to, compiled, facts, seconds=seconds)
-    read = CompiledStep(
+    memory, placement = _memory(step, compiled), placement_of(topology, mesh)
+    read = read_step(step, program, schedules, memory=memory, placement=placement, seconds=seconds)
+    return read, saved
+
+
+def read_step(
+    step: LoweredStep,
+    program: Program,
+    schedules: Mapping[str, KernelSchedule],
+    *,
+    memory: Memory,
+    placement: DevicePlacement,
+    seconds: float,
+) -> CompiledStep:
+    """Returns a step that fits, with what its program says.
+
+    Args:
+        step: as lowered.
+        program: that the compiler made of it, with cycles.
+        schedules: of its kernels, by the name of their instruction.
+        memory: of it.
+        placement: of its devices.
+        seconds: that compiling took.
+    """
+    bytes_per_cycle = placement.topology.accelerator.bytes_per_cycle
+    return CompiledStep(
         rows=step.rows,
         useful_flops=step.flops,
-        memory=_memory(step, compiled),
-        cycles=count_cycles(
-            program,
-            bytes_per_cycle=topology.accelerator.bytes_per_cycle,
-            schedules=schedules,
-        ),
+        memory=memory,
+        cycles=count_cycles(program, bytes_per_cycle=bytes_per_cycle, schedules=schedules),
         work=count_work(program, schedules),
-        collectives=tuple(find_collectives(program, placement_of(topology, mesh))),
+        collectives=tuple(find_collectives(program, placement)),
         compile_seconds=seconds,
     )
-    return read, saved
+
+
+def refused_step(step: LoweredStep, error: RuntimeError, *, seconds: float) -> CompiledStep:
+    """Returns a step that needs more memory than there is.
+
+    Raises:
+        RuntimeError: `error`, which says something else.
+    """
+    if (sizes := memory_refused(str(error))) is None:
+        raise error
+    return too_large(step, *sizes, seconds=seconds)
+
+
+def too_large(step: LoweredStep, needed: int, available: int, *, seconds: float) -> CompiledStep:
+    """Returns a step that needs so many bytes of a device's HBM, and those that there are."""
+    return CompiledStep(
+        rows=step.rows,
+        useful_flops=step.flops,
+        needed_bytes=needed,
+        available_bytes=available,
+        compile_seconds=seconds,
+    )
 
 
 def save_step_of_cpu(request: CompileRequest, *, save_to: str) -> SavedExecutable:

@@ -11,8 +11,7 @@ import math
 from collections.abc import Sequence
 
 from bert_jax.parallel.topology import TpuTopology
-from bert_jax.planning.compiled_step import CompiledStep, Memory
-from bert_jax.planning.cycles import Cycles
+from bert_jax.planning.compiled_step import CompiledStep
 from bert_jax.planning.prices import Prices
 from bert_jax.planning.suggest import Fitting
 
@@ -191,13 +190,3 @@ class Plan:
         price = prices.chip_hour.get(self.topology.accelerator.name)
         rate = None if price is None else price.spot if spot else price.on_demand
         return None if self.hours is None or rate is None else self.hours * self.chips * rate
-
-
-def gradient_bytes(memory: Memory) -> int:
-    """Returns the most that gradients take of the temporaries: as much as the parameters."""
-    return min(memory.parameters, memory.temporaries)
-
-
-def uncounted_kernels(cycles: Cycles) -> int:
-    """Returns how many times kernels run of whose cycles nothing is known."""
-    return sum(cycles.uncounted.values())

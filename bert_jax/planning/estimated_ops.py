@@ -105,8 +105,8 @@ COST_MODELS: Final[Mapping[str, CostModel]] = {
         LinearCost(Features(0, 0.425, 1.56, 0.0693, 17.2, 1.45), 1724),
     ),
     "v5p": CostModel(
-        LinearCost(Features(1.3, 1.56, 0.128, 0.0075, 1.88, 2.56), 2317),
-        LinearCost(Features(0, 1.92, 2.14, 0.0742, 7.01, 1.38), 2125),
+        LinearCost(Features(1.06, 1.82, 0.0852, 0.12, 0.0584, 0.816), 2874),
+        LinearCost(Features(0, 0.182, 0.159, 0.435, 3.65, 7.13), 2126),
     ),
     "v6e": CostModel(
         LinearCost(Features(1.43, 1.04, 0.146, 0.209, 1.82e-08, 10.3), 341),

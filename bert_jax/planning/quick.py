@@ -4,6 +4,7 @@ Memory, collectives and what is executed are the compiler's. Cycles of operation
 `estimated_ops`, and those of kernels are of kernels compiled alone.
 """
 
+import dataclasses
 import tempfile
 import time
 from pathlib import Path
@@ -12,19 +13,21 @@ from typing import Final
 import jax
 
 from bert_jax.model.config import resolve_architecture
-from bert_jax.parallel.accelerators import Accelerator
-from bert_jax.planning.collectives import find_collectives
-from bert_jax.planning.compiled_step import CompiledStep, Memory, memory_refused
-from bert_jax.planning.cycles import count_cycles
+from bert_jax.planning.compiled_step import (
+    CompiledStep,
+    Memory,
+    read_step,
+    refused_step,
+    too_large,
+)
 from bert_jax.planning.estimated_ops import with_estimates
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
-from bert_jax.planning.kernel_schedule import KernelSchedule, written_to
+from bert_jax.planning.kernel_schedule import written_to
 from bert_jax.planning.kernels_alone import kernel_shape, scaled, schedules_alone
 from bert_jax.planning.program import LoweredStep, lower_step, open_topology, placement_of
 from bert_jax.planning.request import CompileRequest
 from bert_jax.planning.scheduled import Scheduled, schedule
-from bert_jax.planning.work import count_work
 
 # Of `base` on v5e:4x4 against its exact program 0.2%; what others may be, docs/planning.md.
 CYCLES_OFF: Final = "10%"
@@ -51,6 +54,10 @@ def quick_step(request: CompileRequest) -> CompiledStep:
     Raises:
         UserError: topology, mesh, batch and model do not fit together.
     """
+    return dataclasses.replace(_scheduled_step(request), quick=True)
+
+
+def _scheduled_step(request: CompileRequest) -> CompiledStep:
     # Never removed here, since the compiler still writes to it: it is in the caller's own folder.
     folder = Path(tempfile.mkdtemp(prefix="bert_jax_quick_"))
     schedules, program_files = folder / "schedules", folder / "program"
@@ -60,37 +67,21 @@ def quick_step(request: CompileRequest) -> CompiledStep:
     accelerator = topology.accelerator
     step = lower_step(request, mesh)
     shape = kernel_shape(request, mesh, accelerator=accelerator.name)
-    alone: dict[str, KernelSchedule] = {}
-    if shape is not None:
-        alone = schedules_alone(shape, mesh, written=schedules)
+    alone = schedules_alone(shape, mesh, written=schedules) if shape is not None else {}
     started = time.perf_counter()
     program_files.mkdir()
     try:
         found = schedule(step.lowered, program_files)
     except jax.errors.JaxRuntimeError as error:
-        if (sizes := memory_refused(str(error))) is None:
-            raise
-        return _refused(step, *sizes, seconds=time.perf_counter() - started)
+        return refused_step(step, error, seconds=time.perf_counter() - started)
     seconds = time.perf_counter() - started
     available = accelerator.hbm_bytes // accelerator.devices_per_chip
     if found.total > available:
-        return _refused(step, found.total, available, seconds=seconds)
-    program = _program(found, accelerator)
+        return too_large(step, found.total, available, seconds=seconds)
+    program = Program.of(with_estimates(parse_hlo(found.text), accelerator))
     own = scaled(alone, program, rows=shape.rows) if shape is not None else {}
-    return CompiledStep(
-        rows=step.rows,
-        useful_flops=step.flops,
-        memory=_memory(step, found),
-        cycles=count_cycles(program, bytes_per_cycle=accelerator.bytes_per_cycle, schedules=own),
-        work=count_work(program, own),
-        collectives=tuple(find_collectives(program, placement_of(topology, mesh))),
-        compile_seconds=seconds,
-        quick=True,
-    )
-
-
-def _program(found: Scheduled, accelerator: Accelerator) -> Program:
-    return Program.of(with_estimates(parse_hlo(found.text), accelerator))
+    memory, placement = _memory(step, found), placement_of(topology, mesh)
+    return read_step(step, program, own, memory=memory, placement=placement, seconds=seconds)
 
 
 def _memory(step: LoweredStep, found: Scheduled) -> Memory:
@@ -102,15 +93,4 @@ def _memory(step: LoweredStep, found: Scheduled) -> Memory:
         temporaries=found.temporaries,
         program=0,
         peak=found.total,
-    )
-
-
-def _refused(step: LoweredStep, needed: int, available: int, *, seconds: float) -> CompiledStep:
-    return CompiledStep(
-        rows=step.rows,
-        useful_flops=step.flops,
-        needed_bytes=needed,
-        available_bytes=available,
-        compile_seconds=seconds,
-        quick=True,
     )

@@ -8,7 +8,7 @@ from bert_jax.parallel.accelerators import GIB
 from bert_jax.planning.collectives import Collective
 from bert_jax.planning.compiled_step import CompiledStep
 from bert_jax.planning.cycles import Cycles
-from bert_jax.planning.estimate import PhasePlan, Plan, gradient_bytes, uncounted_kernels
+from bert_jax.planning.estimate import PhasePlan, Plan
 from bert_jax.planning.prices import Prices
 
 NOTHING = "—"
@@ -91,7 +91,8 @@ def _gibibytes(found: Plan, kind: str, step: CompiledStep) -> Row:
     if held is None:
         limit = (step.available_bytes or 0) / unit
         return (*(NOTHING,) * 6, f"{(step.needed_bytes or 0) / unit:.2f}", f"{limit:.2f}")
-    gradients = gradient_bytes(held) if kind == "train" else 0
+    # As much as the parameters at most, and part of the temporaries.
+    gradients = min(held.parameters, held.temporaries) if kind == "train" else 0
     sizes = (held.parameters, held.optimizer, held.batch, held.temporaries, gradients)
     shown = (f"{size / unit:.2f}" for size in (*sizes, held.program, held.peak))
     return (*shown, f"{accelerator.hbm_bytes / GIB:.2f}")
@@ -233,7 +234,7 @@ def notes(found: Plan) -> list[str]:
         if cycles and cycles.unknown_loops:
             loops = ", ".join(cycles.unknown_loops)
             lines.append(f"phase {index}: trips unknown, counted once: {loops}")
-        if cycles and (kernels := uncounted_kernels(cycles)):
+        if cycles and (kernels := sum(cycles.uncounted.values())):
             lines.append(f"phase {index}: {kernels} kernel calls are not in the cycles")
     if any("batch_size" in each for one in found.suggestions for each in one.overrides):
         lines.append("another batch_size is another training: learning rate and steps go with it")

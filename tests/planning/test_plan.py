@@ -223,7 +223,8 @@ def test_the_quick_form_is_the_same_program_with_cycles_estimated(
     bundles = [
         {one["name"]: one["bundles"] for one in each["kernels"]} for each in (cycles, counted)
     ]
-    assert bundles[0] == pytest.approx(bundles[1], rel=0.1)
+    # The kernels of the one have a grid of a single step, those of the other of several.
+    assert bundles[0] == pytest.approx(bundles[1], rel=0.2)
 
 
 @pytest.mark.parametrize(
