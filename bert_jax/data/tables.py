@@ -65,13 +65,12 @@ def read_table(path: Path) -> Iterator[TableRow]:
         UserError: no such file or suffix; a line with too few or too many fields; a column twice;
             no CSV, JSON, Parquet or UTF-8.
     """
-    readers = {".jsonl": _read_jsonl, ".csv": _read_rows, ".tsv": _read_rows}
-    readers[".parquet"] = _read_parquet
-    if path.suffix not in readers:
+    if path.suffix not in SUFFIXES:
         raise UserError(
             f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}"
         )
-    return readers[path.suffix](path)
+    readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    return readers.get(path.suffix, _read_rows)(path)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -94,19 +93,14 @@ def read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
     Raises:
         UserError: as `read_lines`, more columns than `MAX_COLUMNS`, or no CSV.
     """
-    rows = _csv_rows(path) if path.suffix == ".csv" else _tsv_rows(path)
-    for line, fields in rows:
+    tsv = ((number, line.split("\t", MAX_COLUMNS)) for number, line in read_lines(path))
+    for line, fields in _csv_rows(path) if path.suffix == ".csv" else tsv:
         if len(fields) > MAX_COLUMNS:
             raise UserError(
                 f"{path}: line {line}: found more than {MAX_COLUMNS:,} columns, allowed: at most "
                 "that many"
             )
         yield line, fields
-
-
-def _tsv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    for number, line in read_lines(path):
-        yield number, line.split("\t", MAX_COLUMNS)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -58,15 +58,11 @@ class BucketedInference:
     ) -> None:
         """Compiles nothing yet: the first batch of each length does.
 
-        Args:
-            forward: ``(params, batch) -> outputs``; every output has the batch's rows in front. One
-                that was `made_once` compiles once for all that use it.
-            mesh: over which rows are split.
-            batch_size: rounded up to a multiple of the mesh's data-parallel size.
-            max_length: no row is longer.
-            few_rows: calls often have few rows: they then run in batches of the next power of two,
-                each of which is compiled once.
-            cost: of a program and of padding; None: a program for each bucket that occurs.
+        Every output of `forward` has the batch's rows in front; one that was `made_once` compiles
+        once for all that use it. `batch_size` is rounded up to a multiple of the mesh's
+        data-parallel size; no row is longer than `max_length`. With `few_rows` in most calls, those
+        run in batches of the next power of two, each compiled once. Without a cost of a program and
+        of padding there is a program for each bucket that occurs.
         """
         parts = batch_parts(mesh)
         self.batch_size = -(-batch_size // parts) * parts

@@ -95,14 +95,10 @@ def choose_lengths(
     ``[8: 3 rows, 16: 40, 24: 0, 32: 1]`` → ``[16, 32]`` where compiling for 8 costs more than
     padding three rows by 8. A row is padded to the smallest of the lengths that holds it.
 
-    Exact, by dynamic programming over the buckets: the best choice whose longest program is a
-    bucket follows from the best ones of the buckets below it.
-
-    Args:
-        rows: of each bucket, the shortest first, one row or more in all.
-        size: rows of a batch; those of this call that fill none are computed as if they did.
-        compiled: lengths that cost no compilation.
-        cost: of a program and of padding.
+    Exact, by dynamic programming over the buckets, the shortest first, one row or more in all: the
+    best choice whose longest program is a bucket follows from the best ones of the buckets below
+    it. Rows of this call that fill no batch of `size` are computed as if they did; lengths that are
+    `compiled` cost no compilation.
     """
     now = [0, *itertools.accumulate(each.now for each in rows)]
     before = [0, *itertools.accumulate(each.before for each in rows)]

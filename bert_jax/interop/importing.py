@@ -81,16 +81,11 @@ def write_imported_run(
     seed: int,
     record: Mapping[str, str],
 ) -> None:
-    """Writes a run directory that holds an imported model.
+    """Writes a run directory, in the end named `run_dir`, that holds an imported model.
 
-    Args:
-        root: where to write.
-        model: as read; its arrays are replaced by JAX's one by one.
-        run_dir: the final name of `root`.
-        settings: the rest of the configuration, as plain values.
-        optimizer: the imported moments become its state.
-        seed: of the configuration.
-        record: where the model was fetched from, for provenance.json.
+    The model's arrays are replaced by JAX's one by one. `settings` are the rest of the
+    configuration, as plain values; the imported moments become the optimizer's state; `record` says
+    in provenance.json where the model was fetched from.
     """
     directory = model.files[0].parent
     files = [*model.files, *tokenizer_files(directory)]

@@ -122,9 +122,8 @@ def export_stablehlo(
         directory: exists; the caller renames it when it is whole. Gets ``model.stablehlo``,
             ``model.safetensors`` and ``signature.json``.
         architecture: of the model.
-        execution: gives the dtype of the activations; weights and outputs are float32 in either
-            case. `attention` and `remat` are ignored: an attention kernel may exist for one
-            platform only, and there is no backward pass.
+        execution: gives the dtype of the activations; weights and outputs are float32. `attention`
+            and `remat` are ignored: a kernel may exist for one platform, nothing goes backward.
         heads: of the checkpoint.
         params: nested dict of float32 arrays, as a checkpoint holds them.
         outputs: some of `available_outputs`; None takes `default_outputs`.

@@ -150,9 +150,9 @@ def target_of(
     # No labels at all are spelled "" in a text.
     if is_missing(row) and not (several and row.label == ""):
         if required:
-            raise UserError(
-                f'{row.place}: "{column}" found no label, allowed: {_allowed(labelling)}'
-            )
+            is_number = labelling.problem == "regression"
+            allowed = "a number" if is_number else spell_names(labelling.names)
+            raise UserError(f'{row.place}: "{column}" found no label, allowed: {allowed}')
         return None
     if labelling.problem == "regression":
         number = number_of(row.label)
@@ -162,10 +162,6 @@ def target_of(
     names = names_of(row, column=column, problem=labelling.problem, separator=separator)
     numbers = [label_number(name, labelling.names, f'{row.place}: "{column}"') for name in names]
     return frozenset(numbers) if several else numbers[0]
-
-
-def _allowed(labelling: Labelling) -> str:
-    return "a number" if labelling.problem == "regression" else spell_names(labelling.names)
 
 
 def spell_names(names: Sequence[str]) -> str:

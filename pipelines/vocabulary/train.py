@@ -12,13 +12,8 @@ from pydantic import Field
 from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.sources import iter_text
-from bert_jax.pipelines.vocabulary import train_wordpiece
+from bert_jax.pipelines.vocabulary import algorithms
 from bert_jax.pipelines.vocabulary.sample import MAX_PART_BYTES, sample_lines, sample_mixture
-from bert_jax.pipelines.vocabulary.train_sentencepiece import (
-    SentencePieceAlgorithm,
-    VocabularyTooSmall,
-    train_sentencepiece,
-)
 from bert_jax.section import PathText
 from bert_jax.text.basic_tokenizer import WordSplitter
 from bert_jax.text.load import load_tokenizer
@@ -56,7 +51,7 @@ class VocabSection(SourcesSection):
 
     output: PathText
     algorithm: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
-    trainer: train_wordpiece.WordPieceTrainer = "sentencepiece"
+    trainer: algorithms.WordPieceTrainer = "sentencepiece"
     size: int = Field(default=30_522, ge=len(SPECIAL_PIECES) + 1, le=1_000_000)
     pad_to_128: bool = False
     unused_slots: int = Field(default=99, ge=0)
@@ -115,13 +110,13 @@ def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
     )
     words = Counter(word for line in lines for word in splitter.split(line))
     lines.clear()  # the counts are all that training needs
-    characters = train_wordpiece.covered_characters(words, coverage=section.character_coverage)
-    alphabet = train_wordpiece.character_pieces(characters, splitter.isolates)
+    characters = algorithms.covered_characters(words, coverage=section.character_coverage)
+    alphabet = algorithms.character_pieces(characters, splitter.isolates)
     reserved = reserved_pieces(section.unused_slots)
     needed = len(reserved) + len(alphabet)
     if needed > section.size:
         raise _too_small(section, needed)
-    ranked = train_wordpiece.rank_pieces(
+    ranked = algorithms.rank_pieces(
         words,
         characters=characters,
         alphabet=alphabet,
@@ -138,7 +133,7 @@ def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
 
 
 def _train_sentencepiece(
-    section: VocabSection, algorithm: SentencePieceAlgorithm, lines: list[str]
+    section: VocabSection, algorithm: algorithms.SentencePieceAlgorithm, lines: list[str]
 ) -> Tokenizer:
     drops_accents = _drops_accents(section)
     folded = [
@@ -147,7 +142,7 @@ def _train_sentencepiece(
     lines.clear()
 
     def fit(size: int, slots: int) -> SentencePieceTokenizer:
-        model = train_sentencepiece(
+        model = algorithms.train_sentencepiece(
             folded,
             algorithm=algorithm,
             size=size,
@@ -165,7 +160,7 @@ def _train_sentencepiece(
         padding = _padding(section, found=found)
         if padding:  # the library reserves slots before it learns, so it must learn again
             tokenizer = fit(found + padding, section.unused_slots + padding)
-    except VocabularyTooSmall as error:
+    except algorithms.VocabularyTooSmall as error:
         raise _too_small(section, error.needed) from None
     if tokenizer.vocab_size != found + padding:
         raise _too_large(section, tokenizer.vocab_size - padding)

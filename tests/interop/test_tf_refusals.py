@@ -13,7 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop.mapping import Pretrained
 from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.model.config import Architecture, HeadsSection
-from bert_jax.pipelines.vocabulary.train_sentencepiece import train_sentencepiece
+from bert_jax.pipelines.vocabulary.algorithms import train_sentencepiece
 from bert_jax.text.sentence_piece import SentencePieceTokenizer
 from tests.interop.reference_modeling import draw, encoder_shapes, pretraining_shapes
 from tests.interop.tf1_writer import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.pipelines.vocabulary.train_sentencepiece import (
+from bert_jax.pipelines.vocabulary.algorithms import (
     SentencePieceAlgorithm,
     VocabularyTooSmall,
     train_sentencepiece,

@@ -173,17 +173,11 @@ def evaluation_batches(
 ) -> Batches[Row]:
     """Returns this host's part of every example once, in the dataset's order, masked reproducibly.
 
-    Ten examples in batches of four are three batches on every host; the last two rows of the last
-    one have weight 0, so that sums over all batches count each example exactly once. Batches are
-    arrays ``[batch_size / share.count, ...]``, as many on each host.
-
-    Args:
-        dataset: the examples of a validation split.
-        transform: makes rows of one example each.
-        batch_size: rows in the global batch, over all hosts.
-        seed: of the masks, which are a function of it and the example's index alone.
-        limit: number of examples, from the front; None for all.
-        share: this host's part of a batch.
+    Ten examples in batches of four (rows over all hosts) are three batches on every host; the last
+    two rows of the last one have weight 0, so that sums over all batches count each example exactly
+    once. Batches are arrays ``[batch_size / share.count, ...]``, as many on each host, with rows of
+    one example. Masks are a function of the seed and the example's index alone; ``limit`` is a
+    number of examples, from the front, None for all.
 
     Raises:
         UserError: as the loader's.

@@ -136,7 +136,8 @@ def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRow
     header: Sequence[str] = ()
     for line, fields in read_fields(path):
         if not header:
-            header = _COLA if _is_bare_cola(task, fields) else fields
+            bare = task == "cola" and len(fields) == len(_COLA) and "sentence" not in fields
+            header = _COLA if bare else fields
             if header is fields:
                 continue
         if len(fields) < len(header) and layout.ragged == "skip":
@@ -150,10 +151,6 @@ def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRow
         row = TableRow(path, line, dict(zip(header, fields, strict=True)))
         found.append(_row(row, len(found), layout, labelled))
     return GlueRows(found, tuple(skipped), tuple(trimmed))
-
-
-def _is_bare_cola(task: str, fields: Sequence[str]) -> bool:
-    return task == "cola" and len(fields) == len(_COLA) and "sentence" not in fields
 
 
 def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> TextRow:

@@ -86,7 +86,8 @@ def _builder(name: str, data_dir: str | None) -> Any:
 def _row(example: Mapping[str, Any], names: list[str] | None, place: str) -> TextRow:
     number = int(example["idx"])
     keys = next(keys for keys in _TEXTS if keys[0] in example)
-    texts = [_decoded(example[key]) for key in keys]
+    found = [example[key] for key in keys]
+    texts = [text.decode("utf-8") if isinstance(text, bytes) else text for text in found]
     return TextRow(
         place=f"{place}: index {number}",
         line=number + 1,
@@ -95,10 +96,6 @@ def _row(example: Mapping[str, Any], names: list[str] | None, place: str) -> Tex
         pair=texts[1] if len(texts) == 2 else None,
         label=_label(example["label"], names),
     )
-
-
-def _decoded(text: bytes | str) -> str:
-    return text.decode("utf-8") if isinstance(text, bytes) else text
 
 
 def _label(found: Any, names: list[str] | None) -> str | float | None:
