@@ -48,7 +48,6 @@ class LoadedModel:
     """
 
     def __init__(self, model: InferenceModel, run: Run | None) -> None:
-        """Takes what `load` has read; another program's checkpoint is of no run."""
         self._model, self._run = model, run
         self.tokenizer: Tokenizer = model.tokenizer
         self.architecture: Architecture = model.architecture
@@ -117,7 +116,15 @@ class LoadedModel:
         Raises:
             UserError: layers that the model lacks; a row that is no text.
         """
-        extractor = self._extractor("sentence", layers, pool, max_length, batch_size)
+        settings = settings_for(
+            self.architecture,
+            layers=layers,
+            level="sentence",
+            pool=pool,
+            max_length=max_length,
+            batch_size=batch_size,
+        )
+        extractor = self._extractor(settings)
         found = [features.vectors[0] for features in extractor(_texts(texts))]
         vectors = np.stack(found) if found else np.empty((0, extractor.width), np.float32)
         return vectors[0] if isinstance(texts, str) else vectors
@@ -145,8 +152,15 @@ class LoadedModel:
         Raises:
             UserError: as `encode`.
         """
-        extractor = self._extractor(level, layers, None, max_length, batch_size)
-        return list(extractor(_texts(texts)))
+        settings = settings_for(
+            self.architecture,
+            layers=layers,
+            level=level,
+            pool=None,
+            max_length=max_length,
+            batch_size=batch_size,
+        )
+        return list(self._extractor(settings)(_texts(texts)))
 
     def predict(self, rows: Rows) -> list[Record]:
         """Predicts rows with the head of a fine-tuned model.
@@ -171,22 +185,7 @@ class LoadedModel:
     def _predictor(self) -> RowPredictor:
         return RowPredictor(self._model, self._run)
 
-    def _extractor(
-        self,
-        level: Level,
-        layers: str | None,
-        pool: Pool | None,
-        max_length: int | None,
-        batch_size: int,
-    ) -> FeatureExtractor:
-        settings = settings_for(
-            self.architecture,
-            layers=layers,
-            level=level,
-            pool=pool,
-            max_length=max_length,
-            batch_size=batch_size,
-        )
+    def _extractor(self, settings: ExtractionSettings) -> FeatureExtractor:
         if settings not in self._extractors:
             self._extractors[settings] = FeatureExtractor(settings, self._model, few_texts=True)
         return self._extractors[settings]

@@ -13,6 +13,7 @@ more now and then while it lasts, and one with its seconds when it is done.
 """
 
 import contextlib
+import dataclasses
 import sys
 import threading
 import time
@@ -33,21 +34,15 @@ _TELL: Final = 1.0  # seconds of a stage that are worth a line at its end
 _REFRESH: Final = 0.25  # seconds between two states of the live line
 
 
+@dataclasses.dataclass(eq=False)
 class _Stage:
     """Something under way."""
 
-    def __init__(
-        self,
-        what: Callable[[], str],
-        *,
-        told: bool,
-        lasting: bool,
-        share: Callable[[], float] | None,
-    ) -> None:
-        self.what, self.share = what, share
-        self.told = told  # whether its first line is out
-        self.lasting = lasting  # it speaks for itself, and is shown as it is
-        self.started = time.monotonic()
+    what: Callable[[], str]
+    told: bool  # whether its first line is out
+    lasting: bool  # it speaks for itself, and is shown as it is
+    share: Callable[[], float] | None
+    started: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
@@ -58,7 +53,6 @@ class Narrator:
     """Says on one console what is under way; safe to use from several threads."""
 
     def __init__(self, console: Console) -> None:
-        """Says nothing yet; a terminal gets a live line."""
         self.console = console
         self._stages: list[_Stage] = []
         self._lock = threading.RLock()
@@ -113,11 +107,9 @@ class Narrator:
     ) -> Iterator[None]:
         """Shows what the block does for as long as it runs.
 
-        Args:
-            what: does it; a function is asked again each time.
-            at_once: with a line now, not when it has lasted a while.
-            lasting: neither its beginning nor its end gets a line of its own.
-            share: returns how much of it is done, 0 to 1, for a bar where there is one.
+        A function `what` is asked again each time. `at_once` gives it a line now, not when it has
+        lasted a while; what is `lasting` gets none at its beginning and end. `share` returns how
+        much of it is done, 0 to 1, for a bar where there is one.
         """
         text = what if callable(what) else lambda: what
         stage = _Stage(text, told=lasting, lasting=lasting, share=share)

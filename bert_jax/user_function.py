@@ -29,11 +29,9 @@ _FORBIDDEN: Final = frozenset((*sys.stdlib_module_names, *sys.builtin_module_nam
 def load_function(path: str, *, key: str, checked: bool = False) -> Callable[..., Any]:
     """Imports ``"module:function"``.
 
-    Args:
-        path: as written in the configuration.
-        key: of the setting, for messages.
-        checked: whether another process has made sure that the module is the user's own. On the
-            workers of a cluster it is an installed package.
+    `path` is as written in the configuration, `key` the setting's, for messages. With `checked`
+    another process has made sure that the module is the user's own: on the workers of a cluster it
+    is an installed package.
 
     Raises:
         UserError: it is not spelled so, the module is not the user's own, cannot be imported or
@@ -66,11 +64,8 @@ def load_function(path: str, *, key: str, checked: bool = False) -> Callable[...
 def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = ()) -> None:
     """Makes sure that a module that a setting names is the user's own; imports nothing.
 
-    Args:
-        name: of the module, with its packages.
-        key: of the setting, for the message.
-        found: what the setting says.
-        allowed: installed packages that this setting may name besides.
+    `name` is the module's, with its packages; the setting `key` says `found`, and may name
+    installed packages that are `allowed` besides.
 
     Raises:
         UserError: it is not.
@@ -94,12 +89,8 @@ def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = 
 def only_trusted(path: str | None, *, key: str, source: object) -> None:
     """Refuses a function that a run directory names, which may come from anybody.
 
-    Its module is allowed if it is documented, or trusted by name in the environment.
-
-    Args:
-        path: as `load_function` takes it; None for none.
-        key: of the setting.
-        source: the run directory.
+    Its module is allowed if it is documented, or trusted by name in the environment. The path is as
+    `load_function` takes it, None for none; `source` is the run directory.
 
     Raises:
         UserError: it is neither.

@@ -23,11 +23,8 @@ KIND: Final = "kind"
 def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
     """Returns a section filled with values.
 
-    Args:
-        section: what they should be.
-        values: nested, as YAML or JSON has them.
-        source: the file they come from, for messages.
-        key: the section's place in that file; "" for the whole.
+    The values are nested, as YAML or JSON has them, and come from the file that `source` names for
+    messages; `key` is the section's place in it, empty for the whole.
 
     Raises:
         UserError: an unknown key, a value of the wrong type, a missing one.

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from bert_jax import narration
 from bert_jax.narration import Narrator, doing, hush, narrator_of, speaking
+from bert_jax.train.metrics import Throughput
 from bert_jax.train.progress_display import ProgressDisplay
-from bert_jax.train.throughput import Throughput
 
 
 @pytest.fixture

@@ -74,23 +74,29 @@ def mesh_section(platform: str, settings: Sequence[str]) -> MeshSection:
     return parse_config({"mesh": {"platform": platform}}, overrides, source="--mesh").mesh
 
 
-def works_here(settings: Sequence[str]) -> bool:
-    """Says whether this process does what one of them does alone; the others wait for its end.
+def alone(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds --mesh to a verb that one process of several runs; the others wait for its end.
 
     They meet, but JAX is not told: it would wait for all of them to compute. So it computes on the
     CPU, since a TPU of several hosts opens for all of them only.
     """
-    section = mesh_section("auto", settings).distributed
-    if not section.enabled:
-        return True
-    from bert_jax.parallel.processes import is_first, join
 
-    join(section, compute=False)
-    if is_first():
-        import jax
+    @mesh_option
+    @functools.wraps(function)
+    def run(*args: Any, mesh_settings: Sequence[str], **kwargs: Any) -> None:
+        section = mesh_section("auto", mesh_settings).distributed
+        if section.enabled:
+            from bert_jax.parallel.processes import is_first, join
 
-        jax.config.update("jax_platforms", "cpu")
-    return is_first()
+            join(section, compute=False)
+            if not is_first():
+                return
+            import jax
+
+            jax.config.update("jax_platforms", "cpu")
+        function(*args, **kwargs)
+
+    return run
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:

@@ -22,17 +22,13 @@ from bert_jax.cli import base
     help="Casing of a vocab.txt without tokenizer_config.json.",
 )
 @base.force_option
-@base.mesh_option
 @base.verb
-def import_checkpoint(
-    source: str, run_dir: str, mesh_settings: tuple[str, ...], **options: Any
-) -> None:
+@base.alone
+def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
     """Read a Hugging Face or google-research/bert checkpoint: SOURCE → RUN_DIR.
 
     SOURCE is a directory, or a model on a hub: google-bert/bert-base-uncased, with @ a revision.
     """
-    if not base.works_here(mesh_settings):
-        return
     from rich.console import Console
 
     with base.starting_jax():
@@ -61,19 +57,10 @@ def import_checkpoint(
 @click.option("--public", is_flag=True, help="With --push: make a new model public.")
 @base.checkpoint_option
 @base.force_option
-@base.mesh_option
 @base.verb
-def export(
-    run_dir: str,
-    output: str,
-    outputs: str | None,
-    public: bool,
-    mesh_settings: tuple[str, ...],
-    **options: Any,
-) -> None:
+@base.alone
+def export(run_dir: str, output: str, outputs: str | None, public: bool, **options: Any) -> None:
     """Write a checkpoint in another program's format: RUN_DIR → OUTPUT."""
-    if not base.works_here(mesh_settings):
-        return
     from rich.console import Console
 
     with base.starting_jax():

@@ -91,19 +91,10 @@ def predict(
 @base.checkpoint_option
 @base.platform_option
 @base.force_option
-@base.mesh_option
 @base.verb
-def features(
-    run_dir: str,
-    input_path: str,
-    output: str,
-    platform: str,
-    mesh_settings: tuple[str, ...],
-    **options: Any,
-) -> None:
+@base.alone
+def features(run_dir: str, input_path: str, output: str, platform: str, **options: Any) -> None:
     """Write contextual embeddings of every text: INPUT → OUTPUT."""
-    if not base.works_here(mesh_settings):
-        return
     from rich.console import Console
 
     with base.starting_jax():

@@ -12,15 +12,8 @@ from bert_jax.parallel.stop_signal import INTERRUPTED
 
 # Options that are settings: the option's name and the setting it stands for.
 _SETTINGS: Final = {
-    "on": "on",
-    "hosts": "hosts",
-    "slices": "slices",
-    "bucket": "bucket",
-    "project": "project",
-    "zone": "zone",
-    "name": "name",
-    "launcher": "launcher",
-    "cluster": "cluster",
+    **{key: key for key in ("on", "hosts", "slices", "bucket", "project", "zone", "name")},
+    **{key: key for key in ("launcher", "cluster")},
     "max_cost": "limits.cost",
     "max_hours": "limits.hours",
     "retries": "limits.retries",

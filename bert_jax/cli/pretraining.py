@@ -123,14 +123,10 @@ def evaluate(run_dir: str, platform: str, mesh_settings: tuple[str, ...], **opti
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
 @click.option("--top-k", default=5, show_default=True, help="Candidates per [MASK].")
 @base.checkpoint_option
-@base.mesh_option
 @base.verb
-def fill_mask(
-    run_dir: str, texts: tuple[str, ...], mesh_settings: tuple[str, ...], **options: Any
-) -> None:
+@base.alone
+def fill_mask(run_dir: str, texts: tuple[str, ...], **options: Any) -> None:
     """Show the most probable words for each [MASK]."""
-    if not base.works_here(mesh_settings):
-        return
     from rich.console import Console
 
     with base.starting_jax():

@@ -3,6 +3,7 @@
 import collections
 import glob
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -12,13 +13,14 @@ from bert_jax.diagnostics.findings import Finding, ok, problem, warn
 from bert_jax.diagnostics.network import check_hosts, expected_hosts
 from bert_jax.diagnostics.versions import is_installed
 from bert_jax.errors import UserError
+from bert_jax.model.config import AttentionName
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.section import MeshSection
 
 _SLOW_START_SECONDS: Final = 10.0
 
 
-def check_devices(section: MeshSection) -> list[Finding]:
+def check_devices(section: MeshSection) -> Iterator[Finding]:
     """Opens this process's devices and makes the mesh."""
     # Before the devices are opened: libtpu writes to the environment that this reads.
     expected = expected_hosts(section.distributed)
@@ -26,50 +28,48 @@ def check_devices(section: MeshSection) -> list[Finding]:
     try:
         initialise(section)
     except UserError as error:
-        return [problem("devices", str(error)), *_check_unused_hardware("none")]
+        yield problem("devices", str(error))
+        yield from _check_unused_hardware("none")
+        return
     seconds = time.monotonic() - begin
-    devices = jax.devices()
-    kinds = collections.Counter(device.device_kind for device in devices)
+    kinds = collections.Counter(device.device_kind for device in jax.devices())
     shown = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
-    text = f'backend "{jax.default_backend()}": {shown}, opened in {seconds:.1f} s'
-    findings = [ok("devices", text)]
+    yield ok("devices", f'backend "{jax.default_backend()}": {shown}, opened in {seconds:.1f} s')
     if seconds > _SLOW_START_SECONDS:
-        findings.append(
-            warn("devices", f"JAX took {seconds:.0f} s to open its devices, at every start")
-        )
-    findings += _check_unused_hardware(jax.default_backend())
-    findings.append(
-        check_hosts(expected, seen=jax.process_count(), enabled=section.distributed.enabled)
-    )
+        yield warn("devices", f"JAX took {seconds:.0f} s to open its devices, at every start")
+    yield from _check_unused_hardware(jax.default_backend())
+    yield check_hosts(expected, seen=jax.process_count(), enabled=section.distributed.enabled)
     try:
         sizes = make_mesh(section).shape
-        findings.append(ok("mesh", " × ".join(f"{axis} {size}" for axis, size in sizes.items())))
+        yield ok("mesh", " × ".join(f"{axis} {size}" for axis, size in sizes.items()))
     except UserError as error:
-        findings.append(problem("mesh", str(error)))
-    return findings
+        yield problem("mesh", str(error))
 
 
-def _check_unused_hardware(backend: str) -> list[Finding]:
+def _check_unused_hardware(backend: str) -> Iterator[Finding]:
     """Names accelerators of this host that JAX does not use, and drivers without an accelerator."""
     asked = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
     if backend in ("tpu", "gpu") or asked == "cpu":
-        return []
-    findings = []
+        return
     tpus = [*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*")]
     if tpus:
-        findings.append(
-            warn("tpu", f"{tpus[0]} is there but not used: pip install 'bert-jax[tpu]'")
-        )
+        yield warn("tpu", f"{tpus[0]} is there but not used: pip install 'bert-jax[tpu]'")
     elif is_installed("libtpu"):
-        findings.append(
-            warn(
-                "tpu",
-                "libtpu is installed but there is no TPU: JAX looks for one at each start; set "
-                "JAX_PLATFORMS=cpu, or uninstall it unless you compile for TPUs here",
-            )
+        yield warn(
+            "tpu",
+            "libtpu is installed but there is no TPU: JAX looks for one at each start; set "
+            "JAX_PLATFORMS=cpu, or uninstall it unless you compile for TPUs here",
         )
     if Path("/dev/nvidia0").exists():
-        findings.append(
-            warn("gpu", "/dev/nvidia0 is there but not used: pip install 'bert-jax[gpu]'")
-        )
-    return findings
+        yield warn("gpu", "/dev/nvidia0 is there but not used: pip install 'bert-jax[gpu]'")
+
+
+def check_attention(asked: AttentionName, *, longest: int) -> Finding:
+    """Says which attention the train step computes here for rows of so many tokens, and why."""
+    from bert_jax.model.execution import choose_attention  # with the kernels, which load slowly
+
+    try:
+        found = choose_attention(asked, jax.devices()[0], longest=longest)
+    except UserError as error:
+        return problem("attention", str(error))
+    return ok("attention", f"{found.name}: {found.why}")

@@ -30,15 +30,13 @@ _FILES: Final = ("train", "dev", "test")
 Check = tuple[str, Callable[[], str]]  # its subject; returns what is fine, or raises
 
 
-def check_inputs(checks: Iterator[Check]) -> list[Finding]:
-    """Returns a finding for each check of `pretraining_inputs` or `finetuning_inputs`."""
-    findings = []
+def check_inputs(checks: Iterator[Check]) -> Iterator[Finding]:
+    """Yields a finding for each check of `pretraining_inputs` or `finetuning_inputs`."""
     for topic, check in checks:
         try:
-            findings.append(ok(topic, check()))
+            yield ok(topic, check())
         except UserError as error:
-            findings.append(problem(topic, str(error)))
-    return findings
+            yield problem(topic, str(error))
 
 
 def require_inputs(checks: Iterator[Check], mesh: MeshSection) -> None:

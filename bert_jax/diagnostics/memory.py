@@ -1,6 +1,7 @@
 """The memory of this host, and what loader workers share of it."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ _MEMORY_BYTES: Final = 4 * 2**30
 _SHARED_MEMORY_BYTES: Final = 2**30
 
 
-def check_memory() -> list[Finding]:
+def check_memory() -> Iterator[Finding]:
     """Compares free memory and shared memory with what a run takes."""
     memory = psutil.virtual_memory()
     available, total = memory.available, memory.total
@@ -24,16 +25,14 @@ def check_memory() -> list[Finding]:
         total = min(total, int(text))
         available = min(available, total)
     text = f"{available / 2**30:.1f} GiB of {total / 2**30:.1f} GiB free"
-    findings = [ok("memory", text)]
     if available < _MEMORY_BYTES:
-        findings = [warn("memory", f"{text}; a run needs about {_MEMORY_BYTES / 2**30:.0f} GiB")]
+        yield warn("memory", f"{text}; a run needs about {_MEMORY_BYTES / 2**30:.0f} GiB")
+    else:
+        yield ok("memory", text)
     shared = Path("/dev/shm")
     if shared.is_dir() and (free := shutil.disk_usage(shared).free) < _SHARED_MEMORY_BYTES:
-        findings.append(
-            warn(
-                "shared memory",
-                f"{free / 2**20:.0f} MiB free in {shared}, through which loader workers hand over "
-                "batches: docker run --shm-size=2g, or loader.workers=0",
-            )
+        yield warn(
+            "shared memory",
+            f"{free / 2**20:.0f} MiB free in {shared}, through which loader workers hand over "
+            "batches: docker run --shm-size=2g, or loader.workers=0",
         )
-    return findings

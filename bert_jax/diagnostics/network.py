@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from bert_jax.diagnostics.findings import Finding, ok, problem, warn
@@ -52,29 +53,26 @@ def check_hosts(expected: ExpectedHosts, *, seen: int, enabled: bool) -> Finding
     return problem("hosts", f"{text}; run the same command on every host, with the same settings")
 
 
-def check_coordinator(section: DistributedSection) -> list[Finding]:
+def check_coordinator(section: DistributedSection) -> Iterator[Finding]:
     """Looks at the port on which process 0 waits for the others. Call it before they join.
 
     Where this host is to coordinate, the port must be free; where another is, it must answer.
     """
     if not section.enabled:
-        return [ok("coordinator", f"one process, port {section.coordinator_port} is not used")]
+        yield ok("coordinator", f"one process, port {section.coordinator_port} is not used")
+        return
     host, port = _address(section)
-    findings = []
     if section.process_index in (None, 0):
-        findings.append(_check_free(port))
+        yield _check_free(port)
     elif host is not None:
-        findings.append(_check_answers(host, port))
+        yield _check_answers(host, port)
     accelerator = os.environ.get("TPU_ACCELERATOR_TYPE", "")
     if accelerator.startswith("v6e") and port != V6E_PORT:
-        findings.append(
-            warn(
-                "coordinator",
-                f"port {port} is closed by the default firewall of {accelerator}, which opens "
-                f"{V6E_PORT} (jax#35905); set mesh.distributed.coordinator_port={V6E_PORT}",
-            )
+        yield warn(
+            "coordinator",
+            f"port {port} is closed by the default firewall of {accelerator}, which opens "
+            f"{V6E_PORT} (jax#35905); set mesh.distributed.coordinator_port={V6E_PORT}",
         )
-    return findings
 
 
 def _address(section: DistributedSection) -> tuple[str | None, int]:

@@ -26,11 +26,8 @@ _REMOTE_SECONDS: Final = 60
 def check_run_dir(run_dir: str, *, checkpoint_bytes: int | None = None) -> list[Finding]:
     """Writes a small file into a run directory and deletes it, and measures the free space.
 
-    A directory that is not there yet is not made: its nearest parent is tried instead.
-
-    Args:
-        run_dir: local, or gs://.
-        checkpoint_bytes: of one checkpoint; None measures in checkpoints of BERT-Base.
+    A directory that is not there yet is not made: its nearest parent is tried instead. It is local,
+    or gs://; without the bytes of one checkpoint those of BERT-Base are the measure.
     """
     if is_remote(run_dir):
         return [_check_remote(run_dir)]
@@ -52,20 +49,17 @@ def check_run_dir(run_dir: str, *, checkpoint_bytes: int | None = None) -> list[
 
 def _check_space(folder: Path, free: int, checkpoint_bytes: int | None) -> Finding:
     size = checkpoint_bytes or BASE_CHECKPOINT_BYTES
+    each = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
     whose = "this model" if checkpoint_bytes else "BERT-Base"
     text = (
         f"{free / 1e9:.1f} GB free in {folder}, "
-        f"room for {free // size} checkpoints of {whose} ({_shown(size)} each)"
+        f"room for {free // size} checkpoints of {whose} ({each} each)"
     )
     if free >= KEPT_CHECKPOINTS * size:
         return ok("disk", text)
     # Without the model's own size, it is only likely that it does not fit.
     finding = problem if checkpoint_bytes else warn
     return finding("disk", f"{text}; {KEPT_CHECKPOINTS} are needed")
-
-
-def _shown(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def _check_remote(run_dir: str) -> Finding:

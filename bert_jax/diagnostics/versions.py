@@ -1,6 +1,7 @@
 """The versions of Python and of the libraries that a run needs."""
 
 import platform
+from collections.abc import Iterator
 from importlib import metadata
 from typing import Final
 
@@ -10,39 +11,28 @@ from packaging.specifiers import SpecifierSet
 from bert_jax.diagnostics.findings import Finding, ok, problem
 
 _VERSIONS: Final = (
-    "bert-jax",
-    "jax",
-    "jaxlib",
-    "libtpu",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "grain",
-    "tensorflow-datasets",
-    "tokenizers",
-    "sentencepiece",
-    "numpy",
+    *("bert-jax", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "grain"),
+    *("tensorflow-datasets", "tokenizers", "sentencepiece", "numpy"),
 )
 _OPTIONAL: Final = frozenset({"libtpu"})
 
 
-def check_versions() -> list[Finding]:
+def check_versions() -> Iterator[Finding]:
     """Compares what is installed with what this package asks for."""
-    findings = [ok("python", f"{platform.python_version()} on {platform.platform()}")]
+    yield ok("python", f"{platform.python_version()} on {platform.platform()}")
     requirements = _requirements()
     for name in _VERSIONS:
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
             if name not in _OPTIONAL:
-                findings.append(problem(name, "not installed: pip install bert-jax"))
+                yield problem(name, "not installed: pip install bert-jax")
             continue
         allowed = requirements.get(name)
         if allowed is None or allowed.contains(found, prereleases=True):
-            findings.append(ok(name, found))
+            yield ok(name, found)
         else:
-            findings.append(problem(name, f"found {found}, allowed: {allowed}"))
-    return findings
+            yield problem(name, f"found {found}, allowed: {allowed}")
 
 
 def _requirements() -> dict[str, SpecifierSet]:

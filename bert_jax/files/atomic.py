@@ -51,10 +51,8 @@ def why_not_written(error: Exception) -> str:
 def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool = True) -> None:
     """Writes a file atomically; a failure leaves nothing behind.
 
-    Args:
-        path: local or ``gs://``.
-        content: text is encoded as UTF-8.
-        make_parent: create missing parent directories. A worker that may outlive its run must not.
+    The path is local or ``gs://``; text is encoded as UTF-8. Missing parent directories are made,
+    which a worker that may outlive its run must not do.
 
     Raises:
         UserError: the disk is full, or the place cannot be written to.
@@ -127,9 +125,8 @@ def is_whole(directory: epath.PathLike, *, last: str) -> bool:
 def new_directory(path: pathlib.Path, *, force: bool) -> Iterator[pathlib.Path]:
     """Gives a directory to fill; moves it to the local ``path`` when the block succeeds.
 
-    Args:
-        path: must not exist, or be empty.
-        force: replace an existing one; it stays until the new one is complete.
+    ``path`` must not exist, or be empty. With ``force`` an existing one is replaced; it stays until
+    the new one is complete.
 
     Raises:
         UserError: ``path`` exists and ``force`` is False, or the place cannot be written to.

@@ -83,13 +83,13 @@ class Bucket(GCSFileSystem):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes what ``GCSFileSystem`` takes."""
         super().__init__(*args, requests_timeout=_TIMEOUT, **kwargs)
         self._repeats = 0
 
     async def _request(self, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
         """Sends one request, of all that gcsfs sends but whole files to disk."""
-        address = _ADDRESS.search(path.format(*map(_quote, args)) if args else path)
+        quoted = (urllib.parse.quote(str(each), safe="") for each in args)
+        address = _ADDRESS.search(path.format(*quoted) if args else path)
         patience = Patience(_where(address))
         retry: Any = AsyncRetry(
             predicate=functools.partial(self._may_pass, patience),
@@ -166,10 +166,6 @@ def _is_gone(result: Any) -> bool:
     return isinstance(result, FileNotFoundError) or (
         isinstance(result, OSError) and "No such object" in str(result)
     )
-
-
-def _quote(part: Any) -> str:
-    return urllib.parse.quote(str(part), safe="")
 
 
 def _where(address: re.Match[str] | None) -> str:

@@ -40,9 +40,8 @@ class CloudObject:
     def write(self, raw: bytes, *, replaces: int) -> int | None:
         """Writes the object.
 
-        Args:
-            raw: its content, unlike that of any other writer.
-            replaces: the generation that it must have now; 0: it must not exist.
+        The content is unlike that of any other writer. `replaces` is the generation that the object
+        must have now; 0: it must not exist.
 
         Returns:
             The new generation; ``None``: it has another one, and nothing was written.

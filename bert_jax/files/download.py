@@ -1,11 +1,13 @@
 """Files of a bucket to this machine's disk: in parallel, checked, resumed where it stopped."""
 
 import concurrent.futures
+import functools
 import hashlib
-import pathlib
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import fsspec.core
@@ -13,6 +15,10 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import disk_errors
+from bert_jax.files.read import sha256_of_files
+from bert_jax.files.remote import is_remote
+from bert_jax.files.scratch import scratch_directory
+from bert_jax.narration import doing
 
 _PART: Final = ".part"
 
@@ -48,15 +54,11 @@ def find_files(directory: epath.Path) -> list[RemoteFile]:
     ]
 
 
-def download(
-    files: Sequence[RemoteFile], target: pathlib.Path, *, say: Callable[[str], None]
-) -> None:
+def download(files: Sequence[RemoteFile], target: Path, *, say: Callable[[str], None]) -> None:
     """Copies files into a directory. What lies there whole is left, what is begun is gone on with.
 
-    Args:
-        files: of different names.
-        target: a local directory, which one process at a time writes to.
-        say: called with a line at the beginning and one every ten seconds.
+    One process at a time writes to the target. `say` gets a line at the beginning and one every ten
+    seconds.
 
     Raises:
         UserError: a file is damaged, or the disk is full.
@@ -102,7 +104,7 @@ class _Progress:
             )
 
 
-def _fetch(file: RemoteFile, target: pathlib.Path, progress: _Progress) -> None:
+def _fetch(file: RemoteFile, target: Path, progress: _Progress) -> None:
     """Copies one file, from the beginning where what is there from before turns out damaged."""
     part = target / (file.name + _PART)
     resumed = part.exists()
@@ -120,7 +122,7 @@ def _fetch(file: RemoteFile, target: pathlib.Path, progress: _Progress) -> None:
         part.replace(target / file.name)
 
 
-def _append(file: RemoteFile, part: pathlib.Path, progress: _Progress) -> str:
+def _append(file: RemoteFile, part: Path, progress: _Progress) -> str:
     """Completes a file and returns its SHA-256."""
     system, path = fsspec.core.url_to_fs(file.path)
     digest = hashlib.sha256()
@@ -141,3 +143,48 @@ def _append(file: RemoteFile, part: pathlib.Path, progress: _Progress) -> str:
             digest.update(piece)
             progress.add(len(piece))
     return digest.hexdigest()
+
+
+CHECKED: Final = "sha256-"
+"""Before a hash, in the name of a directory: what lies in it has the hash that `sha256_of_files`
+returns."""
+
+_home = functools.cache(scratch_directory)
+_HASH: Final = re.compile(rf"/{CHECKED}([0-9a-f]{{64}})/")
+
+
+def local_copy(path: str) -> Path:
+    """Returns a local path of the same content.
+
+    ``"data/train.csv" -> Path("data/train.csv")``,
+    ``"gs://b/data/train.csv" -> Path("/tmp/…/b/data/train.csv")``
+
+    Args:
+        path: of a file, or a directory of files, local or ``gs://``. A remote one is copied once in
+            the life of this process; the copy goes with it.
+
+    Raises:
+        UserError: there is no such file, it is not what its directory's name says, or the disk is
+            full.
+        RunStopped: the bucket does not answer.
+    """
+    return _copied(path) if is_remote(path) else Path(path)
+
+
+@functools.cache
+def _copied(path: str) -> Path:
+    try:
+        files = find_files(epath.Path(path))
+    except FileNotFoundError:
+        files = []
+    if not files:
+        raise UserError(f"{path}: no such file")
+    target = Path(_home(), path.partition("://")[2])
+    into = target.parent if [file.path for file in files] == [path] else target
+    into.mkdir(parents=True, exist_ok=True)
+    with doing(f"copying {path}"):
+        download(files, into, say=lambda line: None)
+    wanted = _HASH.search(path)
+    if wanted and sha256_of_files({file.name: into / file.name for file in files}) != wanted[1]:
+        raise UserError(f"{path}: damaged: not of the SHA-256 in its name; copy it again")
+    return target

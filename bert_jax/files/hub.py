@@ -53,10 +53,9 @@ def is_dataset_file(source: str) -> bool:
 def fetch_file(source: str, *, role: str = "train") -> HubFile:
     """Downloads a file of a dataset, or finds it in the cache.
 
-    Args:
-        source: ``hf://datasets/owner/name/FILE``, with ``@`` a branch, a tag or a commit after the
-            name; without a file the one table whose name has the role in it.
-        role: "train", "dev" or "test".
+    After the name in ``hf://datasets/owner/name/FILE`` there may be ``@`` and a branch, a tag or a
+    commit; without a file it is the one table whose name has the role in it: "train", "dev" or
+    "test".
 
     Raises:
         UserError: no such dataset, revision or file, no access, no answer, or `huggingface_hub` is
@@ -121,10 +120,8 @@ def endpoint() -> str:
 def in_one_line(name: str, revision: str, *, kind: str = "model") -> Iterator[None]:
     """Turns the library's errors into one line; none of them holds a token.
 
-    Args:
-        name: ``owner/name`` of what is asked for.
-        revision: that is asked for; empty for the newest.
-        kind: "model" or "dataset".
+    `name` is ``owner/name`` of what is asked for, `revision` empty for the newest, `kind` "model"
+    or "dataset".
 
     Raises:
         UserError: in place of them.

@@ -24,9 +24,8 @@ _MISSED_HEARTBEATS: Final = 3
 def lock_at(path: epath.PathLike, *, say: Callable[[str], None]) -> Lock:
     """Returns the lock at a path, not yet taken.
 
-    Args:
-        path: of a file or an object, which exists while the lock is held.
-        say: called with a line of text when taking the lock will take a while.
+    The file or object exists while the lock is held. `say` gets a line when taking it will take a
+    while.
     """
     if is_remote(path):
         return ObjectLock(CloudObject(os.fspath(path)), say=say)

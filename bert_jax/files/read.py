@@ -49,9 +49,7 @@ def require_file(path: epath.PathLike) -> None:
 def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
     """Returns the content of ``path``.
 
-    Args:
-        path: local or ``gs://``.
-        limit: most bytes.
+    The path is local or ``gs://``; `limit` is in bytes.
 
     Raises:
         UserError: there is no such file, it is larger than the limit, or it cannot be read.
@@ -88,10 +86,8 @@ def read_text(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> str:
 def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Iterator[str]:
     """Yields the lines of a local text file with their ends, one in memory at a time.
 
-    Args:
-        path: in UTF-8, with or without a byte order mark.
-        newline: as `open` takes it: where lines end.
-        limit: most characters of a line.
+    There may be a byte order mark. Lines end as `open` takes `newline`, and have `limit` characters
+    at most.
 
     Raises:
         UserError: no such file, a line beyond the limit, or not UTF-8.
@@ -142,9 +138,7 @@ def parse_json_object(text: str, *, allowed: str = "a JSON object") -> dict[str,
 def parse_json(text: str, *, allowed: str = "JSON") -> Any:
     """Returns the value that a JSON text holds.
 
-    Args:
-        text: without a byte order mark.
-        allowed: for the message, which does not name the file.
+    The text has no byte order mark; `allowed` is for the message, which does not name the file.
 
     Raises:
         UserError: not JSON, a key twice in an object, half a surrogate pair, or beyond the limits

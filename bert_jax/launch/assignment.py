@@ -66,7 +66,7 @@ class Assignment:
     def loader(self) -> LoaderSection:
         """The loader's settings, as the run has them."""
         values = self.config.get("loader") or {}
-        section = validate(LoaderSection, values, source=str(self._config), key="loader")
+        section = validate(LoaderSection, values, source=str(self.told.files.config), key="loader")
         if section.cache.directory is not None or self.told.home is None:
             return section
         directory = str(self.told.home / "datasets")
@@ -83,8 +83,8 @@ class Assignment:
     @property
     def command(self) -> list[str]:
         """The run's command line. Every argument is handed on as it is; no shell reads it."""
-        verb = self.attempt.job.verb
-        return [sys.executable, "-m", "bert_jax.cli", verb, str(self._config), *self._overrides]
+        verb, config = self.attempt.job.verb, str(self.told.files.config)
+        return [sys.executable, "-m", "bert_jax.cli", verb, config, *self._overrides]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -96,10 +96,6 @@ class Assignment:
         if self.attempt.placement.topology is None:
             return {}
         return {COMPILED: str(self.told.files.compiled)}
-
-    @property
-    def _config(self) -> epath.Path:
-        return self.told.files.config
 
     @property
     def _overrides(self) -> Iterator[str]:

@@ -34,7 +34,7 @@ def software() -> dict[str, bytes]:
         UserError: the package is not installed here.
     """
     return {
-        wheel_name(): build_wheel(),
+        f"{_NAME}-{__version__}-py3-none-any.whl": build_wheel(),  # by PEP 427
         "constraints.txt": constraints().encode(),
         "python-version": f"{sys.version_info[0]}.{sys.version_info[1]}\n".encode(),
         "startup.sh": startup_script().encode(),
@@ -73,11 +73,6 @@ _ANY_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the same files make the same bytes
 _WHEEL: Final = (
     "Wheel-Version: 1.0\nGenerator: bert-jax\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 )
-
-
-def wheel_name() -> str:
-    """Returns the wheel's file name, by PEP 427."""
-    return f"{_NAME}-{__version__}-py3-none-any.whl"
 
 
 def build_wheel() -> bytes:

@@ -29,21 +29,16 @@ def dry_run(
 ) -> str:
     """Returns everything that would be written and asked for, as text.
 
-    Args:
-        job: to submit.
-        launcher: of its machines.
-        config: that hosts get, as YAML.
-        software: that they install, by file name; the startup script is in it.
-        uploads: of files that they read.
+    Hosts get `config`, as YAML, install `software`, by file name with the startup script in it, and
+    read the files of `uploads`.
 
     Raises:
         UserError: the launcher cannot make such machines.
     """
-    written = [*_software(job, software), *_uploads(uploads)]
-    lines = _lines(job, launcher, config, software["startup.sh"].decode())
-    parts = [*_beginning(job, written), *lines, *_title("Not checked")]
-    parts += [f"- {line}" for line in UNCHECKED]
-    return "\n".join(parts).rstrip() + "\n"
+    script = software["startup.sh"].decode()
+    written = [*_written(job, software, uploads), *_lines(job, launcher, config, script)]
+    lines = [*written, *_title("Not checked"), *(f"- {line}" for line in UNCHECKED)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def money(placement: JobPlacement) -> str:
@@ -56,21 +51,14 @@ def money(placement: JobPlacement) -> str:
     return ", ".join(parts)
 
 
-def _beginning(job: Job, written: Sequence[str]) -> Iterator[str]:
+def _written(job: Job, software: Mapping[str, bytes], uploads: Sequence[Upload]) -> Iterator[str]:
     files = JobFiles(job.directory)
     yield f"Dry run of job {job.name}: nothing is made, nothing is asked for."
     yield from _title("Files that would be written")
-    yield from (str(files.config), str(files.job), *written)
-
-
-def _software(job: Job, software: Mapping[str, bytes]) -> Iterator[str]:
+    yield from (str(files.config), str(files.job))
     for name, raw in sorted(software.items()):
         digest = hashlib.sha256(raw).hexdigest()[:16]
-        path = JobFiles(job.directory).software / name
-        yield f"{path}  {len(raw):,} bytes, SHA-256 {digest}…"
-
-
-def _uploads(uploads: Sequence[Upload]) -> Iterator[str]:
+        yield f"{files.software / name}  {len(raw):,} bytes, SHA-256 {digest}…"
     for each in uploads:
         for name, path in each.files.items():
             yield f"{each.target}/{name}  {path.stat().st_size:,} bytes, from {path}"
@@ -92,10 +80,6 @@ def _lines(job: Job, launcher: Launcher, config: str, script: str) -> Iterator[s
     yield from _title("startup.sh, which hosts run")
     yield textwrap.indent(script.rstrip(), "    ")
     yield from _title("Limits")
-    yield from _limits(job)
-
-
-def _limits(job: Job) -> Iterator[str]:
     limits = job.submit.limits
     yield f"machines are asked for anew at most {limits.retries} times"
     yield f"given up after {limits.hours:g} h" if limits.hours else "no limit on hours"

@@ -10,9 +10,8 @@ from bert_jax.errors import UserError
 from bert_jax.files.yaml_file import dump_yaml
 from bert_jax.launch.job import JOB_LABEL, Attempt
 from bert_jax.launch.jobset import DIRECTORY, GROUP, PLURAL, VERSION, jobset
-from bert_jax.launch.launcher import Existing, Observation, OutOfQuota, Request, State, Unavailable
-from bert_jax.launch.limits import wait_hours
-from bert_jax.launch.pace import NOT_INSTALLED, Again, Pace, persistently
+from bert_jax.launch.launcher import Existing, Observation, OutOfQuota, Request, State
+from bert_jax.launch.pace import NOT_INSTALLED, Again, Pace, persistently, until_gone
 
 try:
     import kubernetes
@@ -79,7 +78,7 @@ class GkeJobSets:
         if found is None:
             return Observation(State.ABSENT)
         seen, waits_since = self._look(found)
-        hours = wait_hours(attempt.job)
+        hours = attempt.job.wait_hours
         if waits_since is None or hours is None or self._pace.now() - waits_since <= hours * 3600:
             return seen
         ran = found.get("status", {}).get("restarts", 0) > 0
@@ -245,21 +244,19 @@ class GkeJobSets:
         return None
 
     def _delete(self, name: str) -> None:
-        end = self._pace.clock() + self._pace.delete
         method = self._jobsets.delete_namespaced_custom_object
-        while self._pace.clock() < end:
+
+        def is_gone() -> bool:
             try:
                 # In the foreground: it is there until its pods are gone.
                 self._send(method, f"JobSet {name}", name=name, propagation_policy="Foreground")
             except ApiException as error:
                 if error.status == 404:
-                    return
+                    return True
                 raise
-            self._pace.sleep(self._pace.poll)
-        raise Unavailable(
-            f"JobSet {name}: not deleted after {self._pace.delete / 60:.0f} min; its machines may "
-            "bill, look: bert-jax jobs"
-        )
+            return False
+
+        until_gone(is_gone, what=f"JobSet {name}", pace=self._pace)
 
 
 def _message(error: ApiException) -> str:

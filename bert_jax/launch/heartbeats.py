@@ -55,7 +55,6 @@ class Silence:
     """For how long each host has said nothing new, by the clock here: hosts have others."""
 
     def __init__(self) -> None:
-        """Has heard nobody."""
         self._heard: dict[int, tuple[float, float]] = {}
 
     def hear(self, hosts: Hosts, now: float) -> None:

@@ -18,8 +18,7 @@ from bert_jax.launch.assignment import Assignment, Told, read_assignment, read_t
 from bert_jax.launch.heartbeats import read_hosts
 from bert_jax.launch.job import Ending
 from bert_jax.launch.reports import Reports
-from bert_jax.launch.restarts import RestartDecision, Restarts
-from bert_jax.launch.run_process import RunProcess
+from bert_jax.launch.run_process import RestartDecision, Restarts, RunProcess
 from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.parallel.signal_pipe import SignalPipe
 from bert_jax.parallel.stop_signal import INTERRUPTED

@@ -9,8 +9,8 @@ from typing import Any, Final
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.files.download import CHECKED
 from bert_jax.files.hub import is_dataset_file
-from bert_jax.files.local_copy import CHECKED
 from bert_jax.files.read import sha256_of_files
 from bert_jax.files.remote import absolute, is_remote
 from bert_jax.tasks.glue.files import TASKS
@@ -100,11 +100,8 @@ def task_paths(task: Mapping[str, Any]) -> dict[str, str]:
 def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], list[Upload]]:
     """Returns a task whose files lie in the bucket, and what is to be uploaded for that.
 
-    A path that is there on this machine is uploaded; another one counts from the bucket.
-
-    Args:
-        task: `finetune.task` as plain values.
-        bucket: ``gs://…``.
+    A path that is there on this machine is uploaded; another one counts from the bucket. The task
+    is `finetune.task` as plain values.
 
     Raises:
         UserError: files are too large, or a path is neither here nor one of the bucket.

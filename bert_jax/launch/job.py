@@ -1,7 +1,9 @@
 """A job, its attempts, where their files lie in the bucket, and how a job is found."""
 
 import dataclasses
+import itertools
 import os
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 import pydantic
@@ -16,6 +18,8 @@ Verb = Literal["pretrain", "finetune"]
 
 RUN_JOB: Final = "job.txt"  # in a run's directory: the directory of the job that runs it
 JOBS: Final = "jobs"  # in a bucket: the directory of all jobs
+# For how long one of several placements is waited for, where the limits say nothing.
+_SOON_HOURS: Final = 0.25
 JOB_LABEL: Final = "bert-jax-job"  # of all our resources; its value is the job's name
 
 
@@ -63,6 +67,13 @@ class Job(Section):
     def directory(self) -> epath.Path:
         """Where everything of the job lies: ``gs://bucket/jobs/NAME``."""
         return job_directory(self.submit.bucket or "", self.name)
+
+    @property
+    def wait_hours(self) -> float | None:
+        """How long one request may wait for capacity; None: for ever."""
+        if self.submit.limits.wait_hours is not None:
+            return self.submit.limits.wait_hours
+        return _SOON_HOURS if len(self.placements) > 1 else None
 
     @property
     def labels(self) -> dict[str, str]:
@@ -166,10 +177,7 @@ def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFi
 
     ``find_job("gs://b/jobs/base")``, ``find_job("base", bucket="gs://b")``
 
-    Args:
-        job: its directory, or its name.
-        bucket: for a name; None for ``$BERT_JAX_BUCKET``.
-        what: was looked for, for the message.
+    `bucket` is for a name, None for ``$BERT_JAX_BUCKET``; `what` was looked for, for the message.
 
     Raises:
         UserError: there is no such job, or its bucket is not known.
@@ -199,3 +207,47 @@ def _names(jobs: epath.Path) -> list[str]:
         return sorted(path.name for path in jobs.iterdir()) if jobs.exists() else []
     except OSError:
         return []
+
+
+def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[JobPlacement, ...]:
+    """Returns every combination of `on`, `zone` and `slices`, the last one's values first.
+
+    `zone` is resolved; `rates` are US dollars of a chip and an hour, by generation, where there is
+    a price.
+
+    Raises:
+        UserError: nothing says where to run, `local` is one of several, or there is a limit on the
+            cost and no price.
+    """
+    on = section.on
+    if not on:
+        raise UserError("--on: missing; such as v5litepod-16, or local for this machine")
+    if "local" in on:
+        if len(on) > 1 or section.slices != (1,):
+            raise UserError(
+                f"submit.on: found {', '.join(on)} with {max(section.slices)} slices, allowed: "
+                "local alone, and --hosts"
+            )
+        return (JobPlacement(on="local", dollars_per_hour=0.0),)
+    if not section.zone and section.launcher != "gke":
+        raise UserError("--zone: missing; such as us-central1-a")
+    found = []
+    zones = section.zone or (None,)  # the cluster's
+    for name, zone, slices in itertools.product(on, zones, section.slices):
+        topology = parse_topology(name)
+        rate = rates.get(topology.accelerator.name)
+        found.append(
+            JobPlacement(
+                on=topology.name,
+                slices=slices,
+                zone=zone,
+                dollars_per_hour=None if rate is None else rate * topology.chips * slices,
+            )
+        )
+    without = [each.on for each in found if each.dollars_per_hour is None]
+    if section.limits.cost is not None and without:
+        raise UserError(
+            f"submit.limits.cost: {without[0]} has no price by which it could be kept; allowed: a "
+            "price list of your own, --prices FILE"
+        )
+    return tuple(found)

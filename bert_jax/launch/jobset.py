@@ -5,7 +5,6 @@ from typing import Any, Final
 from bert_jax.errors import UserError
 from bert_jax.launch.job import Attempt
 from bert_jax.launch.machine import HOME, environment
-from bert_jax.launch.section import SubmitSection
 from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.topology import TpuTopology
 
@@ -109,6 +108,10 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
     submit = attempt.job.submit
     account = submit.service_account
     chips = min(topology.accelerator.chips_per_host, topology.chips)  # of a host
+    tolerations = [{"key": _CHIPS, "operator": "Exists", "effect": "NoSchedule"}]
+    if submit.provisioning == "spot":
+        spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true"}
+        tolerations.append({**spot, "effect": "NoSchedule"})
     return {
         "restartPolicy": "Never",  # the JobSet restarts: all hosts together
         "terminationGracePeriodSeconds": GRACE_SECONDS,
@@ -116,7 +119,7 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
         "dnsPolicy": "ClusterFirstWithHostNet",
         **({"serviceAccountName": account} if account else {}),
         "nodeSelector": _node_selector(attempt, topology),
-        "tolerations": _tolerations(submit),
+        "tolerations": tolerations,
         "containers": [
             {
                 "name": "bert-jax",
@@ -154,14 +157,6 @@ def _node_selector(attempt: Attempt, topology: TpuTopology) -> dict[str, str]:
         selector["cloud.google.com/reservation-name"] = submit.reservation
         selector["cloud.google.com/reservation-affinity"] = "specific"
     return selector
-
-
-def _tolerations(submit: SubmitSection) -> list[dict[str, str]]:
-    tolerations = [{"key": _CHIPS, "operator": "Exists", "effect": "NoSchedule"}]
-    if submit.provisioning == "spot":
-        spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true"}
-        tolerations.append({**spot, "effect": "NoSchedule"})
-    return tolerations
 
 
 def _environment(attempt: Attempt) -> list[dict[str, Any]]:

@@ -62,6 +62,10 @@ class Launcher(Protocol):
 
     Every operation may be repeated: to make what exists under that name and label, or to delete
     what is gone, succeeds.
+
+    Raises:
+        Unavailable: from any method but `render`: the service does not answer, or deletes for too
+            long.
     """
 
     def render(self, attempt: Attempt) -> list[Request]:
@@ -75,38 +79,21 @@ class Launcher(Protocol):
             UserError: what only the user can mend: no permission, no such zone, a name that
                 another job has.
             OutOfQuota: no quota there.
-            Unavailable: the service does not answer.
         """
         ...
 
     def observe(self, attempt: Attempt) -> Observation:
-        """Returns how they are.
-
-        Raises:
-            Unavailable: the service does not answer.
-        """
+        """Returns how they are."""
         ...
 
     def delete(self, attempt: Attempt) -> None:
-        """Has them deleted; returns when nothing bills any more.
-
-        Raises:
-            Unavailable: the service does not answer, or deletes for too long.
-        """
+        """Has them deleted; returns when nothing bills any more."""
         ...
 
     def existing(self) -> list[Existing]:
-        """Returns everything with our label, of any job.
-
-        Raises:
-            Unavailable: the service does not answer.
-        """
+        """Returns everything with our label, of any job."""
         ...
 
     def remove(self, existing: Existing) -> None:
-        """Has something of `existing` deleted, as `delete` has: also what no job is known of.
-
-        Raises:
-            Unavailable: the service does not answer, or deletes for too long.
-        """
+        """Has something of `existing` deleted, as `delete` has: also what no job is known of."""
         ...

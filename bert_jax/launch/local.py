@@ -139,12 +139,6 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
-def machines_directory() -> Path:
-    """Returns where this user's local machines are known."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "bert-jax" / "machines"
-
-
 class LocalLauncher:
     """`Launcher` of `on: local`. Its record of what exists is a directory of this machine.
 
@@ -154,13 +148,9 @@ class LocalLauncher:
     def __init__(
         self, directory: Path | None = None, *, grace_seconds: float = GRACE_SECONDS
     ) -> None:
-        """Makes nothing.
-
-        Args:
-            directory: of the record; None for the user's own.
-            grace_seconds: that hosts have to save when they are deleted.
-        """
-        self._directory = directory or machines_directory()
+        """The record is the user's own without a directory; hosts that are deleted may save."""
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        self._directory = directory or Path(state) / "bert-jax" / "machines"
         self._grace_seconds = grace_seconds
 
     def render(self, attempt: Attempt) -> list[Request]:
@@ -191,11 +181,13 @@ class LocalLauncher:
                     "--name"
                 )
         else:
+            with socket.create_server(("127.0.0.1", 0)) as asked:  # a free one
+                port = asked.getsockname()[1]
             found = {
                 "job": attempt.job.name,
                 "directory": str(attempt.job.directory),
                 "hosts": attempt.hosts,
-                "port": _free_port(),
+                "port": port,
             }
             directory.mkdir(parents=True, exist_ok=True)
             write_whole(directory / "startup.sh", startup_script())
@@ -270,9 +262,3 @@ def _told(attempt: Attempt, worker: int, *, port: int) -> dict[str, str]:
 
 def _read(directory: Path) -> dict[str, Any]:
     return read_json_object(epath.Path(directory / _RECORD))
-
-
-def _free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return asked.getsockname()[1]

@@ -23,12 +23,8 @@ def read_log(
 ) -> Iterator[bytes]:
     """Yields what a host has printed, whole lines, as far as it has uploaded it.
 
-    Args:
-        files: of the job.
-        attempt: its number.
-        worker: the host.
-        follow: go on with what is printed later, until the host's run is over.
-        pause: between two looks.
+    With `follow` it goes on with what is printed later, until the host's run is over; `pause` comes
+    between two looks.
 
     Raises:
         UserError: the host has printed nothing, and is not followed.

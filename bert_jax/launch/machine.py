@@ -9,31 +9,21 @@ from typing import Final
 
 from bert_jax.launch.job import Attempt
 
-JOB: Final = "BERT_JAX_JOB"
-"""The job's directory: ``gs://bucket/jobs/NAME``."""
-
-ATTEMPT: Final = "BERT_JAX_ATTEMPT"
-"""The attempt's number; what was asked for is in the job's directory under it."""
-
+JOB: Final = "BERT_JAX_JOB"  # the job's directory: ``gs://bucket/jobs/NAME``
+ATTEMPT: Final = "BERT_JAX_ATTEMPT"  # its number; what was asked for is in the job's directory
+# Which host of the attempt, over all its slices, from 0. On a Cloud TPU the script works it out:
+# slice × hosts of a slice + worker of the slice.
 WORKER: Final = "BERT_JAX_WORKER"
-"""Which host of the attempt, over all its slices, from 0. On a Cloud TPU the script works it out:
-slice × hosts of a slice + worker of the slice."""
-
+# ``127.0.0.1:PORT``, where processes of `on: local` meet. A TPU finds it by itself.
 COORDINATOR: Final = "BERT_JAX_COORDINATOR"
-"""``127.0.0.1:PORT``, where processes of `on: local` meet. A TPU finds it by itself."""
-
+# A Python that has bert-jax installed: in containers and on this machine. Unset, the script makes
+# an environment and installs the staged wheel into it.
 PYTHON: Final = "BERT_JAX_PYTHON"
-"""A Python that has bert-jax installed: in containers and on this machine. Unset, the script makes
-an environment and installs the staged wheel into it."""
-
+# A local directory for the environment, caches, datasets; unset: the script's own choice.
 HOME: Final = "BERT_JAX_HOME"
-"""A local directory for the environment, caches, datasets; unset: the script's own choice."""
-
-BEAT_SECONDS: Final = "BERT_JAX_BEAT_SECONDS"
-"""From one heartbeat of a host to the next; unset: 60."""
-
+BEAT_SECONDS: Final = "BERT_JAX_BEAT_SECONDS"  # between heartbeats of a host; unset: 60
+# Before a host starts its run again for the first time; unset: 5. It doubles.
 PAUSE_SECONDS: Final = "BERT_JAX_PAUSE_SECONDS"
-"""Before a host starts its run again for the first time; unset: 5. It doubles."""
 
 
 def metadata(attempt: Attempt) -> dict[str, str]:

@@ -53,11 +53,8 @@ def persistently(
 ) -> Answer:
     """Returns what a request answers, sent again with growing pauses while it fails in passing.
 
-    Args:
-        send: the request.
-        what: it asks for, for messages: ``queued resource bert-1``.
-        judge: says of an error whether to go on, or what to raise instead.
-        pace: for how long, with what pauses.
+    `what` is asked for, for messages: ``queued resource bert-1``. `judge` says of an error whether
+    to go on, or what to raise instead.
 
     Raises:
         Unavailable: no answer within `Pace.give_up`.
@@ -82,3 +79,21 @@ def persistently(
             patience.failed(error)
         longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
         pace.sleep(pause)
+
+
+def until_gone(is_gone: Callable[[], bool], *, what: str, pace: Pace) -> None:
+    """Asks for a deletion until there is nothing to delete: what is asked for twice is one.
+
+    `is_gone` asks, and says whether there was nothing any more.
+
+    Raises:
+        Unavailable: it is still there after `Pace.delete`.
+    """
+    end = pace.clock() + pace.delete
+    while pace.clock() < end:
+        if is_gone():
+            return
+        pace.sleep(pace.poll)
+    raise Unavailable(
+        f"{what}: not deleted after {pace.delete / 60:.0f} min; it may bill, look: bert-jax jobs"
+    )

@@ -9,8 +9,8 @@ from bert_jax.errors import UserError, first_line
 from bert_jax.launch import machine
 from bert_jax.launch.google_calls import GoogleCalls, exceptions
 from bert_jax.launch.job import JOB_LABEL, Attempt, JobFiles
-from bert_jax.launch.launcher import Existing, Observation, Request, State, Unavailable
-from bert_jax.launch.pace import NOT_INSTALLED, Pace
+from bert_jax.launch.launcher import Existing, Observation, Request, State
+from bert_jax.launch.pace import NOT_INSTALLED, Pace, until_gone
 from bert_jax.launch.queued_resource import as_command, as_json, creation, parent, place
 
 try:
@@ -45,7 +45,6 @@ class QueuedResources:
     """
 
     def __init__(self, project: str, *, pace: Pace | None = None) -> None:
-        """Opens no connection."""
         self._project = project
         self._pace = pace or Pace()
         self._calls = GoogleCalls(project, "tpu", self._pace)
@@ -135,20 +134,16 @@ class QueuedResources:
             self._until_gone(self._client.delete_node, tpu_v2.DeleteNodeRequest(name=name), name)
 
     def _until_gone(self, method: Callable[..., object], request: object, name: str) -> None:
-        """Asks for a deletion until there is nothing to delete: what is asked for twice is one."""
-        end = self._pace.clock() + self._pace.delete
-        while self._pace.clock() < end:
+        def is_gone() -> bool:
             try:
                 self._calls.send(method, request, what=f"deletion of {_last(name)}")
             except exceptions.NotFound:
-                return
+                return True
             except exceptions.FailedPrecondition:
                 pass  # between two states, in which it cannot be deleted
-            self._pace.sleep(self._pace.poll)
-        raise Unavailable(
-            f"{name}: not deleted after {self._pace.delete / 60:.0f} min; it may bill, look: "
-            "bert-jax jobs"
-        )
+            return False
+
+        until_gone(is_gone, what=name, pace=self._pace)
 
     def _pages(self, kind: Literal["queued_resources", "nodes"]) -> Iterator[Any]:
         """Yields all of a kind in all zones."""

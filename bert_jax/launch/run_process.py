@@ -1,5 +1,6 @@
-"""One process of the run, as a child of the agent."""
+"""One process of the run, as a child of the agent; whether it is started again, and when."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -8,9 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from bert_jax.launch.job import Ending
+from bert_jax.parallel.channel import PEER_LOST
+from bert_jax.parallel.stop_signal import INTERRUPTED
 from bert_jax.train.heartbeat import HEARTBEAT
 
 _OURS: Final = "bert-jax: "  # the line in which a verb says why it ends
@@ -32,11 +35,8 @@ class RunProcess:
     ) -> None:
         """Starts it.
 
-        Args:
-            command: with its arguments.
-            environment: added to our own, which has the last word.
-            heartbeat: where it writes how far it is; what an earlier one wrote is removed.
-            log: called with each line that it prints.
+        `environment` is added to our own, which has the last word. It writes to `heartbeat` how far
+        it is; what an earlier one wrote is removed. `log` gets each line that it prints.
         """
         heartbeat.unlink(missing_ok=True)
         self._heartbeat, self._log = heartbeat, log
@@ -91,3 +91,56 @@ def read_heartbeat(path: Path) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+_DONE: Final = 0
+_FINAL: Final = {1: "the run stopped itself", 2: "a mistake in the configuration"}
+
+_LONGEST_PAUSE_SECONDS: Final = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RestartDecision:
+    """What follows from an ending."""
+
+    state: Literal["restarting", "stopped", "done", "failed"]  # of the host
+    exit_code: int  # of the agent, where this is the end
+    message: str  # why
+    pause: float | None = None  # seconds before the next start; None: there is none
+
+
+class Restarts:
+    """Judges endings, one after the other.
+
+    A process that a signal stopped (3) or that has lost another (4) did nothing wrong. Any other
+    that died is started again too, unless it died at the same step before: the same would happen
+    for ever. Pauses double until the run has made progress.
+    """
+
+    def __init__(self, first_pause: float) -> None:
+        """Nothing has ended yet; `first_pause` is in seconds."""
+        self._first_pause = self._pause = first_pause
+        self._furthest = -1  # step
+        self._died_at: set[int | None] = set()  # since there was progress; None: before a report
+
+    def judge(self, ending: Ending) -> RestartDecision:
+        """Returns what follows."""
+        code, said = ending.exit_code, ending.message
+        if code == _DONE:
+            return RestartDecision("done", 0, said)
+        if code in _FINAL:
+            return RestartDecision("failed", code, said or _FINAL[code])
+        if ending.step is not None and ending.step > self._furthest:
+            self._furthest = ending.step
+            self._pause = self._first_pause
+            self._died_at.clear()
+        if code not in (INTERRUPTED, PEER_LOST):
+            if ending.step in self._died_at:
+                where = (
+                    "before its first report" if ending.step is None else f"at step {ending.step}"
+                )
+                return RestartDecision("failed", 1, f"the run died twice {where}: {said}")
+            self._died_at.add(ending.step)
+        pause = self._pause
+        self._pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return RestartDecision("restarting", code, said, pause)

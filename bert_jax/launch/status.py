@@ -55,10 +55,8 @@ def read_figures(
 ) -> RunFigures:
     """Reads the metrics of a run, which may not have begun. Loads no JAX.
 
-    Args:
-        run_dir: of the run.
-        config: the file that says how many steps it has.
-        since: seconds since 1970; the account of time begins then.
+    `config` says how many steps it has; the account of time begins at `since`, in seconds since
+    1970.
 
     Raises:
         RunStopped: its bucket does not answer.
@@ -224,7 +222,8 @@ def _job_status(
     recent = state.attempts[-_RECENT_ATTEMPTS:]
     told = {record.number: read_hosts(files, record.of(job)) for record in recent}
     last = state.attempts[-1]
-    attempt = last.of(job)
+    attempt, hosts = last.of(job), told[last.number]
+    silent = {"silent": len(hosts.missing)} if hosts.missing else {}
     seen, at = _observe(attempt, last, state, launcher, now=now)
     restarts = [each for one in state.attempts for each in _restarts(one, told.get(one.number))]
     return found.model_copy(
@@ -234,15 +233,10 @@ def _job_status(
             "machines": seen.state,
             "machines_message": seen.message,
             "machines_seen": at,
-            "hosts": _count(told[last.number]),
+            "hosts": dict(Counter(host.state for host in hosts.told.values())) | silent,
             "restarts": tuple(sorted(restarts, key=lambda restart: restart.at)),
         }
     )
-
-
-def _count(hosts: Hosts) -> dict[str, int]:
-    silent = {"silent": len(hosts.missing)} if hosts.missing else {}
-    return dict(Counter(host.state for host in hosts.told.values())) | silent
 
 
 def _observe(

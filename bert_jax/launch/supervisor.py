@@ -16,10 +16,10 @@ from etils import epath
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.lock import Lock
+from bert_jax.launch import verdict as verdicts
 from bert_jax.launch.heartbeats import Hosts, Silence, read_hosts
 from bert_jax.launch.job import JobFiles
 from bert_jax.launch.launcher import Launcher, OutOfQuota, State
-from bert_jax.launch.limits import next_placement, reached
 from bert_jax.launch.supervisor_state import (
     AttemptRecord,
     Outcome,
@@ -28,7 +28,6 @@ from bert_jax.launch.supervisor_state import (
     read_state,
     write_state,
 )
-from bert_jax.launch.verdict import Verdict, WatchPace, hopeless, of_machines, of_run, of_silence
 
 # What a bucket or a service may answer today and not tomorrow: credentials that have run out are
 # among it. Machines that run are not left alone for it.
@@ -46,20 +45,14 @@ class Supervisor:
         held: Lock,
         *,
         say: Callable[[str], None],
-        pace: WatchPace | None = None,
+        pace: verdicts.WatchPace | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Reads where the job stands.
 
-        Args:
-            files: of the job.
-            launcher: that makes its machines.
-            held: the job's lease.
-            say: called with a line of text when something changes.
-            pace: how often to look; None for the job's own.
-            clock: seconds since 1970.
-            sleep: waits for seconds.
+        `held` is the job's lease, `pace` how often to look, None for the job's own; `clock` gives
+        seconds since 1970. `say` gets a line when something changes.
 
         Raises:
             UserError: there is no such job.
@@ -67,7 +60,7 @@ class Supervisor:
         self.job, self.state = read_job(files), read_state(files)
         self._files, self._launcher, self._lease = files, launcher, held
         self._say, self._clock, self._sleep = say, clock, sleep
-        self._pace = pace or WatchPace(poll=self.job.submit.poll_seconds)
+        self._pace = pace or verdicts.WatchPace(poll=self.job.submit.poll_seconds)
         self._until_next_look = self._pace.poll  # a bucket that is down makes looks long
         self._silence = Silence()
         self._said, self._told_at = "", clock()
@@ -129,7 +122,9 @@ class Supervisor:
 
     def _advance(self) -> None:
         now = self._clock()
-        limit = reached(self.job, self.state, now=now, margin_seconds=self._until_next_look)
+        limit = verdicts.reached(
+            self.job, self.state, now=now, margin_seconds=self._until_next_look
+        )
         if limit is not None:
             return self._finish("limit", limit)
         if self._is_asked_to_stop():
@@ -145,7 +140,7 @@ class Supervisor:
 
     def _begin(self) -> None:
         """Writes down what will be asked for, and asks."""
-        index = next_placement(self.job, self.state)
+        index = verdicts.next_placement(self.job, self.state)
         if isinstance(index, str):
             return self._finish("limit", index)
         number = len(self.state.attempts) + 1
@@ -161,7 +156,7 @@ class Supervisor:
         try:
             self._launcher.create(attempt)
         except OutOfQuota as error:
-            return self._end(Verdict("quota", str(error)))
+            return self._end(verdicts.Verdict("quota", str(error)))
         except UserError as error:
             self._mistake = error
             return self._finish("failed", str(error))
@@ -182,11 +177,11 @@ class Supervisor:
             # Since it was last seen not to: rather a little too much than too little.
             self._change(bills_from=max(record.created or now, min(self.state.seen, now)))
         record = self.state.attempts[-1]
-        verdict = None if hosts is None else of_run(hosts)
+        verdict = None if hosts is None else verdicts.of_run(hosts)
         if verdict is None:
-            verdict = of_machines(self.job, record, seen, now=now, pace=self._pace)
+            verdict = verdicts.of_machines(self.job, record, seen, now=now, pace=self._pace)
         if verdict is None and hosts is not None and seen.state is State.ACTIVE:
-            verdict = of_silence(record, hosts, self._silence, now=now, pace=self._pace)
+            verdict = verdicts.of_silence(record, hosts, self._silence, now=now, pace=self._pace)
         if verdict is not None:
             return self._end(verdict)
         if record.step is not None and now >= self._told_at + self._pace.tell:
@@ -207,7 +202,7 @@ class Supervisor:
             self._change(step=hosts.step)
         return hosts
 
-    def _end(self, verdict: Verdict) -> None:
+    def _end(self, verdict: verdicts.Verdict) -> None:
         """Ends the attempt; the job too, if its run has ended or this was the second alike."""
         reason = verdict.reason
         if verdict.outcome is not None:
@@ -215,7 +210,7 @@ class Supervisor:
             return self._finish(verdict.outcome, reason + dump)
         self._tell(f"{verdict.end}: {reason}")
         self._change(end=verdict.end, reason=reason)
-        if (why := hopeless(self.job, self.state)) is not None:
+        if (why := verdicts.hopeless(self.job, self.state)) is not None:
             self._finish("failed", f"{why}: {reason}{self._dump(reason)}")
         return None
 

@@ -1,4 +1,4 @@
-"""Whether an attempt's machines are of any use, from what their launcher and hosts say."""
+"""Whether an attempt's machines are of use, when a job is given up, where it is tried next."""
 
 import dataclasses
 import itertools
@@ -7,7 +7,6 @@ from typing import Final
 from bert_jax.launch.heartbeats import Hosts, Silence
 from bert_jax.launch.job import Job
 from bert_jax.launch.launcher import Observation, State
-from bert_jax.launch.limits import wait_hours
 from bert_jax.launch.supervisor_state import AttemptRecord, End, Outcome, SupervisorState
 
 _NEARLY: Final = 0.95
@@ -55,7 +54,7 @@ def of_machines(
     """Returns why machines will not do the work; None: they may."""
     detail = f": {seen.message}" if seen.message else ""
     asked = now - (record.created or now)
-    patience = wait_hours(job)
+    patience = job.wait_hours
     waited = patience is not None and asked >= patience * 3600
     # A service ends a request that has waited for too long by itself, by its own clock.
     expired = patience is not None and asked >= _NEARLY * patience * 3600
@@ -111,3 +110,47 @@ def hopeless(job: Job, state: SupervisorState) -> str | None:
     return (
         f"failed {'before its first step' if last.step is None else f'at step {last.step}'} twice"
     )
+
+
+def reached(job: Job, state: SupervisorState, *, now: float, margin_seconds: float) -> str | None:
+    """Returns which limit is reached, in words; None: none is.
+
+    They are looked at again after `margin_seconds`: cost may not pass its limit by then. `now` is
+    in seconds since 1970.
+    """
+    limits = job.submit.limits
+    if (restarts := len(state.restarts)) > limits.retries:
+        last = state.restarts[-1]
+        return f"limits.retries: {restarts} attempts have ended, the last: {last.reason}"
+    if limits.hours is not None and state.hours(now) >= limits.hours:
+        return f"limits.hours: {limits.hours:g} have passed since the first request"
+    soon = now + margin_seconds if state.current is not None else now
+    if limits.cost is not None and state.dollars(job.placements, soon) >= limits.cost:
+        spent = state.dollars(job.placements, now)
+        return f"limits.cost: ${spent:,.2f} of ${limits.cost:,.2f} are spent"
+    return None
+
+
+def next_placement(job: Job, state: SupervisorState) -> int | str:
+    """Returns the index of where to try next, or why there is nowhere.
+
+    After machines that were taken back, the first again; after a place that has none, the next. A
+    round in which no place had any ends the job, unless it may wait for ever.
+    """
+    if not state.attempts or state.attempts[-1].end == "taken":
+        return 0
+    count = len(job.placements)
+    refused = list(
+        itertools.takewhile(
+            lambda record: record.end in ("quota", "capacity"), reversed(state.attempts)
+        )
+    )[:count]
+    hopeless = all(record.end == "quota" for record in refused)
+    if len(refused) == count and (hopeless or job.submit.limits.wait_hours is not None):
+        tried = [(job.placements[record.placement], record.reason) for record in reversed(refused)]
+        places = [
+            f"{place.on}{f' in {place.zone}' if place.zone else ''}: {reason}"
+            for place, reason in tried
+        ]
+        return f"no machines could be had ({'; '.join(places)})"
+    return (state.attempts[-1].placement + 1) % count

@@ -57,10 +57,8 @@ class BertObjective:
     ) -> RowTransform:
         """Returns the row transform (see `bert_jax.data.rows.masking_transform.MaskingTransform`).
 
-        Args:
-            seq_length: positions of a row.
-            max_predictions: most predictions of a training row; None for the masking's own rule.
-            evaluation: mask 15% of the tokens, as `EVALUATION_MASKING` does.
+        Evaluation masks 15% of the tokens, as `EVALUATION_MASKING` does; `max_predictions` None is
+        the masking's own rule.
         """
         masking = EVALUATION_MASKING if evaluation else self.masking
         if max_predictions is not None and not evaluation:
@@ -115,10 +113,7 @@ class BertObjective:
         """Returns loss, and each term's loss (nats) and accuracy, over everything summed."""
         mlm_loss, mlm_count = sums["mlm_loss"]
         loss = mlm_loss / (mlm_count + MLM_EPSILON)
-        scores = {
-            "mlm_loss": loss,
-            "mlm_accuracy": sums["mlm_accuracy"][0] / max(mlm_count, 1.0),
-        }
+        scores = {"mlm_loss": loss, "mlm_accuracy": sums["mlm_accuracy"][0] / max(mlm_count, 1.0)}
         if self.pair is not None:
             for name in (f"{self.pair}_loss", f"{self.pair}_accuracy"):
                 total, count = sums[name]

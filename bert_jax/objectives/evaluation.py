@@ -38,14 +38,8 @@ def evaluate_objective(
 ) -> Evaluation:
     """Evaluates a checkpoint of a pretrained or imported run.
 
-    Args:
-        run: opened.
-        dataset: a dataset directory or TFRecords; None for the run's last phase's.
-        split: of the dataset.
-        checkpoint: see `load_params`.
-        batch_size: rows at a time; does not change the figures.
-        mesh: devices to use; None for all there are.
-        say: called with a line while a dataset is copied from a bucket.
+    The arguments are those of `bert_jax.evaluate`; `say` gets a line while a dataset is copied from
+    a bucket.
 
     Raises:
         UserError: no such checkpoint, dataset or split; no dataset for an imported run, or one
@@ -61,12 +55,15 @@ def evaluate_objective(
             f"--dataset: missing; {run.directory} was imported and has no dataset of its own"
         )
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
+    cache = CacheSection()  # of an imported run, which does not say where it keeps datasets
+    if run.has("loader"):
+        cache = run.section("loader", LoaderSection, verb="evaluate").cache
     source = open_source(
         path,
         split,
         objective=objective_section(run),
         tokenizer=run.tokenizer,
-        cache=DatasetCache(_cache_section(run), say=say),
+        cache=DatasetCache(cache, say=say),
         key="dataset",
     )
     parts = batch_parts(loaded.mesh)
@@ -93,13 +90,6 @@ def evaluate_objective(
         with doing(f"evaluating {len(source.dataset):,} examples"):
             scores = score(loaded.params)
     return Evaluation(loaded.step, path, split, len(source.dataset), scores)
-
-
-def _cache_section(run: Run) -> CacheSection:
-    """Returns where the run keeps datasets of a bucket; an imported run does not say."""
-    if not run.has("loader"):
-        return CacheSection()
-    return run.section("loader", LoaderSection, verb="evaluate").cache
 
 
 def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:

@@ -99,13 +99,8 @@ def open_source(
 ) -> ExampleSource:
     """Opens one split and checks that it fits.
 
-    Args:
-        path: a dataset directory, or TFRecords: a file, a glob or a directory.
-        split: "train" or "validation".
-        objective: of the run.
-        tokenizer: the run's.
-        cache: where a dataset of a bucket is read.
-        key: what named the path, for messages.
+    The path is a dataset directory, or TFRecords: a file, a glob or a directory. `split` is "train"
+    or "validation"; `key` named the path, for messages.
 
     Raises:
         UserError: nothing there, damaged, made for another objective or with another vocabulary.

@@ -94,6 +94,9 @@ class PhaseOpener:
             share=share,
             section=settings.loader,
         )
+        evaluation = settings.train.evaluation
+        limit = None if evaluation is None else evaluation.examples
+        found = "nothing" if held_out is None else held_out.dataset.fingerprint
         return Phase(
             steps=section.steps,
             batch_size=section.batch_size,
@@ -104,7 +107,7 @@ class PhaseOpener:
                 seq_length=section.seq_length, predictions=features.max_predictions
             ),
             evaluate=self._evaluation(section, held_out),
-            validation=self._validation_data(held_out),
+            validation=f"{limit or 'all'} examples of {found}",
             watch=self.objective.watch(
                 unigram_entropy=source.unigram_entropy, total_steps=settings.train.total_steps
             ),
@@ -137,12 +140,6 @@ class PhaseOpener:
             shares=share.count,
             compile_step=self.compile_evaluation,
         )
-
-    def _validation_data(self, held_out: ExampleSource | None) -> str:
-        evaluation = self.settings.train.evaluation
-        limit = None if evaluation is None else evaluation.examples
-        found = "nothing" if held_out is None else held_out.dataset.fingerprint
-        return f"{limit or 'all'} examples of {found}"
 
     def _source(self, dataset: str, split: str, *, key: str) -> ExampleSource:
         return open_source(

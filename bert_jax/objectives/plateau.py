@@ -29,11 +29,8 @@ class PlateauWatch:
     ) -> None:
         """Takes the corpus' figures.
 
-        Args:
-            unigram_entropy: of the corpus, in nats, measured when the examples were made.
-            vocab_size: pieces.
-            patience: steps within which a loss on the plateau is normal.
-            window: reports that must all lie on the plateau before a warning.
+        The entropy is in nats, measured when the examples were made. Within `patience` steps a loss
+        on the plateau is normal; `window` reports must all lie on it before a warning.
         """
         self._entropy = unigram_entropy
         self._start = math.log(vocab_size)

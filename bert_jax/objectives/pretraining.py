@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 from etils import epath
@@ -11,10 +11,10 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
+from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, resolve_architecture
 from bert_jax.model.execution import resolve_execution
-from bert_jax.narration import doing
-from bert_jax.objectives.initial_parameters import ParameterOrigin
+from bert_jax.narration import doing, narrator_of
 from bert_jax.objectives.phases import PhaseOpener
 from bert_jax.objectives.registry import make_objective
 from bert_jax.objectives.resume import DataFingerprints, check_resume
@@ -23,7 +23,7 @@ from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import Schedule, linear_schedule
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.rules import check_divides
-from bert_jax.runs.checkpoints import write_checkpoints
+from bert_jax.runs.checkpoints import open_checkpoints, write_checkpoints
 from bert_jax.runs.directory import CONFIG, claim_run, open_run, write_run
 from bert_jax.runs.execution import suited_to
 from bert_jax.runs.lock import hold_run
@@ -36,7 +36,7 @@ from bert_jax.train.executables import Executables
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import Intervals, Phase, TrainSpec, check_batches
-from bert_jax.train.state import DrawParams, define_model
+from bert_jax.train.state import DrawParams, abstract_params, define_model
 from bert_jax.train.step import StepSpec
 from bert_jax.train.trackers import require_trackers
 
@@ -113,9 +113,7 @@ def prepare(
         objective=objective,
         mesh=mesh,
         step=StepSpec(
-            task=objective,
-            model=model,
-            optimizer=make_optimizer(settings.optimizer, model.axes),
+            task=objective, model=model, optimizer=make_optimizer(settings.optimizer, model.axes)
         ),
         schedule=schedule,
         phases=[each.phase for each in opened],
@@ -217,4 +215,41 @@ def _initial_params(
 ) -> Callable[[Params, DrawParams], Params]:
     if plan.settings.init_from is None:
         return lambda abstract, draw: draw(abstract)
-    return ParameterOrigin(plan.settings.init_from, plan.mesh, console).take_over
+    origin = plan.settings.init_from
+    return functools.partial(take_over, run_dir=origin, mesh=plan.mesh, console=console)
+
+
+# The parts of a pretraining model that an import may lack.
+HEADS: Final = {
+    "pooler": "the pooler",
+    "mlm": "the MLM head",
+    "next_sentence": "the next-sentence head",
+}
+
+
+def take_over(
+    abstract: Params, draw: DrawParams, *, run_dir: str, mesh: Mesh, console: Console
+) -> Params:
+    """Returns another run's parameters on the mesh, and fresh ones of parts that it lacks.
+
+    An import may lack heads, which then start fresh; a head of that run's that pretraining has no
+    use for is left out. Both are said in a line.
+
+    Raises:
+        UserError: no checkpoint, or one of another architecture.
+    """
+    origin = open_run(run_dir)
+    wanted = abstract_params(define_model(origin.build), mesh)
+    shared = [part for part in abstract if part in wanted]
+    wanted |= {part: abstract[part] for part in shared}
+    with open_checkpoints(origin.directory) as checkpoints:
+        step = checkpoints.latest_params()
+        if step is None:
+            raise UserError(f"--init-from: {run_dir} has no checkpoint")
+        found = checkpoints.restore_params(wanted, step=step)
+    lacking = [part for part in HEADS if part in abstract and part not in shared]
+    unused = [f"the {part} head" for part in found if part not in abstract]
+    for heads, what in (([HEADS[part] for part in lacking], "start fresh"), (unused, "left out")):
+        if heads and jax.process_index() == 0:
+            narrator_of(console).say(f"--init-from {run_dir}: {what}: {', '.join(heads)}")
+    return draw({part: abstract[part] for part in lacking}) | {part: found[part] for part in shared}

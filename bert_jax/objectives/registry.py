@@ -37,10 +37,7 @@ def make_objective(
 ) -> Objective:
     """Returns the objective a section names, for a model and a tokenizer."""
     return OBJECTIVES[section.name].make(
-        masking=section.masking,
-        architecture=architecture,
-        execution=execution,
-        tokenizer=tokenizer,
+        masking=section.masking, architecture=architecture, execution=execution, tokenizer=tokenizer
     )
 
 

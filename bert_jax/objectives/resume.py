@@ -19,6 +19,7 @@ from rich.console import Console
 
 from bert_jax.files.read import read_json_object
 from bert_jax.kernels.random_bits import MASKS_VERSION
+from bert_jax.narration import narrator_of
 from bert_jax.objectives.section import ObjectiveSection, PretrainSettings
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.directory import PROVENANCE, Run
@@ -45,8 +46,7 @@ def check_resume(
 ) -> dict[str, Any]:
     """Refuses to resume with settings that contradict what the run has done; shows what changes.
 
-    Returns:
-        The run's provenance with the changes added; ``{}`` if it has no checkpoint yet.
+    Returns the run's provenance with the changes added; ``{}`` if it has no checkpoint yet.
 
     Raises:
         UserError: naming the first key that must not change.
@@ -96,11 +96,8 @@ def check_resume(
         changes.append(SettingChange("dropout masks", *versions))
     for change in changes:
         if change.was is not None:
-            console.print(
-                f"{change.key}: {change.was} up to step {step}, {change.now} from here on",
-                markup=False,
-                soft_wrap=True,
-            )
+            line = f"{change.key}: {change.was} up to step {step}, {change.now} from here on"
+            narrator_of(console).say(line)
     made = [{"step": step, **change._asdict()} for change in changes]
     return {**provenance, "changes": [*provenance.get("changes", []), *made]}
 
@@ -149,8 +146,5 @@ def _decisive(settings: PretrainSettings, data: DataFingerprints) -> dict[str, A
         "objective": settings.objective.model_dump(mode="json"),
         "optimizer": settings.optimizer.model_dump(mode="json"),
         "model": {"execution": settings.model.execution.model_dump(mode="json")},
-        "train": {
-            "bad_steps": settings.train.bad_steps.model_dump(mode="json"),
-            "phases": phases,
-        },
+        "train": {"bad_steps": settings.train.bad_steps.model_dump(mode="json"), "phases": phases},
     }

@@ -87,13 +87,9 @@ class Channel:
     ) -> list[Any]:
         """Returns what each process says, in their order; a round trip, and no device waits.
 
-        Call it on every process. A process that dies on the way ends the others.
-
-        Args:
-            value: plain JSON.
-            about: names the round, once in a job; without it, call in the main thread of every
-                process, in the same order.
-            timeout: seconds for the others to say theirs; None for no limit.
+        Call it on every process. A process that dies on the way ends the others. `value` is plain
+        JSON. `about` names the round, once in a job; without it, call in the main thread of every
+        process, in the same order. The others have `timeout` seconds to say theirs; None: no limit.
 
         Raises:
             TimeoutError: they have not.

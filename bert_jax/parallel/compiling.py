@@ -47,10 +47,7 @@ def compiling(what: str) -> Iterator[None]:
     """Shows that the block compiles, with the seconds that it takes.
 
     XLA's banners ("Very slow compile?", "Constant folding … is taking > 1s") are left out: they ask
-    for bug reports.
-
-    Args:
-        what: is compiled, such as ``the step (32 × 128 tokens)``.
+    for bug reports. `what` is compiled, such as ``the step (32 × 128 tokens)``.
     """
     with doing(f"compiling {what}", at_once=True):
         utils.absl_set_min_log_level(_FATAL_ONLY)
@@ -78,10 +75,7 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
 
     One that is already set, by ``JAX_COMPILATION_CACHE_DIR`` or by the caller's own program, stays
     as it is unless the section names a directory. Several devices that share a CPU have one only
-    where a directory is named.
-
-    Args:
-        section: None switches the cache off.
+    where a directory is named. Without a section the cache is switched off.
 
     Raises:
         UserError: the directory that is named cannot be written to.

@@ -29,10 +29,8 @@ _NOT_OF_A_TPU: Final = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_LOG_DIR"}
 def initialise(section: MeshSection) -> None:
     """Chooses the platform, opens the cache of compiled programs and joins the other processes.
 
-    Call it before the first computation.
-
-    Args:
-        section: `simulated_devices` splits the CPU into that many devices, for trying a layout.
+    Call it before the first computation. `simulated_devices` splits the CPU into that many devices,
+    for trying a layout.
 
     Raises:
         UserError: the platform asked for is not there (JAX alone would go on with the CPU
@@ -71,9 +69,8 @@ def initialise(section: MeshSection) -> None:
 def open_mesh(section: MeshSection | None = None, *, one_device: bool = False) -> Mesh:
     """Chooses the platform, joins the other processes, and returns the mesh.
 
-    Args:
-        section: of the mesh; None for all devices there are.
-        one_device: use the first device alone; on several, each could hold a copy of a model.
+    Without a section it has all devices there are. With `one_device` the first alone: on several,
+    each could hold a copy of a model.
 
     Raises:
         UserError: as `initialise` and `mesh_shape` do.
@@ -112,12 +109,9 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
     """Returns the mesh with axes slice, data, fsdp, tensor.
 
     Slices split a batch as `data` does inside of each, and `mesh.data` is the product of the two:
-    the data-centre network between them carries one sum of gradients a step, and no more.
-
-    Args:
-        section: the sizes of the axes.
-        devices: all of `jax.devices()` where none are given; a topology's devices for compiling
-            without an accelerator.
+    the data-centre network between them carries one sum of gradients a step, and no more. `devices`
+    are all of `jax.devices()` where none are given, or a topology's, for compiling without an
+    accelerator.
     """
     devices = list(devices) if devices is not None else jax.devices()
     data, fsdp, tensor = mesh_shape(section, len(devices))
@@ -129,10 +123,7 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
         inside = (data // section.slices, fsdp, tensor)
         try:
             grid = mesh_utils.create_hybrid_device_mesh(
-                inside,
-                (section.slices, 1, 1),
-                devices=devices,
-                allow_split_physical_axes=True,
+                inside, (section.slices, 1, 1), devices=devices, allow_split_physical_axes=True
             )
         except (ValueError, AttributeError) as error:
             raise UserError(

@@ -26,9 +26,7 @@ _NEVER_SECONDS = 86_400
 def join(section: DistributedSection, *, compute: bool = True) -> None:
     """Waits for the other processes and joins them; once in a process's life.
 
-    Args:
-        section: where they meet.
-        compute: whether all of them compute together; else one works and the others wait for it.
+    With `compute` all of them compute together; else one works and the others wait for it.
 
     Raises:
         PeerLost: one did not come in time.

@@ -26,17 +26,9 @@ MESH_AXES: Final = (SLICE, DATA, FSDP, TENSOR)
 # fsdp axis, activations never are, since their batch axis already uses it.
 RULES: Final[Mapping[str, tuple[str, ...]]] = {
     "batch": (SLICE, DATA, FSDP),
-    "length": (),
-    "hidden": (),
-    "predictions": (),
-    "layers": (),
-    "microbatches": (),
-    "rest": (),
-    "positions": (),
-    "types": (),
-    "classes": (),
-    "head_dim": (),
-    "pooled": (),
+    # Never split.
+    **dict.fromkeys(("length", "hidden", "predictions", "layers", "microbatches", "rest"), ()),
+    **dict.fromkeys(("positions", "types", "classes", "head_dim", "pooled"), ()),
     "embed": (FSDP,),
     "heads": (TENSOR,),
     "mlp": (TENSOR,),
@@ -51,9 +43,7 @@ def partition_spec(
 
     ``partition_spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")``
 
-    Args:
-        axes: the logical name of every axis of the array, outermost first.
-        rules: the table.
+    `axes` are the logical names of the array's axes, outermost first.
 
     Raises:
         ValueError: an axis the table does not have, or two axes that claim one mesh axis. Both
@@ -170,12 +160,8 @@ def per_shard(
     """Returns `function`, run on every device with what the device holds of each argument.
 
     For what the compiler cannot split by itself, such as a kernel. Outside a mesh (one device, an
-    exported program) the function is returned as it is.
-
-    Args:
-        function: of arrays; it must treat the split axes element by element.
-        arguments: the logical axes of each array.
-        results: those of each array that it returns.
+    exported program) the function is returned as it is. It must treat the split axes element by
+    element. `arguments` and `results` are the logical axes of each array that it takes and returns.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function

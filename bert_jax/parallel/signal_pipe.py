@@ -22,9 +22,8 @@ class SignalPipe:
     def __init__(self, hear: Callable[[int], None], *, handler: Handler = lambda *_: None) -> None:
         """Hears nothing yet.
 
-        Args:
-            hear: called with a signal's number, in the thread.
-            handler: called too, in the main thread when Python comes to it.
+        `hear` is called with a signal's number, in the thread; `handler` too, in the main thread
+        when Python comes to it.
         """
         self._hear, self._handler = hear, handler
         self._read, self._write = os.pipe()

@@ -56,9 +56,8 @@ class StopSignal:
     def listen(self, *, owns_process: bool) -> None:
         """Hears signals from now on. Call it in the main thread; elsewhere it does nothing.
 
-        Args:
-            owns_process: end the process where nothing has to be saved, as the command line does;
-                otherwise the train loop alone ends, after its next step.
+        A process that it owns ends where nothing has to be saved, as the command line does;
+        otherwise the train loop alone ends, after its next step.
         """
         if threading.current_thread() is not threading.main_thread() or self._pipe is not None:
             return
@@ -101,9 +100,8 @@ class StopSignal:
     def saved(self, step: int, wait_for_save: Callable[[], None]) -> None:
         """Says that nothing is unsaved: a loop begins, or has started to save.
 
-        Args:
-            step: that the checkpoint holds, or is about to; 0 for none.
-            wait_for_save: returns when the checkpoint is whole.
+        `step` is what the checkpoint holds, or is about to, 0 for none; `wait_for_save` returns
+        when it is whole.
         """
         with self._lock:
             self._unsaved, self._wait_for_save = False, wait_for_save

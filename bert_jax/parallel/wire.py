@@ -18,7 +18,6 @@ class Wire:
     """One end of a connection. Sending is safe from several threads, receiving is for one."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Takes over a connected socket."""
         self._socket, self._buffer, self._lock = connection, b"", threading.Lock()
         connection.settimeout(_SEND_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

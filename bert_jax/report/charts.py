@@ -44,12 +44,8 @@ class Chart(NamedTuple):
 def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step") -> Chart:
     """Returns lines over a common x.
 
-    Values that are not finite are left out and long lines averaged; the remarks say so.
-
-    Args:
-        title: what is shown.
-        series: at most `STYLES` lines, each with at least one finite point.
-        x_label: what x is.
+    Values that are not finite are left out and long lines averaged; the remarks say so. There are
+    at most `STYLES` lines, each with at least one finite point.
 
     Raises:
         ValueError: too many lines, or one without a finite point.
@@ -80,12 +76,7 @@ def scatter(
 ) -> Chart:
     """Returns points around the diagonal, the farthest from it ringed.
 
-    Args:
-        title: what is shown.
-        points: x and y, in one unit; at least one is finite.
-        x_label: what x is.
-        y_label: what y is.
-        worst: how many to ring.
+    x and y are in one unit, and at least one point is finite; `worst` of them are ringed.
     """
     values = np.asarray(points, np.float64)
     finite = values[np.isfinite(values).all(1)]
@@ -110,13 +101,8 @@ def scatter(
 def histogram(title: str, counts: Sequence[int], *, edges: Sequence[float], x_label: str) -> Chart:
     """Returns adjacent bars on a logarithmic scale, on which a count of 0 has no height.
 
-    Lengths of examples call for it: most have the maximal length.
-
-    Args:
-        title: what is shown.
-        counts: of each bar, at least one.
-        edges: where the bars begin, and where the last one ends; rising.
-        x_label: what x is.
+    Lengths of examples call for it: most have the maximal length. `edges` rise: where the bars
+    begin, and where the last one ends.
     """
     spec = chart_spec(
         "histogram",
@@ -138,10 +124,8 @@ def histogram(title: str, counts: Sequence[int], *, edges: Sequence[float], x_la
 def bar_chart(title: str, bars: Sequence[tuple[str, Mapping[str, float]]], *, unit: str) -> Chart:
     """Returns horizontal bars, each stacked of the same parts.
 
-    Args:
-        title: what is shown.
-        bars: name and size of each part, from top to bottom; at least one, of few parts.
-        unit: of the sizes.
+    `bars` has name and size of each part, from top to bottom: at least one bar, of few parts; the
+    sizes are in `unit`.
 
     Raises:
         ValueError: no bar, or too many parts.

@@ -65,12 +65,7 @@ def render_page(template: str, *, title: str, **context: Any) -> str:
     contents = Contents()
     main = _environment().get_template(template).render(contents=contents, **context)
     return render_fragment(
-        "page.html",
-        title=title,
-        main=Markup(main),
-        contents=contents,
-        assets=_assets(),
-        **context,
+        "page.html", title=title, main=Markup(main), contents=contents, assets=_assets(), **context
     )
 
 

@@ -13,8 +13,7 @@ from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import CHECKPOINTS, Run
 from bert_jax.task import Params
 from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.checkpoint_local import LocalCheckpoints
-from bert_jax.train.checkpoint_tiers import TieredCheckpoints
+from bert_jax.train.checkpoint_local import LocalCheckpoints, TieredCheckpoints
 from bert_jax.train.progress_display import warn_aloud
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import ModelDefinition, abstract_params, abstract_state, define_model
@@ -36,12 +35,8 @@ def write_checkpoints(
 ) -> Checkpointer:
     """Opens a run's checkpoints to add to them. The caller must be the run's only writer.
 
-    Args:
-        run_dir: local or gs://.
-        section: what to keep, and what to do when a save fails.
-        save_bytes: how much may be on its way to the disk at a time, at least the largest array;
-            None for the store's own limit.
-        mesh: that the state lies on; without it nothing is saved on the hosts' own disks.
+    Sections and bytes are as `Checkpointer` takes them. Without the mesh that the state lies on
+    nothing is saved on the hosts' own disks.
 
     Raises:
         UserError: the run's directory or the local one cannot be written.
@@ -65,10 +60,8 @@ class LoadedParams(NamedTuple):
 def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> LoadedParams:
     """Reads the parameters of one of a run's checkpoints onto this machine's devices.
 
-    Args:
-        run: opened.
-        checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
-        mesh: from `open_mesh`; None for all devices there are.
+    `checkpoint` is `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
+    Without a mesh they go to all devices there are.
 
     Raises:
         UserError: no such checkpoint.

@@ -137,24 +137,14 @@ def write_run(
 ) -> None:
     """Writes what makes a run self-contained: resolved config.yaml, tokenizer/, provenance.json.
 
-    Args:
-        root: where to write.
-        settings: the configuration as plain values.
-        run_dir: where the run will lie.
-        model: of the run.
-        architecture: resolved from it.
-        tokenizer: copied, so that the run needs nothing else.
-        origin: what the parameters were made from: datasets, another run, an import.
+    `settings` is the configuration as plain values, `origin` what the parameters were made from:
+    datasets, another run, an import. The tokenizer is copied, so that the run needs nothing else.
 
     Raises:
         UserError: the directory cannot be written.
     """
     spelled_out = ModelSection.of(architecture, execution=model.execution, heads=model.heads)
-    resolved = {
-        **settings,
-        "run_dir": run_dir,
-        "model": spelled_out.model_dump(mode="json"),
-    }
+    resolved = {**settings, "run_dir": run_dir, "model": spelled_out.model_dump(mode="json")}
     tokenizer.save(root / TOKENIZER)
     write_whole(root / CONFIG, dump_yaml(resolved).encode())
     write_whole(root / PROVENANCE, json.dumps(_provenance(tokenizer, origin), indent=2).encode())

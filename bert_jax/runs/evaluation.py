@@ -35,11 +35,8 @@ def own_split(run: Run) -> str:
 def write_evaluation(run: Run, evaluation: Evaluation, *, selected: bool, own_data: bool) -> None:
     """Writes an evaluation into a run directory.
 
-    Args:
-        run: evaluated.
-        evaluation: its figures.
-        selected: whether its checkpoint is the one that ``auto`` selects.
-        own_data: whether its dataset is the run's own.
+    `selected` says whether its checkpoint is the one that ``auto`` selects, `own_data` whether its
+    dataset is the run's own.
     """
     if selected and own_data and evaluation.split == own_split(run):
         path = run.directory / EVALUATION

@@ -22,10 +22,7 @@ def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
     """Keeps other processes from writing to a run directory while the block lasts.
 
     Of the processes of one job only the first holds the lock. A lock whose holder was killed is
-    free at once on a file system, and after 45 seconds in a bucket.
-
-    Args:
-        run_dir: exists.
+    free at once on a file system, and after 45 seconds in a bucket. The directory exists.
 
     Yields:
         What makes sure that the lock is still ours: a RunStopped when this machine stood still for

@@ -38,13 +38,8 @@ def refuse_other_settings(
 ) -> None:
     """Refuses to resume what a directory holds with a different configuration.
 
-    Args:
-        root: the directory.
-        held: the nested settings it was made with.
-        asked: those of now.
-        free: dotted keys that may differ.
-        with_flag: those that may with --allow-data-change.
-        what: it holds, for the message.
+    The directory's were `held`. Of the dotted keys those in `free` may differ, and those in
+    `with_flag` with --allow-data-change; `what` it holds is for the message.
 
     Raises:
         UserError: naming the first key that differs, in the order of their names.

@@ -13,8 +13,8 @@ import numpy as np
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import RunStopped, UserError
+from bert_jax.files.download import local_copy
 from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file
-from bert_jax.files.local_copy import local_copy
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import Section
 from bert_jax.text.tokenizer import Tokenizer

@@ -40,11 +40,9 @@ def from_all_processes(value: Any) -> list[Any]:
 
 
 def failure_of(write: Callable[[], None]) -> str | None:
-    """Writes something on all processes; each must call it.
+    """Writes something on all processes; returns why it failed on one of them, or None.
 
-    Returns:
-        Why it failed on one of them: a full disk, a bucket that cannot be written. None if it has
-        not.
+    A full disk, a bucket that cannot be written. Each process must call it.
     """
     reason = None
     try:
@@ -89,9 +87,7 @@ class SaveAgreement:
     def __call__(self, *, key: str, timeout_ms: int) -> None:
         """Returns when all processes have come here, in the threads that save.
 
-        Args:
-            key: Orbax's name of the barrier.
-            timeout_ms: milliseconds for the others to come.
+        `key` is Orbax's name of the barrier; the others have `timeout_ms` milliseconds to come.
 
         Raises:
             TimeoutError: they have not.
@@ -102,10 +98,9 @@ class SaveAgreement:
             raise RuntimeError(self._failure)
 
     def fail(self, reason: str) -> str:
-        """Says in a few words that the save has failed here, and waits until the others give it up.
+        """Says that the save has failed here, and waits until the others give it up.
 
-        Returns:
-            The reason, in the words of all processes.
+        Returns the reason in the words of all processes.
         """
         if jax.process_count() > 1 and self._failure is None and self._met < _MEETINGS:
             with contextlib.suppress(TimeoutError):

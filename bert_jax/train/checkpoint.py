@@ -9,16 +9,9 @@ from etils import epath
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.remote import is_remote
 from bert_jax.task import Params
+from bert_jax.train import checkpoint_trees as trees
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
 from bert_jax.train.checkpoint_orbax import OrbaxFiles, SaveFailed
-from bert_jax.train.checkpoint_trees import (
-    as_saved,
-    as_wanted,
-    check_tensors,
-    optimizer_tree,
-    refuse_non_finite,
-    with_optimizer,
-)
 from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState
@@ -46,13 +39,9 @@ class Checkpointer:
     ) -> None:
         """Opens the directory, and makes it unless it is to be read only.
 
-        Args:
-            directory: local or gs://.
-            section: what to keep, and what to do when a save fails.
-            read_only: whether the directory is left alone; it need not exist then.
-            save_bytes: how much may be on its way to the disk at a time, at least the largest
-                array; None for Orbax's own limit.
-            say: called with a line about a checkpoint that is not whole, or was not saved.
+        It is local or gs://; one that is read only is left alone, and need not exist. `save_bytes`,
+        at least the largest array, may be on their way to the disk at a time; None for Orbax's own
+        limit. `say` gets a line about a checkpoint that is not whole, or was not saved.
 
         Raises:
             UserError: a file lies there.
@@ -76,31 +65,26 @@ class Checkpointer:
         Raises:
             UserError: there are checkpoints, and none is whole.
         """
-        self._settle()
-        return self._found.newest(None)
+        return self._settled().newest(None)
 
     def latest_params(self) -> int | None:
         """Returns the step of the newest checkpoint whose parameters are whole, as above."""
-        self._settle()
-        return self._found.newest((PARAMS,))
+        return self._settled().newest((PARAMS,))
 
     def best_step(self) -> int | None:
         """Returns the step with the best selection score and whole parameters; None without one.
 
         Scores of another phase or of other validation data than the newest are not compared.
         """
-        self._settle()
-        return self._found.best((PARAMS,))
+        return self._settled().best((PARAMS,))
 
     def all_steps(self) -> list[int]:
         """Returns the steps of all finished checkpoints, oldest first; files are not compared."""
-        self._settle()
-        return self._found.steps()
+        return self._settled().steps()
 
     def problem(self, step: int) -> str | None:
         """Returns what is wrong with a checkpoint; None if every file is what was saved."""
-        self._settle()
-        return self._found.problem(step)
+        return self._settled().problem(step)
 
     def save(
         self,
@@ -112,20 +96,21 @@ class Checkpointer:
     ) -> None:
         """Starts saving the state as `step`; the next save or leaving the context waits for it.
 
-        Args:
-            state: of a run that is healthy.
-            step: optimizer steps done, the same number as in the state.
-            progress: plain JSON: data position, phase, metrics not yet reported.
-            selection_score: of an evaluation at this step.
+        The run is healthy. `progress` is plain JSON: data position, phase, metrics not yet
+        reported; the score is of an evaluation at this step.
 
         Raises:
             RunStopped: this or the save before failed, and `on_error` is `stop`.
         """
-        parts = {PARAMS: state.params, OPTIMIZER: optimizer_tree(state), PROGRESS: dict(progress)}
+        parts = {
+            PARAMS: state.params,
+            OPTIMIZER: trees.optimizer_tree(state),
+            PROGRESS: dict(progress),
+        }
         self._save(step, parts, selection_score)
 
     def save_local(self, state: TrainState, *, step: int, progress: Mapping[str, Any]) -> None:
-        """Does nothing: see `bert_jax.train.checkpoint_tiers`."""
+        """Does nothing: see `bert_jax.train.checkpoint_local`."""
 
     def not_saved(self, step: int, reason: str) -> None:
         """Answers to what keeps a step from being saved before its save begins, as to a failed one.
@@ -135,15 +120,13 @@ class Checkpointer:
         Raises:
             RunStopped: `on_error` is `stop`.
         """
-        self._settle()
-        if step not in self._found.steps():
+        if step not in self._settled().steps():
             self._fail(step, SaveFailed(reason))
             self._stop_if_failed()
 
     def add_score(self, step: int, score: SelectionScore) -> None:
         """Says of a whole checkpoint how an evaluation that came later ranks it."""
-        self._settle()
-        self._found.add_score(step, score)
+        self._settled().add_score(step, score)
 
     def save_params(
         self, params: Params, *, step: int, selection_score: SelectionScore | None = None
@@ -153,18 +136,16 @@ class Checkpointer:
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
         """Reads everything but the parameters, which stay as `abstract` has them."""
-        saved = self._restore(optimizer_tree(abstract), step=step, item=OPTIMIZER)
-        return with_optimizer(abstract, saved)
+        saved = self._restore(trees.optimizer_tree(abstract), step=step, item=OPTIMIZER)
+        return trees.with_optimizer(abstract, saved)
 
     def has_optimizer(self, step: int) -> bool:
         """Says whether a checkpoint is more than parameters."""
-        self._settle()
-        return self._found.has(step, OPTIMIZER)
+        return self._settled().has(step, OPTIMIZER)
 
     def progress(self, step: int) -> Mapping[str, Any]:
         """Returns a checkpoint's progress as plain JSON, ``{}`` if it is parameters alone."""
-        self._settle()
-        if not self._found.has(step, PROGRESS):
+        if not self._settled().has(step, PROGRESS):
             return {}
         self._found.require(step, (PROGRESS,))
         return self._files.read_json(self._path / str(step) / PROGRESS)
@@ -179,7 +160,7 @@ class Checkpointer:
         Raises:
             RunStopped: the last save failed, whatever `on_error` says.
         """
-        self._settle()
+        self._settled()
         if self._failed is not None:
             raise self._failed
 
@@ -191,7 +172,7 @@ class Checkpointer:
             if raised[0] is None:
                 self.wait()
             else:
-                self._settle()
+                self._settled()
         finally:
             self._thread.shutdown()
             self._files.close()
@@ -199,7 +180,7 @@ class Checkpointer:
     def _save(
         self, step: int, items: Mapping[str, Any], selection_score: SelectionScore | None
     ) -> None:
-        self._settle()
+        self._settled()
         self._stop_if_failed()
         if step in self._found.steps() and self._found.problem(step) is None:
             return
@@ -222,11 +203,12 @@ class Checkpointer:
         self._found.add(step, parts, score)
         self._found.retire(self._section)
 
-    def _settle(self) -> None:
-        """Waits for the save under way, if there is one."""
+    def _settled(self) -> CheckpointDirectory:
+        """Returns the directory after the save under way, if there is one."""
         if self._saving is not None:
             saving, self._saving = self._saving, None
             saving.result()
+        return self._found
 
     def _fail(self, step: int, error: SaveFailed) -> None:
         """Says that a save has failed, and clears up after it."""
@@ -244,14 +226,14 @@ class Checkpointer:
             raise self._failed
 
     def _restore(self, wanted: Any, *, step: int, item: str) -> Any:
-        self._settle()
+        self._settled()
         where = self._path / str(step) / item
         if not self._found.has(step, item):
             raise UserError(f"{where}: no such item in the checkpoint")
         self._found.require(step, (item,))
         found = self._files.tensors(where)
-        saved = as_saved(found, wanted)
-        check_tensors(found, saved, where=where)
+        saved = trees.as_saved(found, wanted)
+        trees.check_tensors(found, saved, where=where)
         restored = self._files.read_arrays(where, saved)
-        refuse_non_finite(restored, where=str(where))
-        return as_wanted(restored, wanted)
+        trees.refuse_non_finite(restored, where=str(where))
+        return trees.as_wanted(restored, wanted)

@@ -16,9 +16,9 @@ from bert_jax.train.manifest import (
     MANIFEST,
     Damage,
     SelectionScore,
+    damage,
     read_manifest,
     replace_manifest,
-    verify,
 )
 from bert_jax.train.sections import CheckpointSection
 
@@ -47,9 +47,8 @@ class CheckpointDirectory:
     def __init__(self, path: epath.Path, *, say: Callable[[str], None]) -> None:
         """Reads the manifests.
 
-        Args:
-            path: local or gs://; need not exist.
-            say: called with a line about each checkpoint that is not whole and is passed over.
+        The path, local or gs://, need not exist. `say` gets a line about each checkpoint that is
+        not whole and is passed over.
 
         Raises:
             UserError: a file lies there, or it cannot be read.
@@ -91,8 +90,7 @@ class CheckpointDirectory:
     def newest(self, parts: Collection[str] | None) -> int | None:
         """Returns the newest checkpoint whose files are those that were saved.
 
-        Args:
-            parts: items to compare; None for all.
+        `parts` are the items to compare; None for all.
 
         Raises:
             UserError: there are checkpoints, and none is whole.
@@ -122,7 +120,8 @@ class CheckpointDirectory:
         wanted = [part for part in entry.parts if parts is None or part in parts]
         unknown = [part for part in wanted if (step, part) not in self._verified]
         if unknown:
-            found = from_first_process(lambda: _damage(self.path / str(step), step, unknown))
+            directory = self.path / str(step)
+            found = from_first_process(lambda: damage(directory, step=step, parts=unknown))
             self._verified |= {(step, part): found for part in unknown}
         return next(filter(None, (self._verified[step, part] for part in wanted)), None)
 
@@ -142,15 +141,13 @@ class CheckpointDirectory:
         for step in sorted(self._entries.keys() - keep):
             if step < max(keep):
                 del self._entries[step]
-                if jax.process_index() == 0:
-                    self._try_to_delete(self.path / str(step))
-
-    def _try_to_delete(self, directory: epath.Path) -> None:
-        """Deletes a checkpoint, or says why not: a newer one has been saved all the same."""
-        try:
-            _delete(directory)
-        except (OSError, UserError) as error:
-            self._say(f"{directory}: could not be deleted ({first_line(error)}); it stays")
+                if jax.process_index() != 0:
+                    continue
+                directory = self.path / str(step)
+                try:
+                    _delete(directory)
+                except (OSError, UserError) as error:  # a newer one has been saved all the same
+                    self._say(f"{directory}: could not be deleted ({first_line(error)}); it stays")
 
     def sweep(self) -> None:
         """Deletes what killed processes left unfinished. The caller must be the only writer."""
@@ -231,16 +228,6 @@ def _entry(plain: list[object]) -> StepEntry:
     """Returns the entry that JSON has made a list of."""
     problem, finished, parts, score = plain
     return StepEntry(problem, finished, parts, None if score is None else SelectionScore(*score))  # pyright: ignore
-
-
-def _damage(directory: epath.Path, step: int, parts: Collection[str]) -> str | None:
-    try:
-        verify(directory, read_manifest(directory, step=step), parts=parts)
-    except Damage as error:
-        return str(error)
-    except OSError as error:
-        return f"cannot be read ({error.strerror or error})"
-    return None
 
 
 def _delete(directory: epath.Path) -> None:

@@ -28,10 +28,12 @@ from bert_jax.errors import UserError, first_line
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import is_remote
+from bert_jax.task import Params
 from bert_jax.train.agreement import from_all_processes, from_first_process
+from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_trees import refuse_non_finite
-from bert_jax.train.manifest import Damage, read_manifest, verify, write_manifest
-from bert_jax.train.sections import LocalCheckpointSection
+from bert_jax.train.manifest import damage, write_manifest
+from bert_jax.train.sections import CheckpointSection, LocalCheckpointSection
 from bert_jax.train.state import TrainState, named, piece_name
 
 STARTS: Final = "local_checkpoints.json"  # in the run directory
@@ -62,13 +64,9 @@ class LocalCheckpoints:
         """Opens the directory, and registers this start of the run in the run directory.
 
         Checkpoints of starts that the run directory does not know belong to a run that lay there
-        before, and are deleted.
-
-        Args:
-            section: where, and how many to keep.
-            run_dir: exists; the caller is its only writer.
-            mesh: that the state lies on. Checkpoints of another layout are not used.
-            say: called with a line about checkpoints that cannot be used, or were not saved.
+        before, and are deleted. The caller is the run directory's only writer. Checkpoints of
+        another layout than this mesh's are not used. `say` gets a line about those that cannot be
+        used, or were not saved.
 
         Raises:
             UserError: the directory cannot be written to.
@@ -102,8 +100,7 @@ class LocalCheckpoints:
     def newest(self, *, above: int) -> int | None:
         """Returns the newest step that every host has whole; older ones of another start apart.
 
-        Args:
-            above: the newest step of the run directory; none older is of use.
+        None is of use that is older than `above`, the newest step of the run directory.
         """
         self.wait()
         mine = [have for have in self._listed() if have.step > above and self._whole(have.step)]
@@ -231,11 +228,7 @@ class LocalCheckpoints:
     def _whole(self, step: int) -> bool:
         if step not in self._verified:
             directory = epath.Path(self._path / str(step))
-            try:
-                verify(directory, read_manifest(directory, step=step), parts=None)
-                self._verified[step] = True
-            except (Damage, OSError):
-                self._verified[step] = False
+            self._verified[step] = damage(directory, step=step, parts=None) is None
         return self._verified[step]
 
     def _saved(self, step: int) -> dict[str, Any]:
@@ -259,3 +252,63 @@ def _register(path: epath.Path) -> list[str]:
     starts = [*map(str, starts), uuid.uuid4().hex][-_KEPT_STARTS:]
     write_whole(path, json.dumps({"starts": starts}))
     return starts
+
+
+class TieredCheckpoints(Checkpointer):
+    """What `Checkpointer` does, but that a run goes on from a local checkpoint where one is newer.
+
+    Evaluation, export and whoever else opens the run directory see that alone.
+    """
+
+    def __init__(
+        self,
+        directory: epath.PathLike,
+        section: CheckpointSection,
+        local: LocalCheckpoints,
+        **more: Any,
+    ) -> None:
+        """Opens the run's own as `Checkpointer` does; `local` is the other tier."""
+        super().__init__(directory, section, **more)
+        self._local, self._chosen = local, -1  # the local step that the run goes on from
+
+    def latest_step(self) -> int | None:
+        """Returns the newest step that is whole, on all hosts or in the run directory."""
+        newest = max(self.all_steps(), default=0)
+        found = self._local.newest(above=newest)
+        self._chosen = -1 if found is None else found
+        if found is None:
+            found = super().latest_step()
+        self._local.forget_after(found or 0)
+        return found
+
+    def has_optimizer(self, step: int) -> bool:
+        """Says whether a checkpoint is more than parameters."""
+        return step == self._chosen or super().has_optimizer(step)
+
+    def progress(self, step: int) -> Mapping[str, Any]:
+        """Returns a checkpoint's progress as plain JSON."""
+        return self._local.progress(step) if step == self._chosen else super().progress(step)
+
+    def restore_params(self, abstract_params: Params, *, step: int) -> Params:
+        """Reads the parameters alone."""
+        if step != self._chosen:
+            return super().restore_params(abstract_params, step=step)
+        wanted = TrainState(None, None, abstract_params, (), None)
+        return self._local.restore(wanted, step=step).params
+
+    def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
+        """Reads everything but the parameters, which stay as `abstract` has them."""
+        if step != self._chosen:
+            return super().restore_optimizer(abstract, step=step)
+        restored = self._local.restore(abstract._replace(params={}), step=step)
+        return restored._replace(params=abstract.params)
+
+    def save_local(self, state: TrainState, *, step: int, progress: Mapping[str, Any]) -> None:
+        """Starts saving the state on this host's own disk."""
+        self._local.save(state, step=step, progress=progress)
+
+    def __exit__(self, *raised: object) -> None:
+        try:
+            self._local.close()
+        finally:
+            super().__exit__(*raised)

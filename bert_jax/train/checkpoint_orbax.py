@@ -64,11 +64,8 @@ class OrbaxFiles:
     ) -> None:
         """Starts to write a checkpoint, in place of what lies there; each process must call it.
 
-        Args:
-            directory: of the checkpoint.
-            items: nested dicts of arrays, and the progress as plain JSON, by the item's name.
-            step: for the manifest.
-            score: likewise.
+        `items` are nested dicts of arrays, and the progress as plain JSON, by name; step and score
+        are for the manifest.
 
         Raises:
             SaveFailed: here. It may also fail from now on, see `finish`.

@@ -32,10 +32,7 @@ def with_optimizer(state: TrainState, saved: dict[str, Any]) -> TrainState:
 def check_tensors(found: Any, wanted: Any, *, where: epath.Path) -> None:
     """Compares names, shapes and dtypes: Orbax casts dtypes silently and reports shapes late.
 
-    Args:
-        found: nested dicts of the checkpoint's metadata.
-        wanted: nested dicts of arrays or their shapes.
-        where: for the message.
+    `found` has the checkpoint's metadata, `wanted` arrays or their shapes, both in nested dicts.
 
     Raises:
         UserError: a tensor is missing, unexpected, or of another shape or dtype.
@@ -58,10 +55,7 @@ def as_saved(found: Any, wanted: Any) -> Any:
     """Returns `wanted` with attention's kernels in the shapes that a checkpoint has them in.
 
     Earlier versions kept heads and head columns apart. Such a kernel is read whole by every device.
-
-    Args:
-        found: nested dicts of the checkpoint's metadata.
-        wanted: nested dicts of shapes with layouts.
+    `found` has the checkpoint's metadata, `wanted` shapes with layouts, both in nested dicts.
     """
     shapes = {name: tuple(leaf.shape) for name, leaf in _by_name(found).items()}
 

@@ -37,24 +37,14 @@ TPU_OPTIONS: Final = {"xla_tpu_enable_windowed_einsum_for_reduce_scatter": False
 
 
 def lower_train_step(
-    spec: StepSpec,
-    state: TrainState,
-    batch: StepBatch,
-    schedule: Schedule,
-    *,
-    accumulation: int,
+    spec: StepSpec, state: TrainState, batch: StepBatch, schedule: Schedule, *, accumulation: int
 ) -> jax.stages.Lowered:
     """Returns the train step lowered for the layout of `state` and `batch`.
 
     It takes `StepLimits` and a schedule beside them, numbers of the host. Call it under
-    `jax.set_mesh`. The state is donated: the old one's memory becomes the new one's.
-
-    Args:
-        spec: of the step.
-        state: arrays, or the shapes of `abstract_state`.
-        batch: arrays, or shapes with layouts.
-        schedule: any with as many segments; its numbers are no part of the program.
-        accumulation: microbatches per step.
+    `jax.set_mesh`. The state is donated: the old one's memory becomes the new one's. State and
+    batch are arrays, or shapes with layouts. The numbers of the schedule are no part of the
+    program, only of how many segments it is.
     """
     return lower_step(make_train_step(spec, accumulation=accumulation), state, batch, schedule)
 
@@ -127,10 +117,8 @@ class StepPrograms:
     def __init__(self, lower: LowerStep, *, shapes: int, compile_step: Compile = COMPILER):
         """Compiles nothing yet.
 
-        Args:
-            lower: `lower_train_step` with its spec and accumulation bound.
-            shapes: how many different ones there are; a batch of one more is an error.
-            compile_step: makes a program of it.
+        `lower` is `lower_train_step` with its spec and accumulation bound. A batch of one more
+        shape than `shapes` is an error.
         """
         self._lower, self._shapes, self._compile = lower, shapes, compile_step
         self._programs: dict[BatchShape, jax.stages.Compiled] = {}
@@ -148,7 +136,9 @@ class StepPrograms:
         if shape not in self._programs:
             if len(self._programs) == self._shapes:
                 raise RuntimeError(f"a batch of a shape that was not announced: {dict(shape)}")
-            with compiling(f"{self._number()} ({describe_batch(batch)})"):
+            number = f"step {self.compiled + 1} of {self._shapes}"
+            which = "the step" if self._shapes == 1 else number
+            with compiling(f"{which} ({describe_batch(batch)})"):
                 self._programs[shape] = self._compile(self._lower(state, batch, schedule))
         return self._programs[shape](state, batch, limits, schedule)
 
@@ -156,10 +146,6 @@ class StepPrograms:
     def compiled(self) -> int:
         """How many programs were compiled so far."""
         return len(self._programs)
-
-    def _number(self) -> str:
-        """Returns which of the programs is the next: ``step 2 of 4``."""
-        return "the step" if self._shapes == 1 else f"step {self.compiled + 1} of {self._shapes}"
 
 
 def describe_batch(batch: StepBatch) -> str:

@@ -129,11 +129,7 @@ def read_tensors(
 ) -> dict[str, np.ndarray]:
     """Returns whole tensors by name, put together from all processes' pieces.
 
-    Args:
-        folder: of the dump.
-        stem: `BATCH` or `STATE`.
-        record: of the dump.
-        only: the names to read.
+    `stem` is `BATCH` or `STATE`; `only` says which names to read.
 
     Raises:
         UserError: a file is missing or damaged, or not all of a tensor is there.

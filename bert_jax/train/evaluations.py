@@ -30,15 +30,8 @@ def make_evaluation(
 ) -> Callable[[Params], dict[str, float]]:
     """Returns a function from parameters to scores on a split; it compiles at the first call.
 
-    Call it under `jax.set_mesh`.
-
-    Args:
-        task: gives the metrics.
-        model: structure of the task's model.
-        open_batches: opens one pass over the split, every example once.
-        mesh: of all processes.
-        shares: number of different shares of a batch that processes hold.
-        compile_step: makes a program of the step.
+    Call it under `jax.set_mesh`. `open_batches` opens one pass over the split, every example once;
+    the processes hold `shares` different shares of a batch.
     """
     step = compile_evaluation(task, model, mesh, compile_step=compile_step)
 
@@ -55,17 +48,12 @@ def make_evaluation(
 
 
 class Evaluations:
-    """Evaluates the parameters of a run, and reports.
-
-    Attributes:
-        scores: of the last evaluation.
-        cut: whether a signal cut one short: save, and stop.
-    """
+    """Evaluates the parameters of a run, and reports."""
 
     def __init__(self, spec: TrainSpec, tracker: StepTracker, output: Output) -> None:
         self._spec, self._tracker, self._output = spec, tracker, output
-        self.scores: Mapping[str, float] = {}
-        self.cut = False
+        self.scores: Mapping[str, float] = {}  # of the last evaluation
+        self.cut = False  # whether a signal cut one short: save, and stop
 
     def run(self, phase: Phase, params: Params, stop: StopSignal) -> SelectionScore | None:
         """Returns the parameters' selection score; None without data, or if a signal came."""

@@ -11,15 +11,14 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import jax
 from etils import epath
 
 from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UserError
-from bert_jax.files.json_lines import Entry, read_log
-from bert_jax.files.line_log import LineLog, open_log
+from bert_jax.files.line_log import Entry, LineLog, open_log, read_log
 from bert_jax.train.progress import TrainProgress
 
 EXAMPLES: Final = "examples"
@@ -53,12 +52,8 @@ class ExampleLog:
     ) -> None:
         """Drops what will be done again, whether or not lines are to be written.
 
-        Args:
-            run_dir: that all processes see, or one of this process's own.
-            resume_step: the last step that counts; 0 for a fresh run.
-            share: of every batch, that this process reads.
-            enabled: whether to write.
-            say: called with a line of text if damaged lines were found.
+        `resume_step` is the last step that counts, 0 for a fresh run; `share` is what this process
+        reads of every batch. `say` gets a line if damaged lines were found.
         """
         self._share, self._enabled = share, enabled
         self._directory, self._say = run_dir / EXAMPLES, say
@@ -88,7 +83,8 @@ class ExampleLog:
         """Adds the line of the step just done, counted in the progress, if the loader was asked."""
         if self._log is None or examples is None or progress.position is None:
             return
-        data = _shortened(progress.position.fingerprint)
+        fingerprint = json.dumps(progress.position.fingerprint, sort_keys=True)
+        data = hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
         entry: Entry = {"step": progress.step, "phase": progress.phase, "data": data}
         entry |= {"share": self._share.index, "shares": self._share.count}
         self._log.append(entry | {EXAMPLES: examples})
@@ -176,8 +172,3 @@ def _processes(directory: epath.Path) -> set[int]:
     """Returns the processes that have a log, as a file or as pieces."""
     stems = {path.name.removesuffix(".jsonl") for path in directory.iterdir()}
     return {int(stem) for stem in stems if stem.isdigit()}
-
-
-def _shortened(fingerprint: Mapping[str, Any]) -> str:
-    text = json.dumps(fingerprint, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -109,11 +109,8 @@ def save_executable(
 ) -> SavedExecutable:
     """Writes an executable where `Executables` finds it.
 
-    Args:
-        directory: local or gs://; made if it is not there.
-        compiled: to save.
-        facts: of `facts_of`.
-        seconds: that compiling took.
+    The directory, local or gs://, is made if it is not there. `facts` are those of `facts_of`;
+    compiling took so many `seconds`.
 
     Raises:
         UserError: the directory cannot be written to.
@@ -130,18 +127,11 @@ class Executables:
     """A directory of compiled steps."""
 
     def __init__(
-        self,
-        directory: str,
-        mesh: Mesh,
-        *,
-        say: Callable[[str], None] = lambda line: None,
+        self, directory: str, mesh: Mesh, *, say: Callable[[str], None] = lambda line: None
     ) -> None:
         """Looks at nothing yet but whether it is there.
 
-        Args:
-            directory: local or gs://.
-            mesh: of the run.
-            say: called with a line for each step: loaded, or why not.
+        `say` gets a line for each step: loaded, or why not.
 
         Raises:
             UserError: there is no such directory.
@@ -199,16 +189,11 @@ class Executables:
             except (NotLoadable, KeyError):
                 continue
             differs = [name for name in {**facts, **found} if facts.get(name) != found.get(name)]
-            text = ", ".join(_difference(name, found, facts) for name in differs)
+            told = {n: f'{n} "{found.get(n, "")}" (here "{facts.get(n, "")}")' for n in differs}
+            text = ", ".join(_OPAQUE.get(name, line) for name, line in told.items())
             if nearest is None or len(differs) < nearest[0]:
                 nearest = len(differs), f"{path} is for {text}"
         return nearest[1] if nearest else f"{self._directory} holds no {facts['step']} step"
-
-
-def _difference(name: str, found: Facts, here: Facts) -> str:
-    if name in _OPAQUE:
-        return _OPAQUE[name]
-    return f'{name} "{found.get(name, "")}" (here "{here.get(name, "")}")'
 
 
 def _split(content: bytes, path: epath.Path) -> tuple[dict[str, Any], bytes]:

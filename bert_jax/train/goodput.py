@@ -48,9 +48,8 @@ class Stopwatch:
     def __init__(self, run_dir: epath.Path, *, started: float) -> None:
         """Begins to count, as `start`.
 
-        Args:
-            run_dir: of the run; only the first process reads what it holds.
-            started: when this process, or this run in it, began: seconds since 1970.
+        Only the first process reads what the run directory holds. `started` is when this process,
+        or this run in it, began: seconds since 1970.
         """
         self._before = goodput_lines(run_dir) if jax.process_index() == 0 else []
         self._compiling = compile_clock()

@@ -23,7 +23,6 @@ class Heartbeat(Writer):
     """
 
     def __init__(self, writer: Writer, path: Path) -> None:
-        """Writes nothing yet; the directory of `path` is there."""
         self._writer, self._path = writer, path
         self._loss: float | None = None
 

@@ -85,11 +85,7 @@ class _Loop:
     """A run in motion: its state, its bookkeeping, and where figures go."""
 
     def __init__(
-        self,
-        spec: TrainSpec,
-        state: TrainState,
-        tracker: StepTracker,
-        output: Output,
+        self, spec: TrainSpec, state: TrainState, tracker: StepTracker, output: Output
     ) -> None:
         self.spec, self.state, self.tracker, self.output = spec, state, tracker, output
         self.recovery, self.replicas = Recovery(spec, tracker, output), ReplicaCheck(spec)
@@ -166,11 +162,7 @@ class _Loop:
         return RunningStep(step, batch, limits, figures)
 
     def _finish_step(self, running: RunningStep, reports: PhaseReports) -> bool:
-        """Reads a step's metrics, counts it, and reports when it is time.
-
-        Returns:
-            Whether its update was applied.
-        """
+        """Reads a step's metrics, counts and reports it; returns whether its update was applied."""
         metrics = sums_of.to_host(running.figures.metrics)
         bad = self.recovery.judge(running, metrics)
         applied = metrics.pop(HEALTHY)[0] > 0

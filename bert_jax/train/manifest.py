@@ -95,34 +95,30 @@ def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
     return manifest
 
 
-def verify(directory: epath.Path, manifest: Manifest, *, parts: Collection[str] | None) -> None:
-    """Compares the files of a checkpoint, or of some parts of it, with its manifest.
+def damage(directory: epath.Path, *, step: int, parts: Collection[str] | None) -> str | None:
+    """Returns how a checkpoint, or some parts of it, differ from its manifest; None: they do not.
 
-    Raises:
-        Damage: a file is missing, cut short or changed. Files beside those of the manifest are
-            no damage: nothing reads them.
+    A file is missing, cut short or changed. Files beside those of the manifest are no damage:
+    nothing reads them.
     """
-    wanted = {
-        name: record
-        for name, record in manifest.files.items()
-        if parts is None or name.partition("/")[0] in parts
-    }
-    found = _files(directory)
-    for name, record in wanted.items():
-        if name not in found:
-            raise Damage(f"{name} is missing")
-        size = found[name].stat().length
-        if size != record.size:
-            raise Damage(f"{name} has {size} bytes, was saved with {record.size}")
     try:
-        records = _records(found[name] for name in wanted)
-        for (name, saved), now in zip(wanted.items(), records, strict=True):
-            if now != saved:
-                raise Damage(
-                    f"{name} has SHA-256 {now.sha256[:8]}…, was saved with {saved.sha256[:8]}…"
-                )
+        files = read_manifest(directory, step=step).files
+        wanted = [name for name in files if parts is None or name.partition("/")[0] in parts]
+        found = _files(directory)
+        for name in wanted:
+            if name not in found:
+                return f"{name} is missing"
+            if (size := found[name].stat().length) != files[name].size:
+                return f"{name} has {size} bytes, was saved with {files[name].size}"
+        for name, now in zip(wanted, _records(found[name] for name in wanted), strict=True):
+            if now != files[name]:
+                was = f"was saved with {files[name].sha256[:8]}…"
+                return f"{name} has SHA-256 {now.sha256[:8]}…, {was}"
+    except Damage as error:
+        return str(error)
     except OSError as error:
-        raise Damage(f"cannot be read ({error.strerror or error})") from None
+        return f"cannot be read ({error.strerror or error})"
+    return None
 
 
 def foreign_files(directory: epath.Path, manifest: Manifest) -> list[str]:

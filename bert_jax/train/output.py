@@ -10,13 +10,13 @@ from bert_jax.train import metrics as sums_of
 from bert_jax.train.example_log import ExampleLog
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.heartbeat import with_heartbeat
+from bert_jax.train.metrics import Meter
 from bert_jax.train.prefetch import DeviceBatch
 from bert_jax.train.progress import TrainProgress
 from bert_jax.train.progress_display import ProgressDisplay, make_display
 from bert_jax.train.spec import Phase, TrainSpec
 from bert_jax.train.step import STEP_METRICS
 from bert_jax.train.step_tracker import StepTracker
-from bert_jax.train.throughput import Meter
 from bert_jax.train.time_account import describe_goodput
 from bert_jax.train.writer import RunWriter, Writer
 
@@ -64,11 +64,7 @@ def open_output(
     display = make_display(console, first_step=first, total_steps=last)
     watch.resume(first)
     examples = ExampleLog(
-        spec.run_dir,
-        resume_step=first,
-        share=spec.share,
-        enabled=spec.example_log,
-        say=display.say,
+        spec.run_dir, resume_step=first, share=spec.share, enabled=spec.example_log, say=display.say
     )
     # Figures are written once, by the first process.
     writer = Writer()

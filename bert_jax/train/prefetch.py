@@ -30,14 +30,10 @@ def prefetch_to_device(
 ) -> Iterator[DeviceBatch]:
     """Yields batches already on the devices.
 
-    The loop asks for the next one right after it has dispatched a step, so that reading and
-    copying run beside the devices' work.
-
-    Args:
-        rows: this process's rows of each batch.
-        mesh: over which rows are split.
-        shares: number of different shares of a batch that processes hold.
-        watch: told of the waiting; None where it is a part of something else.
+    The loop asks for the next one right after it has dispatched a step, so that reading and copying
+    run beside the devices' work. `rows` are this process's of each batch, of which processes hold
+    `shares` different shares. `watch` is told of the waiting; None where it is a part of something
+    else.
     """
     sharding = batch_sharding(mesh)
     while True:

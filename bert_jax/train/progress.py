@@ -38,9 +38,7 @@ class TrainProgress:
 
         ``TrainProgress.at(120, [100, 50])`` is in the second phase, 20 steps into it.
 
-        Args:
-            step: optimizer steps done elsewhere, fewer than the phases have.
-            phases: steps of each phase.
+        `phases` has the steps of each; the optimizer steps done elsewhere are fewer.
         """
         ends = list(itertools.accumulate(phases))
         phase = bisect.bisect_right(ends, step)

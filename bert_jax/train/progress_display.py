@@ -9,7 +9,7 @@ import jax
 from rich.console import Console
 
 from bert_jax.narration import Narrator, narrator_of
-from bert_jax.train.throughput import Throughput
+from bert_jax.train.metrics import Throughput
 
 
 class ProgressDisplay:
@@ -18,10 +18,8 @@ class ProgressDisplay:
     def __init__(self, narrator: Narrator, *, first_step: int, total_steps: int) -> None:
         """Starts the clock.
 
-        Args:
-            narrator: a terminal gets one live line, anything else a plain line per report.
-            first_step: steps done before this process started.
-            total_steps: of the whole run.
+        A terminal gets one live line, anything else a plain line per report. `first_step` steps
+        were done before this process started.
         """
         self._narrator = narrator
         self._first = self._step = first_step
@@ -109,10 +107,4 @@ def _format(name: str, value: float) -> str:
 def warn_aloud(line: str) -> None:
     """Prints a warning in red on standard error; of the processes of one job the first does."""
     if jax.process_index() == 0:
-        Console(stderr=True).print(
-            f"bert-jax: WARNING: {line}",
-            style="bold red",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        narrator_of(Console(stderr=True)).say(f"bert-jax: WARNING: {line}", style="bold red")

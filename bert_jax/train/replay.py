@@ -69,10 +69,9 @@ def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
         return loss, squares_by_layer(grads, model.axes)
 
     with jax.set_mesh(mesh):
-        placed = jax.device_put(
-            TrainState(state["step"], state["rng"], _nested(params), (), np.bool_(True)),
-            replicated(mesh),
-        )
+        nested = unflatten_dict(params, sep="/")
+        before = TrainState(state["step"], state["rng"], nested, (), np.bool_(True))
+        placed = jax.device_put(before, replicated(mesh))
         loss, squares = jax.device_get(
             jax.jit(run)(placed, jax.device_put(_parts(batch), batch_sharding(mesh)))
         )
@@ -92,8 +91,7 @@ def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
 def by_layer(norms: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Returns each layer's norms under its own name, in the order of the backward pass.
 
-    Args:
-        norms: of every parameter; of a stacked one, of all layers.
+    `norms` has those of every parameter; of a stacked one, of all layers.
     """
     found = {
         name.replace(LAYERS, f"encoder/layers.{at}/"): float(norm)
@@ -141,13 +139,9 @@ def _compare(found: Mapping[str, np.ndarray], wanted: Any, folder: epath.Path) -
             )
 
 
-def _nested(flat: Mapping[str, np.ndarray]) -> Any:
-    return unflatten_dict(dict(flat), sep="/")
-
-
 def _parts(batch: Mapping[str, np.ndarray]) -> Any:
     """Returns a batch, or the parts of one, by which arrays are named ``0/input_ids``."""
-    nested = _nested(batch)
+    nested = unflatten_dict(dict(batch), sep="/")
     if "0" in nested:
         return tuple(nested[str(at)] for at in range(len(nested)))
     return nested

@@ -16,16 +16,9 @@ from bert_jax.errors import UserError
 from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
+from bert_jax.train import sections
 from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.compiled import COMPILER, Compile
-from bert_jax.train.sections import (
-    BadStepsSection,
-    LocalCheckpointSection,
-    ProfileSection,
-    TrackerName,
-    TrainSection,
-    WatchdogSection,
-)
 from bert_jax.train.state import DrawParams
 from bert_jax.train.step import StepSpec
 
@@ -42,10 +35,8 @@ class BatchSource(Protocol):
     def batches(self, *, first_step: int, with_examples: bool = False) -> HostBatches:
         """Returns this host's rows of batch `first_step` and those after it, without end.
 
-        Args:
-            first_step: the first batch, counted from 0.
-            with_examples: whether each says which examples it is made of, for
-                `bert_jax.data.loader.batch_maker.detach`.
+        They are counted from 0. `with_examples`: each says which examples it is made of, for
+        `bert_jax.data.loader.batch_maker.detach`.
         """
         ...
 
@@ -89,7 +80,7 @@ class Intervals:
     evaluate_every: int | None
     checkpoint_every: int
     checkpoint_minutes: float | None = None  # whichever comes first
-    local: LocalCheckpointSection | None = None  # checkpoints on each host's own disk
+    local: sections.LocalCheckpointSection | None = None  # checkpoints on each host's own disk
     checksum_every: int | None = None  # the replicas of the state; None: never
     patience: int | None = None  # evaluations without a better one before the run ends
 
@@ -116,17 +107,17 @@ class TrainSpec:
     write_config: Callable[[epath.Path], None]
     allow_data_change: bool  # since the last checkpoint; otherwise it is refused
     example_log: bool  # whether to write down which examples each step consumes
-    trackers: Sequence[TrackerName]
+    trackers: Sequence[sections.TrackerName]
     started: float  # when the process, or this run in it, began: seconds since 1970
-    watchdog: WatchdogSection | None  # None: no step is taken to hang
-    bad_steps: BadStepsSection
+    watchdog: sections.WatchdogSection | None  # None: no step is taken to hang
+    bad_steps: sections.BadStepsSection
     # What of the task the configuration does not say, as plain JSON: a dump needs it.
     task_facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     compile_step: Compile = COMPILER  # makes programs of the train step
-    profile: ProfileSection | None = None  # None: no step is traced
+    profile: sections.ProfileSection | None = None  # None: no step is traced
 
 
-def check_batches(section: TrainSection, mesh: Mesh) -> None:
+def check_batches(section: sections.TrainSection, mesh: Mesh) -> None:
     """Refuses batch sizes that do not divide evenly into devices and microbatches.
 
     Raises:

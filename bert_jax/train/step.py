@@ -136,9 +136,7 @@ def make_gradients(
 def squares_by_layer(grads: Params, axes: Mapping[str, Any]) -> Params:
     """Returns the sum of squares of each gradient, of a stacked one by layer: [] or [layers].
 
-    Args:
-        grads: nested like the parameters.
-        axes: the logical axes of each.
+    `axes` are the logical axes of each, nested like the gradients.
     """
 
     def squares(grad: jax.Array, names: tuple[str, ...]) -> jax.Array:

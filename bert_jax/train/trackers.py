@@ -31,7 +31,6 @@ class WandbTracker:
     """A run of Weights & Biases; curves are drawn over `step`, also after going back."""
 
     def __init__(self, run_dir: epath.Path, identity: str | None) -> None:
-        """Opens the run, or goes on with it."""
         self.identity = identity or uuid.uuid4().hex[:12]
         self._run = _library("wandb").init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -56,7 +55,6 @@ class MlflowTracker:
     """A run of MLflow."""
 
     def __init__(self, run_dir: epath.Path, identity: str | None) -> None:
-        """Opens the run, or goes on with it."""
         mlflow = _library("mlflow")
         self._metric = importlib.import_module("mlflow.entities").Metric
         self._client = mlflow.MlflowClient()

@@ -7,8 +7,7 @@ from typing import Any, Final
 from etils import epath
 
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.json_lines import Entry, read_log
-from bert_jax.files.line_log import open_log
+from bert_jax.files.line_log import Entry, open_log, read_log
 from bert_jax.train.sections import TrackerName
 from bert_jax.train.tensorboard import TensorBoard
 from bert_jax.train.trackers import Trackers
@@ -51,13 +50,9 @@ class RunWriter(Writer):
     ) -> None:
         """Opens them.
 
-        Args:
-            run_dir: local or gs://.
-            resume_step: the last step that counts; 0 for a fresh run.
-            evaluated: whether its evaluation counts too; it is dropped if it will be done again.
-            say: called with a line of text if lines of metrics.jsonl were found damaged, or a
-                tracker fails.
-            trackers: other places for figures.
+        `resume_step` is the last step that counts, 0 for a fresh run; its evaluation is dropped
+        unless `evaluated`: it will be done again. `say` gets a line if lines of metrics.jsonl were
+        found damaged, or a tracker fails.
         """
         self._run_dir, self._say = run_dir, say
         self._open(resume_step, evaluated=evaluated)
@@ -71,10 +66,7 @@ class RunWriter(Writer):
             return line["step"] < step if again else line["step"] <= step
 
         self._lines = open_log(
-            epath.Path(self._run_dir) / METRICS,
-            check=is_figures,
-            keep=counts,
-            say=self._say,
+            epath.Path(self._run_dir) / METRICS, check=is_figures, keep=counts, say=self._say
         )
         self._board = TensorBoard(self._run_dir, resume_step=step, say=self._say)
 

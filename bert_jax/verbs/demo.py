@@ -13,7 +13,7 @@ from bert_jax.config import RunConfig, load_config
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.inference.fill_mask import Filled
-from bert_jax.narration import doing, speaking
+from bert_jax.narration import doing, narrator_of, speaking
 from bert_jax.objectives.example_source import VALIDATION
 from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.runs.evaluation import Evaluation
@@ -43,10 +43,7 @@ class Demo(NamedTuple):
 
 
 def demo(
-    directory: str = "runs/demo",
-    *,
-    overrides: Sequence[str] = (),
-    console: Console | None = None,
+    directory: str = "runs/demo", *, overrides: Sequence[str] = (), console: Console | None = None
 ) -> Demo:
     """Makes a vocabulary, examples, a model on a mesh of simulated devices, and tries it.
 
@@ -92,14 +89,11 @@ def _demo(directory: str, overrides: Sequence[str], console: Console) -> Demo:
     filled = fill_mask(run_dir, SENTENCES, console=console)
     seconds = time.monotonic() - started
     console.rule(f"done in {seconds:.0f} s")
-    console.print(
+    narrator_of(console).say(
         f"The run lies in {run_dir}. Next:\n"
         f'  bert-jax fill-mask {run_dir} "the [MASK] module"\n'
         f"  tensorboard --logdir {run_dir}/tensorboard\n"
-        f"  bert-jax pretrain configs/pretrain/base.yaml    (your own corpus: see README.md)",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"  bert-jax pretrain configs/pretrain/base.yaml    (your own corpus: see README.md)"
     )
     return Demo(config, entropy, guess, result, filled, seconds)
 
@@ -140,10 +134,8 @@ def _tell(result: Evaluation, entropy: float, guess: float, console: Console) ->
     """Says whether the model learnt anything, in the two figures that show it."""
     mlm, nsp = result.scores["mlm_loss"], result.scores["nsp_accuracy"]
     error = math.sqrt(guess * (1 - guess) / result.examples)
-    console.print(
+    narrator_of(console).say(
         f"MLM loss {mlm:.2f} on held-out text; {entropy:.2f} would be knowing only how frequent "
         f"each piece is. NSP accuracy {nsp:.1%}; always giving the commoner answer has "
-        f"{guess:.1%} ± {error:.1%}.",
-        highlight=False,
-        soft_wrap=True,
+        f"{guess:.1%} ± {error:.1%}."
     )

@@ -20,8 +20,6 @@ from bert_jax.parallel.section import MeshSection
 if TYPE_CHECKING:
     from bert_jax.config import RunConfig
 
-__all__ = ["DoctorReport", "Finding", "doctor", "look_at_config", "look_at_machine", "look_at_run"]
-
 
 def doctor(*, config: MeshSection | None = None, run_dir: str | None = None) -> DoctorReport:
     """Looks at everything that a run will need, without starting one.
@@ -51,10 +49,7 @@ def look_at_machine(
 ) -> Iterator[Finding]:
     """Yields what `doctor` finds.
 
-    Args:
-        section: the devices that a run will ask for.
-        run_dir: where a run will write; None leaves this out.
-        checkpoint_bytes: returns the size of one checkpoint, or None.
+    `run_dir` None leaves that out; `checkpoint_bytes` returns the size of one checkpoint, or None.
     """
     yield from check_versions()
     yield from check_memory()
@@ -62,7 +57,7 @@ def look_at_machine(
     with doing("starting JAX", at_once=True):
         from bert_jax.diagnostics.devices import check_devices
 
-        devices = check_devices(section)
+        devices = list(check_devices(section))
     yield from devices
     if run_dir is not None:
         from bert_jax.diagnostics.storage import check_run_dir
@@ -80,7 +75,7 @@ def look_at_config(config: RunConfig) -> Iterator[Finding]:
         yield finding
     yield from _inputs(config)
     if config.model is not None and config.train is not None and not problems:
-        from bert_jax.diagnostics.attention import check_attention
+        from bert_jax.diagnostics.devices import check_attention
 
         longest = max(phase.seq_length for phase in config.train.phases)
         yield check_attention(config.model.execution.attention, longest=longest)

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bert_jax.errors import UserError
+from bert_jax.narration import narrator_of
 from bert_jax.objectives.evaluation import evaluate_objective
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import open_run
@@ -77,11 +78,8 @@ def evaluate(
 
 def _show(result: Evaluation, console: Console) -> None:
     if not console.is_terminal:
-        console.print(
-            f"step {result.step} {result.dataset} ({result.examples} examples): "
-            f"{format_scores(result.scores)}",
-            soft_wrap=True,
-        )
+        line = f"step {result.step} {result.dataset} ({result.examples} examples): "
+        narrator_of(console).say(line + format_scores(result.scores))
         return
     table = Table("metric", "value", title=f"step {result.step}, {result.examples} examples")
     for name, value in result.scores.items():

@@ -23,19 +23,12 @@ from bert_jax.text import load_tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExtraOutputs:
-    """What to make of a finished dataset.
+    """What to make of a finished dataset."""
 
-    Attributes:
-        report: write ``<output>.report.html``.
-        inspect: print this many examples; None for none.
-        tfrecords: write the dataset to this directory in google-research/bert's format.
-        copies: of each training example there, each with its own masks.
-    """
-
-    report: bool = False
-    inspect: int | None = None
-    tfrecords: str | None = None
-    copies: int = 1
+    report: bool = False  # write ``<output>.report.html``
+    inspect: int | None = None  # print this many examples; None for none
+    tfrecords: str | None = None  # write it to this directory in google-research/bert's format
+    copies: int = 1  # of each training example there, each with its own masks
 
     @property
     def any(self) -> bool:

@@ -60,11 +60,7 @@ def export(
         doing(f"writing {output}"),
     ):
         written = write_export(
-            aside,
-            run,
-            ExportOptions(to, kind, outputs),
-            title=target.name,
-            checkpoint=checkpoint,
+            aside, run, ExportOptions(to, kind, outputs), title=target.name, checkpoint=checkpoint
         )
     if console is not None:
         console.print(f"{output}: {written}", markup=False, soft_wrap=True)

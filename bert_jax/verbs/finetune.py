@@ -75,9 +75,8 @@ def finetune(
 def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
     """Returns a configuration whose task reads tables that were in memory.
 
-    Args:
-        config: of a task of tables: "table" or "multiple_choice".
-        data: tables by their key in the task, written to ``<run_dir>/data/KEY.jsonl``.
+    Its task is one of tables: "table" or "multiple_choice". The data, by their key in the task, are
+    written to ``<run_dir>/data/KEY.jsonl``.
 
     Raises:
         UserError: the task takes no tables, or none of that key.

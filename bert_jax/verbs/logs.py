@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from bert_jax.errors import UserError
-from bert_jax.launch.job import JobFiles
 from bert_jax.launch.logs import read_log
 from bert_jax.launch.supervisor_state import read_state
 from bert_jax.verbs.status import job_of
@@ -33,9 +32,6 @@ def logs(
     files = job_of(target, bucket=bucket)
     if files is None:
         raise UserError(f"{target}: was not submitted; it printed where it was started")
-    return read_log(files, attempt or _last_attempt(files), worker, follow=follow)
-
-
-def _last_attempt(files: JobFiles) -> int:
     attempts = read_state(files).attempts
-    return attempts[-1].number if attempts else 1
+    last = attempts[-1].number if attempts else 1
+    return read_log(files, attempt or last, worker, follow=follow)

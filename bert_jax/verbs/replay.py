@@ -10,7 +10,6 @@ from bert_jax.objectives.registry import objective_of
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run, open_run
-from bert_jax.task import Task
 from bert_jax.tasks.training.setup import task_of
 from bert_jax.train.dump import DumpRecord, read_record
 from bert_jax.train.replay import Replay, by_layer, by_module, replay_step
@@ -45,15 +44,13 @@ def replay(
         execution = run.model.execution.model_copy(update={"dtype": dtype})
         run = run._replace(model=run.model.model_copy(update={"execution": execution}))
     initialise(mesh or MeshSection())
-    found = replay_step(folder, record, _task(run, record))
+    if run.is_fine_tuned:
+        task = task_of(run, class_weights=record.task.get("class_weights"))
+    else:
+        task = objective_of(run)
+    found = replay_step(folder, record, task)
     _show(run, record, found, console or Console())
     return found
-
-
-def _task(run: Run, record: DumpRecord) -> Task:
-    if run.is_fine_tuned:
-        return task_of(run, class_weights=record.task.get("class_weights"))
-    return objective_of(run)
 
 
 def _show(run: Run, record: DumpRecord, found: Replay, console: Console) -> None:

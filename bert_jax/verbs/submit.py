@@ -6,20 +6,12 @@ import time
 from bert_jax.config import RunConfig, dump_config, parse_config
 from bert_jax.errors import UserError
 from bert_jax.files.remote import absolute, is_remote
+from bert_jax.launch import host_paths
 from bert_jax.launch.bundle import software, stage
 from bert_jax.launch.dry_run import dry_run
 from bert_jax.launch.gcloud_settings import with_gcloud_settings
-from bert_jax.launch.host_paths import (
-    Upload,
-    for_hosts,
-    for_this_machine,
-    for_upload,
-    name_of,
-    upload,
-)
-from bert_jax.launch.job import Job, JobFiles, Verb, job_directory
+from bert_jax.launch.job import Job, JobFiles, Verb, job_directory, placements
 from bert_jax.launch.launchers import launcher_for
-from bert_jax.launch.placements import placements
 from bert_jax.launch.preflight import check_layout, refuse
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import Supervisor
@@ -71,7 +63,7 @@ def submit(
     job = checked(prepared, planned=planned, say=say)
     if not may_start(job, confirm):
         raise UserError("nothing was asked for: the question was not answered with yes, see --yes")
-    upload(prepared.uploads, say=say)
+    host_paths.upload(prepared.uploads, say=say)
     files = stage(job, dump_config(staged))
     if watch:
         state = watch_job(files, launcher, say=say, confirm=confirm)
@@ -105,12 +97,12 @@ def prepare_job(
     values = config.model_dump(mode="json")
     if values["run_dir"] is None:
         values["run_dir"] = f"runs/{section.name or 'run'}"
-    values = for_this_machine(values) if local else for_hosts(values, bucket)
-    uploads: list[Upload] = []
+    values = host_paths.for_this_machine(values) if local else host_paths.for_hosts(values, bucket)
+    uploads: list[host_paths.Upload] = []
     if verb == "finetune" and not local:
-        task, uploads = for_upload(values["finetune"]["task"], bucket)
+        task, uploads = host_paths.for_upload(values["finetune"]["task"], bucket)
         values["finetune"] = values["finetune"] | {"task": task}
-    name = section.name or name_of(values["run_dir"])
+    name = section.name or host_paths.name_of(values["run_dir"])
     if section.name is None and not offline:
         name = _free_name(bucket, name)
     section = section.model_copy(update={"name": name, "bucket": bucket})

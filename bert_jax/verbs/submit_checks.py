@@ -8,17 +8,10 @@ from rich.console import Console
 from bert_jax.config import RunConfig
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.interop.hub import is_hub_name
+from bert_jax.launch import preflight
 from bert_jax.launch.dry_run import money
 from bert_jax.launch.host_paths import Upload, task_paths
 from bert_jax.launch.job import Job, JobPlacement
-from bert_jax.launch.preflight import (
-    Inputs,
-    PreflightFinding,
-    check_bucket,
-    check_inputs,
-    check_layout,
-    refuse,
-)
 from bert_jax.launch.watching import Confirm, Say
 
 
@@ -41,13 +34,17 @@ def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
         RunStopped: a service does not answer.
     """
     job, config, inputs = prepared.job, prepared.config, inputs_of(prepared)
-    findings = [*check_layout(job.placements, inputs), *check_inputs(inputs), *check_bucket(job)]
+    findings = [
+        *preflight.check_layout(job.placements, inputs),
+        *preflight.check_inputs(inputs),
+        *preflight.check_bucket(job),
+    ]
     findings += _of_cloud(job)
     hours: dict[JobPlacement, float] = {}
     if planned and job.verb == "pretrain":
         findings += _of_plan(job.placements, config, hours)
     try:
-        left = refuse(findings, job.placements)
+        left = preflight.refuse(findings, job.placements)
     except UserError as error:
         _tell((each for each in findings if each.line != str(error)), say)
         raise
@@ -58,7 +55,7 @@ def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
     return job.model_copy(update={"placements": placements})
 
 
-def _tell(findings: Iterable[PreflightFinding], say: Say) -> None:
+def _tell(findings: Iterable[preflight.PreflightFinding], say: Say) -> None:
     for finding in findings:
         if finding.verdict != "fine":
             where = f"{finding.placement.place}: " if finding.placement else ""
@@ -76,7 +73,7 @@ def may_start(job: Job, confirm: Confirm) -> bool:
     return confirm(f"{job.name}: {first.place}: {money(first)}{kept}{more}. Ask for it?")
 
 
-def inputs_of(prepared: Prepared) -> Inputs:
+def inputs_of(prepared: Prepared) -> preflight.Inputs:
     """Returns what a run reads, and how it is cut."""
     config, verb = prepared.config, prepared.job.verb
     phases = dict(enumerate(config.train.phases)) if verb == "pretrain" and config.train else {}
@@ -93,7 +90,7 @@ def inputs_of(prepared: Prepared) -> Inputs:
         for key, path in task_paths(config.finetune.task.model_dump()).items():
             if not path.startswith(uploaded or "\0"):
                 others[f"finetune.task.{key}"] = path
-    return Inputs(
+    return preflight.Inputs(
         tokenizer=config.tokenizer if verb == "pretrain" else None,
         datasets={f"train.phases.{at}.dataset": phase.dataset for at, phase in phases.items()},
         others=others,
@@ -102,7 +99,7 @@ def inputs_of(prepared: Prepared) -> Inputs:
     )
 
 
-def _of_cloud(job: Job) -> Sequence[PreflightFinding]:
+def _of_cloud(job: Job) -> Sequence[preflight.PreflightFinding]:
     if job.submit.launcher != "queued-resources" or job.submit.on == ("local",):
         return ()
     from bert_jax.launch.cloud_checks import check_accelerators, check_quotas
@@ -112,7 +109,7 @@ def _of_cloud(job: Job) -> Sequence[PreflightFinding]:
 
 def _of_plan(
     placements: Sequence[JobPlacement], config: RunConfig, hours: dict[JobPlacement, float]
-) -> Iterator[PreflightFinding]:
+) -> Iterator[preflight.PreflightFinding]:
     """Yields what `plan` says of each placement; writes down its hours."""
     from bert_jax.verbs.plan import plan  # brings JAX with it
 
@@ -124,11 +121,11 @@ def _of_plan(
             slices = placement.slices
             (found,) = plan(config, [placement.on], slices=slices, suggest=False, console=console)
         except (UserError, RunStopped) as error:
-            yield PreflightFinding("unknown", f"plan: {first_line(error)}", placement)
+            yield preflight.PreflightFinding("unknown", f"plan: {first_line(error)}", placement)
             continue
         if not found.fits:
             line = f"plan: the run does not fit, see `bert-jax plan … --topology {placement.on}`"
-            yield PreflightFinding("wrong", line, placement)
+            yield preflight.PreflightFinding("wrong", line, placement)
         elif found.hours is not None:
             hours[placement] = found.hours
-            yield PreflightFinding("fine", "plan: it fits", placement)
+            yield preflight.PreflightFinding("fine", "plan: it fits", placement)

@@ -8,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.files import line_log
-from bert_jax.files.json_lines import Entry, parse_lines, pieces, read_log
-from bert_jax.files.line_log import FileLog, PieceLog, open_log
+from bert_jax.files.line_log import (
+    Entry,
+    FileLog,
+    PieceLog,
+    open_log,
+    parse_lines,
+    pieces,
+    read_log,
+)
 
 HALF = b'{"n": 4'
 

@@ -1,7 +1,7 @@
 """Which endings of a run's process are followed by another start."""
 
 from bert_jax.launch.job import Ending
-from bert_jax.launch.restarts import Restarts
+from bert_jax.launch.run_process import Restarts
 
 
 def ending(code: int, step: int | None = None) -> Ending:

@@ -257,7 +257,7 @@ def test_what_is_not_there_is_told_before_anything_is_asked_for(
 def test_what_costs_is_asked_for_only_after_a_yes(
     cloud: Cloud, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit_verb, "for_hosts", lambda values, bucket: values)
+    monkeypatch.setattr(submit_verb.host_paths, "for_hosts", lambda values, bucket: values)
     monkeypatch.setattr(submit_verb, "_bucket", lambda section: str(tmp_path / "b"))
     monkeypatch.setattr(submit_checks, "_of_cloud", lambda job: [])
     options = (*EIGHT, "--project", "p", "--spot", "--max-cost", 9, "--no-plan", "mesh.data=8")

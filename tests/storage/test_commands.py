@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 
 from bert_jax.files import bucket as client
-from bert_jax.files import local_copy
+from bert_jax.files import download
 from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.lock import ObjectLock
 from bert_jax.launch import host_paths
@@ -146,8 +146,8 @@ def test_a_submitted_fine_tuning_reads_files_of_the_submitter(
     assert "accuracy" in ok("evaluate", bucket / "tuned")
 
     epath.Path(target).write_bytes(train.read_bytes() + b"word1,good\n")
-    local_copy._copied.cache_clear()
-    local_copy._home.cache_clear()
+    download._copied.cache_clear()
+    download._home.cache_clear()
     damaged = refused("finetune", bucket / "jobs" / "again" / "config.yaml", "run_dir=tuned-2")
     assert f"{target}: damaged: not of the SHA-256 in its name; copy it again" in damaged
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.files.local_copy import local_copy
+from bert_jax.files.download import local_copy
 from bert_jax.launch.host_paths import for_upload, task_paths, upload
 from tests.storage.cloud import Cloud
 

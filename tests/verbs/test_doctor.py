@@ -2,6 +2,7 @@ import io
 import re
 import shutil
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -26,9 +27,9 @@ def texts(report: DoctorReport, topic: str) -> list[str]:
     return [finding.text for finding in report.findings if finding.topic == topic]
 
 
-def only(findings: list[Finding]) -> Finding:
-    assert len(findings) == 1
-    return findings[0]
+def only(findings: Iterable[Finding]) -> Finding:
+    (found,) = findings
+    return found
 
 
 def test_a_sound_machine_has_no_problem_and_its_versions_are_told(tmp_path: Path) -> None:

@@ -18,14 +18,7 @@ from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMaske
 from bert_jax.data.rows.packing_plan import PackingPlan, PackingSection
 from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.preparation import Preparation, read_preparation
-from bert_jax.report.dataset.page import (
-    ExamplesInputs,
-    MaskCounts,
-    Overlap,
-    Padding,
-    SplitFigures,
-    render,
-)
+from bert_jax.report.dataset import page
 from bert_jax.report.dataset.sample import (
     Piece,
     SampleExample,
@@ -50,18 +43,12 @@ _CHANGED: Final = {
 }
 
 
-def report_path(dataset: Path) -> Path:
-    """Returns the path of a dataset's report: ``data/wiki`` → ``data/wiki.report.html``.
-
-    It is beside the dataset so that inspecting a dataset does not change it.
-    """
-    return dataset.with_name(f"{dataset.name}.report.html")
-
-
 def write_examples_report(
     splits: list[Dataset], *, tokenizer: Tokenizer, masking: MaskingSection, seed: int
 ) -> Path:
-    """Writes a dataset's report beside it, and returns its path.
+    """Writes a dataset's report, and returns its path: ``data/wiki`` → ``data/wiki.report.html``.
+
+    It is beside the dataset, which inspecting does not change.
 
     Lengths are read in full, examples by a sample spread evenly over the first split, which is to
     be the training split; memory use does not grow with the dataset.
@@ -73,15 +60,13 @@ def write_examples_report(
     directory, provenance = Path(train.directory), train.provenance
     pairing = provenance.pairing
     rows = TokenMasker.from_tokenizer(
-        tokenizer,
-        masking=masking,
-        max_predictions=masking.predictions(pairing.max_seq_length),
+        tokenizer, masking=masking, max_predictions=masking.predictions(pairing.max_seq_length)
     )
     sample = _count(train, rows, seed=seed, tokenizer=tokenizer)
     figures = [_split_figures(split) for split in splits]
     preparation = read_preparation(directory)
-    page = render(
-        ExamplesInputs(
+    html = page.render(
+        page.ExamplesInputs(
             title=f"Dataset {directory.name}",
             made=_made(provenance, directory),
             splits=figures,
@@ -103,8 +88,8 @@ def write_examples_report(
             footer=f"bert-jax {__version__}, {time.strftime('%Y-%m-%d %H:%M %Z')}",
         )
     )
-    path = report_path(directory)
-    write_whole(epath.Path(path), page.encode())
+    path = directory.with_name(f"{directory.name}.report.html")
+    write_whole(epath.Path(path), html.encode())
     return path
 
 
@@ -162,7 +147,7 @@ def _append(text: Text, piece: Piece, *, style: str) -> None:
 
 class _Sample(NamedTuple):
     size: int
-    masks: MaskCounts
+    masks: page.MaskCounts
     labels: Counter[str]
     pieces: np.ndarray  # int64 [vocab_size], special tokens left out
     shown: list[SampleExample]
@@ -192,7 +177,7 @@ def _count(train: Dataset, rows: TokenMasker, *, seed: int, tokenizer: Tokenizer
                 )
     pieces[[special.cls, special.sep]] = 0
     masked, random, kept = changes.tolist()
-    counts = MaskCounts(tokens=tokens, masked=masked, random=random, kept=kept)
+    counts = page.MaskCounts(tokens=tokens, masked=masked, random=random, kept=kept)
     return _Sample(len(indices), counts, labels, pieces, found)
 
 
@@ -206,7 +191,7 @@ def _spread(total: int, most: int) -> list[int]:
     return [at * total // count for at in range(count)]
 
 
-def _split_figures(split: Dataset) -> SplitFigures:
+def _split_figures(split: Dataset) -> page.SplitFigures:
     record = split.provenance.splits[split.split]
     impure = None
     if record.pairs is not None and split.provenance.pairing.kind == "nsp":
@@ -215,7 +200,7 @@ def _split_figures(split: Dataset) -> SplitFigures:
     counts = np.zeros(split.provenance.pairing.max_seq_length + 1, np.int64)
     for start in range(0, len(split), _LENGTHS):
         counts += np.bincount(split.lengths[start : start + _LENGTHS], minlength=len(counts))
-    return SplitFigures(
+    return page.SplitFigures(
         name=split.split,
         documents=record.documents,
         examples=record.examples,
@@ -227,11 +212,11 @@ def _split_figures(split: Dataset) -> SplitFigures:
     )
 
 
-def _padding(counts: np.ndarray, *, capacity: int) -> Padding:
+def _padding(counts: np.ndarray, *, capacity: int) -> page.Padding:
     most = PackingSection().max_examples
     plan = PackingPlan(counts, capacity=capacity, max_examples=most)
     tokens = int((counts * np.arange(len(counts))).sum())
-    return Padding(
+    return page.Padding(
         seq_length=capacity,
         single=1.0 - tokens / (int(counts.sum()) * capacity),
         packed=plan.padding_share,
@@ -254,11 +239,11 @@ def _dropped(preparation: Preparation | None) -> list[tuple[str, int, int]] | No
     return [(name, documents.get(name, 0), lines.get(name, 0)) for name in names]
 
 
-def _overlaps(preparation: Preparation | None) -> list[Overlap] | None:
+def _overlaps(preparation: Preparation | None) -> list[page.Overlap] | None:
     if preparation is None or preparation.cleaning.contamination is None:
         return None
     return [
-        Overlap(each.name, each.examples, each.found, each.documents)
+        page.Overlap(each.name, each.examples, each.found, each.documents)
         for each in preparation.contamination
     ]
 

@@ -36,10 +36,7 @@ class SampleExample(NamedTuple):
 
 def label_name(kind: str, label: int) -> str:
     """Returns the meaning of a label: ``("nsp", 1)`` → ``"B is random"``."""
-    names = {
-        "nsp": ("B follows A", "B is random"),
-        "sop": ("A and B in order", "A and B swapped"),
-    }
+    names = {"nsp": ("B follows A", "B is random"), "sop": ("A and B in order", "A and B swapped")}
     return names[kind][label] if kind in names else "one span, no label"
 
 
@@ -48,12 +45,7 @@ def sample_example(
 ) -> SampleExample:
     """Returns an example with its masks, spelled out.
 
-    Args:
-        example: unmasked.
-        masked: the same example, masked.
-        number: index of the example in its split.
-        kind: of pairing, which gives the label its meaning.
-        tokenizer: of the dataset.
+    `number` is its index in the split; the `kind` of pairing gives the label its meaning.
     """
     originals = tokenizer.pieces(example.input_ids.tolist())
     seen = tokenizer.pieces(masked.input_ids.tolist())

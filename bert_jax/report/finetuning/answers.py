@@ -35,9 +35,7 @@ class Answers:
 def answers(records: Sequence[Record], *, f1: Sequence[float]) -> Answers:
     """Returns the section of question answering.
 
-    Args:
-        records: labelled ones.
-        f1: of each record, 0 to 1, as the task's scorer computed it.
+    `f1` is that of each record, all labelled: 0 to 1, as the task's scorer computed it.
 
     Raises:
         ValueError: not one F1 for each record.

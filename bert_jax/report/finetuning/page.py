@@ -5,7 +5,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from bert_jax.model.config import ProblemName, TaskName
 from bert_jax.report.charts import STYLES, Chart, Series, line_chart
@@ -60,12 +60,14 @@ class _Table(NamedTuple):
         return ["best" if at == self.best else "" for at in range(len(self.rows))]
 
 
+_Details: TypeAlias = SingleLabel | MultiLabel | Regression | Answers | Choices | LabelledWords
+
+
 class _SplitView(NamedTuple):
     name: str
     examples: int
     unlabelled: int
-    details: SingleLabel | MultiLabel | Regression | Answers | Choices | LabelledWords | None
-    """None: no labelled examples."""
+    details: _Details | None  # None: no labelled examples
 
 
 def render(inputs: ReportInputs) -> str:
@@ -184,9 +186,7 @@ def _split(inputs: ReportInputs, name: str, records: Sequence[Record]) -> _Split
     return _SplitView(name, len(records), len(records) - len(labelled), details)
 
 
-def _details(
-    inputs: ReportInputs, split: str, records: Sequence[Record]
-) -> SingleLabel | MultiLabel | Regression | Answers | Choices | LabelledWords:
+def _details(inputs: ReportInputs, split: str, records: Sequence[Record]) -> _Details:
     if inputs.kind == "token_classification":
         entities = inputs.entities.get(split, {})
         return labelled_words(records, labels=inputs.labels, entities=entities)

@@ -16,10 +16,7 @@ class Selection(NamedTuple):
 
 
 def select(
-    records: Iterable[Record],
-    *,
-    limit: int = SHOWN,
-    largest: Callable[[Record], Any] | None = None,
+    records: Iterable[Record], *, limit: int = SHOWN, largest: Callable[[Record], Any] | None = None
 ) -> Selection:
     """Returns the first `limit` records, in descending order of `largest` if given."""
     found = list(records)

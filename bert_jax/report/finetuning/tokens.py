@@ -44,18 +44,12 @@ class LabelledWords:
 
 
 def labelled_words(
-    records: Sequence[Record],
-    *,
-    labels: Sequence[str],
-    entities: Mapping[str, Mapping[str, float]],
+    records: Sequence[Record], *, labels: Sequence[str], entities: Mapping[str, Mapping[str, float]]
 ) -> LabelledWords:
     """Returns the section of token classification.
 
-    Args:
-        records: labelled ones.
-        labels: the model's, in its order.
-        entities: metrics of each type, as the task's scorer computed them; empty if labels are not
-            entities.
+    `labels` are the model's, in its order. `entities` has the metrics of each type, as the task's
+    scorer computed them; it is empty if labels are not entities.
     """
     gold = [str(label) for record in records for label in record["label"]]
     predicted = [str(label) for record in records for label in record["prediction"]]

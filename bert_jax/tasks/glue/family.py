@@ -12,7 +12,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.local_copy import local_copy
+from bert_jax.files.download import local_copy
 from bert_jax.files.read import read_bytes
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.family import (
