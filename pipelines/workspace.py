@@ -1,7 +1,5 @@
 """The directory that a dataset is made in, until it is complete, and the progress of its stages."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib
@@ -9,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from etils import epath
 
@@ -84,7 +82,7 @@ class Workspace:
         self.work = partial / "work"
         self._lock = lock_at(self.output.with_name(self.output.name + ".lock"), say=say)
 
-    def __enter__(self) -> Workspace:
+    def __enter__(self) -> Self:
         with disk_errors(self.partial):
             self.output.parent.mkdir(parents=True, exist_ok=True)
             if not self._lock.take():

@@ -1,13 +1,11 @@
 """Rows of a table that is in memory: lists, dicts of columns, DataFrames, Arrow, Hugging Face's."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, Self, TypeAlias
 
 import numpy as np
 from etils import epath
@@ -67,7 +65,7 @@ class MemoryTable:
         return NAME
 
     @classmethod
-    def of(cls, rows: Rows) -> MemoryTable:
+    def of(cls, rows: Rows) -> Self:
         """Takes a table in any of the forms of `Rows`.
 
         ``MemoryTable.of({"text": ["a", "b"]}).rows -> ({"text": "a"}, {"text": "b"})``

@@ -1,14 +1,12 @@
 """What a host tells of itself: a heartbeat and its log, from a thread of their own."""
 
-from __future__ import annotations
-
 import collections
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from etils import epath
 
@@ -116,7 +114,7 @@ class Reports:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.log(f"{now} {line}\n".encode())
 
-    def __enter__(self) -> Reports:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -1,9 +1,7 @@
 """What a supervisor has done and is about to do, in the bucket: another one can go on from it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import pydantic
 
@@ -79,7 +77,7 @@ class SupervisorState(Section):
         """Returns the wall time since the first request."""
         return (now - self.attempts[0].intended) / 3600 if self.attempts else 0.0
 
-    def with_last(self, **changes: object) -> SupervisorState:
+    def with_last(self, **changes: object) -> Self:
         """Returns the state with the last attempt changed."""
         last = self.attempts[-1].model_copy(update=changes)
         return self.model_copy(update={"attempts": (*self.attempts[:-1], last)})

@@ -1,8 +1,6 @@
 """Settings of the optimizers and their schedules, where reading them does not import JAX."""
 
-from __future__ import annotations
-
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import pydantic
 
@@ -75,7 +73,7 @@ class FinetuneOptimizerSection(AdamSection):
     3.3)."""
 
     @pydantic.model_validator(mode="after")
-    def _something_to_unfreeze(self) -> FinetuneOptimizerSection:
+    def _something_to_unfreeze(self) -> Self:
         if self.unfreeze_every is not None and "encoder" in self.freeze:
             raise ValueError(
                 f"unfreeze_every: found {self.unfreeze_every}, allowed: null, since freeze has "

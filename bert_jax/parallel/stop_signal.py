@@ -7,15 +7,13 @@ process does not pass before it knows the agreement, so none can be beyond it, a
 comparison. Where no process has an unsaved step, all end at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Self
 
 from bert_jax.errors import first_line
 from bert_jax.parallel.channel import Channel, end_now
@@ -71,7 +69,7 @@ class StopSignal:
             self._pipe.install()
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[StopSignal]:
+    def listening(self) -> Iterator[Self]:
         """Hears signals at least until the end of the block."""
         if self._pipe is not None:
             yield self

@@ -4,11 +4,10 @@ A step takes its cycles at the chip's clock, and then the collectives that no wo
 hides, bytes over bandwidth. Waiting for input, checkpoints and preemptions are not in it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Self
 
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compiled_step import CompiledStep
@@ -127,7 +126,7 @@ class Plan:
     def _peak(step: CompiledStep) -> int:
         return step.memory.peak if step.memory else step.needed_bytes or 0
 
-    def suggested(self, fitting: Sequence[Fitting]) -> Plan:
+    def suggested(self, fitting: Sequence[Fitting]) -> Self:
         """Returns the plan with candidates that fit, most rows a second first."""
         per_chip = self.topology.accelerator.devices_per_chip
         estimates = ((one, self.estimate(one.step)) for one in fitting)

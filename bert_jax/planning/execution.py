@@ -1,9 +1,8 @@
 """What runs how often: the instructions of a module with the trips of all loops around them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Self
 
 from bert_jax.planning.hlo import Computation, HloModule, Instruction
 from bert_jax.planning.trips import trip_count
@@ -40,7 +39,7 @@ class Program:
     unknown_loops: tuple[str, ...]
 
     @classmethod
-    def of(cls, module: HloModule) -> Program:
+    def of(cls, module: HloModule) -> Self:
         """Returns the program that a module is."""
         unknown: list[str] = []
         entry = module.computations[module.entry]

@@ -10,15 +10,13 @@ What bundles wait for is memory: copies between HBM and the chip run beside the 
 call takes the longer of the two.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
@@ -98,7 +96,7 @@ class KernelSchedule:
         copies = self.copied_bytes / bytes_per_cycle
         return round(max(self.bundles, copies) + min(self.bundles, copies) / max(self.steps, 1))
 
-    def times(self, factor: float) -> KernelSchedule:
+    def times(self, factor: float) -> Self:
         """Returns the schedule of the same kernel over a grid so many times as large."""
         return dataclasses.replace(
             self,
@@ -219,7 +217,7 @@ class _Values:
         self._defined, self._spilled = defined, spilled
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> _Values:
+    def of(cls, texts: Sequence[str]) -> Self:
         """Reads them; a register that was spilled is what was stored."""
         text = _COMMENT.sub("", "".join(texts))
         defined = {name: (op, operands) for name, op, operands in _DEFINITION.findall(text)}

@@ -1,13 +1,11 @@
 """What is to be compiled: everything that decides a program, and nothing else."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import pydantic
 
@@ -57,7 +55,7 @@ class CompileRequest(Section):
         deciding = self._deciding().model_dump_json() + code_and_versions()
         return hashlib.sha256(deciding.encode()).hexdigest()[:32]
 
-    def _deciding(self) -> CompileRequest:
+    def _deciding(self) -> Self:
         """Returns the request without what leaves the program as it is."""
         phases = tuple(phase.model_copy(update={"dataset": ""}) for phase in self.train.phases)
         return self.model_copy(

@@ -5,11 +5,9 @@ accumulation, remat, and how parameters are split. Behind one that fits another 
 which is another training.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import Remat
@@ -69,7 +67,7 @@ class TriedSettings(NamedTuple):
             }
         )
 
-    def least_share(self, other: TriedSettings) -> float:
+    def least_share(self, other: Self) -> float:
         """Returns the least part of the memory of others that these take; 0: nobody knows."""
         saves = _REMAT.index(self.remat) > _REMAT.index(other.remat)
         if saves or (self.fsdp, self.tensor) != (other.fsdp, other.tensor):

@@ -1,11 +1,9 @@
 """The settings of a fine-tuning run, as they are written and as a run takes them."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pydantic
 
@@ -85,7 +83,7 @@ class FinetuneSettings:
     allow_data_change: bool = False  # of what an interrupted run has read
     started: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
 
-    def with_finetune(self, **changed: Any) -> FinetuneSettings:
+    def with_finetune(self, **changed: Any) -> Self:
         """Returns these settings with fields of the `finetune` section changed."""
         return dataclasses.replace(self, finetune=self.finetune.model_copy(update=changed))
 

@@ -7,8 +7,6 @@ A spike is judged by the steps up to the one before the last, whichever of them 
 then, so that a run that was stopped in between judges alike.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence

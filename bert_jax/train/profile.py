@@ -1,13 +1,11 @@
 """A trace of a few steps, for TensorBoard's profile page (XProf)."""
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Final, Self
 
 import jax
 from etils import epath
@@ -51,7 +49,7 @@ class StepProfile:
         if self._section is not None and number >= self._section.last:
             self._end()
 
-    def __enter__(self) -> StepProfile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:

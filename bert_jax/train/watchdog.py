@@ -4,8 +4,6 @@ A hang tells nothing by itself: a device, a collective operation or a file syste
 and a job costs money until someone looks. Exit code 43 tells whoever started it to start it again.
 """
 
-from __future__ import annotations
-
 import collections
 import faulthandler
 import os
@@ -13,7 +11,7 @@ import statistics
 import tempfile
 import threading
 import time
-from typing import Final
+from typing import Final, Self
 
 import jax
 from etils import epath
@@ -55,7 +53,7 @@ class Watchdog:
         self._steps.append(max(now - self._beat - (waited - self._input), 0.0))
         self._beat, self._input = now, waited
 
-    def __enter__(self) -> Watchdog:
+    def __enter__(self) -> Self:
         if self._section is not None:
             jax.monitoring.register_event_duration_secs_listener(self._heard)
             threading.Thread(

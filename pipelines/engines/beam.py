@@ -1,7 +1,5 @@
 """Lists of jobs on an Apache Beam runner, a thin pipeline per list: docs/adr/0007-engines.md."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
@@ -14,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import pydantic
 from etils import epath
@@ -101,7 +99,7 @@ class BeamEngine:
         self._directory = epath.Path(directory)
         _check_flags(self._flags, runner=_make_runner(section.runner))
 
-    def __enter__(self) -> BeamEngine:
+    def __enter__(self) -> Self:
         self._remove_stages()  # of a run that was killed
         return self
 

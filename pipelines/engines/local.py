@@ -1,7 +1,5 @@
 """Lists of jobs on one machine's processes."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import multiprocessing
 import os
@@ -9,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from bert_jax.data.cores import available_cores
 from bert_jax.data.worker_process import end_with_parent, without_main
@@ -49,7 +47,7 @@ class WorkerPool:
         self._count = workers or available_cores()
         self._executor: concurrent.futures.ProcessPoolExecutor | None = None
 
-    def __enter__(self) -> WorkerPool:
+    def __enter__(self) -> Self:
         if self._count > 1:
             self._executor = concurrent.futures.ProcessPoolExecutor(
                 self._count,

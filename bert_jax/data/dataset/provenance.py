@@ -1,9 +1,7 @@
 """Provenance of a dataset: its settings and sources, and the expected state of its files."""
 
-from __future__ import annotations
-
 import hashlib
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import pydantic
 from etils import epath
@@ -75,7 +73,7 @@ class SplitRecord(Section):
     """By ISO 639 code; absent if the settings do not distinguish languages."""
 
     @pydantic.model_validator(mode="after")
-    def _adds_up(self) -> SplitRecord:
+    def _adds_up(self) -> Self:
         if (found := sum(shard.examples for shard in self.shards)) != self.examples:
             raise ValueError(f"examples: found {self.examples}, but its shards have {found}")
         return self

@@ -3,9 +3,7 @@
 Here and not with the pairing code, because they are part of a dataset's provenance.
 """
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 import pydantic
 
@@ -58,7 +56,7 @@ class PairingSection(Section):
         return values
 
     @pydantic.model_validator(mode="after")
-    def _draws_fit_kind(self) -> PairingSection:
+    def _draws_fit_kind(self) -> Self:
         if not self.has_pairs and self.short_seq_prob:
             raise ValueError(
                 f"short_seq_prob: found {self.short_seq_prob:g}, allowed: 0 with kind {self.kind}, "

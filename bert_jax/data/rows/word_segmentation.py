@@ -5,11 +5,9 @@ marked as such. The loader segments the tokens, not the pipeline: one dataset se
 unit. The segmenter runs in every epoch: use the loader's worker processes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -34,7 +32,7 @@ class Segmenter:
     is_ideograph: np.ndarray = dataclasses.field(repr=False, compare=False)
 
     @classmethod
-    def create(cls, hook: str, pieces: Sequence[str]) -> Segmenter:
+    def create(cls, hook: str, pieces: Sequence[str]) -> Self:
         """Returns the segmenter for a vocabulary.
 
         Raises:

@@ -1,13 +1,11 @@
 """Multiple choice: which of several texts continues another, or answers it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import numpy as np
 import pydantic
@@ -79,7 +77,7 @@ class MultipleChoiceSection(Section):
         return ChoiceColumns(**{name: getattr(self, name) for name in ChoiceColumns._fields})
 
     @pydantic.model_validator(mode="after")
-    def _consistent(self) -> MultipleChoiceSection:
+    def _consistent(self) -> Self:
         needed = ("text", "choices", "label")
         if self.format != "columns":
             # By value: a resolved configuration spells out what was not set.

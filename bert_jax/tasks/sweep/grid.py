@@ -1,12 +1,10 @@
 """Seeds × learning rates × epochs: the runs of a sweep, and their results."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import pydantic
 
@@ -67,7 +65,7 @@ class RunResult(NamedTuple):
         return {**point, **{key: value for key, value in self._asdict().items() if key != "point"}}
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> RunResult:
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
         """Reads what `to_json` returned."""
         point = SweepPoint(row["seed"], row["learning_rate"], row["epochs"])
         return cls(point, **{key: row[key] for key in cls._fields if key != "point"})
