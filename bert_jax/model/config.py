@@ -1,6 +1,8 @@
 """What the model is (architecture) and how it is computed (execution)."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Optional, Self
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Optional
 
 import pydantic
 from etils import epath
@@ -78,7 +80,7 @@ class Architecture(Section):
         """
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
-    def with_dropout(self, rate: float) -> Self:
+    def with_dropout(self, rate: float) -> Architecture:
         """Returns the architecture with one rate for hidden states and attention."""
         rates = {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}
         return self.model_copy(update=rates)
@@ -141,7 +143,7 @@ class HeadsSection(Section):
         return fixed.get(self.task or "", len(self.labels))
 
     @pydantic.model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _consistent(self) -> HeadsSection:
         if not self.pooler and (self.next_sentence or self.reads_pooled):
             raise ValueError("pooler: found false, but another head reads it")
         if self.task is not None and self.outputs == 0:
@@ -188,7 +190,9 @@ class ModelSection(Section):
     """Which heads it has."""
 
     @classmethod
-    def of(cls, architecture: Architecture, *, execution: Execution, heads: HeadsSection) -> Self:
+    def of(
+        cls, architecture: Architecture, *, execution: Execution, heads: HeadsSection
+    ) -> ModelSection:
         """Returns the section that spells out an architecture, and needs no other file."""
         sizes = architecture.model_dump(exclude={"vocab_size"})
         return cls(architecture=ArchitectureChanges(**sizes), execution=execution, heads=heads)
