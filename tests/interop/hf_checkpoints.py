@@ -47,7 +47,7 @@ class Imported(NamedTuple):
         return dict(their_tensors(tree, placements))
 
 
-def bind(build: Callable[[nnx.Rngs], Any], params: Any) -> Any:
+def bind(build: Callable[[], Any], params: Any) -> Any:
     """The model that `build` makes, with these parameters."""
     return nnx.merge(define_model(build).graphdef, jax.tree.map(jnp.asarray, params))
 

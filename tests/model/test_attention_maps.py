@@ -12,7 +12,9 @@ from bert_jax.model.attention_maps import attention_maps
 from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, Execution, HeadsSection
 from bert_jax.model.xla_attention import xla_attention
-from bert_jax.train.state import define_model
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
+from bert_jax.train.state import abstract_params, define_model, draw_params
 from tests.interop.hf_checkpoints import (
     Imported,
     bind,
@@ -122,10 +124,11 @@ def test_a_model_in_bfloat16_gives_float32_maps_that_still_sum_to_one() -> None:
         max_position_embeddings=16,
     )
     build = bert_builder(architecture, Execution(dtype="bfloat16"), NONE)
-    assert define_model(build).params.keys() == {"encoder"}
-    model = build(nnx.Rngs(params=0))
+    model = define_model(build)
+    assert model.params.keys() == {"encoder"}
+    abstract = abstract_params(model, make_mesh(MeshSection(data=1), jax.devices()[:1]))
     found = maps(
-        model,
+        bind(build, draw_params(model, abstract, seed=0)),
         {
             "input_ids": np.arange(8, dtype=np.int32)[None],
             "token_type_ids": np.zeros((1, 8), np.int32),
