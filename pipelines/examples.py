@@ -48,12 +48,9 @@ def make_examples(
     gets the output's name when it is complete. A run that was stopped resumes where it ended; the
     same settings and input give the same bytes on either engine with any number of workers. Returns
     what ``provenance.json`` holds. If the output already exists, made from the same input with the
-    same settings, nothing is done.
-
-    Raises:
-        UserError: bad input or settings, an output that holds something else, another run on the
-            same output, a full disk.
-        RunStopped: the system has killed a worker.
+    same settings, nothing is done. Raises UserError: bad input or settings, an output that holds
+    something else, another run on the same output, a full disk; RunStopped: the system has killed a
+    worker.
     """
     say = progress or (lambda line: None)
     check_language(section.language)

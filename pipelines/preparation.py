@@ -65,8 +65,7 @@ class Preparation(PreparationRecipe):
 def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> PreparationRecipe:
     """Returns the settings that decide which text a dataset has.
 
-    Raises:
-        UserError: an evaluation file is missing, or the language filter cannot be imported.
+    Raises UserError: an evaluation file is missing, or the language filter cannot be imported.
     """
     cleaning = section.cleaning
     if cleaning.language_filter is not None:
@@ -89,11 +88,7 @@ def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> P
 def write_preparation(
     directory: epath.Path, recipe: PreparationRecipe, tally: Tally, *, overlap_index: epath.Path
 ) -> None:
-    """Writes ``preparation.json``; nothing, where the text is all of some plain files.
-
-    Raises:
-        UserError: the disk is full.
-    """
+    """Writes ``preparation.json`` unless the text is all of plain files; UserError: a full disk."""
     if recipe.is_plain:
         return
     overlaps: tuple[OverlapRecord, ...] = ()
@@ -112,11 +107,7 @@ def write_preparation(
 
 
 def read_preparation(directory: epath.PathLike) -> Preparation | None:
-    """Reads ``preparation.json`` of a dataset; ``None`` if it has none.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Reads a dataset's ``preparation.json``, ``None`` if it has none; UserError: it is damaged."""
     path = epath.Path(directory) / PREPARATION_NAME
     if not path.exists():
         return None

@@ -71,10 +71,7 @@ def write_python_docs(
     sentence is kept once, so that no held-out document repeats one trained on. One installation
     gives the same bytes each time. The text ends before the document with which it would exceed
     ``max_bytes``; None: it is all there is. Returns the files written: the chapters, then the
-    docstrings.
-
-    Raises:
-        UserError: `max_bytes` is less than the first document.
+    docstrings. Raises UserError: `max_bytes` is less than the first document.
     """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)

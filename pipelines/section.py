@@ -25,8 +25,7 @@ _LANGUAGE: Final = "en"
 def as_inputs(value: Any) -> Any:
     """Returns names of files as a tuple, those of several languages as a mapping to tuples.
 
-    Raises:
-        ValueError: they are something else.
+    Raises ValueError: they are something else.
     """
     inputs = {code: as_tuple(v) for code, v in value.items()} if isinstance(value, dict) else None
     lists = [as_tuple(value)] if inputs is None else list(inputs.values())

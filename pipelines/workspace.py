@@ -110,10 +110,8 @@ class Workspace:
 
         Settings that nothing finished depends on may change. So may `validation_fraction` until
         there is a shard, since the text has to be tokenised to know that it is too small; what
-        depends on it is then made again.
-
-        Raises:
-            UserError: naming the first setting that differs, or that another version began it.
+        depends on it is then made again. Raises UserError: naming the first setting that differs,
+        or that another version began it.
         """
         path = self.work / _SETTINGS
         text = json.dumps({"work_version": _WORK_VERSION, **settings}, indent=1, sort_keys=True)
@@ -149,8 +147,7 @@ class Workspace:
     def publish(self) -> None:
         """Drops ``work/`` and gives the directory its final name.
 
-        Raises:
-            RunStopped: another process has taken the lock.
+        Raises RunStopped: another process has taken the lock.
         """
         self._lock.check()
         if is_remote(self.output):

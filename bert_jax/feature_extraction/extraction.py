@@ -62,8 +62,7 @@ class ExtractionRequest:
     def check(self) -> None:
         """Checks what can be checked before anything is opened.
 
-        Raises:
-            UserError: options that exclude each other, remote paths, an output that exists.
+        Raises UserError: options that exclude each other, remote paths, an output that exists.
         """
         for path in (self.input_path, self.output):
             if is_remote(path):

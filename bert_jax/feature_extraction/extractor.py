@@ -56,10 +56,7 @@ def settings_for(
     """Returns the settings for a model; what is None is what fits it.
 
     Layers: see `select_layers`; without a pool, the mean; without a length, the model's positions,
-    at most 512.
-
-    Raises:
-        UserError: layers or a length that the model does not have.
+    at most 512. Raises UserError: layers or a length that the model does not have.
     """
     depth, positions = architecture.num_hidden_layers, architecture.max_position_embeddings
     if max_length is not None and not 4 <= max_length <= positions:
@@ -142,8 +139,7 @@ class FeatureExtractor:
     def __call__(self, texts: Iterable[InputText]) -> Iterator[TextFeatures]:
         """Yields the features of each text, in order, reading no further than a window ahead.
 
-        Raises:
-            UserError: a feature is not a finite number.
+        Raises UserError: a feature is not a finite number.
         """
         for window in self._windows(iter(texts)):
             yield from self._extract(window)

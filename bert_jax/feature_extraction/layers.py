@@ -37,10 +37,7 @@ def select_layers(text: str | None, *, depth: int) -> LayerSelection:
     first. The names are the rows of arXiv 1810.04805, table 7; "sum-all" is its "weighted sum all
     12 layers" with equal weights, without the embeddings as there. ``"0,3"`` concatenates the
     embeddings' output and the third layer's. ``"mix"`` is every state, for a probe that learns
-    their weights.
-
-    Raises:
-        UserError: no such name, or a layer that the model lacks.
+    their weights. Raises UserError: no such name, or a layer that the model lacks.
     """
     text = text or (LAST_FOUR if depth >= 4 else "last")
     last_four = tuple(range(depth - 3, depth + 1))

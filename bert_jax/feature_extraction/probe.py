@@ -46,9 +46,7 @@ def probe(vectors: np.ndarray, labels: Sequence[str], *, mix: bool = False) -> P
 
     scikit-learn's with its defaults (L2, C = 1), on unscaled features, float32 [texts, width]. With
     `mix`, [texts, states, D], of which it learns the weights on each fold's training part alone.
-
-    Raises:
-        UserError: one label only, or a label with fewer texts than folds.
+    Raises UserError: one label only, or a label with fewer texts than folds.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression

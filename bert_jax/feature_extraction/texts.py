@@ -80,11 +80,8 @@ def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
     """Yields the texts of a file in its order.
 
     A .txt has a text per line; others are tables that `read_table` reads, in which, without a
-    column of texts, one must be no other's.
-
-    Raises:
-        UserError: no such file, suffix or column; a line with too few or too many fields; not
-            JSON; not UTF-8; a missing label.
+    column of texts, one must be no other's. Raises UserError: no such file, suffix or column; a
+    line with too few or too many fields; not JSON; not UTF-8; a missing label.
     """
     if path.suffix not in SUFFIXES:
         raise UserError(

@@ -31,9 +31,8 @@ class FeatureFormat(NamedTuple):
 def check_output(path: Path, *, force: bool) -> None:
     """Refuses an output path that cannot be written to, before any feature is computed.
 
-    Raises:
-        UserError: a suffix other than .npz, .parquet, .jsonl; the file exists and `force` is
-            False; no such directory.
+    Raises UserError: a suffix other than .npz, .parquet, .jsonl; the file exists and `force` is
+    False; no such directory.
     """
     if path.suffix not in WRITERS:
         raise UserError(
@@ -49,8 +48,7 @@ def check_output(path: Path, *, force: bool) -> None:
 def open_writer(path: Path, features: FeatureFormat) -> Iterator[FeatureWriter]:
     """Gives a writer whose file appears at `path` when the block ends without an error.
 
-    Raises:
-        UserError: the disk is full, or the place cannot be written to.
+    Raises UserError: the disk is full, or the place cannot be written to.
     """
     try:
         with (

@@ -66,8 +66,7 @@ class MaskFiller:
     def __call__(self, texts: Sequence[str]) -> list[Filled]:
         """Returns the candidates for every [MASK] of every text, in order.
 
-        Raises:
-            UserError: a text without [MASK], or with more pieces than the model has positions.
+        Raises UserError: a text without [MASK], or with more pieces than the model has positions.
         """
         encoded = [_encode(text, self._tokenizer) for text in texts]
         longest = max(map(len, encoded), default=0)

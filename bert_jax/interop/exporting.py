@@ -53,11 +53,8 @@ def write_export(
     """Writes a run's checkpoint and its model card.
 
     The directory exists and is empty; for `checkpoint` see `load_params`. Returns step and heads,
-    in words.
-
-    Raises:
-        UserError: no such checkpoint, a head that the run lacks, something that the format cannot
-            express, a full disk.
+    in words. Raises UserError: no such checkpoint, a head that the run lacks, something that the
+    format cannot express, a full disk.
     """
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(one_device=True))
     usage, heads = _write(directory, run, loaded, options, title)

@@ -29,11 +29,8 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> mapping.P
     """Reads a Hugging Face checkpoint, with every head that is in it.
 
     The directory has config.json, weights, and vocab.txt or tokenizer.json; `tokenizer` is for one
-    that brings none.
-
-    Raises:
-        UserError: another kind of model, damaged files, a tensor that is missing, unknown, of
-            another shape or type, a vocabulary of another size.
+    that brings none. Raises UserError: another kind of model, damaged files, a tensor that is
+    missing, unknown, of another shape or type, a vocabulary of another size.
     """
     source = directory / CONFIG
     config = hf_config.read_config(source)
@@ -65,10 +62,8 @@ def write_hf(directory: Path, model: mapping.Pretrained, *, kind: str | None = N
 
     The caller makes the directory and renames it when it is whole. `kind` is the class of Hugging
     Face's to write the model as; None for the fullest that its heads allow. Heads that a class does
-    not have are left out.
-
-    Raises:
-        UserError: the model lacks a head of that class, or the disk is full.
+    not have are left out. Raises UserError: the model lacks a head of that class, or the disk is
+    full.
     """
     architecture = model.architecture
     chosen = _choose(kind, model.heads)

@@ -117,9 +117,8 @@ class HfConfig(Architecture):
 def read_config(path: Path) -> HfConfig:
     """Reads a config.json.
 
-    Raises:
-        UserError: no JSON, another kind of model, a size that is missing or ill-typed, or a variant
-            of BERT that computes something else.
+    Raises UserError: no JSON, another kind of model, a size that is missing or ill-typed, or a
+    variant of BERT that computes something else.
     """
     values = read_json_object(epath.Path(path))
     activation = str(values.get("hidden_act", "gelu"))

@@ -60,10 +60,8 @@ class _FastTokenizer(_Lenient):
 def read_hf_tokenizer(directory: Path) -> Tokenizer:
     """Opens a checkpoint's tokenizer: vocab.txt and tokenizer_config.json, or tokenizer.json.
 
-    If both vocabularies exist, they must be the same.
-
-    Raises:
-        UserError: neither exists, they disagree, or it is not BERT's kind of WordPiece tokenizer.
+    If both vocabularies exist, they must be the same. Raises UserError: neither exists, they
+    disagree, or it is not BERT's kind of WordPiece tokenizer.
     """
     fast = directory / FAST
     if not fast.exists():

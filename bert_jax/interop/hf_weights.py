@@ -103,9 +103,8 @@ class HfWeights:
     def __init__(self, directory: Path) -> None:
         """Opens the files and resolves old names and the second names of tied tensors.
 
-        Raises:
-            UserError: no weights, a damaged file, an index that names a file outside the
-                directory, or a decoder that is not tied to the embeddings.
+        Raises UserError: no weights, a damaged file, an index that names a file outside the
+        directory, or a decoder that is not tied to the embeddings.
         """
         path, reader = _find(directory)
         shards = _shards(path) if path.name.endswith(_INDEX) else [path]

@@ -48,10 +48,8 @@ def is_hub_name(source: str | os.PathLike[str]) -> bool:
 def fetch(source: str | os.PathLike[str]) -> Snapshot:
     """Downloads a model's configuration, tokenizer and weights, or finds them in the cache.
 
-    The source is ``owner/name``, with ``@`` a branch, a tag or a commit.
-
-    Raises:
-        UserError: no such name or revision, no access, no answer, or `huggingface_hub` is missing.
+    The source is ``owner/name``, with ``@`` a branch, a tag or a commit. Raises UserError: no such
+    name or revision, no access, no answer, or `huggingface_hub` is missing.
     """
     name, _, revision = str(source).removeprefix(SCHEME).partition("@")
     hub = library()
@@ -77,10 +75,8 @@ def push(directory: Path, name: str, *, private: bool, message: str) -> str:
     """Uploads a directory as a model, which is made if it is not there.
 
     Files that the model has and the directory lacks stay. A new model is `private` or not;
-    `message` is that of the commit, whose address is returned.
-
-    Raises:
-        UserError: no such name, no token, no access, no answer.
+    `message` is that of the commit, whose address is returned. Raises UserError: no such name, no
+    token, no access, no answer.
     """
     hub = library()
     name = name.removeprefix(SCHEME)

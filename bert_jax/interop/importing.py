@@ -37,10 +37,7 @@ def read_checkpoint(
 
     `source` is its directory, or the prefix of a TensorFlow checkpoint's files; `tokenizer` the
     directory of one, for a checkpoint that brings none; `lower_case` is for a bare vocab.txt, which
-    does not say it.
-
-    Raises:
-        UserError: nothing that can be read, or a tensor that does not fit.
+    does not say it. Raises UserError: nothing that can be read, or a tensor that does not fit.
     """
     directory = source if source.is_dir() else source.parent
     if not directory.is_dir():

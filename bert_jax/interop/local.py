@@ -48,10 +48,8 @@ def identify(source: str, *, cached: Path) -> LocalCheckpoint:
     """Returns a checkpoint, one that `is_checkpoint` knows, by its contents.
 
     `cached` is the directory of what was imported before, by `cache_name`: a pinned source that is
-    there is not read again, and may be gone.
-
-    Raises:
-        UserError: nothing there, or other contents than the pinned ones.
+    there is not read again, and may be gone. Raises UserError: nothing there, or other contents
+    than the pinned ones.
     """
     pinned = None if Path(source).exists() else _PINNED.fullmatch(source)
     path = pinned["path"] if pinned else source

@@ -102,10 +102,8 @@ def expand(table: Sequence[NameRule], ours: Params, *, vocab_size: int) -> list[
     """Returns every tensor that another format keeps for a model of ours, in the table's order.
 
     The table may also name tensors of heads that this model does not have; `ours` is a nested dict
-    of anything with a shape; the vocabulary is without padding.
-
-    Raises:
-        ValueError: one of our tensors is missing in the table, or is in it twice.
+    of anything with a shape; the vocabulary is without padding. Raises ValueError: one of our
+    tensors is missing in the table, or is in it twice.
     """
     shapes = {path: tuple(leaf.shape) for path, leaf in flatten(ours).items()}
     named = [rule.ours for rule in table]
@@ -138,10 +136,8 @@ def read_params(
 
     `placements` are those of `expand`, `ours` a nested dict of the shapes to fill. What pads the
     vocabulary stays zero. `ignored` tells by the pattern of a name why it is no part of the model.
-    Returns a nested dict of float32 arrays.
-
-    Raises:
-        UserError: a tensor is missing, unknown, of another shape or not of a float type.
+    Returns a nested dict of float32 arrays. Raises UserError: a tensor is missing, unknown, of
+    another shape or not of a float type.
     """
     wanted = {placement.name: placement for placement in placements}
     for name in source.specs:

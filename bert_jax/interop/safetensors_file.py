@@ -80,10 +80,8 @@ def write_safetensors(
     The library's own writer takes all of them as bytes at once, which would hold a checkpoint in
     memory twice. The format: the header's length (8 bytes, little-endian), the header (JSON: name →
     type, shape, offsets), the numbers. The file is written in place: the caller writes aside.
-    `specs` are of all tensors, in the order in which they come.
-
-    Raises:
-        UserError: the disk is full, or the place cannot be written to.
+    `specs` are of all tensors, in the order in which they come. Raises UserError: the disk is full,
+    or the place cannot be written to.
     """
     codes = {np.dtype(name): code for code, name in DTYPES.items()}
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}

@@ -57,12 +57,9 @@ def read_tf(
     local or gs://. `bert_config.json` lies beside it. `labels` name the outputs of
     `run_classifier.py`'s head, in order, which the checkpoint does not; None: LABEL_0, LABEL_1, …,
     as Hugging Face does. The model has Adam's moments and the global step where the checkpoint has
-    them.
-
-    Raises:
-        UserError: TensorFlow is not installed, files are missing or damaged, the configuration
-            contradicts the vocabulary or the tensors, or a tensor is missing, unknown, of another
-            shape or of another type.
+    them. Raises UserError: TensorFlow is not installed, files are missing or damaged, the
+    configuration contradicts the vocabulary or the tensors, or a tensor is missing, unknown, of
+    another shape or of another type.
     """
     source = TfBundle(path)
     config = epath.Path(source.path).parent / CONFIG
@@ -94,11 +91,9 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
     The casing of the tokenizer lies beside `vocab.txt` in a file of its own; google-research/bert
     takes it from a flag. With moments, `run_pretraining.py` resumes from them. The directory
     exists and is written in place: the caller writes aside. The model's arrays are on the host,
-    NumPy's or JAX's, and not copied.
-
-    Raises:
-        UserError: the format cannot express something that decides what the model computes,
-            TensorFlow is not installed, or the directory cannot be written to.
+    NumPy's or JAX's, and not copied. Raises UserError: the format cannot express something that
+    decides what the model computes, TensorFlow is not installed, or the directory cannot be written
+    to.
     """
     root = epath.Path(directory)
     architecture, heads = model.architecture, model.heads

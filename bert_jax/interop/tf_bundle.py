@@ -20,11 +20,7 @@ INDEX: Final = ".index"
 
 
 def tensorflow() -> Any:
-    """Returns TensorFlow, without its log lines and without the accelerators that JAX uses.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Returns TensorFlow, without log lines and JAX's accelerators; UserError: not installed."""
     # Read at its first import. Errors still come as exceptions.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -44,10 +40,8 @@ def tensorflow() -> Any:
 def find_prefix(path: epath.PathLike) -> epath.Path:
     """Returns the prefix of a checkpoint's files: ``dir`` → ``dir/bert_model.ckpt``.
 
-    The path is the prefix itself, or a directory that holds one checkpoint.
-
-    Raises:
-        UserError: none there, or several.
+    The path is the prefix itself, or a directory that holds one checkpoint. Raises UserError: none
+    there, or several.
     """
     given = epath.Path(path)
     if epath.Path(f"{given}{INDEX}").exists():
@@ -93,11 +87,7 @@ class TfBundle:
         }
 
     def read(self, name: str) -> np.ndarray:
-        """Returns one tensor.
-
-        Raises:
-            UserError: the data file is missing, cut off or damaged.
-        """
+        """Returns one tensor; UserError: the data file is missing, cut off or damaged."""
         try:
             return np.asarray(self._reader.get_tensor(name))
         except self._damage as error:
@@ -111,10 +101,8 @@ def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) 
     """Writes ``PREFIX.index`` and ``PREFIX.data-00000-of-00001``, which TensorFlow 1 reads.
 
     Only arrays that are not contiguous (transposed matrices) are copied. The prefix' directory
-    exists; the files are written in place: the caller writes aside.
-
-    Raises:
-        UserError: TensorFlow is not installed, the disk is full, or the place cannot be written to.
+    exists; the files are written in place: the caller writes aside. Raises UserError: TensorFlow is
+    not installed, the disk is full, or the place cannot be written to.
     """
     tf = tensorflow()
     shared = {name: np.asarray(array, order="C") for name, array in tensors}

@@ -39,11 +39,8 @@ def evaluate_objective(
     """Evaluates a checkpoint of a pretrained or imported run.
 
     The arguments are those of `bert_jax.evaluate`; `say` gets a line while a dataset is copied from
-    a bucket.
-
-    Raises:
-        UserError: no such checkpoint, dataset or split; no dataset for an imported run, or one
-            with longer examples than the model has positions.
+    a bucket. Raises UserError: no such checkpoint, dataset or split; no dataset for an imported
+    run, or one with longer examples than the model has positions.
     """
     task = objective_of(run)
     phase = None

@@ -100,10 +100,8 @@ def open_source(
     """Opens one split and checks that it fits.
 
     The path is a dataset directory, or TFRecords: a file, a glob or a directory. `split` is "train"
-    or "validation"; `key` named the path, for messages.
-
-    Raises:
-        UserError: nothing there, damaged, made for another objective or with another vocabulary.
+    or "validation"; `key` named the path, for messages. Raises UserError: nothing there, damaged,
+    made for another objective or with another vocabulary.
     """
     if is_google_bert(path):
         return GoogleBertSource(

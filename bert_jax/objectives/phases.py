@@ -48,8 +48,7 @@ class PhaseOpener:
     def open(self, index: int) -> OpenedPhase:
         """Opens a phase's data and checks that model, tokenizer and objective fit it.
 
-        Raises:
-            UserError: they do not; the message names the key.
+        Raises UserError: they do not; the message names the key.
         """
         section = self.settings.train.phases[index]
         key = f"train.phases.{index}"

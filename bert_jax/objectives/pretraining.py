@@ -62,10 +62,7 @@ def prepare(
     """Opens data and devices, and checks that everything fits together.
 
     `say` gets a line while a dataset is copied from a bucket, and for each step that is loaded in
-    place of being compiled.
-
-    Raises:
-        UserError: it does not.
+    place of being compiled. Raises UserError: it does not.
     """
     section = settings.train
     require_trackers(section.trackers, key="train.trackers")
@@ -139,9 +136,8 @@ def _executed_on(
 def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
     """Trains to the end of a plan, from the run's last checkpoint where there is one.
 
-    Raises:
-        UserError: the run directory holds another run.
-        RunStopped: numbers went bad, see `bert_jax.train.recovery`.
+    Raises UserError: the run directory holds another run; RunStopped: numbers went bad, see
+    `bert_jax.train.recovery`.
     """
     settings, section = plan.settings, plan.settings.train
     if jax.process_index() != 0:
@@ -233,10 +229,8 @@ def take_over(
     """Returns another run's parameters on the mesh, and fresh ones of parts that it lacks.
 
     An import may lack heads, which then start fresh; a head of that run's that pretraining has no
-    use for is left out. Both are said in a line.
-
-    Raises:
-        UserError: no checkpoint, or one of another architecture.
+    use for is left out. Both are said in a line. Raises UserError: no checkpoint, or one of another
+    architecture.
     """
     origin = open_run(run_dir)
     wanted = abstract_params(define_model(origin.build), mesh)

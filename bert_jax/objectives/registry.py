@@ -44,8 +44,7 @@ def make_objective(
 def objective_of(run: Run) -> Objective:
     """Returns the objective that a run was pretrained on.
 
-    Raises:
-        UserError: the run was imported without one of the heads that pretraining needs.
+    Raises UserError: the run was imported without one of the heads that pretraining needs.
     """
     if not run.heads.pretraining:
         raise UserError(
@@ -63,8 +62,7 @@ def objective_of(run: Run) -> Objective:
 def objective_section(run: Run) -> ObjectiveSection:
     """Returns the section of a run directory, which may come from anybody.
 
-    Raises:
-        UserError: it names a function to run that is not trusted.
+    Raises UserError: it names a function to run that is not trusted.
     """
     section = run.section("objective", ObjectiveSection, verb="evaluate")
     segmenter = section.masking.segmenter
@@ -75,8 +73,7 @@ def objective_section(run: Run) -> ObjectiveSection:
 def check_pairing(section: ObjectiveSection, dataset: Dataset, *, key: str) -> None:
     """Checks that a dataset's examples, and so their labels, are made for the objective.
 
-    Raises:
-        UserError: they are not, naming both, and the key that named the dataset.
+    Raises UserError: they are not, naming both, and the key that named the dataset.
     """
     kind = dataset.provenance.pairing.kind
     allowed = OBJECTIVES[section.name].pairings

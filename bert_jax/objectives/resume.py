@@ -46,10 +46,8 @@ def check_resume(
 ) -> dict[str, Any]:
     """Refuses to resume with settings that contradict what the run has done; shows what changes.
 
-    Returns the run's provenance with the changes added; ``{}`` if it has no checkpoint yet.
-
-    Raises:
-        UserError: naming the first key that must not change.
+    Returns the run's provenance with the changes added; ``{}`` if it has no checkpoint yet. Raises
+    UserError: naming the first key that must not change.
     """
     step = checkpoints.latest_step()
     if step is None:

@@ -31,10 +31,8 @@ class TextColumns(NamedTuple):
 def text_row(row: TableRow, columns: TextColumns, *, index: int, labelled: bool) -> TextRow:
     """Returns one row of a table, the `index`-th from 0.
 
-    The column of labels is required where it is `labelled`; the label itself may be missing.
-
-    Raises:
-        UserError: a column that is not there, a text that is none, an id of another type.
+    The column of labels is required where it is `labelled`; the label itself may be missing. Raises
+    UserError: a column that is not there, a text that is none, an id of another type.
     """
     named = columns._asdict()
     keys = ("text", "pair", "id", *(["label"] if labelled else []))
@@ -59,10 +57,8 @@ def text_row(row: TableRow, columns: TextColumns, *, index: int, labelled: bool)
 def require_columns(row: TableRow, asked: Iterable[tuple[str, str | None]]) -> None:
     """Refuses a table that lacks a column.
 
-    `asked` are keys of the task's section with the columns that they name; None is not read.
-
-    Raises:
-        UserError: naming the key and the columns that there are.
+    `asked` are keys of the task's section with the columns that they name; None is not read. Raises
+    UserError: naming the key and the columns that there are.
     """
     for key, name in asked:
         if name is not None and name not in row.values:

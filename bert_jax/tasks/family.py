@@ -74,11 +74,8 @@ class Collector:
         """Takes the logits of the row with this number in the split.
 
         float32, unpadded: [labels] for sequence classification, [choices] for a choice, [pieces,
-        labels] for token classification, [pieces, 2] (start, end) for question answering.
-
-        Raises:
-            ValueError: another shape, or a row that was added already.
-            RunStopped: they are not finite.
+        labels] for token classification, [pieces, 2] (start, end) for question answering. Raises
+        ValueError: another shape, or a row that was added already; RunStopped: they are not finite.
         """
         if row not in self._missing:
             raise ValueError(f"logits of row {row}: found twice, allowed: once")
@@ -91,11 +88,7 @@ class Collector:
         self._missing.remove(row)
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a record for every example of the split, in the order of its file.
-
-        Raises:
-            ValueError: a row was not added.
-        """
+        """Returns each example's record, in the file's order; ValueError: a row was not added."""
         if self._missing:
             raise ValueError(
                 f"logits: found none for {len(self._missing)} of {len(self._kept)} rows, the first "
@@ -158,9 +151,7 @@ class DataRequest(NamedTuple):
     def source(self, section: Section, role: str) -> Path | MemoryTable:
         """Returns the rows of a role: a file that the section names, or the user's own.
 
-        Raises:
-            UserError: there are none.
-            RunStopped: they lie in a bucket that does not answer.
+        Raises UserError: there are none; RunStopped: they lie in a bucket that does not answer.
         """
         found = self.input if role == "input" else getattr(section, role)
         if found is None:
@@ -175,8 +166,7 @@ class DataRequest(NamedTuple):
 def hub_files(section: Section) -> dict[str, HubFile]:
     """Returns the files of a task that lie on a hub, by role; they are fetched.
 
-    Raises:
-        UserError: one cannot be.
+    Raises UserError: one cannot be.
     """
     named = {role: getattr(section, role, None) for role in ("train", "dev", "test")}
     return {
@@ -187,11 +177,7 @@ def hub_files(section: Section) -> dict[str, HubFile]:
 
 
 def pinned(section: SectionT) -> SectionT:
-    """Returns a task whose files on a hub are named with their commits.
-
-    Raises:
-        UserError: as `hub_files`.
-    """
+    """Returns a task whose files on a hub are named with commits; UserError: as `hub_files`."""
     return section.model_copy(
         update={role: file.pinned for role, file in hub_files(section).items()}
     )

@@ -69,8 +69,7 @@ def number_of(label: Any) -> float | None:
 def names_of(row: TextRow, *, column: str, problem: ProblemName, separator: str) -> list[str]:
     """Returns the names in a row's label: one, or for several labels none to many.
 
-    Raises:
-        UserError: a list where there is one label, or an object.
+    Raises UserError: a list where there is one label, or an object.
     """
     found = row.label
     if is_missing(row):
@@ -113,11 +112,7 @@ def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str]:
 def find_names(
     rows: Sequence[TextRow], *, column: str, problem: ProblemName, separator: str
 ) -> tuple[str, ...]:
-    """Returns the labels of a training set, sorted; whole numbers by their size.
-
-    Raises:
-        UserError: fewer than two.
-    """
+    """Returns a training set's labels, sorted, whole numbers by size; UserError: fewer than two."""
     if problem == "regression":
         return (column,)
     names = {
@@ -141,10 +136,8 @@ def target_of(
 ) -> Target:
     """Returns what a row's label is to the model.
 
-    Where it is `required`, a missing label is an error; several labels may be none.
-
-    Raises:
-        UserError: no label where one is required, an unknown one, or no number in a regression.
+    Where it is `required`, a missing label is an error; several labels may be none. Raises
+    UserError: no label where one is required, an unknown one, or no number in a regression.
     """
     several = labelling.problem == "multi_label"
     # No labels at all are spelled "" in a text.
@@ -170,11 +163,7 @@ def spell_names(names: Sequence[str]) -> str:
 
 
 def label_number(name: str, names: Sequence[str], place: str) -> int:
-    """Returns where a label is among the model's.
-
-    Raises:
-        UserError: nowhere.
-    """
+    """Returns where a label is among the model's; UserError: nowhere."""
     try:
         return names.index(name)
     except ValueError:
@@ -190,10 +179,8 @@ def weights_of(
 
     "balanced" → labelled / (labels × labelled with this one), so that every label weighs the same
     in all, as scikit-learn's `compute_class_weight`. Weights by label are 1 for those not named.
-    The targets are those of the training set.
-
-    Raises:
-        UserError: weights in a regression, or of a label that is not there.
+    The targets are those of the training set. Raises UserError: weights in a regression, or of a
+    label that is not there.
     """
     if weighting == "none":
         return None

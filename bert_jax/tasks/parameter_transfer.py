@@ -38,11 +38,7 @@ def _same_head(ours: HeadsSection, theirs: HeadsSection) -> bool:
 
 
 def check_length(max_length: int, *, positions: int) -> None:
-    """Refuses rows that are longer than the model's positions.
-
-    Raises:
-        UserError: they are.
-    """
+    """Refuses rows that are longer than the model's positions; UserError: they are."""
     if max_length > positions:
         raise UserError(
             f"finetune.max_length: found {max_length}, allowed: up to the model's {positions} "

@@ -41,8 +41,7 @@ class PredictionOutput(NamedTuple):
     def check(self) -> None:
         """Checks the path before anything is computed.
 
-        Raises:
-            UserError: another suffix, or something is there already.
+        Raises UserError: another suffix, or something is there already.
         """
         path = self.path
         if self.submission:

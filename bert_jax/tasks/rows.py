@@ -46,11 +46,7 @@ class RowPredictor:
         )
 
     def __call__(self, rows: Rows) -> list[Record]:
-        """Returns a record for every row, in order.
-
-        Raises:
-            UserError: a row that the task cannot read.
-        """
+        """Returns a record for every row, in order; UserError: a row that the task cannot read."""
         table = MemoryTable.of(rows)
         if not table.rows:
             return []

@@ -65,9 +65,8 @@ def matthews(labels: Sequence[str], predictions: Sequence[str]) -> float:
 def pearson(labels: Sequence[float], predictions: Sequence[float]) -> float:
     """Returns the correlation of the numbers; 0 where either are all the same.
 
-    Raises:
-        ValueError: either is not a plain sequence of numbers, or they differ in length. A column
-            [n, 1] against [n] would broadcast to [n, n] and give a figure of something else.
+    Raises ValueError: either is not a plain sequence of numbers, or they differ in length. A column
+    [n, 1] against [n] would broadcast to [n, n] and give a figure of something else.
     """
     from scipy.stats import pearsonr
 

@@ -156,10 +156,8 @@ class SequenceTask:
     def examples(self, rows: Sequence[TextRow], *, required: bool) -> list[TextExample]:
         """Returns the examples of a file.
 
-        Where it is `required`, each needs a label.
-
-        Raises:
-            UserError: a label that is missing where it is required, or unknown.
+        Where it is `required`, each needs a label. Raises UserError: a label that is missing where
+        it is required, or unknown.
         """
         target = functools.partial(
             target_of,

@@ -39,8 +39,7 @@ class SentencePieceTokenizer(Tokenizer):
     ) -> None:
         """Takes a serialised ``ModelProto`` and its settings; ``source`` is what errors name.
 
-        Raises:
-            UserError: not a SentencePiece model, or a special piece is missing.
+        Raises UserError: not a SentencePiece model, or a special piece is missing.
         """
         self._model_bytes = model
         self._drops_accents = lower_case if strip_accents is None else strip_accents
@@ -107,10 +106,8 @@ def load_sentencepiece(
 ) -> SentencePieceTokenizer:
     """Opens a bare SentencePiece model with settings that you state.
 
-    The file is the model, or the directory in which it lies as ``spiece.model``.
-
-    Raises:
-        UserError: no such file, not a model, or a model without BERT's special pieces.
+    The file is the model, or the directory in which it lies as ``spiece.model``. Raises UserError:
+    no such file, not a model, or a model without BERT's special pieces.
     """
     path = epath.Path(model_file)
     if path.is_dir():

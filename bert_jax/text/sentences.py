@@ -26,10 +26,8 @@ def check_language(language: str, *, key: str = "language") -> str:
     """Returns ``language`` if it is spelled like an ISO 639 code: ``"en"``, ``"zh"``, ``"yue"``.
 
     A code without rules of its own is split by its nearest relative's, in the end by English's:
-    that is the library's table.
-
-    Raises:
-        UserError: it is not spelled like a code; names ``key``, the setting.
+    that is the library's table. Raises UserError: it is not spelled like a code; names ``key``, the
+    setting.
     """
     if not _LANGUAGE.fullmatch(language):
         raise UserError(

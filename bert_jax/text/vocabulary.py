@@ -35,11 +35,7 @@ def reserved_pieces(unused_slots: int) -> list[str]:
 
 
 def find_special(pieces: Sequence[str], source: str) -> SpecialIds:
-    """Returns the ids of the special pieces; ``source`` is the file to name in an error.
-
-    Raises:
-        UserError: a special piece is missing.
-    """
+    """Returns the special pieces' ids; UserError: one is missing in the file ``source``."""
     ids = {piece: token_id for token_id, piece in enumerate(pieces)}
     missing = [piece for piece in SPECIAL_PIECES if piece not in ids]
     if missing:
@@ -55,9 +51,7 @@ def read_vocabulary(path: epath.Path) -> list[str]:
 
     White space around a piece is dropped as in google-research/bert, except where nothing would be
     left (the Chinese vocabulary holds a line separator, U+2028): no text ever yields such a piece.
-
-    Raises:
-        UserError: no such file, not UTF-8, no pieces, a blank line, or a duplicate piece.
+    Raises UserError: no such file, not UTF-8, no pieces, a blank line, or a duplicate piece.
     """
     lines = read_text(path).split("\n")
     if lines[-1] == "":

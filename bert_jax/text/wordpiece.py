@@ -41,8 +41,7 @@ class WordPieceTokenizer(Tokenizer):
     ) -> None:
         """Takes the pieces in the order of their ids, each once, and settings of `WordSplitter`.
 
-        Raises:
-            UserError: naming ``source``, where a special piece is missing.
+        Raises UserError: naming ``source``, where a special piece is missing.
         """
         super().__init__(
             vocabulary, lower_case=lower_case, strip_accents=strip_accents, source=source
@@ -100,10 +99,8 @@ def load_wordpiece(
     """Opens a bare ``vocab.txt``, as the 2018 release ships it, with settings that you state.
 
     The path is the file's or that of its directory. ``lower_case`` is True for uncased models and
-    the Chinese one; for the settings see `WordSplitter`.
-
-    Raises:
-        UserError: no such file, or one that is not a vocabulary with BERT's special pieces.
+    the Chinese one; for the settings see `WordSplitter`. Raises UserError: no such file, or one
+    that is not a vocabulary with BERT's special pieces.
     """
     path = epath.Path(vocab_file)
     if path.is_dir():

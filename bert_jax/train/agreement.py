@@ -14,8 +14,7 @@ from bert_jax.parallel.channel import current_channel
 def from_first_process(find_out: Callable[[], Any]) -> Any:
     """Returns what the first process finds out, plain JSON, on all processes; each must call it.
 
-    Raises:
-        UserError: what it raised there, on all processes.
+    Raises UserError: what it raised there, on all processes.
     """
     if (channel := current_channel()) is None or jax.process_count() == 1:
         return find_out()
@@ -88,10 +87,8 @@ class SaveAgreement:
         """Returns when all processes have come here, in the threads that save.
 
         `key` is Orbax's name of the barrier; the others have `timeout_ms` milliseconds to come.
-
-        Raises:
-            TimeoutError: they have not.
-            RuntimeError: the save has failed on one of them, which the message names.
+        Raises TimeoutError: they have not; RuntimeError: the save has failed on one of them, which
+        the message names.
         """
         self._meet(None, timeout=timeout_ms / 1000)
         if self._failure is not None:

@@ -41,10 +41,8 @@ class Checkpointer:
 
         It is local or gs://; one that is read only is left alone, and need not exist. `save_bytes`,
         at least the largest array, may be on their way to the disk at a time; None for Orbax's own
-        limit. `say` gets a line about a checkpoint that is not whole, or was not saved.
-
-        Raises:
-            UserError: a file lies there.
+        limit. `say` gets a line about a checkpoint that is not whole, or was not saved. Raises
+        UserError: a file lies there.
         """
         # Orbax refuses a relative path, and only once it writes.
         path = epath.Path(directory)
@@ -62,8 +60,7 @@ class Checkpointer:
     def latest_step(self) -> int | None:
         """Returns the step of the newest whole checkpoint; one that is not is passed over, aloud.
 
-        Raises:
-            UserError: there are checkpoints, and none is whole.
+        Raises UserError: there are checkpoints, and none is whole.
         """
         return self._settled().newest(None)
 
@@ -97,10 +94,8 @@ class Checkpointer:
         """Starts saving the state as `step`; the next save or leaving the context waits for it.
 
         The run is healthy. `progress` is plain JSON: data position, phase, metrics not yet
-        reported; the score is of an evaluation at this step.
-
-        Raises:
-            RunStopped: this or the save before failed, and `on_error` is `stop`.
+        reported; the score is of an evaluation at this step. Raises RunStopped: this or the save
+        before failed, and `on_error` is `stop`.
         """
         parts = {
             PARAMS: state.params,
@@ -115,10 +110,7 @@ class Checkpointer:
     def not_saved(self, step: int, reason: str) -> None:
         """Answers to what keeps a step from being saved before its save begins, as to a failed one.
 
-        Each process must call it.
-
-        Raises:
-            RunStopped: `on_error` is `stop`.
+        Each process must call it. Raises RunStopped: `on_error` is `stop`.
         """
         if step not in self._settled().steps():
             self._fail(step, SaveFailed(reason))
@@ -155,11 +147,7 @@ class Checkpointer:
         return self._restore(abstract_params, step=step, item=PARAMS)
 
     def wait(self) -> None:
-        """Waits until everything saved is whole on disk.
-
-        Raises:
-            RunStopped: the last save failed, whatever `on_error` says.
-        """
+        """Waits until all saves are whole; RunStopped: the last failed, with any `on_error`."""
         self._settled()
         if self._failed is not None:
             raise self._failed

@@ -48,10 +48,7 @@ class CheckpointDirectory:
         """Reads the manifests.
 
         The path, local or gs://, need not exist. `say` gets a line about each checkpoint that is
-        not whole and is passed over.
-
-        Raises:
-            UserError: a file lies there, or it cannot be read.
+        not whole and is passed over. Raises UserError: a file lies there, or it cannot be read.
         """
         self.path = path
         self._say = say
@@ -90,10 +87,8 @@ class CheckpointDirectory:
     def newest(self, parts: Collection[str] | None) -> int | None:
         """Returns the newest checkpoint whose files are those that were saved.
 
-        `parts` are the items to compare; None for all.
-
-        Raises:
-            UserError: there are checkpoints, and none is whole.
+        `parts` are the items to compare; None for all. Raises UserError: there are checkpoints, and
+        none is whole.
         """
         return self._first_whole(sorted(self._entries, reverse=True), parts)
 
@@ -102,11 +97,7 @@ class CheckpointDirectory:
         return self._first_whole(self._ranked(), parts)
 
     def require(self, step: int, parts: Collection[str] | None) -> None:
-        """Makes sure that a checkpoint is whole.
-
-        Raises:
-            UserError: it is not.
-        """
+        """Makes sure that a checkpoint is whole; UserError: it is not."""
         if problem := self.problem(step, parts):
             raise UserError(f"{self.path / str(step)}: damaged: {problem}")
 

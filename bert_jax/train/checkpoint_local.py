@@ -66,10 +66,7 @@ class LocalCheckpoints:
         Checkpoints of starts that the run directory does not know belong to a run that lay there
         before, and are deleted. The caller is the run directory's only writer. Checkpoints of
         another layout than this mesh's are not used. `say` gets a line about those that cannot be
-        used, or were not saved.
-
-        Raises:
-            UserError: the directory cannot be written to.
+        used, or were not saved. Raises UserError: the directory cannot be written to.
         """
         if is_remote(section.directory):
             raise UserError(
@@ -140,8 +137,7 @@ class LocalCheckpoints:
     def restore(self, wanted: TrainState, *, step: int) -> TrainState:
         """Reads arrays of a step that `newest` returned; parts of `wanted` may be None.
 
-        Raises:
-            UserError: a number is not finite, or a piece is missing.
+        Raises UserError: a number is not finite, or a piece is missing.
         """
         with np.load(self._path / str(step) / _PIECES, allow_pickle=False) as pieces:
 

@@ -65,10 +65,7 @@ class OrbaxFiles:
         """Starts to write a checkpoint, in place of what lies there; each process must call it.
 
         `items` are nested dicts of arrays, and the progress as plain JSON, by name; step and score
-        are for the manifest.
-
-        Raises:
-            SaveFailed: here. It may also fail from now on, see `finish`.
+        are for the manifest. Raises SaveFailed: here. It may also fail from now on, see `finish`.
         """
         self._manifests.step, self._manifests.score = step, score
         self._agreement.begin()
@@ -85,8 +82,7 @@ class OrbaxFiles:
     def finish(self) -> None:
         """Waits until the checkpoint is whole, written by all processes.
 
-        Raises:
-            SaveFailed: it is not, on any of them.
+        Raises SaveFailed: it is not, on any of them.
         """
         try:
             self._saver.wait_until_finished()

@@ -33,9 +33,7 @@ def check_tensors(found: Any, wanted: Any, *, where: epath.Path) -> None:
     """Compares names, shapes and dtypes: Orbax casts dtypes silently and reports shapes late.
 
     `found` has the checkpoint's metadata, `wanted` arrays or their shapes, both in nested dicts.
-
-    Raises:
-        UserError: a tensor is missing, unexpected, or of another shape or dtype.
+    Raises UserError: a tensor is missing, unexpected, or of another shape or dtype.
     """
     have_by_name, want_by_name = _by_name(found), _by_name(wanted)
     for name in sorted(want_by_name.keys() | have_by_name.keys()):
@@ -87,10 +85,7 @@ def refuse_non_finite(tree: Any, *, where: str) -> None:
     """Looks at every number on the devices that hold it; one number per array comes back.
 
     All processes that hold parts of the arrays must call; `where` they come from is for the
-    message.
-
-    Raises:
-        UserError: naming the first array that is not finite.
+    message. Raises UserError: naming the first array that is not finite.
     """
     leaves = [(n, leaf) for n, leaf in named(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     finite = jax.device_get(_all_finite([leaf for _, leaf in leaves]))

@@ -126,11 +126,7 @@ class StepPrograms:
     def __call__(
         self, state: TrainState, batch: StepBatch, limits: StepLimits, schedule: Schedule
     ) -> tuple[TrainState, StepFigures]:
-        """Runs the step, compiled for the shapes of `batch`.
-
-        Raises:
-            RuntimeError: it would have to be compiled for a shape too many.
-        """
+        """Runs the step, compiled for `batch`'s shapes; RuntimeError: a shape too many."""
         leaves = jax.tree_util.tree_leaves_with_path(batch)
         shape = tuple((jax.tree_util.keystr(path), leaf.shape) for path, leaf in leaves)
         if shape not in self._programs:

@@ -110,11 +110,7 @@ def write_dump(
 
 
 def read_record(folder: epath.Path) -> DumpRecord:
-    """Returns what a dump says of its step.
-
-    Raises:
-        UserError: no dump, or a damaged one.
-    """
+    """Returns what a dump says of its step; UserError: no dump, or a damaged one."""
     if not (folder / RECORD).exists():
         raise UserError(f"{folder}: no {RECORD} in it; expected a bad_step_<n> of a run directory")
     return read_section(DumpRecord, folder / RECORD)
@@ -129,10 +125,8 @@ def read_tensors(
 ) -> dict[str, np.ndarray]:
     """Returns whole tensors by name, put together from all processes' pieces.
 
-    `stem` is `BATCH` or `STATE`; `only` says which names to read.
-
-    Raises:
-        UserError: a file is missing or damaged, or not all of a tensor is there.
+    `stem` is `BATCH` or `STATE`; `only` says which names to read. Raises UserError: a file is
+    missing or damaged, or not all of a tensor is there.
     """
     shapes = record.batch if stem == BATCH else record.state
     shapes = {name: shape for name, shape in shapes.items() if only(name)}

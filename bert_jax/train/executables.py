@@ -65,11 +65,7 @@ class _Unpickler(serialize_executable._JaxPjrtUnpickler):  # pyright: ignore[rep
     """JAX's own, closed to everything but what describes a program."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Returns a class of the list.
-
-        Raises:
-            NotLoadable: it is not on it.
-        """
+        """Returns a class of the list; NotLoadable: it is not on it."""
         if (module, name) not in _ALLOWED:
             raise NotLoadable(f"it names {module}.{name}, which no executable does")
         return super().find_class(module, name)
@@ -110,10 +106,7 @@ def save_executable(
     """Writes an executable where `Executables` finds it.
 
     The directory, local or gs://, is made if it is not there. `facts` are those of `facts_of`;
-    compiling took so many `seconds`.
-
-    Raises:
-        UserError: the directory cannot be written to.
+    compiling took so many `seconds`. Raises UserError: the directory cannot be written to.
     """
     payload, _, _ = serialize_executable.serialize(compiled)
     head = {"facts": facts, "seconds": round(seconds, 3), "sha256": _digest(payload)}
@@ -131,10 +124,8 @@ class Executables:
     ) -> None:
         """Looks at nothing yet but whether it is there.
 
-        `say` gets a line for each step: loaded, or why not.
-
-        Raises:
-            UserError: there is no such directory.
+        `say` gets a line for each step: loaded, or why not. Raises UserError: there is no such
+        directory.
         """
         self._directory, self._mesh, self._say = epath.Path(directory), mesh, say
         if not self._directory.is_dir():

@@ -77,8 +77,7 @@ def replace_manifest(directory: epath.Path, manifest: Manifest) -> None:
 def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
     """Returns the manifest of a checkpoint that is found under a step.
 
-    Raises:
-        Damage: it cannot be read, is not what was written, or belongs to another step.
+    Raises Damage: it cannot be read, is not what was written, or belongs to another step.
     """
     try:
         body = read_json_object(directory / MANIFEST)

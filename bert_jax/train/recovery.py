@@ -61,8 +61,7 @@ class RollbackLog:
     def __init__(self, run_dir: epath.Path, *, step: int) -> None:
         """Reads those that count at a checkpoint's step: later ones will be decided again.
 
-        Raises:
-            UserError: the file is damaged.
+        Raises UserError: the file is damaged.
         """
         self._path = run_dir / ROLLBACKS
         found = read_section(RollbackFile, self._path) if self._path.exists() else RollbackFile()
@@ -135,11 +134,9 @@ class Recovery:
     def respond(self, bad: BadStep, running: RunningStep, state: TrainState) -> TrainState:
         """Answers a bad step that has been counted; returns the state to go on from.
 
-        The given state is frozen before the step, unless the response is a warning.
-
-        Raises:
-            RollbackDue: call `roll_back`.
-            RunStopped: as set, or after too many; the step has been written out.
+        The given state is frozen before the step, unless the response is a warning. Raises
+        RollbackDue: call `roll_back`; RunStopped: as set, or after too many; the step has been
+        written out.
         """
         if bad.response in ("warn", "skip"):
             done = "skipped, its update is not applied" if bad.response == "skip" else "a spike"

@@ -53,8 +53,7 @@ class Replay(NamedTuple):
 def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
     """Runs a dumped step of a task again, up to its gradients.
 
-    Raises:
-        UserError: the dump is damaged or not of this task.
+    Raises UserError: the dump is damaged or not of this task.
     """
     batch = read_tensors(folder, BATCH, record)
     state = read_tensors(folder, STATE, record, only=lambda name: not name.startswith("opt_state"))

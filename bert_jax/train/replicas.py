@@ -25,8 +25,7 @@ class ReplicaCheck:
     def check(self, state: TrainState, *, step: int) -> None:
         """Compares the replicas of the state after a step.
 
-        Raises:
-            RunStopped: some differ; the message names the devices and their processes.
+        Raises RunStopped: some differ; the message names the devices and their processes.
         """
         if self._every is None:
             return

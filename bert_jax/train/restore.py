@@ -21,10 +21,8 @@ def restore_or_initialise(
 ) -> tuple[TrainState, TrainProgress]:
     """Returns the last checkpoint's state and progress, or fresh ones where there is none.
 
-    `say` gets a line if the data have changed, and may.
-
-    Raises:
-        UserError: the checkpoint is of another model, or of other phases or data.
+    `say` gets a line if the data have changed, and may. Raises UserError: the checkpoint is of
+    another model, or of other phases or data.
     """
     step = spec.checkpoints.latest_step()
     if step is None:
@@ -40,8 +38,7 @@ def restore_or_initialise(
 def restore_state(checkpoints: Checkpointer, abstract: TrainState, *, step: int) -> TrainState:
     """Reads parameters and optimizer into the layout of `abstract`.
 
-    Raises:
-        UserError: a tensor is missing, unexpected, or of another shape or dtype.
+    Raises UserError: a tensor is missing, unexpected, or of another shape or dtype.
     """
     params = checkpoints.restore_params(abstract.params, step=step)
     return checkpoints.restore_optimizer(abstract, step=step)._replace(params=params)

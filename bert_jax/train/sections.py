@@ -195,8 +195,7 @@ class TrainSection(Section):
 def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> list[ScheduleSegment]:
     """Returns the run's schedule as segments of one warm-up and decay each.
 
-    Raises:
-        UserError: warm-up without a learning rate of its own, or longer than its segment.
+    Raises UserError: warm-up without a learning rate of its own, or longer than its segment.
     """
     segments: list[ScheduleSegment] = []
     for index, phase in enumerate(section.phases):

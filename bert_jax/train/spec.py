@@ -47,8 +47,7 @@ class BatchSource(Protocol):
     def check(self, position: DataPosition) -> int:
         """Returns the number of batches before a position.
 
-        Raises:
-            UserError: the position belongs to other data or settings.
+        Raises UserError: the position belongs to other data or settings.
         """
         ...
 
@@ -120,8 +119,7 @@ class TrainSpec:
 def check_batches(section: sections.TrainSection, mesh: Mesh) -> None:
     """Refuses batch sizes that do not divide evenly into devices and microbatches.
 
-    Raises:
-        UserError: naming the phase and the multiple that is allowed.
+    Raises UserError: naming the phase and the multiple that is allowed.
     """
     parts = batch_parts(mesh)
     for index, phase in enumerate(section.phases):

@@ -68,8 +68,7 @@ def _define(build: Callable[..., nnx.Module], owner: object) -> ModelDefinition:
 def abstract_params(model: ModelDefinition, mesh: Mesh) -> Params:
     """Returns the parameters' shapes, dtypes and layouts on a mesh.
 
-    Raises:
-        UserError: an axis of the mesh does not divide the parameter axis it splits.
+    Raises UserError: an axis of the mesh does not divide the parameter axis it splits.
     """
 
     def place(path: Any, leaf: Any, axes: Any) -> jax.ShapeDtypeStruct:
@@ -84,8 +83,7 @@ def abstract_state(
 ) -> TrainState:
     """Returns the state's shapes, dtypes and layouts: what is initialised, compiled for, restored.
 
-    Raises:
-        UserError: an axis of the mesh does not divide the parameter axis it splits.
+    Raises UserError: an axis of the mesh does not divide the parameter axis it splits.
     """
     everywhere = replicated(mesh)
     opt_state = optax.tree_map_params(

@@ -141,11 +141,7 @@ class Trackers:
 
 
 def require_trackers(names: Sequence[TrackerName], *, key: str) -> None:
-    """Refuses a tracker that is not installed, naming the setting's key.
-
-    Raises:
-        UserError: there is one.
-    """
+    """Refuses a tracker that is not installed; UserError: naming the setting's key."""
     for name in names:
         try:
             _library(name)

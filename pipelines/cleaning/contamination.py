@@ -39,10 +39,8 @@ def evaluation_texts(path: str) -> Iterator[list[str]]:
     """Yields the texts of each example of an evaluation file.
 
     A ``.tsv`` gives the fields of each row; a ``.json`` of SQuAD's form each question and each
-    context by itself; a ``.jsonl`` the strings of each object; any other file each line.
-
-    Raises:
-        UserError: the file cannot be read, or is JSON of another form.
+    context by itself; a ``.jsonl`` the strings of each object; any other file each line. Raises
+    UserError: the file cannot be read, or is JSON of another form.
     """
     suffix = bare_suffix(path)
     if suffix == ".json":
@@ -104,10 +102,8 @@ class OverlapRecord(Section):
 def build_index(section: ContaminationSection, directory: epath.PathLike) -> None:
     """Writes the n-grams of all evaluation files as an index that workers map into memory.
 
-    The directory appears atomically; an existing one is left as it is.
-
-    Raises:
-        UserError: a file is missing or cannot be read, or the disk is full.
+    The directory appears atomically; an existing one is left as it is. Raises UserError: a file is
+    missing or cannot be read, or the disk is full.
     """
     if is_whole(directory, last=_FILES):
         return

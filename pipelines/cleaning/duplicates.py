@@ -41,10 +41,8 @@ class SpillJob(NamedTuple):
 def spill_part(job: SpillJob) -> Tally:
     """Reads and cleans the documents of some parts and spills them to disk with their hashes.
 
-    The directory appears atomically; an existing one is left as it is.
-
-    Raises:
-        UserError: bad input, or a full disk.
+    The directory appears atomically; an existing one is left as it is. Raises UserError: bad input,
+    or a full disk.
     """
     target = epath.Path(job.directory)
     if is_made(target):  # made by another worker that was given the same job

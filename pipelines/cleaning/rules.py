@@ -167,8 +167,7 @@ class CorpusJob(NamedTuple):
 def corpus_documents(job: CorpusJob, tally: Tally) -> Iterator[tuple[str, Document]]:
     """Yields the id and the document of everything that passes the rules on single documents.
 
-    Raises:
-        UserError: bad input that is not to be skipped.
+    Raises UserError: bad input that is not to be skipped.
     """
     section = job.section
     problems = Problems(section.on_error)

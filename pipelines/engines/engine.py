@@ -22,10 +22,7 @@ def open_engine(
     """Returns an engine, to be used in a ``with`` block.
 
     Without ``workers`` there is a process for each core of this machine; ``directory`` is for an
-    engine's own files.
-
-    Raises:
-        UserError: settings that Beam does not take.
+    engine's own files. Raises UserError: settings that Beam does not take.
     """
     if name == "local":
         return WorkerPool(workers)

@@ -66,11 +66,8 @@ class WorkerPool:
     ) -> Iterator[tuple[Job, Result]]:
         """Yields every job with ``function(job)``, in the order in which they finish.
 
-        A worker must be able to import the function; jobs and results must be picklable.
-
-        Raises:
-            RunStopped: the system has killed a worker.
-            Exception: of the first job that raises.
+        A worker must be able to import the function; jobs and results must be picklable. Raises
+        RunStopped: the system has killed a worker; Exception: of the first job that raises.
         """
         if self._executor is None or len(jobs) < 2:
             for job in jobs:

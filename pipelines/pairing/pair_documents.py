@@ -88,10 +88,8 @@ def pair_documents(
 
     The seed decides every random choice, with the documents' keys and the settings. ``boost`` is a
     factor of ``dupe_factor``; the fraction of the product is the probability of one more pass over
-    a document. A document without a pass may still be a random next.
-
-    Raises:
-        ValueError: fewer documents than ``section.min_documents``.
+    a document. A document without a pass may still be a random next. Raises ValueError: fewer
+    documents than ``section.min_documents``.
     """
     if len(documents) < section.min_documents:
         raise ValueError(

@@ -72,11 +72,9 @@ def write_tfrecords(
     Row by row in a random order, round-robin over as many files as the split has shards. Each copy
     of an example has its own masks, a function of the seed, the copy and the example. The directory
     appears atomically. Each example is written ``copies`` times, of a validation split always once;
-    ``seed`` decides the order and the masks. Returns the records of each split.
-
-    Raises:
-        UserError: another pairing kind, an example longer than a row, the output exists already,
-            or the disk is full.
+    ``seed`` decides the order and the masks. Returns the records of each split. Raises UserError:
+    another pairing kind, an example longer than a row, the output exists already, or the disk is
+    full.
     """
     written = {}
     for dataset in datasets:

@@ -28,8 +28,7 @@ def read_languages(
 ) -> dict[str, LanguageCorpus]:
     """Returns the languages of a corpus, sorted by code; a single one if the settings name none.
 
-    Raises:
-        UserError: a language that the settings name has too few documents for training.
+    Raises UserError: a language that the settings name has too few documents for training.
     """
     summaries = dict(zip(parts, each(read_summary, parts), strict=True))
     found = {}

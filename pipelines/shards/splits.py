@@ -39,8 +39,7 @@ def count_shards(
 ) -> dict[str, int]:
     """Returns the number of shards of each split that the dataset is to have.
 
-    Raises:
-        UserError: a split or a shard would have fewer documents than its pairing needs.
+    Raises UserError: a split or a shard would have fewer documents than its pairing needs.
     """
     total = sum(sum(language.documents.values()) for language in languages.values())
     least = section.min_documents
@@ -75,8 +74,7 @@ def write_splits(
 ) -> dict[str, SplitRecord]:
     """Writes the shards that are not finished yet, and the lengths index of every split.
 
-    Raises:
-        UserError: see :func:`count_shards` and :func:`read_languages`, or a full disk.
+    Raises UserError: see :func:`count_shards` and :func:`read_languages`, or a full disk.
     """
     languages = read_languages(build.section, parts)
     counts = count_shards(build.section, languages)

@@ -23,8 +23,7 @@ _DESCRIPTION = (
 def write_metadata(directory: epath.Path, provenance: Provenance) -> None:
     """Writes ``features.json``, ``dataset_info.json`` and, last, ``provenance.json``.
 
-    Raises:
-        UserError: the disk is full.
+    Raises UserError: the disk is full.
     """
     import tensorflow_datasets as tfds
 

@@ -79,10 +79,8 @@ class _BucketFigures(NamedTuple):
 def write_shard(job: ShardJob) -> ShardSummary:
     """Pairs a shard's buckets and writes it, its lengths and its summary.
 
-    A shard that an earlier run has finished, and whose bytes still match, is left as it is.
-
-    Raises:
-        UserError: the disk is full. Nothing is left under the shard's name.
+    A shard that an earlier run has finished, and whose bytes still match, is left as it is. Raises
+    UserError: the disk is full. Nothing is left under the shard's name.
     """
     done = epath.Path(job.work) / f"{job.name}.json"
     target = epath.Path(job.target) / job.name

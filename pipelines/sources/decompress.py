@@ -53,8 +53,7 @@ def bare_suffix(path: str) -> str:
 def open_text(path: str) -> Iterator[BinaryIO]:
     """Opens a file's bytes, unpacked as its name says (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
 
-    Raises:
-        UserError: the file cannot be read or, on reading, is damaged or cut short.
+    Raises UserError: the file cannot be read or, on reading, is damaged or cut short.
     """
     packing = _PACKINGS.get(pathlib.PurePath(path).suffix)
     try:

@@ -126,11 +126,7 @@ class Problems:
         return len(self.listed) < MOST_LISTED
 
     def add(self, error: UserError) -> None:
-        """Notes that something was left out.
-
-        Raises:
-            UserError: ``error`` itself, where nothing may be left out.
-        """
+        """Notes what was left out; UserError: ``error`` itself, where nothing may be left out."""
         if self._on_error == "fail":
             raise error
         self.count += 1

@@ -61,10 +61,7 @@ def find_files(patterns: Sequence[str]) -> list[str]:
 
     Patterns are file names and globs (``*``, ``?``, ``[…]``, ``**`` for directories at any depth),
     local or ``gs://``. The files are sorted by name, each once, however many patterns name it.
-
-    Raises:
-        UserError: a missing file, a glob that matches no file, a directory, no pattern at
-            all.
+    Raises UserError: a missing file, a glob that matches no file, a directory, no pattern at all.
     """
     if not patterns:
         raise UserError("input: no file given; allowed: files and globs, also packed")
@@ -116,11 +113,8 @@ def read_lines(
 
     The file is UTF-8 text, packed if its name says so; ``start`` is where a line starts, ``stop``
     ``None`` the end. Longer lines than ``max_line_length``, which messages name as ``setting``, are
-    refused before they are read completely.
-
-    Raises:
-        UserError: bytes that are not UTF-8 (file and byte offset), or a line too long (file and
-            number).
+    refused before they are read completely. Raises UserError: bytes that are not UTF-8 (file and
+    byte offset), or a line too long (file and number).
     """
     with open_text(path) as file:
         if start:
@@ -181,10 +175,8 @@ def _too_long(path: str, offset: int, limit: int, setting: str) -> UserError:
 def relative_names(paths: Sequence[str], *, root: str | None) -> list[str]:
     """Returns the names of files below a root: ``["/d/a/x", "/d/b/x"] -> ["a/x", "b/x"]``.
 
-    Without a root, below the deepest directory that holds all of them.
-
-    Raises:
-        UserError: a file does not lie below ``root``.
+    Without a root, below the deepest directory that holds all of them. Raises UserError: a file
+    does not lie below ``root``.
     """
     split = [epath.Path(path).parts for path in paths]
     if root is None:

@@ -83,11 +83,9 @@ class Source(NamedTuple):
 def find_sources(section: SourcesSection, *, root: str | None, problems: Problems) -> list[Source]:
     """Returns what ``section.input`` names, in the order of the documents' ids.
 
-    With several languages, in the order of their codes. Unreadable files go to ``problems``.
-
-    Raises:
-        UserError: a missing file or dataset, a glob without files, an unknown split or feature or
-            language code, a language without files, a file of two languages.
+    With several languages, in the order of their codes. Unreadable files go to ``problems``. Raises
+    UserError: a missing file or dataset, a glob without files, an unknown split or feature or
+    language code, a language without files, a file of two languages.
     """
     files: list[tuple[str, str | None]] = []
     datasets: list[tuple[str, str | None]] = []
@@ -136,8 +134,7 @@ def read_documents(
 ) -> Iterator[Document]:
     """Yields the documents of a part, one in memory at a time.
 
-    Raises:
-        UserError: bad input that ``problems`` does not take.
+    Raises UserError: bad input that ``problems`` does not take.
     """
     try:
         yield from READERS[part.format].read(PartReading(part, section, problems))
@@ -148,10 +145,8 @@ def read_documents(
 def iter_text(section: SourcesSection, *, language: str | None = None) -> Iterator[str]:
     """Yields every line of the text of all sources, with one document in memory at a time.
 
-    Files of plain text are read line by line, blank lines included.
-
-    Raises:
-        UserError: bad input, where the settings do not skip it.
+    Files of plain text are read line by line, blank lines included. Raises UserError: bad input,
+    where the settings do not skip it.
     """
     problems = Problems(section.on_error)
     for source in find_sources(section, root=None, problems=problems):

@@ -51,8 +51,7 @@ def tokenise_corpus(
 ) -> Corpus:
     """Makes the tokenised parts that do not exist yet.
 
-    Raises:
-        UserError: bad input, two documents with one id, a full disk.
+    Raises UserError: bad input, two documents with one id, a full disk.
     """
     section, work = build.section, build.workspace.work
     groups = _groups(section, sources, problems)
@@ -82,11 +81,7 @@ def tokenise_corpus(
 
 
 def describe_corpus(parts: Sequence[epath.Path], *, unknown: int) -> CorpusRecord:
-    """Adds up the figures of all tokenised parts.
-
-    Raises:
-        UserError: there is no document with text.
-    """
+    """Adds up the figures of all tokenised parts; UserError: there is no document with text."""
     summaries = list(each(read_summary, parts))
     counts = np.zeros(1, np.int64)
     for part_counts in each(load_array, [part / "counts.npy" for part in parts]):

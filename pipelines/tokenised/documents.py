@@ -36,12 +36,7 @@ def write_arrays(file: BinaryIO, arrays: Sequence[np.ndarray]) -> None:
 
 @contextlib.contextmanager
 def open_documents(path: epath.PathLike) -> Iterator[DocumentsFile]:
-    """Opens a file that :func:`write_arrays` has written.
-
-    Raises:
-        ValueError: it is another file.
-        EOFError: it is cut short.
-    """
+    """Opens a file of :func:`write_arrays`; ValueError: another file; EOFError: it is cut short."""
     # Python's own open for local files, since it takes half the time.
     with epath.Path(path).open("rb") if is_remote(path) else open(os.fspath(path), "rb") as file:
         yield DocumentsFile(cast(BinaryIO, file))

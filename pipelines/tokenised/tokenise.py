@@ -54,11 +54,8 @@ def tokenise_part(job: TokeniseJob) -> PartSummary:
     """Reads, splits and encodes the documents of some parts and writes them as one directory.
 
     It holds a file of :class:`TokenisedDocuments` per split, sorted by key, and ``counts.npy``, how
-    often each id occurs. It appears atomically; an existing one is left as it is.
-
-    Raises:
-        UserError: bad input (see :func:`read_documents`), an id beyond the vocabulary, or a full
-            disk.
+    often each id occurs. It appears atomically; an existing one is left as it is. Raises UserError:
+    bad input (see :func:`read_documents`), an id beyond the vocabulary, or a full disk.
     """
     target = epath.Path(job.directory)
     if is_made(target):  # made by another worker that was given the same job

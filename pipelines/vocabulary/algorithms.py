@@ -176,10 +176,8 @@ def train_sentencepiece(
     ``lines`` is the folded text, at least one line, none longer than ``max_line_bytes`` in UTF-8:
     the library drops longer ones. ``size`` counts all pieces, reserved ones included;
     ``character_coverage`` is the share of the text's characters to have as pieces, 0 to 1. Returns
-    the serialised model; it has fewer pieces where the text gives no more.
-
-    Raises:
-        VocabularyTooSmall: the characters alone need more than ``size``.
+    the serialised model; it has fewer pieces where the text gives no more. Raises
+    VocabularyTooSmall: the characters alone need more than ``size``.
     """
     reserved = reserved_pieces(unused_slots)
     named = (PAD, UNK, CLS, SEP)

@@ -89,10 +89,7 @@ def sample_mixture(
     the bounds allow. A language whose share exceeds its text has all of it, as often as it fits,
     and a uniform sample for the rest. Each of ``languages`` opens its lines from the start. The
     bounds are those of :func:`sample_lines`, of all languages together; the same text and seed give
-    the same sample.
-
-    Raises:
-        UserError: a language has no text.
+    the same sample. Raises UserError: a language has no text.
     """
     sizes = {language: measure(open_lines()) for language, open_lines in languages.items()}
     if empty := [language for language, size in sizes.items() if not size.bytes]:

@@ -71,11 +71,9 @@ def train_vocab(
 
     The corpus is read line by line, once (twice for a mixture of languages), and only a bounded
     sample is kept. The same corpus and settings give the same tokenizer, which is returned as read
-    from ``section.output``.
-
-    Raises:
-        UserError: the input is missing, empty or not UTF-8; the text cannot give ``size`` pieces;
-            its characters do not fit into ``size``; the output cannot be written.
+    from ``section.output``. Raises UserError: the input is missing, empty or not UTF-8; the text
+    cannot give ``size`` pieces; its characters do not fit into ``size``; the output cannot be
+    written.
     """
     lines = _sample(section)
     if _drops_accents(section) and (warning := _lost_marks(lines)) is not None:

@@ -97,11 +97,7 @@ class MultipleChoiceSection(Section):
         return self
 
     def open(self, request: DataRequest) -> Family:
-        """Opens the tables.
-
-        Raises:
-            UserError: a file that `read_choices` refuses, a role without a file.
-        """
+        """Opens tables; UserError: a file that `read_choices` refuses, a role without a file."""
         splits: dict[str, ChoiceSplit] = {}
         notes: list[str] = []
         for role in request.roles:

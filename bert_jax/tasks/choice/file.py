@@ -44,11 +44,8 @@ def read_choices(path: Path | MemoryTable, columns: ChoiceColumns, *, labelled: 
     """Reads a table of questions.
 
     One without a header is a .csv or .tsv; in one that is to be `labelled`, every question must
-    have a label.
-
-    Raises:
-        UserError: as `read_table`; a column that is not there, no question, a line with too few or
-            too many fields, an empty choice, or a label that is none of the choices.
+    have a label. Raises UserError: as `read_table`; a column that is not there, no question, a line
+    with too few or too many fields, an empty choice, or a label that is none of the choices.
     """
     questions: list[ChoiceQuestion] = []
     for row in _table(path, columns):

@@ -74,11 +74,9 @@ class GlueSection(Section):
         """Opens the task.
 
         Labels have the names and the order of `TASKS`, or the model's own order if it has them in
-        another. Labels of a test set are read where its file has them.
-
-        Raises:
-            UserError: a file or column that is not there; a line that is no row; a label that is
-                missing in training or dev data, or unknown; a model with other labels.
+        another. Labels of a test set are read where its file has them. Raises UserError: a file or
+        column that is not there; a line that is no row; a label that is missing in training or dev
+        data, or unknown; a model with other labels.
         """
         layout = TASKS[self.name]
         task = SequenceTask(
@@ -151,10 +149,8 @@ def write_submission(
     from 0 to 5 for STS-B, 0 or 1 for the others. Once every task has written to the same
     directory, which is made if need be, the archive is what the leaderboard takes.
 
-    Returns the task's file and the archive.
-
-    Raises:
-        UserError: the split is no test set, or the place cannot be written to.
+    Returns the task's file and the archive. Raises UserError: the split is no test set, or the
+    place cannot be written to.
     """
     name = FILES.get((task, split))
     if name is None:

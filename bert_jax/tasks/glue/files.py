@@ -119,10 +119,8 @@ def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRow
 
     The file is a .tsv in the original layout, without quotes; or any other table with the columns
     of the task, also in memory. In one that is `labelled` the column of labels has to be there.
-
-    Raises:
-        UserError: no such file; a column that is not there; a line with another number of fields
-            than the header, where the original has none such.
+    Raises UserError: no such file; a column that is not there; a line with another number of fields
+    than the header, where the original has none such.
     """
     layout = TASKS[task]
     if isinstance(path, MemoryTable):

@@ -25,11 +25,8 @@ def read_tfds(task: str, role: str, data_dir: str | None) -> dict[str, GlueRows]
     """Returns the examples of a role by the split they make, in the order of their index.
 
     A dataset that is not there is downloaded and prepared by TFDS, in its own default directory
-    where `data_dir` is None.
-
-    Raises:
-        UserError: it is neither there nor can be prepared, or is not in a format that can be read
-            without TensorFlow.
+    where `data_dir` is None. Raises UserError: it is neither there nor can be prepared, or is not
+    in a format that can be read without TensorFlow.
     """
     split = _SPLITS[role]
     if task != "mnli" or role == "train":

@@ -55,8 +55,7 @@ class SquadSection(Section):
     def open(self, request: DataRequest) -> Family:
         """Reads the files of the roles asked for.
 
-        Raises:
-            UserError: a role without a file, a malformed file, or rows that hold no context.
+        Raises UserError: a role without a file, a malformed file, or rows that hold no context.
         """
         least = self.max_query_length + SPECIAL_PIECES + 1
         if request.max_length < least:

@@ -54,11 +54,8 @@ def read_squad(
 
     A file is of version 2.0 if it says so or if one of its questions has `is_impossible` set; it is
     taken for `version`, with "auto" for what it is. Where it `needs_answers`, a question that does
-    not tell its answers is a mistake.
-
-    Raises:
-        UserError: not such a file; an id that comes twice; a question without an answer in a file
-          taken for version 1.1; no question at all.
+    not tell its answers is a mistake. Raises UserError: not such a file; an id that comes twice; a
+    question without an answer in a file taken for version 1.1; no question at all.
     """
     path = epath.Path(path)
     try:
@@ -83,8 +80,7 @@ def read_squad(
 def questions_in_memory(table: MemoryTable, *, version: Literal["auto", "1.1", "2.0"]) -> SquadFile:
     """Returns the questions of a table: tuples (question, context), or dicts with these columns.
 
-    Raises:
-        UserError: a row without one of them; no row.
+    Raises UserError: a row without one of them; no row.
     """
     questions = []
     for row in table.named(("question", "context")):

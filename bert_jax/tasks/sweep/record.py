@@ -31,8 +31,7 @@ class SweepRecord:
     def __init__(self, root: epath.Path, *, settings: Mapping[str, Any], metric: str) -> None:
         """Reads what there is; `settings` are all that decides the sweep's numbers, nested.
 
-        Raises:
-            UserError: it holds a sweep of other settings, or a run that is no sweep.
+        Raises UserError: it holds a sweep of other settings, or a run that is no sweep.
         """
         self._root, self._settings, self._metric = root, dict(settings), metric
         self.done = False  # whether the best run has been written

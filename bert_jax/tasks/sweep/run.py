@@ -50,10 +50,7 @@ def plan(
     """Returns the runs that settings ask for, and the settings that say so themselves.
 
     `seeds` stands in place of `finetune.sweep.seeds`. Returns the settings with `seeds` in them;
-    with one run, the settings of that run.
-
-    Raises:
-        UserError: fewer than one seed.
+    with one run, the settings of that run. Raises UserError: fewer than one seed.
     """
     if seeds is not None:
         if seeds < 1:
@@ -76,12 +73,8 @@ def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: 
     """Runs all points that are not done yet, shows the table, and writes the best run.
 
     Takes what `plan` has returned. Returns the best run's step and figures, or that a signal
-    stopped the sweep.
-
-    Raises:
-        UserError: the configuration does not fit the data, the origin or the run directory, or
-            its runs cannot be compared.
-        RunStopped: no run ended with a figure.
+    stopped the sweep. Raises UserError: the configuration does not fit the data, the origin or the
+    run directory, or its runs cannot be compared; RunStopped: no run ended with a figure.
     """
     prepared = prepare(settings)
     if not prepared.family.dev:

@@ -66,11 +66,9 @@ class TableSection(Section):
 
         The kind of problem and the names of the labels are found in the training set, unless they
         are given. Without a dev set, one is split off the training set; it depends on the file's
-        rows and the seed alone.
-
-        Raises:
-            UserError: a file or column that is not there; a line that is no row; a label that is
-                missing, unknown or no number; fewer than two labels; a role without a file.
+        rows and the seed alone. Raises UserError: a file or column that is not there; a line that
+        is no row; a label that is missing, unknown or no number; fewer than two labels; a role
+        without a file.
         """
         found = _read(self, request)
         labelling, notes = _labelling(self, request, found)

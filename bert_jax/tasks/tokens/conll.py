@@ -63,12 +63,9 @@ def read_conll(path: Path, columns: ConllColumns, *, labelled: bool) -> ConllFil
 
     The layout of the CoNLL shared tasks of 2000 to 2003: lines that begin with ``-DOCSTART-``
     divide documents and are skipped. A file is labelled if every token has a label. Where it is to
-    be `labelled`, a token without a label is an error.
-
-    Raises:
-        UserError: no such file, not UTF-8, no sentence; a line with another number of columns than
-            the one before, without the token's or a required label's column, with an empty token or
-            without a required label.
+    be `labelled`, a token without a label is an error. Raises UserError: no such file, not UTF-8,
+    no sentence; a line with another number of columns than the one before, without the token's or a
+    required label's column, with an empty token or without a required label.
     """
     blocks = _read_blocks(path, columns)
     if not blocks:
@@ -104,10 +101,7 @@ def sentences_in_memory(table: MemoryTable) -> ConllFile:
     """Returns sentences of a table: each a text with spaces between its tokens, or its tokens.
 
     ``["EU rejects it", ("EU", "rejects")]``, or dicts with the column ``tokens``, and perhaps
-    ``labels``.
-
-    Raises:
-        UserError: a row that is no sentence; labels of some tokens only.
+    ``labels``. Raises UserError: a row that is no sentence; labels of some tokens only.
     """
     sentences = []
     for number, row in enumerate(table.rows, start=1):

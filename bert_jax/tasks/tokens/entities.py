@@ -30,10 +30,7 @@ def find_entities(labels: Sequence[str]) -> list[Entity]:
 
     Source: `startOfChunk` and `endOfChunk` of conlleval (Tjong Kim Sang and Buchholz, 2000) for B,
     I, E and O. It has no S, and no end between E and B or S, as BIOES needs them; both are as its
-    later versions in Python and seqeval have them.
-
-    Raises:
-        ValueError: a label of another form.
+    later versions in Python and seqeval have them. Raises ValueError: a label of another form.
     """
     spans: list[Entity] = []
     kind, start = None, 0  # of the span that is open; None: there is none

@@ -51,11 +51,8 @@ class TokenClassificationSection(Section):
         """Opens the files.
 
         Without labels of a model: those of the training set, sorted, completed by those of its
-        scheme (`complete_labels`).
-
-        Raises:
-            UserError: a file that `read_conll` refuses, a label that the scheme or the model does
-                not have, a stride longer than a window, a role without a file.
+        scheme (`complete_labels`). Raises UserError: a file that `read_conll` refuses, a label that
+        the scheme or the model does not have, a stride longer than a window, a role without a file.
         """
         room = request.max_length - 2
         stride = self.stride or -(-room // 2)

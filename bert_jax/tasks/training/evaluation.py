@@ -66,10 +66,7 @@ def evaluate_task(
     """Evaluates a checkpoint of a fine-tuned run on its task.
 
     `role` is "dev", or "test" where the test files are labelled; `batch_size`, in rows, does not
-    change the figures.
-
-    Raises:
-        UserError: the task has no such split, or one without labels.
+    change the figures. Raises UserError: the task has no such split, or one without labels.
     """
     if role not in ROLES:
         raise UserError(f"--split: found {role}, allowed: dev, test{did_you_mean(role, ROLES)}")
@@ -95,11 +92,7 @@ def _evaluation(
 
 
 def section_of(run: Run) -> FinetuneSection:
-    """Returns the settings that a run was fine-tuned with.
-
-    Raises:
-        UserError: it was not.
-    """
+    """Returns the settings that a run was fine-tuned with; UserError: it was not."""
     if not run.is_fine_tuned:
         raise UserError(
             f"{run.directory}: was not fine-tuned; `bert-jax predict` takes a run of `bert-jax "
@@ -119,11 +112,9 @@ def open_data(
     """Opens splits of a fine-tuned run's task, with the labels of its model.
 
     For `roles` and `input` see `DataRequest`. The dev evaluation of the checkpoint of this `step`
-    may have tuned a threshold; `task` takes the place of the run's own section.
-
-    Raises:
-        UserError: a file is not there or malformed; the task needs a threshold, and the checkpoint
-            was not evaluated on dev.
+    may have tuned a threshold; `task` takes the place of the run's own section. Raises UserError: a
+    file is not there or malformed; the task needs a threshold, and the checkpoint was not evaluated
+    on dev.
     """
     section = section_of(run)
     task = task or section.task

@@ -35,10 +35,8 @@ def run_finetuning(
     """Trains to the end, and writes figures, predictions and the report.
 
     The directory comes from `claim`; runs of a sweep share the predictor of dev splits.
-    `check_lock` raises RunStopped when another process has taken the directory.
-
-    Raises:
-        RunStopped: numbers went bad, see `bert_jax.train.recovery`.
+    `check_lock` raises RunStopped when another process has taken the directory. Raises RunStopped:
+    numbers went bad, see `bert_jax.train.recovery`.
     """
     with write_checkpoints(root, CheckpointSection(keep_last=1)) as checkpoints:
         spec = _train_spec(prepared, root, checkpoints, predictor, check_lock=check_lock)

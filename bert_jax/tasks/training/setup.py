@@ -126,11 +126,7 @@ class TrainingSetup(NamedTuple):
 
 
 def prepare(settings: FinetuneSettings) -> TrainingSetup:
-    """Opens the origin and the data, and checks that they and the devices fit together.
-
-    Raises:
-        UserError: they do not.
-    """
+    """Opens origin and data, and checks that they and the devices fit; UserError: they do not."""
     section = settings.finetune
     require_trackers(section.trackers, key="finetune.trackers")
     origin = open_run(settings.origin)
@@ -172,8 +168,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
 def claim(prepared: TrainingSetup) -> epath.Path:
     """Returns the run directory, made if it is not there.
 
-    Raises:
-        UserError: it holds a run of other settings, or another model.
+    Raises UserError: it holds a run of other settings, or another model.
     """
     settings = prepared.settings
     root = claim_run(

@@ -26,8 +26,7 @@ def read_objects(
 ) -> Iterator[Document]:
     """Yields what ``document`` makes of each line's object and its byte offset.
 
-    Raises:
-        UserError: a line too long or not in UTF-8.
+    Raises UserError: a line too long or not in UTF-8.
     """
     limit = reading.section.max_document_length
     lines = read_part(reading.part, max_line_length=limit, setting="max_document_length")

@@ -25,8 +25,7 @@ _ROWS_AT_A_TIME: Final = 256
 def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list[FilePart]:
     """Returns a part per row group.
 
-    Raises:
-        UserError: the file is damaged, or a column that the settings name is missing or no text.
+    Raises UserError: the file is damaged, or a column that the settings name is missing or no text.
     """
     del cutting
     with _open(path) as file:
@@ -47,11 +46,7 @@ def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list
 
 
 def read(reading: PartReading) -> Iterator[Document]:
-    """Yields the documents of a row group.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Yields the documents of a row group; UserError: the file is damaged."""
     part = reading.part
     with _open(part.path, pre_buffer=False, buffer_size=1 << 20) as file:
         before = sum(file.metadata.row_group(g).num_rows for g in range(part.start))

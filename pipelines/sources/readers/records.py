@@ -81,10 +81,8 @@ def record_document(
     ``{"text": "One.\n\nTwo.", "id": 7}, id_field="id" -> Document(0, ["One.", "Two."], id="7")``
 
     ``place`` is the byte offset or number in the file, for a document without an id; the id's field
-    holds a string or an integer.
-
-    Raises:
-        UserError: a missing field or another type; the message begins with the field's name.
+    holds a string or an integer. Raises UserError: a missing field or another type; the message
+    begins with the field's name.
     """
     text = _field(record, text_field)
     given = None
@@ -108,8 +106,7 @@ def named_fields(section: SourcesSection) -> dict[str, str]:
 def check_fields(path: str, section: SourcesSection, *, allowed: Iterable[str], kind: str) -> None:
     """Makes sure that the fields to read exist; ``kind`` is what the format calls a field.
 
-    Raises:
-        UserError: one does not.
+    Raises UserError: one does not.
     """
     names = list(allowed)
     for setting, name in named_fields(section).items():

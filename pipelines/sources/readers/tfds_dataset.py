@@ -34,10 +34,8 @@ def find_dataset(name: str) -> str:
     """Returns a dataset's directory: ``"ag_news_subset" -> "/data/ag_news_subset/1.0.0"``.
 
     The name is such a directory, local or ``gs://``, or that of a dataset that is prepared in
-    TFDS's own directory (``TFDS_DATA_DIR``). Nothing is downloaded.
-
-    Raises:
-        UserError: there is no such dataset.
+    TFDS's own directory (``TFDS_DATA_DIR``). Nothing is downloaded. Raises UserError: there is no
+    such dataset.
     """
     if is_dataset(name):
         return str(epath.Path(name).expanduser())
@@ -60,8 +58,7 @@ def describe(path: str, section: SourcesSection) -> tuple[str, int, float]:
 
     ``("wikipedia/20230601.en/1.0.0/train", 21_000_000_000, 1_700_000_000.0)``: since 1970.
 
-    Raises:
-        UserError: there is no such split or feature, or the dataset is damaged.
+    Raises UserError: there is no such split or feature, or the dataset is damaged.
     """
     builder = _builder(path)
     splits = builder.info.splits

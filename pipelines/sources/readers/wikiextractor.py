@@ -47,10 +47,7 @@ def read(reading: PartReading) -> Iterator[Document]:
     """Yields the documents of a part without their titles, the first line of each.
 
     The page id is the document's id. Entities such as ``&lt;``, which WikiExtractor writes by
-    default, become characters.
-
-    Raises:
-        UserError: text outside a document, or one without an end.
+    default, become characters. Raises UserError: text outside a document, or one without an end.
     """
     if reading.part.variant == _JSON:
         return read_objects(reading, _json_document)

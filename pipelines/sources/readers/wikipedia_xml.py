@@ -46,10 +46,8 @@ def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -
     Left out: templates, tables, lists, headings, references, pictures with their captions, and
     categories, so that only text passages stay (BERT paper, section 3.1). Links to the namespaces
     of files and categories, dropped by their lower-case names in the wiki's language and in
-    English, go with all that they hold.
-
-    Raises:
-        UserError: it is nested too deep, or begins very much that it never ends.
+    English, go with all that they hold. Raises UserError: it is nested too deep, or begins very
+    much that it never ends.
     """
     _refuse_unended(wikitext)
     try:
@@ -129,8 +127,7 @@ def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list
 def read(reading: PartReading) -> Iterator[Document]:
     """Yields the articles (namespace 0) that are no redirects, with the page id and the title.
 
-    Raises:
-        UserError: the file is no dump, damaged or cut short.
+    Raises UserError: the file is no dump, damaged or cut short.
     """
     dropped, most = {"file", "image", "category"}, reading.section.max_document_length
     return reading.documents(
