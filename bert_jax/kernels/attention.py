@@ -145,12 +145,9 @@ class _Kernel:
     def __call__(
         self, operands: tuple[Array, ...], names: tuple[str, ...], *, results: tuple[str, ...]
     ) -> tuple[Array, ...]:
-        """Returns the results.
+        """Returns the results, by their names; the words are the first operand.
 
-        Args:
-            operands: the words first.
-            names: of each, in `_AXES`; a gradient has that of its array.
-            results: their names.
+        Each operand has its name in `_AXES`; a gradient has that of its array.
         """
 
         def run(*arrays: Array) -> tuple[Array, ...]:

@@ -19,21 +19,13 @@ _MOST_ROWS: Final = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a kernel is compiled for.
+    """What a kernel is compiled for."""
 
-    Attributes:
-        batch: rows of a device.
-        length: tokens of a row, as the caller has them.
-        heads: of a device.
-        columns: of a head.
-        rate: of dropout; 0 draws nothing.
-    """
-
-    batch: int
-    length: int
-    heads: int
-    columns: int
-    rate: float
+    batch: int  # rows of a device
+    length: int  # tokens of a row, as the caller has them
+    heads: int  # of a device
+    columns: int  # of a head
+    rate: float  # of dropout; 0 draws nothing
 
     @property
     def padded(self) -> int:

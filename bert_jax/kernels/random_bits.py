@@ -51,9 +51,7 @@ _WHOLE: Final = np.float32(2**23)
 def tile_seeds(key: Array, tiles: tuple[int, ...]) -> Array:
     """Returns two random words for every tile, of its rows and of its columns: int32 [2, *tiles].
 
-    Args:
-        key: of threefry, which gives the same numbers on every backend and mesh.
-        tiles: the leading axes of an array, all but the last two.
+    `key`: of threefry, the same on every backend and mesh; `tiles`: all axes but the last two.
     """
     return jax.random.bits(key, (2, *tiles)).astype(jnp.int32)
 
@@ -62,10 +60,7 @@ def line_words(line: Array, seed: Array) -> Array:
     """Returns random int32 for rows or columns, of the operands' common shape.
 
     An element's word is the upper 12 bits of its row's times its column's.
-
-    Args:
-        line: number of each in its tile.
-        seed: of `tile_seeds`.
+    `line`: the number of each in its tile; `seed`: of `tile_seeds`.
     """
     word = line + seed
     for shift, multiplier in _ROUNDS:

@@ -24,10 +24,7 @@ def attention_maps(
     states that enter each layer. All maps lie in memory together, layers · B · heads · L² numbers:
     for a few sentences, not for a data set.
 
-    Args:
-        model: with its parameters.
-        batch: `input_ids`, `token_type_ids`, `segment_ids` int32 [B, L]; `position_ids` int32
-            [B, L] where several examples share a row.
+    The batch is as for `Bert.hidden`.
     """
     entering_NBLD = model.every_layer(batch)[:-1]
     attention_def, stacked = nnx.split(model.encoder.layers.attention)

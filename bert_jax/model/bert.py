@@ -61,10 +61,8 @@ class Bert(nnx.Module):
     ) -> Float[Array, "batch length hidden"]:
         """Returns the last layer's hidden states.
 
-        Args:
-            batch: `input_ids`, `token_type_ids`, `segment_ids` int32 [B, L]; `position_ids` int32
-                [B, L] where several examples share a row.
-            dropout_key: None in evaluation.
+        The batch has `input_ids`, `token_type_ids` and `segment_ids`, int32 [B, L], and where
+        several examples share a row `position_ids`, the same. `dropout_key`: None in evaluation.
         """
         return self.encoder(
             batch["input_ids"],
@@ -82,9 +80,7 @@ class Bert(nnx.Module):
     ) -> Float[Array, "states batch *rest"]:
         """Returns the embeddings' output and every layer's: [layers + 1, B, L, D], no dropout.
 
-        Args:
-            batch: as for `hidden`.
-            read: what to keep of one state [B, L, D].
+        The batch is as for `hidden`; `read` says what to keep of one state [B, L, D].
         """
         return self.encoder.every_layer(
             batch["input_ids"],
@@ -110,11 +106,7 @@ class Bert(nnx.Module):
 
         [B, labels] for sequence classification, [B, 1] for a choice, [B, L, labels] for token
         classification, [B, L, 2] (start, end) for question answering.
-
-        Args:
-            hidden_BLD: of `hidden`.
-            dropout_key: of the head's own dropout, which question answering has none of; None in
-                evaluation.
+        The key is of the head's own dropout, which question answering lacks; None in evaluation.
         """
         read = self.pooler(hidden_BLD[:, :1]) if self.heads.reads_pooled else hidden_BLD
         if self.heads.task != "question_answering":

@@ -201,11 +201,8 @@ class ModelSection(Section):
 def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architecture:
     """Returns the architecture a section describes, for a tokenizer's vocabulary.
 
-    Args:
-        section: exactly one of `size` and `bert_config`, or all four of
-            `architecture`'s hidden_size, num_hidden_layers, num_attention_heads and
-            intermediate_size.
-        vocab_size: pieces of the tokenizer.
+    The section has exactly one of `size` and `bert_config`, or all four of `architecture`'s
+    hidden_size, num_hidden_layers, num_attention_heads and intermediate_size.
 
     Raises:
         UserError: sizes missing or contradictory, heads that do not divide the hidden size, an

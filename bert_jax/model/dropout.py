@@ -27,10 +27,7 @@ TileFactors: TypeAlias = tuple[Factors, Factors]  # of rows, of columns
 def dropout(x: Array, rate: float, key: Array | None) -> Array:
     """Returns `x` with elements dropped at `rate` and the rest scaled up.
 
-    Args:
-        x: any activation [*tiles, rows, width].
-        rate: share of elements set to zero.
-        key: a threefry key, or None to leave `x` as it is (evaluation).
+    `x` is any activation [*tiles, rows, width]; `key` of threefry, or None in evaluation: all stay.
     """
     if key is None or rate == 0.0:
         return x

@@ -54,13 +54,7 @@ def layer_norm(x: Array, scale: Array, bias: Array, eps: float, dtype: DTypeLike
     """Returns ``(x − mean) / √(variance + eps) · scale + bias`` over the last axis.
 
     Source: arXiv 1607.06450.
-
-    Args:
-        x: [..., D].
-        scale: float32 [D].
-        bias: float32 [D].
-        eps: beside the variance.
-        dtype: of the result.
+    `x`: [..., D]; `scale` and `bias`: float32 [D]; `dtype`: of the result.
     """
     return _norm_forward(x, scale, bias, eps, dtype)[0]
 

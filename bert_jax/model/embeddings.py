@@ -42,11 +42,8 @@ class Embeddings(nnx.Module):
     ) -> Float[Array, "batch length hidden"]:
         """Returns the first layer's input.
 
-        Args:
-            input_ids: pieces.
-            token_type_ids: 0 in the first span, 1 in the second; ignored with one type.
-            position_ids: positions within each packed example; None means 0 … length−1.
-            dropout_key: None in evaluation.
+        Token types: 0 in the first span, 1 in the second; ignored with one type. Positions: within
+        each packed example; None means 0 … length−1. `dropout_key`: None in evaluation.
         """
         # The lookup wants whole rows; under fsdp this is where the table is gathered.
         x_BLD = constrain(self.word[...], "vocab", "hidden")[input_ids]

@@ -88,12 +88,7 @@ class Encoder(nnx.Module):
     ) -> Float[Array, "batch length hidden"]:
         """Returns the last layer's hidden states.
 
-        Args:
-            input_ids: pieces.
-            token_type_ids: 0 in the first span, 1 in the second.
-            segment_ids: the packed example each token belongs to; 0 for padding.
-            position_ids: None for one example per row.
-            dropout_key: None in evaluation.
+        `segment_ids`: the packed example of each token, 0 for padding. The rest: see `Embeddings`.
         """
         x_BLD = self.embeddings(
             input_ids, token_type_ids, position_ids, dropout_key=subkey(dropout_key, 0)
@@ -112,13 +107,8 @@ class Encoder(nnx.Module):
     ) -> Float[Array, "states batch *rest"]:
         """Returns the embeddings' output and every layer's: [layers + 1, B, L, D], no dropout.
 
-        Args:
-            input_ids: pieces.
-            token_type_ids: 0 in the first span, 1 in the second.
-            segment_ids: the packed example each token belongs to; 0 for padding.
-            position_ids: None for one example per row.
-            read: what to keep of one state [B, L, D]; a mean over L keeps the others from ever
-                lying in memory together.
+        The inputs are those of `__call__`. `read` says what to keep of one state [B, L, D]; a mean
+        over L keeps the others from ever lying in memory together.
         """
         x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, dropout_key=None)
         _, read_layers = self._scan(x_BLD, segment_ids, read, dropout_key=None)

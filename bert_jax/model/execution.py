@@ -30,10 +30,7 @@ class AttentionChoice(NamedTuple):
 def choose_attention(asked: AttentionName, device: Any, *, longest: int) -> AttentionChoice:
     """Returns what a setting comes to: ``("fused", "one kernel on TPU v5 lite")``.
 
-    Args:
-        asked: the setting.
-        device: one of those that the step will run on.
-        longest: tokens of the longest rows.
+    `device`: one of those that the step will run on; `longest`: tokens of the longest rows.
 
     Raises:
         UserError: `fused` where its kernel cannot run.
@@ -65,11 +62,7 @@ def resolve_execution(
 ) -> Execution:
     """Returns how a train step is executed, with nothing left to choose.
 
-    Args:
-        execution: as configured.
-        architecture: of the model.
-        mesh: that the step will run on.
-        longest: tokens of the longest rows.
+    `mesh`: that the step will run on; `longest`: tokens of the longest rows.
 
     Raises:
         UserError: `fused` where its kernel cannot run.

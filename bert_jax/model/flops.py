@@ -10,12 +10,7 @@ def forward_flops(
 
     A product of [m, k] with [k, n] counts 2·m·k·n; lookups, softmax, LayerNorm and GELU are left
     out, as in PaLM's definition of MFU (arXiv 2204.02311, appendix B).
-
-    Args:
-        architecture: sizes.
-        seq_length: positions of the row, padding included.
-        predictions: masked positions.
-        examples: [CLS] tokens in the row.
+    `seq_length` counts padding too, `predictions` masked positions, `examples` [CLS] tokens.
     """
     width, inner = architecture.hidden_size, architecture.intermediate_size
     projections = 2 * seq_length * (4 * width * width + 2 * width * inner)

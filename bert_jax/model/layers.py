@@ -118,12 +118,9 @@ def product(
     would have it, the sum over the devices that share the rows would be taken in bfloat16: the
     compiler sums what a product gives, and casts afterwards.
 
-    Args:
-        rows: [N, I].
-        kernel: float32 [I, O].
-        dtype: of the result.
-        gradient_dtype: in which the kernel's gradient is summed over devices.
-        axes: what the kernel's axes mean where it is multiplied; None to leave it as it lies.
+    `rows`: [N, I]; `kernel`: float32 [I, O]; `dtype`: of the result; `gradient_dtype`: in which the
+    kernel's gradient is summed over devices; `axes`: what the kernel's axes mean where it is
+    multiplied, None to leave it as it lies.
     """
     del gradient_dtype
     return jnp.matmul(rows, _placed(kernel, rows, axes), preferred_element_type=dtype)
@@ -176,10 +173,8 @@ def project_each(x: Array, kernels: tuple[Array, ...], gradient_dtype: Dtype) ->
     Backwards it is one product of all gradients, stacked in front. So is the gradient of `x` a
     single sum, which a tensor axis takes over devices once and not for every kernel.
 
-    Args:
-        x: [B, L, I].
-        kernels: float32 [I, O] each.
-        gradient_dtype: in which their gradients are summed over devices.
+    `x`: [B, L, I]; `kernels`: float32 [I, O] each; their gradients are summed over devices in
+    `gradient_dtype`.
     """
     return _project_each_forward(x, kernels, gradient_dtype)[0]
 

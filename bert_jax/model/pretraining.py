@@ -28,10 +28,8 @@ class BertForPretraining(Bert):
     ) -> PretrainingLogits:
         """Returns the logits of a batch of rows.
 
-        Args:
-            batch: as `Bert.hidden` takes it, `masked_lm_positions` int32 [B, P] and
-                `cls_positions` int32 [B, E].
-            dropout_key: None in evaluation.
+        The batch is as for `Bert.hidden`, with `masked_lm_positions` int32 [B, P] and
+        `cls_positions` int32 [B, E]. `dropout_key`: None in evaluation.
         """
         hidden_BLD = self.hidden(batch, dropout_key=dropout_key)
         cls_BED = gather_positions(hidden_BLD, batch["cls_positions"])

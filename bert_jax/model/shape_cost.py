@@ -37,12 +37,6 @@ def training_cost(
     """Returns what decides how many shapes the batches of a fine-tuning run have.
 
     Estimates: being wrong by half costs seconds.
-
-    Args:
-        architecture: of the model.
-        mesh: the run's devices.
-        max_length: positions of its longest rows.
-        epochs: of the run.
     """
     flops = train_flops(architecture, seq_length=max_length, predictions=0) / max_length
     program = _CPU_STEP if _on_cpu(mesh) else _ACCELERATOR_STEP
@@ -54,11 +48,7 @@ def inference_cost(
 ) -> ShapeCost:
     """Returns what decides how many lengths rows are padded to for a forward pass.
 
-    Args:
-        architecture: of the model.
-        mesh: to compute on.
-        max_length: positions of the longest rows.
-        passes: how often every row will come, as in a run that evaluates after every epoch.
+    Every row will come `passes` times, as in a run that evaluates after every epoch.
     """
     flops = forward_flops(architecture, seq_length=max_length, predictions=0) / max_length
     program = _CPU_FORWARD if _on_cpu(mesh) else _ACCELERATOR_FORWARD

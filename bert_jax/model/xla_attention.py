@@ -32,14 +32,8 @@ def xla_attention(
     softmax(q·kᵀ/√K) in float32 over the keys of the query's own segment, dropout on the
     probabilities, times v (google-research/bert `modeling.py`, `attention_layer`).
 
-    Args:
-        q_BLHK: queries.
-        k_BLHK: keys.
-        v_BLHK: values.
-        segment_ids: 1, 2, … for the packed example a token belongs to, 0 for padding. A token
-            attends to its own segment only.
-        dropout_rate: share of probabilities dropped.
-        dropout_key: None in evaluation.
+    `segment_ids`: 1, 2, … for the packed example a token belongs to, 0 for padding; a token attends
+    to its own segment only. `dropout_key`: None in evaluation.
     """
     batch, length, heads, _ = q_BLHK.shape
     factors = None

@@ -38,12 +38,7 @@ Axes = Any  # a nested dict of LogicalAxes
 
 
 def make_schedule(section: FinetuneOptimizerSection, *, total_steps: int) -> Schedule:
-    """Returns the learning rate by step.
-
-    Args:
-        section: the schedule's name and constants.
-        total_steps: of the whole run, at least 1.
-    """
+    """Returns the learning rate by step of a run of `total_steps`, at least 1."""
     peak = section.learning_rate
     if section.schedule == "slanted_triangular":
         return slanted_triangular(
@@ -64,11 +59,7 @@ def make_finetune_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer; `update` is given the learning rate, as that of `make_optimizer`.
 
-    Args:
-        section: the optimizer's constants.
-        axes: the logical axes of every parameter.
-        depth: layers of the encoder.
-        steps_per_epoch: optimizer steps of an epoch.
+    `axes`: the logical axes of every parameter; `depth`: layers of the encoder.
 
     Raises:
         UserError: `freeze` names what the model does not have.
@@ -101,11 +92,6 @@ def first_steps(
     ``{"embeddings": None, "layers.0": 20, "layers.1": 10, "pooler": 0, "heads": 0}``. A run that
     ends before the largest of them never trains that unit.
 
-    Args:
-        section: what is frozen, and when it is unfrozen.
-        depth: layers of the encoder.
-        steps_per_epoch: optimizer steps of an epoch.
-
     Raises:
         UserError: `freeze` names what no encoder of this depth has.
     """
@@ -121,11 +107,6 @@ def frozen_parameters(section: FinetuneOptimizerSection, axes: Axes, *, depth: i
 
     A loss whose parameters pass through `jax.lax.stop_gradient` where this is True has no backward
     pass below what trains. A parameter that holds all layers is True only if all are frozen.
-
-    Args:
-        section: what is frozen.
-        axes: the logical axes of every parameter.
-        depth: layers of the encoder.
 
     Raises:
         UserError: `freeze` names what no encoder of this depth has.

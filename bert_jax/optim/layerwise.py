@@ -1,4 +1,8 @@
-"""Gradient transformations that treat the units of a model differently; see `units`."""
+"""Gradient transformations that treat the units of a model differently; see `units`.
+
+`units` is the unit of every parameter, from `unit_of_parameters`; `trains_from` the step from which
+each unit trains: int32 [units], from `unfreeze_schedule`.
+"""
 
 from typing import Any
 
@@ -11,12 +15,7 @@ from bert_jax.optim.units import NEVER
 
 
 def scale_by_unit(factors: np.ndarray, units: Any) -> optax.GradientTransformation:
-    """Multiplies every update by its unit's factor.
-
-    Args:
-        factors: float [units].
-        units: the unit of every parameter, from `unit_of_parameters`.
-    """
+    """Multiplies every update by its unit's factor, of `factors` float [units]."""
     factors = factors.astype(np.float32)
 
     def scale(updates: optax.Updates, params: optax.Params | None = None) -> optax.Updates:
@@ -31,10 +30,6 @@ def mask_frozen_updates(trains_from: np.ndarray, units: Any) -> optax.GradientTr
 
     A parameter frozen for good gets zeros that depend on nothing, so that the compiler drops what
     would have computed them: below the lowest unit that trains there is no backward pass.
-
-    Args:
-        trains_from: the step from which each unit trains: int32 [units], from `unfreeze_schedule`.
-        units: the unit of every parameter, from `unit_of_parameters`.
 
     Returns:
         A transformation that counts steps in an `optax.ScaleByScheduleState` where some unit
@@ -79,14 +74,7 @@ def scale_by_unfrozen_adam(
     Adam would, its first step is 2.5 times and its tenth 5.2 times what a fresh Adam takes under
     a constant gradient (the limits are 3.2 and 6.5), which is the instability that bias
     correction is there to prevent (arXiv 2006.05987). From its own count it is a fresh Adam.
-
-    Args:
-        trains_from: the step from which each unit trains: int32 [units], from `unfreeze_schedule`.
-            Until then its gradients have to be zeros.
-        units: the unit of every parameter, from `unit_of_parameters`.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
-        eps: added to the root of the corrected second moment.
+    Until a unit trains, its gradients have to be zeros.
     """
 
     def update(

@@ -34,11 +34,7 @@ def make_optimizer(section: OptimizerSection, axes: Axes) -> optax.GradientTrans
     """Returns clip → moments → decay (→ trust ratio) → −learning rate.
 
     ``update(…, learning_rate=rate)``: the rate comes from outside, see `scale_by_given_rate`.
-
-    Args:
-        section: which optimizer, and its constants.
-        axes: the logical axes of every parameter; LAMB needs them to keep the layers of a
-            stacked parameter apart.
+    LAMB needs the axes, of every parameter, to keep the layers of a stacked parameter apart.
     """
     needed = tuple(flatten_dict(axes or {}).items()) if section.name == "lamb" else ()
     return _make_optimizer(without(section, "learning_rate", "warmup_steps"), needed)
@@ -158,13 +154,7 @@ def schedule_count(opt_state: Any) -> jax.Array:
 
 
 def with_moments(opt_state: Any, moments: MomentsState, *, step: int) -> Any:
-    """Returns a state of `make_optimizer` after so many steps elsewhere.
-
-    Args:
-        opt_state: fresh, without bias correction.
-        moments: of those steps.
-        step: how many there were, which the schedule goes on from.
-    """
+    """Returns a fresh `opt_state`, without bias correction, as after `step` steps elsewhere."""
     count = jnp.asarray(step, jnp.int32)
 
     def renew(part: Any) -> Any:

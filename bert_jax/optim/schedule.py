@@ -25,12 +25,7 @@ class _Row(NamedTuple):
 
 
 def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
-    """Returns the rate of an update, float32, in the shape of `count`.
-
-    Args:
-        schedule: from one of the functions below.
-        count: updates before it, int32 of any shape.
-    """
+    """Returns the rate of an update, float32, in the shape of `count`: int32, updates before it."""
     count, schedule = jnp.asarray(count, jnp.float32), jnp.asarray(schedule)
     later = schedule[1:, _Row._fields.index("begin")]
     row = _Row(*jnp.moveaxis(schedule[(count[..., None] >= later).sum(-1)], -1, 0))
@@ -46,9 +41,6 @@ def linear_schedule(segments: Sequence[ScheduleSegment]) -> Schedule:
     The decay is a line from `peak` at step 0 to 0 at the last step, and warm-up replaces its
     first part (google-research/bert `optimization.py`): after warm-up the rate goes on at
     ``peak · (1 − warmup/steps)``, not at the peak.
-
-    Args:
-        segments: steps, peak rate and warm-up steps of each, one after the other.
     """
     rows: list[_Row] = []
     begin = 0
@@ -66,12 +58,7 @@ def warmup_linear(*, peak: float, steps: int, warmup_steps: int) -> Schedule:
     Hugging Face's `get_linear_schedule_with_warmup`, under which published fine-tuning figures
     were made. `linear_schedule` is that of google-research/bert: its line starts at step 0 and
     warm-up hides its beginning, so it never reaches the peak and is lower by warmup/steps of it
-    where warm-up ends.
-
-    Args:
-        peak: the highest rate.
-        steps: of the whole run; from there on the rate is 0.
-        warmup_steps: at most `steps`; 0 starts at the peak.
+    where warm-up ends. `warmup_steps` is at most `steps`; 0 starts at the peak.
     """
     fall = max(1, steps - warmup_steps)
     return np.array([_Row(warmup=warmup_steps, end=steps, fall=fall, height=peak)], np.float32)
@@ -81,10 +68,7 @@ def warmup_constant(*, peak: float, warmup_steps: int) -> Schedule:
     """Returns a rise from 0 to the peak over the warm-up, then the peak.
 
     ``warmup_constant(peak=1, warmup_steps=2)`` at steps 0 to 4 → 0, 0.5, 1, 1, 1
-
-    Args:
-        peak: the highest rate.
-        warmup_steps: 0 for the peak throughout.
+    Without warm-up it is the peak throughout.
     """
     return np.array([_Row(warmup=warmup_steps, end=math.inf, fall=1, height=peak)], np.float32)
 
@@ -98,13 +82,7 @@ def slanted_triangular(*, peak: float, steps: int, cut_fraction: float, ratio: f
     Source: arXiv 1801.06146, equation 3. Its fall ends at ``cut / cut_fraction``, which is the
     last step only where ``cut_fraction · steps`` is whole; otherwise it ends earlier and the rate
     goes on to below zero (19 steps with a fraction of 0.1 end at −30/32). Here the fall ends at
-    the last step.
-
-    Args:
-        peak: the highest rate.
-        steps: of the whole run.
-        cut_fraction: the rise's part of the steps, rounded down to whole ones.
-        ratio: of the peak to the lowest rate.
+    the last step. The rise's part of the steps, `cut_fraction`, is rounded down to whole ones.
     """
     cut, low = math.floor(steps * cut_fraction), peak / ratio
     row = _Row(warmup=cut, end=steps, fall=max(1, steps - cut), height=peak - low, low=low)

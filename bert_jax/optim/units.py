@@ -35,10 +35,6 @@ def unit_of_parameters(axes: Any, *, depth: int) -> Any:
     ``{"encoder": {"layers": {"kernel": ("layers", "embed", "mlp")}}}`` of two layers →
     ``{"encoder": {"layers": {"kernel": [[[1]], [[2]]]}}}``
 
-    Args:
-        axes: the logical axes of every parameter, as nested dicts.
-        depth: layers of the encoder.
-
     Returns:
         The same nested dicts of indices into `unit_names`, int32, in shapes that broadcast
         against the parameters: [] or, where a parameter holds all layers, [depth, 1, …].
@@ -70,10 +66,8 @@ def frozen_units(names: Sequence[str], *, depth: int) -> np.ndarray:
 
     ``("embeddings", "layers.0-1")`` of three layers → ``[True, True, True, False, False, False]``
 
-    Args:
-        names: "embeddings", "encoder" (the embeddings and all layers), "pooler", "layers.N" or
-            "layers.N-M" (from 0, both included).
-        depth: layers of the encoder.
+    The names are "embeddings", "encoder" (the embeddings and all layers), "pooler", "layers.N" or
+    "layers.N-M" (from 0, both included).
 
     Raises:
         UserError: a name that is none of these.
@@ -91,11 +85,7 @@ def unfreeze_schedule(frozen: np.ndarray, *, depth: int, unfreeze_steps: int | N
 
     Source: gradual unfreezing, arXiv 1801.06146 section 3.3; heads and pooler train
     first, then one unit more from the top each time, the embeddings last.
-
-    Args:
-        frozen: from `frozen_units`.
-        depth: layers of the encoder.
-        unfreeze_steps: steps from one unit to the next; None to train all from the start.
+    `unfreeze_steps` lie between one unit and the next; None trains all from the start.
     """
     steps = unit_heights(depth).astype(np.int64) * (unfreeze_steps or 0)
     return np.where(frozen, NEVER, np.minimum(steps, NEVER)).astype(np.int32)

@@ -46,51 +46,29 @@ _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DevicePlacement:
-    """Where the devices of a program are.
+    """Where the devices of a program are."""
 
-    Attributes:
-        topology: of one slice.
-        mesh: axis → size, in the order in which devices are numbered.
-        coordinates: of each device's chip in its slice.
-        slices: of each device.
-    """
-
-    topology: TpuTopology
-    mesh: Mapping[str, int]
-    coordinates: Sequence[Sequence[int]]
-    slices: Sequence[int]
+    topology: TpuTopology  # of one slice
+    mesh: Mapping[str, int]  # axis → size, in the order in which devices are numbered
+    coordinates: Sequence[Sequence[int]]  # of each device's chip in its slice
+    slices: Sequence[int]  # of each device
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One collective of the program's text.
+    """One collective of the program's text."""
 
-    Attributes:
-        name: of the instruction.
-        kind: one of `KINDS`.
-        trips: how often one run executes it.
-        bytes: of the whole array that a group shares, once.
-        dtypes: of its arrays.
-        axes: mesh axes over which a group extends.
-        group: devices of a group.
-        link: ``ICI``, or ``DCN`` where groups cross slices.
-        seconds: of one execution, estimated, with nothing beside it.
-        hidden_cycles: of one execution, that the core computes meanwhile; of several in flight at
-            once each has its part.
-        line: of our source.
-    """
-
-    name: str
-    kind: str
-    trips: int
-    bytes: int
-    dtypes: tuple[str, ...]
-    axes: tuple[str, ...]
-    group: int
-    link: str
-    seconds: float
-    hidden_cycles: int
-    line: str
+    name: str  # of the instruction
+    kind: str  # one of `KINDS`
+    trips: int  # how often one run executes it
+    bytes: int  # of the whole array that a group shares, once
+    dtypes: tuple[str, ...]  # of its arrays
+    axes: tuple[str, ...]  # mesh axes over which a group extends
+    group: int  # devices of a group
+    link: str  # `ICI`, or `DCN` where groups cross slices
+    seconds: float  # of one execution, estimated, with nothing beside it
+    hidden_cycles: int  # of the core beside one execution; several in flight share them
+    line: str  # of our source
 
     @property
     def overlaps(self) -> bool:
@@ -150,10 +128,6 @@ def device_groups(instruction: Instruction, *, devices: int) -> list[list[int]]:
 
     ``mesh['a'=8,'b'=2] {'a'}``, ``[2,8]<=[16]``, ``[2,8]<=[8,2]T(1,0)``, ``{{0,2},{1,3}}``, ``{}``
     (all). The pairs of a permutation are given as its rings.
-
-    Args:
-        instruction: a collective.
-        devices: of the program.
     """
     if pairs := _PAIRS.search(instruction.attributes):
         numbers = [list(map(int, pair)) for pair in re.findall(r"(\d+),(\d+)", pairs[0])]

@@ -34,52 +34,30 @@ _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of one JAX device.
+    """Bytes of one JAX device."""
 
-    Attributes:
-        parameters: as laid out on the mesh.
-        optimizer: the same of moments and counters.
-        batch: the rest of what the step is given.
-        temporaries: the compiler's figure: activations, gradients, and what it copies.
-        program: code.
-        peak: the compiler's own figure: all that it lays out in HBM beside the code.
-    """
-
-    parameters: int
-    optimizer: int
-    batch: int
-    temporaries: int
-    program: int
-    peak: int
+    parameters: int  # as laid out on the mesh
+    optimizer: int  # the same of moments and counters
+    batch: int  # the rest of what the step is given
+    temporaries: int  # the compiler's figure: activations, gradients, and what it copies
+    program: int  # code
+    peak: int  # the compiler's own figure: all that it lays out in HBM beside the code
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledStep:
-    """One step, compiled; or why it cannot be.
+    """One step, compiled; or why it cannot be."""
 
-    Attributes:
-        rows: of a batch.
-        useful_flops: of one step, all chips: the products of the mathematics.
-        memory: None where the program does not fit and the compiler gave up.
-        cycles: None then too.
-        work: None then too.
-        collectives: empty then.
-        needed_bytes: then what the compiler says it needs of a device's HBM, and
-        available_bytes: what it says there is.
-        compile_seconds: it took.
-        quick: whether cycles of operations are estimated too, see `scheduled`.
-    """
-
-    rows: int
-    useful_flops: float
-    memory: Memory | None = None
-    cycles: Cycles | None = None
-    work: Work | None = None
-    collectives: tuple[Collective, ...] = ()
-    needed_bytes: int | None = None
-    available_bytes: int | None = None
-    compile_seconds: float
-    quick: bool = False
+    rows: int  # of a batch
+    useful_flops: float  # of one step, all chips: the products of the mathematics
+    memory: Memory | None = None  # None where the program does not fit and the compiler gave up
+    cycles: Cycles | None = None  # None then too
+    work: Work | None = None  # None then too
+    collectives: tuple[Collective, ...] = ()  # empty then
+    needed_bytes: int | None = None  # then what the compiler says it needs of a device's HBM
+    available_bytes: int | None = None  # and what it says there is
+    compile_seconds: float  # that compiling took
+    quick: bool = False  # whether cycles of operations are estimated too, see `scheduled`
 
 
 STEP: Final = pydantic.TypeAdapter(CompiledStep)
@@ -90,12 +68,7 @@ def compile_step(
 ) -> tuple[CompiledStep, SavedExecutable | None]:
     """Compiles a step for its topology and reads the result. Give it a process of its own.
 
-    Args:
-        request: what to compile.
-        save_to: directory for the executable; None for none.
-
-    Returns:
-        The step, and the executable where it was saved.
+    The executable is saved in the directory `save_to`, and None returned for it without one.
 
     Raises:
         UserError: topology, mesh, batch and model do not fit together.
@@ -134,13 +107,7 @@ def read_step(
 ) -> CompiledStep:
     """Returns a step that fits, with what its program says.
 
-    Args:
-        step: as lowered.
-        program: that the compiler made of it, with cycles.
-        schedules: of its kernels, by the name of their instruction.
-        memory: of it.
-        placement: of its devices.
-        seconds: that compiling took.
+    `schedules` of kernels are by the name of their instruction; compiling took `seconds`.
     """
     bytes_per_cycle = placement.topology.accelerator.bytes_per_cycle
     return CompiledStep(
@@ -192,11 +159,7 @@ def save_step_of_cpu(request: CompileRequest, *, save_to: str) -> SavedExecutabl
 
 
 def memory_refused(message: str) -> tuple[int, int] | None:
-    """Returns the bytes of HBM that a program needs at least and those that there are.
-
-    Args:
-        message: of the compiler; None is returned for one that says something else.
-    """
+    """Returns the bytes of HBM needed at least and those there are; None for another message."""
     found = next((match for one in _TOO_LARGE if (match := one.search(message))), None)
     return found and (_bytes(found[1], found[2]), _bytes(found[3], found[4]))
 

@@ -40,17 +40,11 @@ _NO_CACHE: Final[Mapping[str, str]] = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiler:
-    """How to compile: what to show, what to keep.
+    """How to compile: what to show, what to keep."""
 
-    Attributes:
-        console: where progress is shown.
-        fresh: compile even what is kept.
-        save_to: directory for executables; None for none.
-    """
-
-    console: Console
-    fresh: bool = False
-    save_to: str | None = None
+    console: Console  # where progress is shown
+    fresh: bool = False  # compile even what is kept
+    save_to: str | None = None  # directory for executables; None for none
 
 
 def check_compiler() -> None:
@@ -69,10 +63,7 @@ def check_compiler() -> None:
 def compiled_step(request: CompileRequest, *, title: str, compiler: Compiler) -> CompiledStep:
     """Returns what the compiler says of a request, from the cache where it has been asked before.
 
-    Args:
-        request: what to compile.
-        title: of it, for the progress line.
-        compiler: what to show and keep. An executable to save is always compiled.
+    `title` is for the progress line. An executable to save is always compiled.
 
     Raises:
         UserError: no libtpu, or topology, mesh, batch and model do not fit together.

@@ -54,52 +54,30 @@ _KERNEL_BODY: Final = re.compile(r'"body":"([^"]*)"')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelCycles:
-    """A Pallas kernel of a program, all calls of it that take the same.
+    """A Pallas kernel of a program, all calls of it that take the same."""
 
-    Attributes:
-        name: as its `pallas_call` says.
-        calls: of one run of the program.
-        bundles: of one call: cycles without waiting for memory.
-        cycles: of one call.
-        busiest: the unit of the core that has most to do, ``MATMUL``, ``VALU`` …
-        busiest_bundles: that it alone would need; no schedule takes fewer.
-        slots: the same for every unit.
-        copied_bytes: of one call, between HBM and the chip.
-    """
-
-    name: str
-    calls: int
-    bundles: int
-    cycles: int
-    busiest: str
-    busiest_bundles: int
-    slots: Mapping[str, int]
-    copied_bytes: int
+    name: str  # as its `pallas_call` says
+    calls: int  # of one run of the program
+    bundles: int  # of one call: cycles without waiting for memory
+    cycles: int  # of one call
+    busiest: str  # the unit of the core that has most to do, `MATMUL`, `VALU` …
+    busiest_bundles: int  # that it alone would need; no schedule takes fewer
+    slots: Mapping[str, int]  # the same for every unit
+    copied_bytes: int  # of one call, between HBM and the chip
 
 
 @dataclasses.dataclass(frozen=True)
 class Cycles:
-    """Cycles of one run of a program on one device.
+    """Cycles of one run of a program on one device."""
 
-    Attributes:
-        scheduled: the compiler's own, times trips.
-        by_bytes: of operations without an estimate, bytes at the HBM's bandwidth.
-        in_kernels: of Pallas kernels, by their schedules.
-        by_kind: all three, by kind of operation.
-        by_line: all three, by ``file:line``; what the compiler added by itself is under "".
-        kernels: those with a schedule, costliest first.
-        uncounted: those without, by name, with the times each runs.
-        unknown_loops: loops whose trips the program does not say; each counts once.
-    """
-
-    scheduled: int
-    by_bytes: int
-    in_kernels: int
-    by_kind: Mapping[str, int]
-    by_line: Mapping[str, int]
-    kernels: tuple[KernelCycles, ...]
-    uncounted: Mapping[str, int]
-    unknown_loops: tuple[str, ...]
+    scheduled: int  # the compiler's own, times trips
+    by_bytes: int  # of operations without an estimate, bytes at the HBM's bandwidth
+    in_kernels: int  # of Pallas kernels, by their schedules
+    by_kind: Mapping[str, int]  # all three, by kind of operation
+    by_line: Mapping[str, int]  # all three, by `file:line`; "": what the compiler added
+    kernels: tuple[KernelCycles, ...]  # those with a schedule, costliest first
+    uncounted: Mapping[str, int]  # those without, by name, with the times each runs
+    unknown_loops: tuple[str, ...]  # loops whose trips the program does not say; each counts once
 
     @property
     def total(self) -> int:
@@ -112,10 +90,7 @@ def count_cycles(
 ) -> Cycles:
     """Returns the cycles of a program.
 
-    Args:
-        program: compiled.
-        bytes_per_cycle: through the HBM of one device.
-        schedules: of kernels, by the name of their instruction.
+    `bytes_per_cycle`: through the HBM of one device; `schedules`: by the name of their instruction.
     """
     by_source: Counter[str] = Counter()
     by_kind: Counter[str] = Counter()

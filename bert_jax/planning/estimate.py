@@ -21,19 +21,12 @@ NETWORK = "network"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepEstimate:
-    """One compiled step in time.
+    """One compiled step in time."""
 
-    Attributes:
-        parts: seconds by what they are spent on.
-        flops_per_second: useful ones, of all chips.
-        mfu: useful FLOPs over the chips' bf16 peak.
-        rows_per_second: of the whole slice.
-    """
-
-    parts: dict[str, float]
-    flops_per_second: float
-    mfu: float
-    rows_per_second: float
+    parts: dict[str, float]  # seconds by what they are spent on
+    flops_per_second: float  # useful ones, of all chips
+    mfu: float  # useful FLOPs over the chips' bf16 peak
+    rows_per_second: float  # of the whole slice
 
     @property
     def seconds(self) -> float:
@@ -70,38 +63,23 @@ class PhasePlan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """Settings under which the largest phase fits.
+    """Settings under which the largest phase fits."""
 
-    Attributes:
-        overrides: ``key=value``, to paste after the configuration; empty: as it is.
-        seconds: of a step, estimated.
-        rows_per_second: by it, of the whole slice.
-        peak_bytes: of a chip's HBM, by the compiler's own figure.
-    """
-
-    overrides: tuple[str, ...]
-    seconds: float
-    rows_per_second: float
-    peak_bytes: int
+    overrides: tuple[str, ...]  # `key=value`, to paste after the configuration; empty: as it is
+    seconds: float  # of a step, estimated
+    rows_per_second: float  # by it, of the whole slice
+    peak_bytes: int  # of a chip's HBM, by the compiler's own figure
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A run on one topology.
+    """A run on one topology."""
 
-    Attributes:
-        topology: of a slice.
-        slices: of it.
-        phases: compiled.
-        notes: what a reader must know of how the figures came about.
-        suggestions: settings that fit, fastest first, where they were looked for.
-    """
-
-    topology: TpuTopology
-    slices: int
-    phases: Sequence[PhasePlan]
-    notes: tuple[str, ...] = ()
-    suggestions: tuple[Suggestion, ...] = ()
+    topology: TpuTopology  # of a slice
+    slices: int  # of it
+    phases: Sequence[PhasePlan]  # compiled
+    notes: tuple[str, ...] = ()  # what a reader must know of how the figures came about
+    suggestions: tuple[Suggestion, ...] = ()  # that fit, fastest first, where looked for
 
     @property
     def chips(self) -> int:

@@ -50,23 +50,14 @@ _REDUCES: Final = ("reduce", "reduce-window")
 
 
 class Features(NamedTuple):
-    """What an operation does, in cycles of a chip at its peak, and in vector registers.
+    """What an operation does, in cycles of a chip at its peak, and in vector registers."""
 
-    Attributes:
-        products: FLOPs over the peak of the matrix units.
-        hbm: bytes over the bandwidth of the HBM.
-        on_chip: bytes of operands and results that lie on the chip, over the same.
-        elementwise: registers of results, of every operation inside.
-        transcendental: the same of exponentials, roots and divisions.
-        moved: the same of copies and slices.
-    """
-
-    products: float
-    hbm: float
-    on_chip: float
-    elementwise: float
-    transcendental: float
-    moved: float
+    products: float  # FLOPs over the peak of the matrix units
+    hbm: float  # bytes over the bandwidth of the HBM
+    on_chip: float  # bytes of operands and results that lie on the chip, over the same
+    elementwise: float  # registers of results, of every operation inside
+    transcendental: float  # the same of exponentials, roots and divisions
+    moved: float  # the same of copies and slices
 
 
 class LinearCost(NamedTuple):
@@ -118,12 +109,7 @@ _LIKE: Final = {"v2": "v3", "v7x": "v5p"}
 
 
 def with_estimates(module: HloModule, accelerator: Accelerator) -> HloModule:
-    """Returns the module with `estimated_cycles` where the compiler would write its own.
-
-    Args:
-        module: for which no code was generated.
-        accelerator: that it is for.
-    """
+    """Returns the module with `estimated_cycles` where the compiler would write its own."""
     model = COST_MODELS[_LIKE.get(accelerator.name, accelerator.name)]
     fused = {
         each.called["calls"]
@@ -165,13 +151,7 @@ def is_estimated(module: HloModule, found: Executed) -> bool:
 
 
 def features_of(module: HloModule, found: Executed, accelerator: Accelerator) -> Features:
-    """Returns what an operation does, on one JAX device.
-
-    Args:
-        module: it is in.
-        found: the operation.
-        accelerator: whose peaks to measure by.
-    """
+    """Returns what an operation does on one JAX device, measured by the accelerator's peaks."""
     each, computation = found.instruction, found.computation
     peak = accelerator.peak_flops["bfloat16"] / accelerator.devices_per_chip / accelerator.clock_hz
     operands = (computation[name] for name in each.operands if name in computation)

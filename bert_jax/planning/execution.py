@@ -12,31 +12,22 @@ from bert_jax.planning.trips import trip_count
 class Executed:
     """An instruction and how often one run of the program executes it.
 
-    Attributes:
-        instruction: of a computation that runs as such: an entry, a loop's body or condition, a
-            branch, a call. What is inside a fusion is part of the fusion.
-        computation: it is in.
-        trips: the product over all enclosing loops.
+    It is of a computation that runs as such: an entry, a loop's body or condition, a branch, call.
+    What is inside a fusion is part of the fusion.
     """
 
     instruction: Instruction
-    computation: Computation
-    trips: int
+    computation: Computation  # it is in
+    trips: int  # the product over all enclosing loops
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A module unrolled in thought.
+    """A module unrolled in thought."""
 
-    Attributes:
-        module: as parsed.
-        executed: its instructions, those of a loop's body where the loop stands.
-        unknown_loops: names of loops whose trips the text does not say; they count once.
-    """
-
-    module: HloModule
-    executed: tuple[Executed, ...]
-    unknown_loops: tuple[str, ...]
+    module: HloModule  # as parsed
+    executed: tuple[Executed, ...]  # those of a loop's body where the loop stands
+    unknown_loops: tuple[str, ...]  # whose trips the text does not say; they count once
 
     @classmethod
     def of(cls, module: HloModule) -> Self:

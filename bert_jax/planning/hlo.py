@@ -54,25 +54,15 @@ class Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Instruction:
-    """One line of a computation.
+    """One line of a computation."""
 
-    Attributes:
-        name: unique in the module.
-        opcode: ``fusion``, ``all-reduce`` …
-        shape: of the result, as text.
-        operands: names of instructions of the same computation.
-        literal: of a constant or parameter, what its parentheses hold.
-        attributes: the rest of the line.
-        is_root: whether it is the computation's result.
-    """
-
-    name: str
-    opcode: str
-    shape: str
-    operands: tuple[str, ...]
-    literal: str
-    attributes: str
-    is_root: bool
+    name: str  # unique in the module
+    opcode: str  # `fusion`, `all-reduce` …
+    shape: str  # of the result, as text
+    operands: tuple[str, ...]  # names of instructions of the same computation
+    literal: str  # of a constant or parameter, what its parentheses hold
+    attributes: str  # the rest of the line
+    is_root: bool  # whether it is the computation's result
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
@@ -110,25 +100,14 @@ Computation = Mapping[str, Instruction]  # by name, in the order of the schedule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HloModule:
-    """A program.
+    """A program."""
 
-    Attributes:
-        computations: by name.
-        entry: the name of the one that runs first.
-        lines: stack frame → ``(file, line)`` of every frame from the innermost outwards.
-    """
-
-    computations: Mapping[str, Computation]
-    entry: str
-    lines: Mapping[int, tuple[tuple[str, int], ...]]
+    computations: Mapping[str, Computation]  # by name
+    entry: str  # the name of the one that runs first
+    lines: Mapping[int, tuple[tuple[str, int], ...]]  # stack frame → `(file, line)`, inner first
 
     def source_line(self, instruction: Instruction, *, package: str = "bert_jax") -> str | None:
-        """Returns the innermost line of our own code behind an instruction: ``model/layers.py:40``.
-
-        Args:
-            instruction: of this module.
-            package: the folder that is our own code.
-        """
+        """Returns the innermost line in `package` behind an instruction: ``model/layers.py:40``."""
         marker = f"/{package}/"
         for file, line in self.lines.get(instruction.frame or 0, ()):
             if marker in file:

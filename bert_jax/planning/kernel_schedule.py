@@ -69,29 +69,19 @@ def written_to(folder: Path) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelSchedule:
-    """What one call of a kernel takes on one device.
+    """What one call of a kernel takes on one device."""
 
-    Attributes:
-        bundles: executed, those of loops times their trips: cycles without waiting.
-        slots: by unit of the core, the bundles that it alone would need.
-        copied_bytes: between HBM and the chip.
-        steps: of the outermost loop, the grid.
-        unknown_loops: whose trips the schedule does not say; they count once.
-    """
-
-    bundles: int
-    slots: Mapping[str, int]
-    copied_bytes: int
-    steps: int
-    unknown_loops: int
+    bundles: int  # executed, those of loops times their trips: cycles without waiting
+    slots: Mapping[str, int]  # by unit of the core, the bundles that it alone would need
+    copied_bytes: int  # between HBM and the chip
+    steps: int  # of the outermost loop, the grid
+    unknown_loops: int  # whose trips the schedule does not say; they count once
 
     def cycles(self, *, bytes_per_cycle: float) -> int:
         """Returns the cycles of a call: its bundles, or its copies where those take longer.
 
         Nothing runs beside the first step's fetch and the last one's write.
-
-        Args:
-            bytes_per_cycle: through the HBM of one device.
+        `bytes_per_cycle` is the rate of one device's HBM.
         """
         copies = self.copied_bytes / bytes_per_cycle
         return round(max(self.bundles, copies) + min(self.bundles, copies) / max(self.steps, 1))
@@ -113,11 +103,7 @@ def read_schedules(
     """Returns the schedules of calls by name; one that the compiler did not write is absent.
 
     Of calls of one kernel the compiler schedules the first alone: the others are the same.
-
-    Args:
-        folder: that they were `written_to`.
-        kernels: by name of the instruction, what it calls.
-        accelerator: ``v5e``.
+    The folder is that of `written_to`; `kernels` says what each instruction calls, by its name.
     """
     files: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.iterdir()):
@@ -140,10 +126,9 @@ def read_schedules(
 def read_schedule(bundles: str, utilization: str, *, granule: int) -> KernelSchedule:
     """Returns the schedule that the two files of a kernel describe.
 
-    Args:
-        bundles: text of ``final_bundles``.
-        utilization: text of ``final_hlo-static-per-bundle-utilization``: a row for each bundle.
-        granule: bytes of the unit in which copies are counted.
+    `bundles`: text of ``final_bundles``; `utilization`: of
+    ``final_hlo-static-per-bundle-utilization``, a row for each bundle; `granule`: bytes of the unit
+    in which copies are counted.
     """
     texts = _split(bundles)
     stretches, unknown = _loops(texts)

@@ -38,25 +38,15 @@ _SCHEDULES: Final = pydantic.TypeAdapter(dict[str, KernelSchedule])
 
 
 class KernelShape(pydantic.BaseModel, frozen=True):
-    """What a kernel is compiled for, and one block of it.
+    """What a kernel is compiled for, and one block of it."""
 
-    Attributes:
-        accelerator: ``v5e``.
-        rows: that it is compiled for.
-        length: tokens of a row.
-        heads: of a block.
-        columns: of a head.
-        rate: of dropout.
-        dtype: of queries, keys and values.
-    """
-
-    accelerator: str
-    rows: int
-    length: int
-    heads: int
-    columns: int
-    rate: float
-    dtype: str
+    accelerator: str  # `v5e`
+    rows: int  # that it is compiled for
+    length: int  # tokens of a row
+    heads: int  # of a block
+    columns: int  # of a head
+    rate: float  # of dropout
+    dtype: str  # of queries, keys and values
 
     def key(self) -> str:
         """Returns a digest of it, of versions and of our code."""
@@ -116,10 +106,7 @@ def _few_rows(shape: Shape) -> int:
 def schedules_alone(shape: KernelShape, mesh: Mesh, *, written: Path) -> dict[str, KernelSchedule]:
     """Returns the schedules of a kernel and its gradient for `shape.rows` rows, by their names.
 
-    Args:
-        shape: of the kernel.
-        mesh: of the topology, of which one device is taken.
-        written: where the compiler writes schedules, see `kernel_schedule.written_to`.
+    One device of the mesh is taken; schedules are `written` as `kernel_schedule.written_to` has it.
     """
     kept = user_cache("plan") / f"kernel-{shape.key()[:32]}.json"
     try:
@@ -144,10 +131,8 @@ def scaled(
 ) -> dict[str, KernelSchedule]:
     """Returns schedules by the name of each call in a program, for what it has of blocks and bytes.
 
-    Args:
-        alone: by name of the kernel, for one group of heads of so many rows.
-        program: that calls them; the words, their first operand, say of how many rows and groups.
-        rows: of `alone`.
+    `alone` is by name of the kernel, for one group of heads of `rows` rows. Of how many rows and
+    groups a call is, its first operand says, the words.
     """
     calls = kernels_called(program)
     found = {}

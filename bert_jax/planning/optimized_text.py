@@ -32,11 +32,7 @@ Field = tuple[int, int, bytes]  # number, wire type, content; of a varint its ow
 
 
 def optimized_text(compiled: jax.stages.Compiled, *, name: str) -> str:
-    """Returns the scheduled program of an executable.
-
-    Args:
-        compiled: for a TPU topology.
-        name: of the module, such as ``jit_step``.
+    """Returns the scheduled program of a TPU executable, whose `name` is such as ``jit_step``.
 
     Raises:
         ValueError: the executable holds no program of that name.

@@ -20,13 +20,7 @@ class _Part(NamedTuple):
 
 
 def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
-    """Returns the page of a run's plans as one HTML document that loads nothing.
-
-    Args:
-        plans: at least one.
-        prices: of chips.
-        title: of the page, such as the configuration's name.
-    """
+    """Returns the page of a run's plans, at least one, as one HTML document that loads nothing."""
     parts = [
         _Part("Time and cost", _times(plans), [rows.overview(plans, prices), rows.work(plans)]),
         _Part("Memory", _memory(plans), [rows.memory(plans)]),

@@ -29,22 +29,16 @@ from bert_jax.train.sections import TrainSection
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanSettings:
-    """What decides the programs of a run, and how exactly to look at them.
+    """What decides the programs of a run, and how exactly to look at them."""
 
-    Attributes:
-        vocab_size: of the tokenizer.
-        exact: generate code for the run's programs, however deep; else see `quick`.
-        suggest: look for settings that fit; None: where the run does not.
-    """
-
-    vocab_size: int
+    vocab_size: int  # of the tokenizer
     model: ModelSection
     objective: ObjectiveSection
     mesh: MeshSection
     optimizer: OptimizerSection
     train: TrainSection
-    exact: bool = False
-    suggest: bool | None = None
+    exact: bool = False  # generate code for the run's programs, however deep; else see `quick`
+    suggest: bool | None = None  # look for settings that fit; None: where the run does not
 
     def request(self, topology: str) -> CompileRequest:
         """Returns the request for the train step of the first phase."""
@@ -75,12 +69,7 @@ class WantedStep(NamedTuple):
 
 
 def make_plan(settings: PlanSettings, topology: str, *, compiler: Compiler) -> Plan:
-    """Compiles every step of a run for a topology.
-
-    Args:
-        settings: of the run.
-        topology: in any spelling.
-        compiler: what to show and keep.
+    """Compiles every step of a run for a topology, in any spelling.
 
     Raises:
         UserError: no such topology, no libtpu, or mesh, batch and model do not fit it.
@@ -169,12 +158,7 @@ def _phase(settings: PlanSettings, index: int, train: CompiledStep, look: _Look)
 
 
 def save_cpu_executables(settings: PlanSettings, topology: str, *, compiler: Compiler) -> None:
-    """Saves every step of a run for CPU devices: a run that is tried on them, or tested.
-
-    Args:
-        settings: of the run.
-        topology: ``cpu:8``.
-        compiler: says where to.
+    """Saves every step of a run for CPU devices, ``cpu:8``: a run tried on them, or tested.
 
     Raises:
         UserError: mesh, batch and model do not fit together, or it cannot be written.

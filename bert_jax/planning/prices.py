@@ -20,17 +20,11 @@ class ChipHour(Section):
 
 
 class Prices(Section):
-    """A price list.
+    """A price list."""
 
-    Attributes:
-        date: on which it was read.
-        source: where.
-        chip_hour: by generation; one that is not in it has no price.
-    """
-
-    date: str = pydantic.Field(pattern=r"^\d{4}-\d\d-\d\d$")
-    source: str
-    chip_hour: dict[str, ChipHour]
+    date: str = pydantic.Field(pattern=r"^\d{4}-\d\d-\d\d$")  # on which it was read
+    source: str  # where
+    chip_hour: dict[str, ChipHour]  # by generation; one that is not in it has no price
 
 
 def load_prices(path: str | None = None) -> Prices:

@@ -56,11 +56,7 @@ def open_topology(request: CompileRequest) -> tuple[TpuTopology, Mesh]:
 
 
 def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
-    """Returns the step that the run would compile.
-
-    Args:
-        request: which step.
-        mesh: of devices that need not be there.
+    """Returns the step that the run would compile for a mesh of devices that need not be there.
 
     Raises:
         UserError: mesh, batch and model do not fit together.

@@ -48,9 +48,6 @@ def is_deep(request: CompileRequest) -> bool:
 def quick_step(request: CompileRequest) -> CompiledStep:
     """Compiles a step up to code generation. End the process soon: the compiler goes on.
 
-    Args:
-        request: what to compile.
-
     Raises:
         UserError: topology, mesh, batch and model do not fit together.
     """

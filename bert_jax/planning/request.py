@@ -21,31 +21,18 @@ VERSIONED = ("jax", "jaxlib", "libtpu", "flax", "optax")
 
 
 class CompileRequest(Section):
-    """One program for one topology.
+    """One program for one topology."""
 
-    Attributes:
-        topology: of one slice, as `bert_jax.parallel.topology` spells it; or ``cpu:8``.
-        kind: which step.
-        phase: index of the phase.
-        vocab_size: of the tokenizer, which need not be here.
-        model: as configured; `unroll` as it is to be compiled.
-        objective: as configured.
-        mesh: with the number of slices.
-        optimizer: as configured.
-        train: as configured; where the data is does not matter.
-        quick: no code is generated, and cycles are estimated, see `quick`.
-    """
-
-    topology: str
-    kind: StepKind
-    phase: int = pydantic.Field(ge=0)
-    vocab_size: int = pydantic.Field(ge=1)
-    model: ModelSection
-    objective: ObjectiveSection
-    mesh: MeshSection
-    optimizer: OptimizerSection
-    train: TrainSection
-    quick: bool = False
+    topology: str  # of one slice, as `bert_jax.parallel.topology` spells it; or `cpu:8`
+    kind: StepKind  # which step
+    phase: int = pydantic.Field(ge=0)  # index of the phase
+    vocab_size: int = pydantic.Field(ge=1)  # of the tokenizer, which need not be here
+    model: ModelSection  # as configured; `unroll` as it is to be compiled
+    objective: ObjectiveSection  # as configured
+    mesh: MeshSection  # with the number of slices
+    optimizer: OptimizerSection  # as configured
+    train: TrainSection  # as configured; where the data is does not matter
+    quick: bool = False  # no code is generated, and cycles are estimated, see `quick`
 
     def key(self) -> str:
         """Returns a digest of the request, the libraries' versions and our own code.

@@ -28,25 +28,17 @@ _POLL: Final = 0.05  # seconds
 
 
 class Scheduled(NamedTuple):
-    """A program before code is generated for it.
+    """A program before code is generated for it."""
 
-    Attributes:
-        text: HLO, in the order in which it runs.
-        temporaries: bytes of HBM of one device, as the compiler reports it of the whole too.
-        total: the same with what the step is given, and those results that do not overwrite it.
-    """
-
-    text: str
-    temporaries: int
-    total: int
+    text: str  # HLO, in the order in which it runs
+    temporaries: int  # bytes of a device's HBM, as the compiler reports it of the whole too
+    total: int  # with what the step is given, and results that do not overwrite it
 
 
 def schedule(lowered: jax.stages.Lowered, folder: Path) -> Scheduled:
     """Compiles up to code generation, which goes on in a thread: end the process soon.
 
-    Args:
-        lowered: for a TPU topology.
-        folder: empty, for what the compiler writes.
+    `folder` is empty, for what the compiler writes.
 
     Raises:
         jax.errors.JaxRuntimeError: the compiler refused the program.

@@ -95,11 +95,7 @@ def find_fitting(
     """Compiles candidates, those that change least first, until some fit.
 
     One that must need more than there is, by what others were said to need, is left out.
-
-    Args:
-        request: for the train step that needs most memory, as configured.
-        topology: of the request.
-        compiled: compiles a request with a title.
+    `request` is for the train step that needs most memory; `compiled` compiles one with a title.
 
     Returns:
         At most four, of ten that are compiled at most; and one of another batch size: twice as

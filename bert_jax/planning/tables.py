@@ -13,14 +13,7 @@ from bert_jax.planning.prices import Prices
 def show_plans(
     plans: Sequence[Plan], prices: Prices, *, console: Console, with_breakdown: bool
 ) -> None:
-    """Prints time, memory, work and collectives of all plans; on request what cycles are spent on.
-
-    Args:
-        plans: of one run.
-        prices: of chips.
-        console: to print to.
-        with_breakdown: also cycles by kind and by line, and kernels.
-    """
+    """Prints time, memory, work and collectives; on request cycles by kind, line and kernel."""
     shown = [rows.overview(plans, prices), rows.memory(plans), rows.work(plans)]
     shown.append(rows.collectives(plans))
     if with_breakdown:

@@ -19,11 +19,6 @@ def trip_count(module: HloModule, caller: Computation, loop: Instruction) -> int
 
     A counter goes from its first value in steps up (or down) to a constant: the loops of
     `jax.lax.scan`, and the windowed products that the compiler makes, which count in twos.
-
-    Args:
-        module: the program.
-        caller: the computation that the loop is in.
-        loop: the `while`.
     """
     if known := _KNOWN.search(loop.attributes):
         return int(known[1])

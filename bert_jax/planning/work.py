@@ -29,17 +29,11 @@ _COPIES: Final = ("copy-start", "slice-start")
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """Of one step on one device.
+    """Of one step on one device."""
 
-    Attributes:
-        product_flops: of products that XLA compiled.
-        kernel_flops: that Pallas kernels declare.
-        hbm_bytes: that operations read and write, and kernels copy.
-    """
-
-    product_flops: int
-    kernel_flops: int
-    hbm_bytes: int
+    product_flops: int  # of products that XLA compiled
+    kernel_flops: int  # that Pallas kernels declare
+    hbm_bytes: int  # that operations read and write, and kernels copy
 
     @property
     def flops(self) -> int:
@@ -50,9 +44,7 @@ class Work:
 def count_work(program: Program, schedules: Mapping[str, KernelSchedule]) -> Work:
     """Returns what one run of a program executes on one device.
 
-    Args:
-        program: compiled.
-        schedules: of kernels, by the name of their instruction.
+    The schedules of kernels are by the name of their instruction.
     """
     products = kernels = moved = 0
     for found in program.executed:
