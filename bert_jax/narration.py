@@ -203,7 +203,6 @@ class Narrator:
 
 
 def _line(stage: _Stage) -> str:
-    """Returns the live line of what is under way."""
     if stage.lasting:
         return stage.what()
     seconds = f" {stage.seconds:.0f} s" if stage.seconds >= 1 else ""

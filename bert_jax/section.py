@@ -29,8 +29,8 @@ Strings: TypeAlias = Annotated[tuple[str, ...], pydantic.BeforeValidator(as_tupl
 def check_path(path: str) -> str:
     """Returns the name of a file or directory as it is.
 
-    Raises:
-        ValueError: it is empty, which would be the working directory, or longer than systems take.
+    Raises ValueError if it is empty, which would be the working directory, or longer than systems
+    take.
     """
     if not path.strip():
         raise ValueError("allowed: a path; . is the working directory")
@@ -71,11 +71,7 @@ class Section(pydantic.BaseModel):
 
 
 def need(value: T | None, key: str, verb: str) -> T:
-    """Returns a setting that a verb cannot do without.
-
-    Raises:
-        UserError: it is not set.
-    """
+    """Returns a setting that a verb cannot do without. Raises UserError if it is not set."""
     if value is None:
         raise UserError(f"{key}: missing; `bert-jax {verb}` needs it in the configuration")
     return value

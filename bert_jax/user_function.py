@@ -31,11 +31,8 @@ def load_function(path: str, *, key: str, checked: bool = False) -> Callable[...
 
     `path` is as written in the configuration, `key` the setting's, for messages. With `checked`
     another process has made sure that the module is the user's own: on the workers of a cluster it
-    is an installed package.
-
-    Raises:
-        UserError: it is not spelled so, the module is not the user's own, cannot be imported or
-            has no such function.
+    is an installed package. Raises UserError if it is not spelled so, the module is not the user's
+    own, cannot be imported or has no such function.
     """
     spelled = _SPELLING.fullmatch(path)
     if spelled is None:
@@ -65,10 +62,7 @@ def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = 
     """Makes sure that a module that a setting names is the user's own; imports nothing.
 
     `name` is the module's, with its packages; the setting `key` says `found`, and may name
-    installed packages that are `allowed` besides.
-
-    Raises:
-        UserError: it is not.
+    installed packages that are `allowed` besides. Raises UserError if it is not.
     """
     top = name.partition(".")[0]
     if top in (*_trusted(), *allowed):
@@ -90,10 +84,8 @@ def only_trusted(path: str | None, *, key: str, source: object) -> None:
     """Refuses a function that a run directory names, which may come from anybody.
 
     Its module is allowed if it is documented, or trusted by name in the environment. The path is as
-    `load_function` takes it, None for none; `source` is the run directory.
-
-    Raises:
-        UserError: it is neither.
+    `load_function` takes it, None for none; `source` is the run directory. Raises UserError if it
+    is neither.
     """
     top = (path or "").partition(":")[0].partition(".")[0]
     if path is not None and top not in _trusted():

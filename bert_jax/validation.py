@@ -24,10 +24,8 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
     """Returns a section filled with values.
 
     The values are nested, as YAML or JSON has them, and come from the file that `source` names for
-    messages; `key` is the section's place in it, empty for the whole.
-
-    Raises:
-        UserError: an unknown key, a value of the wrong type, a missing one.
+    messages; `key` is the section's place in it, empty for the whole. Raises UserError for an
+    unknown key, a value of the wrong type, a missing one.
     """
     if not isinstance(values, Mapping):
         raise UserError(
@@ -49,8 +47,7 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
 def read_section(section: type[S], path: epath.Path) -> S:
     """Returns a section filled with the JSON object in a file, local or ``gs://``.
 
-    Raises:
-        UserError: as `read_json_object` and `validate`.
+    Raises UserError as `read_json_object` and `validate` do.
     """
     return validate(section, read_json_object(path), source=str(path))
 
@@ -60,8 +57,7 @@ def _without_retired(
 ) -> dict[str, Any]:
     """Returns values without the keys that are gone, in this section and those below it.
 
-    Raises:
-        UserError: another value of one is asked for than what is done now.
+    Raises UserError if another value of one is asked for than what is done now.
     """
     kept: dict[str, Any] = {}
     for name, value in values.items():

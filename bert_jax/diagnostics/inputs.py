@@ -43,10 +43,7 @@ def require_inputs(checks: Iterator[Check], mesh: MeshSection) -> None:
     """Raises the first problem that a check finds, before JAX is loaded.
 
     One process of several looks later, once it has joined the others: they hear of its mistake
-    then, and before would wait for it.
-
-    Raises:
-        UserError: there is one.
+    then, and before would wait for it. Raises UserError if there is one.
     """
     if mesh.distributed.enabled:
         return

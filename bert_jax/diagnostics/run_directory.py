@@ -24,10 +24,8 @@ _TRAIN: Final = "train"
 def check_run(run_dir: str) -> Iterator[Finding]:
     """Reads a run directory from end to end: configuration, checkpoints, metrics, datasets.
 
-    It is of `pretrain`, `finetune` or `import`, local or gs://; nothing in it is changed.
-
-    Yields:
-        What was found. A problem is a finding and never an exception.
+    It is of `pretrain`, `finetune` or `import`, local or gs://; nothing in it is changed. A
+    problem is a finding and never an exception.
     """
     root = epath.Path(run_dir)
     provenance: Mapping[str, object] = {}

@@ -52,10 +52,8 @@ def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool
     """Writes a file atomically; a failure leaves nothing behind.
 
     The path is local or ``gs://``; text is encoded as UTF-8. Missing parent directories are made,
-    which a worker that may outlive its run must not do.
-
-    Raises:
-        UserError: the disk is full, or the place cannot be written to.
+    which a worker that may outlive its run must not do. Raises UserError if the disk is full, or
+    the place cannot be written to.
     """
     target = epath.Path(path)
     raw = content.encode() if isinstance(content, str) else content
@@ -73,8 +71,7 @@ def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool
 def whole_file(target: epath.PathLike) -> Iterator[pathlib.Path]:
     """Gives a local path to write to; moves it to ``target`` when the block succeeds.
 
-    Raises:
-        UserError: the disk is full.
+    Raises UserError if the disk is full.
     """
     target = epath.Path(target)
     with _temporary(target) as temporary:
@@ -90,14 +87,9 @@ def whole_directory(target: epath.PathLike, *, last: str) -> Iterator[pathlib.Pa
     """Gives a local directory to fill; moves it to ``target`` when the block succeeds.
 
     If ``target`` exists by then, another worker has done the same job and this result is dropped.
-
-    Args:
-        target: local or ``gs://``.
-        last: the file that marks the directory as complete (:func:`is_whole`). A bucket cannot
-            rename a directory; there this file is uploaded after all others.
-
-    Raises:
-        UserError: the disk is full.
+    The target is local or ``gs://``; the file `last` marks it as complete (:func:`is_whole`). A
+    bucket cannot rename a directory; there this file is uploaded after all others. Raises UserError
+    if the disk is full.
     """
     target = epath.Path(target)
     with _temporary(target) as temporary:
@@ -126,10 +118,8 @@ def new_directory(path: pathlib.Path, *, force: bool) -> Iterator[pathlib.Path]:
     """Gives a directory to fill; moves it to the local ``path`` when the block succeeds.
 
     ``path`` must not exist, or be empty. With ``force`` an existing one is replaced; it stays until
-    the new one is complete.
-
-    Raises:
-        UserError: ``path`` exists and ``force`` is False, or the place cannot be written to.
+    the new one is complete. Raises UserError if ``path`` exists and ``force`` is False, or the
+    place cannot be written to.
     """
     if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(f"{path}: is already there; allowed: a new directory, or --force")

@@ -75,11 +75,8 @@ class Bucket(GCSFileSystem):
     """Google Cloud Storage with our retries and time-outs, and errors of one line.
 
     429, 5xx, a connection that is refused or cut and silence of 60 s are tried again, with pauses
-    that grow, for up to ten minutes.
-
-    Raises:
-        UserError: from any operation: no such bucket, no credentials, no permission.
-        RunStopped: from any operation: ten minutes without an answer.
+    that grow, for up to ten minutes. Any operation raises UserError for no such bucket, no
+    credentials or no permission, and RunStopped after ten minutes without an answer.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

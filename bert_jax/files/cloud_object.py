@@ -27,9 +27,8 @@ class ObjectVersion(NamedTuple):
 class CloudObject:
     """An object, by name. What a bucket answers badly is asked again for up to ten minutes.
 
-    Raises:
-        UserError: from any method: no client, no credentials, no bucket, no permission.
-        RunStopped: from any method: no answer.
+    Any method raises UserError without client, credentials, bucket or permission, RunStopped
+    without an answer.
     """
 
     def __init__(self, path: str) -> None:
@@ -41,10 +40,8 @@ class CloudObject:
         """Writes the object.
 
         The content is unlike that of any other writer. `replaces` is the generation that the object
-        must have now; 0: it must not exist.
-
-        Returns:
-            The new generation; ``None``: it has another one, and nothing was written.
+        must have now; 0: it must not exist. Returns the new one; ``None``: the object has another
+        one, and nothing was written.
         """
         with self._opened() as blob:
             try:

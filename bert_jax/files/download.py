@@ -58,10 +58,7 @@ def download(files: Sequence[RemoteFile], target: Path, *, say: Callable[[str], 
     """Copies files into a directory. What lies there whole is left, what is begun is gone on with.
 
     One process at a time writes to the target. `say` gets a line at the beginning and one every ten
-    seconds.
-
-    Raises:
-        UserError: a file is damaged, or the disk is full.
+    seconds. Raises UserError if a file is damaged, or the disk is full.
     """
     missing = [file for file in files if not (target / file.name).exists()]
     total = sum(file.bytes for file in missing)
@@ -159,14 +156,9 @@ def local_copy(path: str) -> Path:
     ``"data/train.csv" -> Path("data/train.csv")``,
     ``"gs://b/data/train.csv" -> Path("/tmp/…/b/data/train.csv")``
 
-    Args:
-        path: of a file, or a directory of files, local or ``gs://``. A remote one is copied once in
-            the life of this process; the copy goes with it.
-
-    Raises:
-        UserError: there is no such file, it is not what its directory's name says, or the disk is
-            full.
-        RunStopped: the bucket does not answer.
+    The path is of a file or a directory of files; a remote one is copied once in the life of this
+    process, and the copy goes with it. Raises UserError if there is no such file, it is not what
+    its directory's name says, or the disk is full; RunStopped if the bucket does not answer.
     """
     return _copied(path) if is_remote(path) else Path(path)
 

@@ -55,11 +55,8 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
 
     After the name in ``hf://datasets/owner/name/FILE`` there may be ``@`` and a branch, a tag or a
     commit; without a file it is the one table whose name has the role in it: "train", "dev" or
-    "test".
-
-    Raises:
-        UserError: no such dataset, revision or file, no access, no answer, or `huggingface_hub` is
-            missing.
+    "test". Raises UserError for no such dataset, revision or file, no access, no answer, or without
+    `huggingface_hub`.
     """
     hub, match = library(), _FILE.fullmatch(source)
     if match is None:
@@ -95,11 +92,7 @@ def _of_role(directory: Path, words: tuple[str, ...]) -> list[str]:
 
 
 def library() -> Any:
-    """Returns the client.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Returns the client. Raises UserError if it is not installed."""
     try:
         import huggingface_hub
     except ImportError as error:
@@ -121,10 +114,7 @@ def in_one_line(name: str, revision: str, *, kind: str = "model") -> Iterator[No
     """Turns the library's errors into one line; none of them holds a token.
 
     `name` is ``owner/name`` of what is asked for, `revision` empty for the newest, `kind` "model"
-    or "dataset".
-
-    Raises:
-        UserError: in place of them.
+    or "dataset". Raises UserError in place of them.
     """
     from huggingface_hub import errors
 

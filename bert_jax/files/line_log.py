@@ -67,10 +67,8 @@ def parse_lines(raw: bytes, check: Check) -> ParsedLines:
 def read_log(path: epath.PathLike, check: Check) -> list[Entry]:
     """Returns the entries of a log, in their order; damaged lines are passed over.
 
-    Its pieces, as `bert_jax.files.line_log` writes them, lie beside the file.
-
-    Raises:
-        UserError: there is no such log, or it cannot be read.
+    Its pieces, as `bert_jax.files.line_log` writes them, lie beside the file. Raises UserError if
+    there is no such log, or it cannot be read.
     """
     root = epath.Path(path)
     files = [root] if root.exists() else []
@@ -118,10 +116,8 @@ def open_log(
 
     Damaged and foreign lines are moved to a file beside it, ``metrics.damaged``. The path, local or
     ``gs://``, ends in ``.jsonl``; `check` tells entries from foreign lines, `keep` which of them
-    stay. `say` gets a line if damaged lines were found, or the disk is full.
-
-    Raises:
-        UserError: it cannot be read or written.
+    stay. `say` gets a line if damaged lines were found, or the disk is full. Raises UserError if it
+    cannot be read or written.
     """
     root = epath.Path(path)
     files = [root] if root.exists() else []
@@ -167,8 +163,7 @@ class FileLog:
     def flush(self) -> None:
         """Makes sure that what was appended outlives this process and its machine.
 
-        Raises:
-            OSError: the disk is full; a later call may succeed.
+        Raises OSError if the disk is full; a later call may succeed.
         """
         self._write()
         with self._path.open("rb") as file:
@@ -221,8 +216,8 @@ class PieceLog:
     def flush(self) -> None:
         """Makes sure that what was appended outlives this process and its machine.
 
-        Raises:
-            UserError: the bucket cannot be written, such as for a quota; a later call may succeed.
+        Raises UserError if the bucket cannot be written, such as for a quota; a later call may
+        succeed.
         """
         if self._waiting:
             write_whole(piece(self._path, self._next), b"".join(self._waiting))

@@ -30,8 +30,7 @@ MAX_LINE: Final = 64 << 20  # characters of one line of a table
 def require_file(path: epath.PathLike) -> None:
     """Refuses what is no regular file: a device or a pipe may never end.
 
-    Raises:
-        UserError: no such file, a directory, a device, or it cannot be looked at.
+    Raises UserError: no such file, a directory, a device, or it cannot be looked at.
     """
     if is_remote(path):  # a bucket has files only
         return
@@ -49,10 +48,8 @@ def require_file(path: epath.PathLike) -> None:
 def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
     """Returns the content of ``path``.
 
-    The path is local or ``gs://``; `limit` is in bytes.
-
-    Raises:
-        UserError: there is no such file, it is larger than the limit, or it cannot be read.
+    The path is local or ``gs://``; `limit` is in bytes. Raises UserError if there is no such file,
+    it is larger than the limit, or it cannot be read.
     """
     require_file(path)
     try:
@@ -70,8 +67,7 @@ def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
 def read_text(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> str:
     """Returns the content of ``path``, decoded as UTF-8; line ends are not translated.
 
-    Raises:
-        UserError: as `read_bytes`, or its bytes are not UTF-8.
+    Raises UserError as `read_bytes` does, or if its bytes are not UTF-8.
     """
     content = read_bytes(path, limit=limit)
     try:
@@ -87,10 +83,7 @@ def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Ite
     """Yields the lines of a local text file with their ends, one in memory at a time.
 
     There may be a byte order mark. Lines end as `open` takes `newline`, and have `limit` characters
-    at most.
-
-    Raises:
-        UserError: no such file, a line beyond the limit, or not UTF-8.
+    at most. Raises UserError: no such file, a line beyond the limit, or not UTF-8.
     """
     require_file(path)
     number = 0
@@ -111,11 +104,7 @@ def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Ite
 
 
 def read_json_object(path: epath.Path, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Returns the JSON object in ``path``, read as `read_text` does.
-
-    Raises:
-        UserError: as `read_text` and `parse_json_object`.
-    """
+    """Returns the JSON object in ``path``; raises as `read_text` and `parse_json_object` do."""
     text = read_text(path, limit=limit)
     try:
         return parse_json_object(text)
@@ -124,11 +113,7 @@ def read_json_object(path: epath.Path, *, limit: int = MAX_JSON_BYTES) -> dict[s
 
 
 def parse_json_object(text: str, *, allowed: str = "a JSON object") -> dict[str, Any]:
-    """Returns the JSON object in a text.
-
-    Raises:
-        UserError: as `parse_json`, or not an object.
-    """
+    """Returns the JSON object in a text; raises UserError as `parse_json`, or if it is none."""
     content = parse_json(text, allowed=allowed)
     if not isinstance(content, dict):
         raise UserError(f"found a JSON {type(content).__name__}, allowed: {allowed}")
@@ -139,10 +124,8 @@ def parse_json(text: str, *, allowed: str = "JSON") -> Any:
     """Returns the value that a JSON text holds.
 
     The text has no byte order mark; `allowed` is for the message, which does not name the file.
-
-    Raises:
-        UserError: not JSON, a key twice in an object, half a surrogate pair, or beyond the limits
-            of depth and digits.
+    Raises UserError: not JSON, a key twice in an object, half a surrogate pair, or beyond the
+    limits of depth and digits.
     """
     try:
         content = _DECODER.decode(text)

@@ -23,8 +23,7 @@ _held: list[int] = []  # descriptors, closed by the system at the process's end
 def scratch_directory() -> Path:
     """Returns a new directory under the system's directory of temporary files.
 
-    Raises:
-        OSError: it cannot be made.
+    Raises OSError if it cannot be made.
     """
     root = Path(tempfile.gettempdir())
     for left in root.glob(f"{_PREFIX}*"):

@@ -28,8 +28,7 @@ _PLAIN: Final = (_INT, _FLOAT, "tag:yaml.org,2002:bool", "tag:yaml.org,2002:null
 def read_yaml(path: epath.PathLike) -> Any:
     """Returns the values in a YAML file, local or ``gs://``.
 
-    Raises:
-        UserError: no such file, not UTF-8, and as `parse_yaml`.
+    Raises UserError: no such file, not UTF-8, and as `parse_yaml`.
     """
     return parse_yaml(read_text(epath.Path(path), limit=MAX_BYTES), str(path))
 
@@ -106,9 +105,8 @@ def _refusal(where: Any, problem: str) -> yaml.MarkedYAMLError:
 def parse_yaml(text: str, source: str) -> Any:
     """Returns the values of a YAML document; messages name its ``source``.
 
-    Raises:
-        UserError: not YAML, a tag, an alias, a key twice, or beyond the limits of depth and digits;
-            names the line.
+    Raises UserError naming the line: not YAML, a tag, an alias, a key twice, or beyond the limits
+    of depth and digits.
     """
     try:
         _check_events(text)

@@ -39,8 +39,7 @@ class Told:
 def read_told(environment: Mapping[str, str]) -> Told:
     """Returns what the environment says.
 
-    Raises:
-        UserError: it lacks something, or what should be a number is none.
+    Raises UserError if it lacks something, or what should be a number is none.
     """
     home = environment.get(machine.HOME)
     return Told(
@@ -118,9 +117,8 @@ class Assignment:
 def read_assignment(told: Told) -> Assignment:
     """Returns what this host is to do.
 
-    Raises:
-        UserError: the job's directory is damaged, or this host is none of the attempt's.
-        RunStopped: the bucket does not answer.
+    Raises UserError if the job's directory is damaged, or this host is none of the attempt's;
+    RunStopped if the bucket does not answer.
     """
     job = read_job(told.files)
     if job.version != __version__:

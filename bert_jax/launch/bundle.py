@@ -30,8 +30,7 @@ def startup_script() -> str:
 def software() -> dict[str, bytes]:
     """Returns what hosts install, by file name: wheel, constraints, Python's version, script.
 
-    Raises:
-        UserError: the package is not installed here.
+    Raises UserError if the package is not installed here.
     """
     return {
         f"{_NAME}-{__version__}-py3-none-any.whl": build_wheel(),  # by PEP 427
@@ -45,11 +44,8 @@ def stage(job: Job, config: str) -> JobFiles:
     """Writes a job's directory; ``job.json`` comes last, so one that has it is complete.
 
     The run's directory then names its job, so that `bert-jax status RUN` finds it at once. The
-    configuration is YAML, resolved.
-
-    Raises:
-        UserError: a job of that name is there, or the bucket cannot be written.
-        RunStopped: the bucket does not answer.
+    configuration is YAML, resolved. Raises UserError if a job of that name is there, or the bucket
+    cannot be written; RunStopped if the bucket does not answer.
     """
     files = JobFiles(job.directory)
     if files.job.exists():
@@ -78,10 +74,8 @@ _WHEEL: Final = (
 def build_wheel() -> bytes:
     """Returns a wheel of the package as it is imported here: installed, or a checkout with changes.
 
-    It is made with no build tool and no network.
-
-    Raises:
-        UserError: the package is on the path, but not installed, so nothing says what it needs.
+    It is made with no build tool and no network. Raises UserError if the package is on the path,
+    but not installed, so nothing says what it needs.
     """
     installed = _distribution()
     records: list[str] = []

@@ -26,11 +26,8 @@ _QUOTAS: Final = "https://console.cloud.google.com/iam-admin/quotas"
 def check_accelerators(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFinding]:
     """Yields whether each zone offers what a placement wants.
 
-    The first request tells whether there are credentials, the API is enabled and the user may
-    use it.
-
-    Raises:
-        UserError: one of these is not so.
+    The first request tells whether there are credentials, the API is enabled and the user may use
+    it. Raises UserError if one of these is not so.
     """
     project = job.submit.project or ""
     calls = GoogleCalls(project, "tpu", pace or Pace())

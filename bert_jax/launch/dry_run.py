@@ -30,10 +30,7 @@ def dry_run(
     """Returns everything that would be written and asked for, as text.
 
     Hosts get `config`, as YAML, install `software`, by file name with the startup script in it, and
-    read the files of `uploads`.
-
-    Raises:
-        UserError: the launcher cannot make such machines.
+    read the files of `uploads`. Raises UserError if the launcher cannot make such machines.
     """
     script = software["startup.sh"].decode()
     written = [*_written(job, software, uploads), *_lines(job, launcher, config, script)]

@@ -30,8 +30,7 @@ _PASSING: Final = (408, 429, 500, 502, 503, 504)
 class GkeJobSets:
     """A `Launcher` through a cluster that has JobSet.
 
-    Raises:
-        UserError: from any method but `render`: no such cluster, no credentials, no permission.
+    Any method but `render` raises UserError: no such cluster, no credentials, no permission.
     """
 
     def __init__(
@@ -164,7 +163,6 @@ class GkeJobSets:
         return fits[0]
 
     def _send(self, method: Callable[..., Any], what: str, **values: Any) -> Any:
-        """Calls a method for our custom objects."""
         place = {"group": GROUP, "version": VERSION, "namespace": self._namespace}
         return self._call(functools.partial(method, **place, plural=PLURAL, **values), what)
 

@@ -78,8 +78,7 @@ class GoogleCalls:
     def client(self, make: Callable[..., Answer], transport: Callable[..., Any]) -> Answer:
         """Returns a client, which finds its credentials when it is made; of the stand-in, if any.
 
-        Raises:
-            UserError: there are none, or the stand-in's address is not this machine's.
+        Raises UserError if there are none, or the stand-in's address is not this machine's.
         """
         if (channel := _emulated_channel()) is not None:
             return make(transport=transport(channel=channel))

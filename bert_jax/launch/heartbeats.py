@@ -39,9 +39,8 @@ class Hosts:
 def read_hosts(files: JobFiles, attempt: Attempt) -> Hosts:
     """Reads what all hosts of an attempt last said.
 
-    Raises:
-        UserError: one of the files is not what a host writes.
-        RunStopped: the bucket does not answer.
+    Raises UserError if one of the files is not what a host writes, or RunStopped if the bucket does
+    not answer.
     """
     paths = [files.host(attempt.number, worker) for worker in range(attempt.hosts)]
     found = dict(enumerate(each(read_host, paths)))
@@ -81,8 +80,7 @@ class Silence:
 def read_host(path: epath.Path) -> HostStatus | None:
     """Returns what one host last said; None if it has said nothing yet.
 
-    Raises:
-        UserError: the file is not what a host writes.
-        RunStopped: the bucket does not answer.
+    Raises UserError if the file is not what a host writes, or RunStopped if the bucket does not
+    answer.
     """
     return read_section(HostStatus, path) if path.exists() else None

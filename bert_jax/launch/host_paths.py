@@ -25,8 +25,7 @@ def on_bucket(path: str, key: str, bucket: str) -> str:
 
     ``on_bucket("runs/base", "run_dir", "gs://b") -> "gs://b/runs/base"``
 
-    Raises:
-        UserError: it is a local one that starts at the root, or leaves the bucket.
+    Raises UserError if it is a local one that starts at the root, or leaves the bucket.
     """
     if is_remote(path):
         return path
@@ -41,10 +40,7 @@ def on_bucket(path: str, key: str, bucket: str) -> str:
 def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
     """Returns a configuration in which every path of a run lies in the bucket, ``gs://…``.
 
-    Those of a fine-tuning task are `bert_jax.launch.host_paths`'.
-
-    Raises:
-        UserError: as `on_bucket`.
+    Those of a fine-tuning task are `for_upload`'s. Raises UserError as `on_bucket` does.
     """
     found = dict(config)
     for key in ("run_dir", "tokenizer"):
@@ -101,10 +97,8 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
     """Returns a task whose files lie in the bucket, and what is to be uploaded for that.
 
     A path that is there on this machine is uploaded; another one counts from the bucket. The task
-    is `finetune.task` as plain values.
-
-    Raises:
-        UserError: files are too large, or a path is neither here nor one of the bucket.
+    is `finetune.task` as plain values. Raises UserError if files are too large, or a path is
+    neither here nor one of the bucket.
     """
     changed, uploads, total = dict(task), [], 0
     for key, path in task_paths(task).items():
@@ -130,9 +124,7 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
 def upload(uploads: Sequence[Upload], *, say: Callable[[str], None]) -> None:
     """Copies files into the bucket, unless they are there.
 
-    Raises:
-        UserError: the bucket cannot be written.
-        RunStopped: it does not answer.
+    Raises UserError if the bucket cannot be written, or RunStopped if it does not answer.
     """
     for each in uploads:
         for name, path in each.files.items():

@@ -178,9 +178,7 @@ def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFi
     ``find_job("gs://b/jobs/base")``, ``find_job("base", bucket="gs://b")``
 
     `bucket` is for a name, None for ``$BERT_JAX_BUCKET``; `what` was looked for, for the message.
-
-    Raises:
-        UserError: there is no such job, or its bucket is not known.
+    Raises UserError if there is no such job, or its bucket is not known.
     """
     bucket = bucket or os.environ.get(BUCKET)
     if "/" in job:
@@ -213,11 +211,8 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
     """Returns every combination of `on`, `zone` and `slices`, the last one's values first.
 
     `zone` is resolved; `rates` are US dollars of a chip and an hour, by generation, where there is
-    a price.
-
-    Raises:
-        UserError: nothing says where to run, `local` is one of several, or there is a limit on the
-            cost and no price.
+    a price. Raises UserError if nothing says where to run, `local` is one of several, or there is a
+    limit on the cost and no price.
     """
     on = section.on
     if not on:

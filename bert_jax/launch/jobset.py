@@ -28,11 +28,7 @@ _JOB_INDEX: Final = "metadata.labels['jobset.sigs.k8s.io/job-index']"
 
 
 def topology_on_gke(attempt: Attempt) -> TpuTopology:
-    """Returns one slice of an attempt.
-
-    Raises:
-        UserError: GKE does not have it.
-    """
+    """Returns one slice of an attempt. Raises UserError if GKE does not have it."""
     topology = attempt.placement.topology
     if topology is None:
         raise UserError('submit.on: found "local", allowed with submit.launcher: gke: topologies')
@@ -49,9 +45,7 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
 
     A run that fails in a way that the same command will not mend (exit 1 or 2) fails the JobSet at
     once; whatever else ends a pod, such as a machine that is taken back, starts all of them anew.
-
-    Raises:
-        UserError: GKE does not have such machines, or a setting is missing.
+    Raises UserError if GKE does not have such machines, or a setting is missing.
     """
     topology, submit = topology_on_gke(attempt), attempt.job.submit
     if submit.image is None:

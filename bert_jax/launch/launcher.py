@@ -61,11 +61,8 @@ class Launcher(Protocol):
     """Makes, watches and deletes the machines of attempts.
 
     Every operation may be repeated: to make what exists under that name and label, or to delete
-    what is gone, succeeds.
-
-    Raises:
-        Unavailable: from any method but `render`: the service does not answer, or deletes for too
-            long.
+    what is gone, succeeds. Any method but `render` raises Unavailable: the service does not answer,
+    or deletes for too long.
     """
 
     def render(self, attempt: Attempt) -> list[Request]:
@@ -75,10 +72,8 @@ class Launcher(Protocol):
     def create(self, attempt: Attempt) -> None:
         """Asks for the machines, which run `tpu_setup/startup.sh` when they start.
 
-        Raises:
-            UserError: what only the user can mend: no permission, no such zone, a name that
-                another job has.
-            OutOfQuota: no quota there.
+        Raises UserError for what only the user can mend: no permission, no such zone, a name that
+        another job has; OutOfQuota: no quota there.
         """
         ...
 

@@ -13,8 +13,7 @@ from bert_jax.launch.section import SubmitSection
 def launcher_for(section: SubmitSection) -> Launcher:
     """Returns the launcher of a job whose section is resolved: the project is known.
 
-    Raises:
-        UserError: its client is not installed, or the project is not known.
+    Raises UserError if its client is not installed, or the project is not known.
     """
     if section.on == ("local",):
         return LocalLauncher()

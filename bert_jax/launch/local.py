@@ -166,11 +166,7 @@ class LocalLauncher:
         ]
 
     def create(self, attempt: Attempt) -> None:
-        """Starts the hosts that do not live.
-
-        Raises:
-            UserError: the name is another job's.
-        """
+        """Starts the hosts that do not live. Raises UserError if the name is another job's."""
         directory = self._of(attempt)
         record = directory / _RECORD
         if record.exists():
@@ -252,7 +248,6 @@ class LocalLauncher:
 
 
 def _told(attempt: Attempt, worker: int, *, port: int) -> dict[str, str]:
-    """Returns what one host is told."""
     told = machine.environment(attempt)
     told |= {machine.WORKER: str(worker), machine.PYTHON: sys.executable}
     if attempt.hosts > 1:

@@ -24,11 +24,8 @@ def read_log(
     """Yields what a host has printed, whole lines, as far as it has uploaded it.
 
     With `follow` it goes on with what is printed later, until the host's run is over; `pause` comes
-    between two looks.
-
-    Raises:
-        UserError: the host has printed nothing, and is not followed.
-        RunStopped: the bucket does not answer.
+    between two looks. Raises UserError if the host has printed nothing, and is not followed;
+    RunStopped if the bucket does not answer.
     """
     part = shown = 0
     while True:

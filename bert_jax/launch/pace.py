@@ -54,11 +54,8 @@ def persistently(
     """Returns what a request answers, sent again with growing pauses while it fails in passing.
 
     `what` is asked for, for messages: ``queued resource bert-1``. `judge` says of an error whether
-    to go on, or what to raise instead.
-
-    Raises:
-        Unavailable: no answer within `Pace.give_up`.
-        Exception: what `judge` has returned.
+    to go on, or what to raise instead. Raises Unavailable after `Pace.give_up` without an answer,
+    or what `judge` has returned.
     """
     patience, began, longest = Patience(what), pace.clock(), FIRST_PAUSE_SECONDS
     while True:
@@ -84,10 +81,8 @@ def persistently(
 def until_gone(is_gone: Callable[[], bool], *, what: str, pace: Pace) -> None:
     """Asks for a deletion until there is nothing to delete: what is asked for twice is one.
 
-    `is_gone` asks, and says whether there was nothing any more.
-
-    Raises:
-        Unavailable: it is still there after `Pace.delete`.
+    `is_gone` asks, and says whether there was nothing any more. Raises Unavailable if it is still
+    there after `Pace.delete`.
     """
     end = pace.clock() + pace.delete
     while pace.clock() < end:

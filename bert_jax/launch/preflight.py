@@ -135,8 +135,8 @@ def refuse(
 ) -> tuple[JobPlacement, ...]:
     """Returns the placements that nothing speaks against.
 
-    Raises:
-        UserError: something is wrong with the job, or with every place; the first is in the line.
+    Raises UserError if something is wrong with the job, or with every place; the first is in the
+    line.
     """
     wrong = [finding for finding in findings if finding.verdict == "wrong"]
     for finding in wrong:

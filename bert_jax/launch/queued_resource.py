@@ -29,11 +29,7 @@ def parent(project: str, zone: str) -> str:
 
 
 def place(attempt: Attempt) -> tuple[str, str, TpuTopology]:
-    """Returns project, zone and topology of an attempt.
-
-    Raises:
-        UserError: one is not known, or Cloud TPU does not have it.
-    """
+    """Returns project, zone and topology; raises UserError for one unknown, or not of Cloud TPU."""
     project, placement = attempt.job.submit.project, attempt.placement
     topology, zone = placement.topology, placement.zone
     if topology is None:
@@ -52,8 +48,7 @@ def place(attempt: Attempt) -> tuple[str, str, TpuTopology]:
 def creation(attempt: Attempt, script: str) -> tpu_v2.CreateQueuedResourceRequest:
     """Returns what asks for the machines of an attempt, which run a script when they start.
 
-    Raises:
-        UserError: Cloud TPU has no such machines.
+    Raises UserError if Cloud TPU has no such machines.
     """
     project, zone, _ = place(attempt)
     submit = attempt.job.submit

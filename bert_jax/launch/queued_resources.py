@@ -40,8 +40,7 @@ _log: Final = logging.getLogger("bert_jax.launch")
 class QueuedResources:
     """A `Launcher` through the Cloud TPU API, v2.
 
-    Raises:
-        UserError: from any method but `render`: no credentials, no permission, the API is off.
+    Any method but `render` raises UserError: no credentials, no permission, the API is off.
     """
 
     def __init__(self, project: str, *, pace: Pace | None = None) -> None:
@@ -146,7 +145,6 @@ class QueuedResources:
         until_gone(is_gone, what=name, pace=self._pace)
 
     def _pages(self, kind: Literal["queued_resources", "nodes"]) -> Iterator[Any]:
-        """Yields all of a kind in all zones."""
         client, request = self._client, tpu_v2.ListNodesRequest
         if kind == "queued_resources":
             request = tpu_v2.ListQueuedResourcesRequest

@@ -51,11 +51,7 @@ class HostLog:
             self._dirty = True
 
     def upload(self) -> None:
-        """Writes what is new. After an error the next call writes it.
-
-        Raises:
-            UserError, RunStopped, OSError: it cannot be written.
-        """
+        """Writes what is new; after a UserError, RunStopped or OSError the next call writes it."""
         with self._lock:
             if not self._dirty:
                 return

@@ -56,10 +56,7 @@ def read_figures(
     """Reads the metrics of a run, which may not have begun. Loads no JAX.
 
     `config` says how many steps it has; the account of time begins at `since`, in seconds since
-    1970.
-
-    Raises:
-        RunStopped: its bucket does not answer.
+    1970. Raises RunStopped if its bucket does not answer.
     """
     lines = _metrics(run_dir)
     accounts = [line for line in lines if line["kind"] == GOODPUT and {*KINDS, "at"} <= line.keys()]
@@ -180,9 +177,7 @@ class Status(Section):
 def read_status(files: JobFiles, launcher: Launcher | None, *, now: float) -> Status:
     """Returns how a job is at a time; without a launcher to ask, by the supervisor's word.
 
-    Raises:
-        UserError: a file of the job is damaged.
-        RunStopped: its bucket does not answer.
+    Raises UserError if a file of the job is damaged, RunStopped if its bucket does not answer.
     """
     job, state = read_job(files), read_state(files)
     since = state.attempts[0].intended if state.attempts else job.submitted
@@ -195,11 +190,7 @@ def read_status(files: JobFiles, launcher: Launcher | None, *, now: float) -> St
 
 
 def read_run_status(run_dir: epath.PathLike, *, now: float) -> Status:
-    """Returns how a run is that was started by hand.
-
-    Raises:
-        RunStopped: its bucket does not answer.
-    """
+    """Returns how a run started by hand is; raises RunStopped if its bucket does not answer."""
     figures = read_figures(run_dir, epath.Path(run_dir) / "config.yaml")
     return Status(run_dir=str(run_dir), job=None, run=figures, at=now)
 

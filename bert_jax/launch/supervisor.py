@@ -52,10 +52,8 @@ class Supervisor:
         """Reads where the job stands.
 
         `held` is the job's lease, `pace` how often to look, None for the job's own; `clock` gives
-        seconds since 1970. `say` gets a line when something changes.
-
-        Raises:
-            UserError: there is no such job.
+        seconds since 1970. `say` gets a line when something changes. Raises UserError if there is
+        no such job.
         """
         self.job, self.state = read_job(files), read_state(files)
         self._files, self._launcher, self._lease = files, launcher, held
@@ -69,19 +67,14 @@ class Supervisor:
     def run(self) -> SupervisorState:
         """Watches until the job is over and its machines are gone.
 
-        Raises:
-            UserError: machines were refused for what only the user can mend.
-            RunStopped: another supervisor has the lease, or the end cannot be written down.
+        Raises UserError if machines were refused for what only the user can mend, or RunStopped if
+        another supervisor has the lease, or the end cannot be written down.
         """
         self._look_until(lambda: False)
         return self.state
 
     def start(self) -> SupervisorState:
-        """Asks for machines, if nobody has yet; returns once they are asked for.
-
-        Raises:
-            UserError, RunStopped: as `run`.
-        """
+        """Asks for machines, if nobody has yet, and returns then; raises as `run` does."""
         self._look_until(
             lambda: self.state.current is not None and self.state.current.created is not None
         )

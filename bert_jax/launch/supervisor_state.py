@@ -86,8 +86,7 @@ class SupervisorState(Section):
 def read_state(files: JobFiles) -> SupervisorState:
     """Returns what is known of a job; a job that nothing was done for has no attempts.
 
-    Raises:
-        UserError: the file is damaged.
+    Raises UserError if the file is damaged.
     """
     found = files.supervisor.exists()
     return read_section(SupervisorState, files.supervisor) if found else SupervisorState()
@@ -99,9 +98,5 @@ def write_state(files: JobFiles, state: SupervisorState) -> None:
 
 
 def read_job(files: JobFiles) -> Job:
-    """Returns a job.
-
-    Raises:
-        UserError: there is none in that directory.
-    """
+    """Returns a job. Raises UserError if there is none in that directory."""
     return read_section(Job, files.job)

@@ -17,11 +17,7 @@ Confirm = Callable[[str], bool]
 
 @contextlib.contextmanager
 def lease(files: JobFiles, *, say: Say) -> Iterator[Lock]:
-    """Makes this process the job's one supervisor while the block lasts.
-
-    Raises:
-        UserError: another one is.
-    """
+    """Makes this process the job's one supervisor in the block; raises UserError if another is."""
     lock = lock_at(files.lease, say=say)
     if not lock.take():
         raise UserError(
@@ -39,12 +35,9 @@ def watch_job(
 ) -> SupervisorState:
     """Watches a job to its end, or until Ctrl-C, on which the user is asked to confirm its end.
 
-    Returns:
-        How it stands; without an outcome if the user left it running.
-
-    Raises:
-        UserError: another process watches it, or machines were refused for good.
-        RunStopped: another supervisor took the lease.
+    Returns how it stands, without an outcome if the user left it running. Raises UserError if
+    another process watches it or machines were refused for good, RunStopped if another supervisor
+    took the lease.
     """
     with lease(files, say=say) as held:
         supervisor = Supervisor(files, launcher, held, say=say)
@@ -69,11 +62,7 @@ def left_running(files: JobFiles) -> str:
 
 
 def conclude(supervised: SupervisorState, files: JobFiles, *, dollars: float) -> str:
-    """Returns a line on how a job has ended.
-
-    Raises:
-        RunStopped: it failed, or reached a limit.
-    """
+    """Returns a line on how a job has ended. Raises RunStopped if it failed, or reached a limit."""
     if supervised.outcome in ("failed", "limit"):
         raise RunStopped(f"{files.directory.name}: {supervised.outcome}: {supervised.message}")
     spent = timedelta(seconds=round(supervised.hours(supervised.seen) * 3600))

@@ -90,9 +90,7 @@ class Channel:
         Call it on every process. A process that dies on the way ends the others. `value` is plain
         JSON. `about` names the round, once in a job; without it, call in the main thread of every
         process, in the same order. The others have `timeout` seconds to say theirs; None: no limit.
-
-        Raises:
-            TimeoutError: they have not.
+        Raises TimeoutError if they have not.
         """
         if about is None:
             self._rounds += 1

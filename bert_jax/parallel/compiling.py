@@ -75,10 +75,8 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
 
     One that is already set, by ``JAX_COMPILATION_CACHE_DIR`` or by the caller's own program, stays
     as it is unless the section names a directory. Several devices that share a CPU have one only
-    where a directory is named. Without a section the cache is switched off.
-
-    Raises:
-        UserError: the directory that is named cannot be written to.
+    where a directory is named. Without a section the cache is switched off. Raises UserError if the
+    directory that is named cannot be written to.
     """
     if section is None:
         jax.config.update("jax_enable_compilation_cache", False)

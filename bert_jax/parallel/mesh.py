@@ -30,11 +30,8 @@ def initialise(section: MeshSection) -> None:
     """Chooses the platform, opens the cache of compiled programs and joins the other processes.
 
     Call it before the first computation. `simulated_devices` splits the CPU into that many devices,
-    for trying a layout.
-
-    Raises:
-        UserError: the platform asked for is not there (JAX alone would go on with the CPU
-            without a word), or the processes cannot meet.
+    for trying a layout. Raises UserError if the platform asked for is not there (JAX alone would go
+    on with the CPU without a word), or the processes cannot meet.
     """
     if section.simulated_devices is not None:
         if section.platform not in ("auto", "cpu"):
@@ -70,10 +67,7 @@ def open_mesh(section: MeshSection | None = None, *, one_device: bool = False) -
     """Chooses the platform, joins the other processes, and returns the mesh.
 
     Without a section it has all devices there are. With `one_device` the first alone: on several,
-    each could hold a copy of a model.
-
-    Raises:
-        UserError: as `initialise` and `mesh_shape` do.
+    each could hold a copy of a model. Raises UserError as `initialise` and `mesh_shape` do.
     """
     section = section or MeshSection()
     initialise(section)
@@ -83,8 +77,7 @@ def open_mesh(section: MeshSection | None = None, *, one_device: bool = False) -
 def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
     """Returns the sizes data (of all slices), fsdp, tensor, with -1 worked out.
 
-    Raises:
-        UserError: more than one -1, or a product other than the number of devices.
+    Raises UserError: more than one -1, or a product other than the number of devices.
     """
     sizes = {DATA: section.data, FSDP: section.fsdp, TENSOR: section.tensor}
     if 0 in sizes.values():
@@ -144,11 +137,9 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
 def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
     """Returns the part of a batch's rows that the devices of a process hold, of this one if None.
 
-    Processes whose devices differ only along the tensor axis hold, and so must read, the same
-    rows: the number of shares is then smaller than the number of processes.
-
-    Raises:
-        UserError: the mesh deals rows to processes unevenly.
+    Processes whose devices differ only along the tensor axis hold, and so must read, the same rows:
+    the number of shares is then smaller than the number of processes. Raises UserError if the mesh
+    deals rows to processes unevenly.
     """
     process = jax.process_index() if process_index is None else process_index
     rows = mesh.devices.reshape(-1, mesh.shape[TENSOR])

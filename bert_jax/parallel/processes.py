@@ -26,11 +26,9 @@ _NEVER_SECONDS = 86_400
 def join(section: DistributedSection, *, compute: bool = True) -> None:
     """Waits for the other processes and joins them; once in a process's life.
 
-    With `compute` all of them compute together; else one works and the others wait for it.
-
-    Raises:
-        PeerLost: one did not come in time.
-        UserError: they do not agree on how many they are, or JAX has been joined to others.
+    With `compute` all of them compute together; else one works and the others wait for it. Raises
+    PeerLost if one did not come in time, or UserError if they do not agree on how many they are, or
+    JAX has been joined to others.
     """
     if current_channel() is not None:
         return

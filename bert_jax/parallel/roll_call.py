@@ -58,9 +58,8 @@ class Present(NamedTuple):
 def meet(meeting: Meeting) -> Present:
     """Returns when all processes are there.
 
-    Raises:
-        PeerLost: one is not there in time.
-        UserError: they do not agree on how many they are, or two have one index.
+    Raises PeerLost if one is not there in time, or UserError if they do not agree on how many they
+    are, or two have one index.
     """
     me = Member(meeting.index, socket.gethostname(), os.getpid())
     if meeting.index == 0:

@@ -43,11 +43,9 @@ def partition_spec(
 
     ``partition_spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")``
 
-    `axes` are the logical names of the array's axes, outermost first.
-
-    Raises:
-        ValueError: an axis the table does not have, or two axes that claim one mesh axis. Both
-            are mistakes in the model's code, never in a user's configuration.
+    `axes` are the logical names of the array's axes, outermost first. Raises ValueError: an axis
+    the table does not have, or two axes that claim one mesh axis. Both are mistakes in the model's
+    code, never in a user's configuration.
     """
     taken: dict[str, str] = {}
     entries: list[str | tuple[str, ...] | None] = []
@@ -71,8 +69,7 @@ def parameter_sharding(
 ) -> NamedSharding:
     """Returns how a parameter lies on the mesh.
 
-    Raises:
-        UserError: a mesh axis does not divide the parameter's axis evenly.
+    Raises UserError if a mesh axis does not divide the parameter's axis evenly.
     """
     spec = partition_spec(axes)
     for axis, size in zip(axes, shape, strict=True):
@@ -116,11 +113,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def check_divides(mesh: Mesh, axis: str, size: int, *, key: str) -> None:
-    """Refuses a mesh that does not divide a logical axis, naming the setting.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Raises a UserError that names the setting if a mesh does not divide a logical axis."""
     parts = _parts(mesh, RULES[axis])
     if size % parts:
         raise UserError(

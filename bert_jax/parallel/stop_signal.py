@@ -129,8 +129,7 @@ class StopSignal:
     def between_batches(self) -> None:
         """Ends an evaluation that may be cut short: call it before each batch, on all processes.
 
-        Raises:
-            EvaluationCut: stop now; all processes do so before the same batch.
+        Raises EvaluationCut, on all processes before the same batch.
         """
         if not self._cutting:
             return

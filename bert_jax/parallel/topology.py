@@ -69,10 +69,8 @@ def parse_topology(text: str) -> TpuTopology:
     """Returns the slice that any of the usual spellings means.
 
     ``v3:4x4`` and ``v3-32`` (TensorCores), ``v5e:4x4``, ``v5litepod-16`` and ``v5e-16`` (chips),
-    ``v4:2x2x4`` and ``v4-32`` (TensorCores: 16 chips).
-
-    Raises:
-        UserError: no such generation, or no such slice of it; the message names the nearest.
+    ``v4:2x2x4`` and ``v4-32`` (TensorCores: 16 chips). Raises UserError: no such generation, or no
+    such slice of it; the message names the nearest.
     """
     match = _PATTERN.fullmatch(text.strip().lower())
     if match is None:

@@ -38,8 +38,7 @@ class Wire:
     def receive(self) -> list[Message]:
         """Returns the messages that have come; call it when there is something to read.
 
-        Raises:
-            PeerLost: the connection is closed, or speaks something else.
+        Raises PeerLost if the connection is closed, or speaks something else.
         """
         try:
             read = self._socket.recv(1 << 16)

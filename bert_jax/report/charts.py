@@ -45,10 +45,8 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step") -
     """Returns lines over a common x.
 
     Values that are not finite are left out and long lines averaged; the remarks say so. There are
-    at most `STYLES` lines, each with at least one finite point.
-
-    Raises:
-        ValueError: too many lines, or one without a finite point.
+    at most `STYLES` lines, each with at least one finite point. Raises ValueError for too many
+    lines, or one without a finite point.
     """
     if not 1 <= len(series) <= STYLES:
         raise ValueError(f"found {len(series)} lines, allowed: 1 to {STYLES}")
@@ -125,10 +123,7 @@ def bar_chart(title: str, bars: Sequence[tuple[str, Mapping[str, float]]], *, un
     """Returns horizontal bars, each stacked of the same parts.
 
     `bars` has name and size of each part, from top to bottom: at least one bar, of few parts; the
-    sizes are in `unit`.
-
-    Raises:
-        ValueError: no bar, or too many parts.
+    sizes are in `unit`. Raises ValueError for no bar, or too many parts.
     """
     parts = list(dict.fromkeys(part for _, sizes in bars for part in sizes))
     if not bars or len(parts) > STYLES:

@@ -54,13 +54,9 @@ def render_page(template: str, *, title: str, **context: Any) -> str:
     """Returns a complete HTML document.
 
     Its content security policy forbids all requests, and all scripts but ours, which it names by
-    their hashes: even text that escaped escaping could not run.
-
-    Args:
-        template: of the page's sections; extended by the frame in ``page.html``.
-        title: of the window and of the page.
-        **context: variables of both templates; `about` (a line), `figures` (label and value) and
-            `footer` are the frame's.
+    their hashes: even text that escaped escaping could not run. The template of the page's sections
+    is extended by the frame in ``page.html``; `context` has the variables of both, of which `about`
+    (a line), `figures` (label and value) and `footer` are the frame's.
     """
     contents = Contents()
     main = _environment().get_template(template).render(contents=contents, **context)

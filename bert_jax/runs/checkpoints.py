@@ -36,10 +36,8 @@ def write_checkpoints(
     """Opens a run's checkpoints to add to them. The caller must be the run's only writer.
 
     Sections and bytes are as `Checkpointer` takes them. Without the mesh that the state lies on
-    nothing is saved on the hosts' own disks.
-
-    Raises:
-        UserError: the run's directory or the local one cannot be written.
+    nothing is saved on the hosts' own disks. Raises UserError if the run's directory or the local
+    one cannot be written.
     """
     path = epath.Path(run_dir) / CHECKPOINTS
     if section.local is not None and mesh is not None:
@@ -61,10 +59,8 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
     """Reads the parameters of one of a run's checkpoints onto this machine's devices.
 
     `checkpoint` is `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
-    Without a mesh they go to all devices there are.
-
-    Raises:
-        UserError: no such checkpoint.
+    Without a mesh they go to all devices there are. Raises UserError if there is no such
+    checkpoint.
     """
     mesh = mesh or open_mesh()
     with (
@@ -93,11 +89,7 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
 
 
 def find_step(checkpoints: Checkpointer, asked: str, *, where: str) -> int:
-    """Returns the step that `last`, `best` or a number asks for.
-
-    Raises:
-        UserError: no such checkpoint.
-    """
+    """Returns the step that `last`, `best` or a number asks for; raises UserError without one."""
     newest = checkpoints.latest_params()
     if newest is None:
         raise UserError(f"{where}: no checkpoint in it yet")

@@ -64,8 +64,7 @@ class Run(NamedTuple):
     def section(self, key: str, kind: type[S], *, verb: str) -> S:
         """Returns a section of its configuration, such as `train`, that a verb needs.
 
-        Raises:
-            UserError: it is not set, or does not fit the class.
+        Raises UserError if it is not set, or does not fit the class.
         """
         values = need(self.settings.get(key), key, verb)
         return validate(kind, values, source=str(self.directory / CONFIG), key=key)
@@ -83,11 +82,7 @@ def describe(heads: HeadsSection) -> str:
 
 
 def open_run(directory: epath.PathLike) -> Run:
-    """Opens what `pretrain` (or `import`) wrote, local or gs://.
-
-    Raises:
-        UserError: it is no run directory.
-    """
+    """Opens a run that `pretrain` (or `import`) wrote, local or gs://; raises UserError if none."""
     root = epath.Path(directory)
     if not (root / CONFIG).exists():
         what = "no config.yaml in it" if root.exists() else "no such directory"
@@ -111,9 +106,8 @@ def open_run(directory: epath.PathLike) -> Run:
 def claim_run(run_dir: str, *, architecture: Architecture, tokenizer: Tokenizer) -> epath.Path:
     """Returns the run directory, made if it is not there.
 
-    Raises:
-        UserError: the directory cannot be made, or holds a run of another architecture or
-            tokenizer.
+    Raises UserError if the directory cannot be made, or holds a run of another architecture or
+    tokenizer.
     """
     root = epath.Path(run_dir)
     try:
@@ -139,9 +133,7 @@ def write_run(
 
     `settings` is the configuration as plain values, `origin` what the parameters were made from:
     datasets, another run, an import. The tokenizer is copied, so that the run needs nothing else.
-
-    Raises:
-        UserError: the directory cannot be written.
+    Raises UserError if the directory cannot be written.
     """
     spelled_out = ModelSection.of(architecture, execution=model.execution, heads=model.heads)
     resolved = {**settings, "run_dir": run_dir, "model": spelled_out.model_dump(mode="json")}

@@ -23,13 +23,10 @@ def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
 
     Of the processes of one job only the first holds the lock. A lock whose holder was killed is
     free at once on a file system, and after 45 seconds in a bucket. The directory exists.
+    Raises UserError if another process is writing there.
 
-    Yields:
-        What makes sure that the lock is still ours: a RunStopped when this machine stood still for
-        so long that another process has taken it. Call it before writing.
-
-    Raises:
-        UserError: another process is writing there.
+    Yields what to call before writing: it makes sure that the lock is still ours, with a RunStopped
+    when this machine stood still for so long that another process has taken it.
     """
     with _hold(run_dir / LOCK, what=str(run_dir)) as lock:
         yield lock.check if jax.process_index() == 0 else lambda: None
@@ -39,8 +36,7 @@ def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
 def hold_output(output: epath.PathLike) -> Iterator[Lock]:
     """Keeps other processes from writing the same file or directory while the block lasts.
 
-    Raises:
-        UserError: another process is writing it.
+    Raises UserError if another process is writing it.
     """
     path = epath.Path(output)
     with _hold(path.with_name(f".{path.name}{LOCK}"), what=os.fspath(output)) as lock:

@@ -39,10 +39,8 @@ def refuse_other_settings(
     """Refuses to resume what a directory holds with a different configuration.
 
     The directory's were `held`. Of the dotted keys those in `free` may differ, and those in
-    `with_flag` with --allow-data-change; `what` it holds is for the message.
-
-    Raises:
-        UserError: naming the first key that differs, in the order of their names.
+    `with_flag` with --allow-data-change; `what` it holds is for the message. Raises UserError
+    naming the first key that differs, in the order of their names.
     """
     for change in find_changes(held, asked):
         if change.key not in free:

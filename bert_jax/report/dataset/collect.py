@@ -51,10 +51,8 @@ def write_examples_report(
     It is beside the dataset, which inspecting does not change.
 
     Lengths are read in full, examples by a sample spread evenly over the first split, which is to
-    be the training split; memory use does not grow with the dataset.
-
-    Raises:
-        UserError: a shard is damaged, or the page cannot be written.
+    be the training split; memory use does not grow with the dataset. Raises UserError if a shard is
+    damaged, or the page cannot be written.
     """
     train = splits[0]
     directory, provenance = Path(train.directory), train.provenance

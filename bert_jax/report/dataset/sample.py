@@ -102,10 +102,7 @@ def _change(is_predicted: bool, *, before: int, after: int, mask: int) -> Change
 def count_changes(before: np.ndarray, after: np.ndarray, *, mask: int) -> Sequence[int]:
     """Returns how many predicted tokens are masked, random and kept.
 
-    Args:
-        before: int [k], the tokens to predict.
-        after: int [k], what the model sees there.
-        mask: id of [MASK].
+    `before` are the tokens to predict, `after` what the model sees there, both int [k].
     """
     masked = int((after == mask).sum())
     kept = int(((after == before) & (after != mask)).sum())

@@ -35,10 +35,8 @@ class Answers:
 def answers(records: Sequence[Record], *, f1: Sequence[float]) -> Answers:
     """Returns the section of question answering.
 
-    `f1` is that of each record, all labelled: 0 to 1, as the task's scorer computed it.
-
-    Raises:
-        ValueError: not one F1 for each record.
+    `f1` is that of each record, all labelled: 0 to 1, as the task's scorer computed it. Raises
+    ValueError unless there is one F1 for each record.
     """
     if len(f1) != len(records):
         raise ValueError(f"found {len(f1)} F1 values for {len(records)} questions")

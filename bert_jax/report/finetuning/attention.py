@@ -40,14 +40,9 @@ def attention_example(
 ) -> AttentionExample:
     """Returns an example from one row of `attention_maps`, its padding cut off.
 
-    Args:
-        tokens: the row's pieces, without padding.
-        weights: float [layers, heads, L, L] of that row; L may count padding.
-        title: what the text is.
-
-    Raises:
-        ValueError: the weights have another shape, or are not those of these tokens: what lies
-            beyond the tokens is not 0, or a token's weights do not sum to 1.
+    The tokens are the row's, without padding; the weights are float [layers, heads, L, L], whose L
+    may count padding. Raises ValueError for weights of another shape, or not of these tokens: what
+    lies beyond the tokens is not 0, or a token's weights do not sum to 1.
     """
     size = len(tokens)
     if weights.ndim != 4 or weights.shape[2] != weights.shape[3] or weights.shape[2] < size:

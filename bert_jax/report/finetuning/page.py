@@ -73,8 +73,7 @@ class _SplitView(NamedTuple):
 def render(inputs: ReportInputs) -> str:
     """Returns the report as one HTML document that loads nothing.
 
-    Raises:
-        ValueError: question answering without an F1 for each labelled record.
+    Raises ValueError for question answering without an F1 for each labelled record.
     """
     ranked = _ranked(inputs)
     names = list(dict.fromkeys(name for own in inputs.scores.values() for name in own))
