@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.errors import UserError, did_you_mean
 
+Array = jax.Array
 LogicalAxes = tuple[str, ...]
 
 SLICE: Final = "slice"
@@ -139,9 +140,6 @@ def constrain(x: jax.Array, *axes: str) -> jax.Array:
 
 def _parts(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
     return math.prod(mesh.shape[axis] for axis in mesh_axes)
-
-
-Array = jax.Array
 
 
 def per_shard(

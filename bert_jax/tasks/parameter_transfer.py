@@ -23,7 +23,7 @@ def shared_parts(
     return {part: found[part] for part in wanted if part in shared and part in found}
 
 
-def describe_graft(*, ours: HeadsSection, theirs: HeadsSection) -> str:
+def describe_fresh_parts(*, ours: HeadsSection, theirs: HeadsSection) -> str:
     """Returns in words what starts fresh, ``""`` if nothing does."""
     fresh = []
     if ours.pooler and not theirs.pooler:

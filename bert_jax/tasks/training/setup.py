@@ -28,7 +28,7 @@ from bert_jax.section import under
 from bert_jax.task import Params
 from bert_jax.tasks.batches import TrainBatches
 from bert_jax.tasks.family import DataRequest, Family, hub_files
-from bert_jax.tasks.parameter_transfer import check_length, describe_graft, shared_parts
+from bert_jax.tasks.parameter_transfer import check_length, describe_fresh_parts, shared_parts
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection, FinetuneSettings
 from bert_jax.tasks.task import FinetuneTask
@@ -208,7 +208,7 @@ def tell_data(prepared: TrainingSetup, console: Console) -> None:
     dtype = prepared.model_section.execution.dtype
     if prepared.section.dtype is None and dtype != prepared.origin.model.execution.dtype:
         lines.append(SLOWER)
-    if fresh := describe_graft(ours=prepared.family.heads, theirs=prepared.origin.heads):
+    if fresh := describe_fresh_parts(ours=prepared.family.heads, theirs=prepared.origin.heads):
         lines.append(f"{fresh} starts fresh")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
