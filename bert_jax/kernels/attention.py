@@ -1,8 +1,9 @@
 """`fused` attention: scores, softmax, dropout and the sum over values in one kernel, in VMEM.
 
-Nothing of size length × length reaches HBM. Dropout's words are those of `random_bits`, as
-everywhere else, multiplied in the kernel and again in its backward pass: `fused` and `xla` drop the
-same elements. Held to `bert_jax.model.xla_attention`.
+Nothing of size length × length reaches HBM: all keys and values of a head are in VMEM, of long rows
+beside a tile of queries, so that softmax sees all scores of a query. Dropout's words are those of
+`random_bits`, as everywhere else, multiplied in the kernel and again in its backward pass: `fused`
+and `xla` drop the same elements. Held to `bert_jax.model.xla_attention`.
 
 Several heads narrower than the 128 lanes of a vector register lie side by side in one block, as
 they come out of the projections: no transpose. A product for one head runs over all lanes; the
@@ -21,13 +22,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.kernels.attention_bodies import backward_kernel, forward_kernel, scale
-from bert_jax.kernels.attention_shape import LANES, Shape
-from bert_jax.kernels.random_bits import line_words
+from bert_jax.kernels.attention_shape import Shape, padded
+from bert_jax.kernels.random_bits import composes_words, line_words
 from bert_jax.parallel.rules import LogicalAxes, per_shard
 
 Array = jax.Array
 
-LONGEST: Final = 512  # tokens: scores of one head, and what is made of them, must fit into VMEM
+# Tokens. Of longer rows keys and values do not fit into VMEM beside scores, and lines of
+# dropout's words repeat.
+LONGEST: Final = 512
 # Added to a score for every bit in which the segments of query and key differ; the exponent of two
 # that softmax takes of it is 0 beside any score there is.
 _MASKED: Final = -(2.0**15)
@@ -36,11 +39,12 @@ _CODE: Final = 32  # lanes that a segment is written in, two a bit
 # What kernels read and write, and what the axes mean: `heads` are split over devices, or lanes.
 _AXES: Final[dict[str, LogicalAxes]] = {
     "words": ("rest", "batch", "heads", "length"),
-    "row": ("batch", "length", "heads"),
+    "queries": ("batch", "length", "heads"),
+    "keys": ("batch", "length", "heads"),
     "slopes": ("rest", "batch", "length", "heads"),
     "segments": ("batch", "length"),
     "logs": ("batch", "heads", "rest", "length"),
-    "sums": ("rest", "batch", "rest", "heads"),
+    "sums": ("rest", "batch", "rest", "rest", "heads"),
 }
 
 
@@ -93,7 +97,7 @@ def _forward(
     words = line_words(jnp.arange(segments.shape[1], dtype=jnp.int32), seeds[..., None])
     operands = (words, segments, *_scaled(qkv, bias, columns))
     out, logs = kernel(
-        operands, ("words", "segments", "row", "row", "row"), results=("row", "logs")
+        operands, ("words", "segments", "queries", "keys", "keys"), results=("queries", "logs")
     )
     return out[:, :length], (*operands, out, logs)
 
@@ -103,10 +107,10 @@ def _backward(
 ) -> tuple[_Triple, Array, None, None]:
     length = gradient.shape[1]
     kernel = _Kernel(backward_kernel, length=length, columns=columns, rate=rate)
-    names = ("words", "segments", "row", "row", "row", "row", "logs", "row")
+    names = ("words", "segments", "queries", "keys", "keys", "queries", "logs", "queries")
     found, sums = kernel((*kept, _padded(gradient)), names, results=("slopes", "sums"))
     of_q, of_k, of_v = found[:, :, :length]
-    return (of_q, of_k, of_v), sums.sum((1, 2)), None, None
+    return (of_q, of_k, of_v), sums.sum((1, 2, 3)), None, None
 
 
 _attend.defvjp(_forward, _backward)
@@ -130,8 +134,8 @@ def _scaled(qkv: _Triple, bias: Array, columns: int) -> list[Array]:
 
 
 def _padded(x: Array) -> Array:
-    """Returns an array [B, L, …] whose tokens fill whole vector registers."""
-    missing = -x.shape[1] % LANES
+    """Returns an array [B, L, …] of as many tokens as the kernels have."""
+    missing = padded(x.shape[1]) - x.shape[1]
     return jnp.pad(x, [(0, missing if at == 1 else 0) for at in range(x.ndim)]) if missing else x
 
 
@@ -140,7 +144,14 @@ class _Kernel:
 
     def __init__(self, body: Any, *, length: int, columns: int, rate: float) -> None:
         self._body = body
-        self._shape = functools.partial(Shape, length=length, columns=columns, rate=rate)
+        self._shape = functools.partial(
+            Shape,
+            length=length,
+            columns=columns,
+            rate=rate,
+            forward=body is forward_kernel,
+            composes=composes_words(),
+        )
 
     def __call__(
         self, operands: tuple[Array, ...], names: tuple[str, ...], *, results: tuple[str, ...]
@@ -165,7 +176,6 @@ class _Kernel:
         words = words.reshape(2, batch, -1, shape.group, shape.padded)
         arrays = (words, _coded(segments, shape, others[0].dtype), *others)
         made = [shape.array(name, dtype=arrays[-1].dtype) for name in results]
-        forward = self._body is forward_kernel
         scores = batch * heads * shape.padded**2
         call = functools.partial(
             pl.pallas_call,
@@ -174,14 +184,15 @@ class _Kernel:
             in_specs=[shape.block(name) for name in names],
             out_specs=[shape.block(name) for name in results],
             out_shape=made,
+            scratch_shapes=shape.running,
             cost_estimate=pl.CostEstimate(
-                flops=(2 if forward else 5) * 2 * scores * shape.columns,
+                flops=(2 if shape.forward else 5) * 2 * scores * shape.columns,
                 transcendentals=scores,
                 bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*arrays, *made)),
             ),
-            name="attention_forward" if forward else "attention_backward",
+            name="attention_forward" if shape.forward else "attention_backward",
         )
-        parallel = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
+        parallel = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary"))
         return jax.lax.platform_dependent(
             *arrays, tpu=call(compiler_params=parallel), default=call(interpret=True)
         )

@@ -1,4 +1,4 @@
-"""The attention kernels themselves: what one run of each does with its rows and heads.
+"""The attention kernels themselves: what one run of each does with its rows, heads and queries.
 
 Scores are [keys, queries]: softmax then works across registers and not inside of them, and numbers
 of queries lie along lanes. Every operation is written for all heads of a stage before the next one:
@@ -7,7 +7,7 @@ wait for each other.
 """
 
 import math
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,19 +27,28 @@ def scale(columns: int) -> float:
     return columns**-0.5 * math.log2(math.e)
 
 
-def forward_kernel(
-    words: Any, segments: Any, q: Any, k: Any, v: Any, out: Any, logs: Any, *, shape: Shape
-) -> None:
+class Read(NamedTuple):
+    """What both kernels read: refs to a block of rows and heads, of queries those of a tile."""
+
+    words: Any
+    segments: Any
+    q: Any
+    k: Any
+    v: Any
+
+
+def forward_kernel(*refs: Any, shape: Shape) -> None:
     """Sums over values are [columns, queries] up to the end: half the work of whole registers."""
+    read, (out, logs) = Read(*refs[:5]), refs[5:]
     attended: dict[int, list[Array]] = {row: [] for row in range(shape.rows)}
     for heads in shape.stages():
-        keep = [_keep(words, head, shape) for head in heads]
-        scores = [_scores(q, k, segments, head, shape) for head in heads]
+        keep = [_keep(read, head, shape) for head in heads]
+        scores = [_scores(read, head, shape) for head in heads]
         largest = [each.max(axis=0, keepdims=True) for each in scores]
         weights = [jnp.exp2(each - most) for each, most in zip(scores, largest, strict=True)]
         log_sums = [jnp.log2(each.sum(axis=0, keepdims=True)) for each in weights]
         weights = [_where(each, of) for each, of in zip(keep, weights, strict=True)]
-        v_WL = {row: jnp.transpose(v[row]) for row, _ in heads}
+        v_WL = {row: jnp.transpose(read.v[row]) for row, _ in heads}
         # Dividing the sum over values is cheaper than dividing every weight, and taking the power
         # again cheaper than an exact quotient.
         inverse = [jnp.exp2(-math.log2(1 - shape.rate) - each) for each in log_sums]
@@ -52,27 +61,16 @@ def forward_kernel(
         out[row] = jnp.transpose(jnp.concatenate(of_heads)).astype(out.dtype)
 
 
-def backward_kernel(
-    words: Any,
-    segments: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    logs: Any,
-    gradient: Any,
-    slopes_of_qkv: Any,
-    sums: Any,
-    *,
-    shape: Shape,
-) -> None:
+def backward_kernel(*refs: Any, shape: Shape) -> None:
     """Two of three products with scores on the left need no transpose of them."""
+    read, (out, logs, gradient, slopes_of_qkv, sums, *running) = Read(*refs[:5]), refs[5:]
+    q, k, v = read[-3:]
     total: dict[int, tuple[Array, ...]] = {}
     for heads in shape.stages():
-        keep = [_keep(words, head, shape) for head in heads]
+        keep = [_keep(read, head, shape) for head in heads]
         g_LW = {row: _scaled_up(gradient[row], shape) for row, _ in heads}
         taken_off = _taken_off(out, gradient, heads, shape)
-        scores = [_scores(q, k, segments, head, shape) for head in heads]
+        scores = [_scores(read, head, shape) for head in heads]
         weights = [
             jnp.exp2(each - logs[row, 0, pl.ds(head, 1), :])
             for each, (row, head) in zip(scores, heads, strict=True)
@@ -102,15 +100,33 @@ def backward_kernel(
     for row, of_three in total.items():
         for at, (each, factor) in enumerate(zip(of_three, factors, strict=True)):
             of_one = each * factor
-            slopes_of_qkv[at, row] = of_one.astype(slopes_of_qkv.dtype)
-            sums[at, row] = of_one.sum(axis=0, keepdims=True)
+            sums[at, row, 0] = of_one.sum(axis=0, keepdims=True)
+            if at and running:
+                of_one = _so_far(running[0], (at - 1, row), of_one)
+            where = slice(None) if at else _queries(shape)
+            slopes_of_qkv[at, row, where] = of_one.astype(slopes_of_qkv.dtype)
 
 
-def _scores(q: Any, k: Any, segments: Any, head: Head, shape: Shape) -> Array:
+def _so_far(running: Any, at: tuple[int, int], of_tile: Array) -> Array:
+    """Returns the sum over the tiles of a row up to this one, and keeps it for the next."""
+    total = of_tile + jnp.where(pl.program_id(2) == 0, 0.0, running[at])
+    running[at] = total
+    return total
+
+
+def _queries(shape: Shape) -> Any:
+    """Returns where in a row the queries of a tile lie."""
+    if shape.tiles == 1:
+        return slice(None)
+    return pl.ds(pl.multiple_of(pl.program_id(2) * shape.tile, shape.tile), shape.tile)
+
+
+def _scores(read: Read, head: Head, shape: Shape) -> Array:
     """Returns those of one head, [keys, queries]."""
     row, number = head
     of_keys, of_queries = (
-        _beside(x[row], segments[at, row], number, shape) for at, x in ((1, k), (0, q))
+        _beside(x[row], read.segments[at, row, where], number, shape)
+        for at, x, where in ((1, read.k, slice(None)), (0, read.q, _queries(shape)))
     )
     return _dot(of_keys, of_queries, 1, 1)
 
@@ -159,7 +175,7 @@ def _where(keep: Array | None, x: Array) -> Array:
     return x if keep is None else jnp.where(keep, x, 0.0)
 
 
-def _keep(words: Any, head: Head, shape: Shape) -> Array | None:
+def _keep(read: Read, head: Head, shape: Shape) -> Array | None:
     """Returns which probabilities stay: a query is a row of the tile, as in `dropout`.
 
     The words of keys are turned once they fill a register, which spreads them in the same
@@ -168,8 +184,11 @@ def _keep(words: Any, head: Head, shape: Shape) -> Array | None:
     if not shape.rate:
         return None
     row, number = head
-    of_queries, of_keys = (words[which, row, 0, pl.ds(number, 1), :] for which in range(2))
+    of_queries, of_keys = (
+        read.words[at, row, 0, pl.ds(number, 1), where]
+        for at, where in enumerate((_queries(shape), slice(None)))
+    )
     spread = jnp.transpose(jnp.broadcast_to(of_keys, (LANES, shape.padded)))
     columns = column_factors(spread, shape.rate)
-    wide = (jnp.concatenate([each] * (shape.padded // LANES), axis=1) for each in columns)
+    wide = (jnp.concatenate([each] * (shape.tile // LANES), axis=1) for each in columns)
     return kept(row_factors(of_queries), tuple(wide))

@@ -9,12 +9,27 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 LANES: Final = 128
-# Scores that are worked on at a time: what is made of them must fit into VMEM, 16 MiB on v4.
+# Scores of queries that are worked on at a time, of one head with all of its keys at least: what is
+# made of them must fit into VMEM, 16 MiB on v4. Forward there is less of it.
+_FORWARD: Final = 2**20
+_BACKWARD: Final = 9 * 2**16
+# Of short rows as many as have so many scores: more fill the units of the core no better, and each
+# is code of its own.
 _SCORES: Final = 2**19
-# More fill the units of the core no better, and each is code of its own.
 _MOST_ROWS: Final = 8
+# Tokens from which on rows are padded to two registers: tiles of one alone cost a quarter more.
+_WIDE: Final = 768
+# Tokens from which on VMEM has no second buffer for keys and values, the next ones' to come into.
+_BUFFERED_ONCE: Final = 1536
+
+
+def padded(length: int) -> int:
+    """Returns the tokens of a row in the kernels: whole vector registers of them."""
+    whole = LANES if length <= _WIDE else 2 * LANES
+    return -(-length // whole) * whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,11 +41,24 @@ class Shape:
     heads: int  # of a device
     columns: int  # of a head
     rate: float  # of dropout; 0 draws nothing
+    forward: bool  # else backward
+    composes: bool  # the device makes words of dropout out of other operations
 
     @property
     def padded(self) -> int:
-        """Tokens of a row in the kernel: whole vector registers."""
-        return -(-self.length // LANES) * LANES
+        """Tokens of a row in the kernel."""
+        return padded(self.length)
+
+    @property
+    def tile(self) -> int:
+        """Queries of a row that are worked on at a time, all if they fit."""
+        most = self._scores // self.padded
+        return max(n for n in range(LANES, most + 1, LANES) if self.padded % n == 0)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a row, one after the other."""
+        return self.padded // self.tile
 
     @property
     def width(self) -> int:
@@ -50,13 +78,15 @@ class Shape:
         One head is a chain of operations, each of which waits for the one before. Those of other
         heads and rows fill the gaps.
         """
-        most = min(_MOST_ROWS, _SCORES // (self.group * self.padded**2))
+        # Forward on v4 more are slower.
+        scores = 2 * _SCORES if self.forward and not self.composes else _SCORES
+        most = min(_MOST_ROWS, scores // (self.group * self.padded**2))
         return max(n for n in range(1, max(most, 1) + 1) if self.batch % n == 0)
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Blocks of rows, and of heads."""
-        return self.batch // self.rows, self.heads // self.group
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks of rows, of heads, and of queries."""
+        return self.batch // self.rows, self.heads // self.group, self.tiles
 
     @property
     def lanes_of_segments(self) -> int:
@@ -66,30 +96,48 @@ class Shape:
     def stages(self) -> Sequence[Sequence[tuple[int, int]]]:
         """Returns (row, head) of a block, those together that are worked on side by side."""
         heads = list(itertools.product(range(self.rows), range(self.group)))
-        together = max(_SCORES // self.padded**2, 1)
+        together = self._scores // (self.padded * self.tile)
         return [heads[first : first + together] for first in range(0, len(heads), together)]
+
+    @property
+    def _scores(self) -> int:
+        return _FORWARD if self.forward else _BACKWARD
+
+    @property
+    def running(self) -> Sequence[Any]:
+        """What the backward kernel keeps from tile to tile: gradients of keys and values so far."""
+        if self.forward or self.tiles == 1:
+            return ()
+        return (pltpu.VMEM((2, self.rows, self.padded, self.width), jnp.float32),)
 
     def array(self, name: str, *, dtype: Any) -> jax.ShapeDtypeStruct:
         """Returns what a result looks like on one device."""
         width = self.heads * self.columns
         sizes = {
-            "row": (self.batch, self.padded, width),
+            "queries": (self.batch, self.padded, width),
             "slopes": (3, self.batch, self.padded, width),
             "logs": (self.batch, self.heads // self.group, self.group, self.padded),
-            "sums": (3, self.batch, 1, width),
+            "sums": (3, self.batch, self.tiles, 1, width),
         }
         exact = name in ("logs", "sums")
         return jax.ShapeDtypeStruct(sizes[name], jnp.float32 if exact else dtype)
 
     def block(self, name: str) -> pl.BlockSpec:
-        """Returns the part of an array that one run of a kernel sees: rows, a group of heads."""
-        rows, lanes = self.rows, self.lanes_of_segments
+        """Returns the part of an array that one run of a kernel sees.
+
+        Rows and a group of heads; of queries and what belongs to them a tile.
+        """
+        rows, lanes, whole, tile = self.rows, self.lanes_of_segments, self.padded, self.tile
         blocks = {
-            "words": ((2, rows, 1, self.group, self.padded), lambda b, t: (0, b, t, 0, 0)),
-            "segments": ((2, rows, self.padded, lanes), lambda b, _: (0, b, 0, 0)),
-            "row": ((rows, self.padded, self.width), lambda b, t: (b, 0, t)),
-            "slopes": ((3, rows, self.padded, self.width), lambda b, t: (0, b, 0, t)),
-            "logs": ((rows, 1, self.group, self.padded), lambda b, t: (b, t, 0, 0)),
-            "sums": ((3, rows, 1, self.width), lambda b, t: (0, b, 0, t)),
+            "words": ((2, rows, 1, self.group, whole), lambda b, t, _: (0, b, t, 0, 0)),
+            "segments": ((2, rows, whole, lanes), lambda b, t, _: (0, b, 0, 0)),
+            "keys": ((rows, whole, self.width), lambda b, t, _: (b, 0, t)),
+            "queries": ((rows, tile, self.width), lambda b, t, i: (b, i, t)),
+            "slopes": ((3, rows, whole, self.width), lambda b, t, _: (0, b, 0, t)),
+            "logs": ((rows, 1, self.group, tile), lambda b, t, i: (b, t, 0, i)),
+            "sums": ((3, rows, 1, 1, self.width), lambda b, t, i: (0, b, i, 0, t)),
         }
-        return pl.BlockSpec(*blocks[name])
+        # Those of all heads of a row are the same.
+        once = self.tiles > 1 and name == "segments"
+        once |= self.padded > _BUFFERED_ONCE and name == "keys"
+        return pl.BlockSpec(*blocks[name], pipeline_mode=pl.Buffered(1) if once else None)

@@ -76,10 +76,15 @@ def line_words(line: Array, seed: Array) -> Array:
     return (word & _HASHED) | (of_high << _HIGH) | (of_low << 1) | 1
 
 
+def composes_words() -> bool:
+    """Returns whether the devices of the mesh make a product of words out of other operations."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device is not None and composes_int32(device)
+
+
 def row_factors(words: Array) -> Factors:
     """Returns the words of rows as `kept` takes them on the devices of the mesh."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    if device is None or not composes_int32(device):
+    if not composes_words():
         return (words,)
     low, high = words & (2 ** (_DRAWN + 1) - 1), jax.lax.shift_right_arithmetic(words, _HIGH)
     return low.astype(jnp.float32), high.astype(jnp.float32)

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ from bert_jax.kernels.attention import fused_attention
 from bert_jax.kernels.attention_shape import Shape
 from bert_jax.model.config import resolve_architecture
 from bert_jax.model.execution import resolve_execution
+from bert_jax.parallel.accelerators import composes_int32
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_parts, parameter_sharding
 from bert_jax.parallel.section import MeshSection
@@ -70,18 +71,23 @@ def kernel_shape(request: CompileRequest, mesh: Mesh, *, accelerator: str) -> Ke
     heads = (architecture.num_attention_heads,)
     sharding = parameter_sharding(mesh, ("heads",), heads, name="attention")
     (own_heads,) = sharding.shard_shape(heads)
-    shape = Shape(
-        batch=_rows_of_device(request, mesh),
-        length=phase.seq_length,
-        heads=own_heads,
-        columns=columns,
-        rate=rate,
-    )
+    shapes = [
+        Shape(
+            batch=_rows_of_device(request, mesh),
+            length=phase.seq_length,
+            heads=own_heads,
+            columns=columns,
+            rate=rate,
+            forward=forward,
+            composes=composes_int32(mesh.devices.flat[0]),
+        )
+        for forward in (True, False)
+    ]
     return KernelShape(
         accelerator=accelerator,
-        rows=_few_rows(shape),
+        rows=_few_rows(shapes),
         length=phase.seq_length,
-        heads=shape.group,
+        heads=shapes[0].group,
         columns=columns,
         rate=rate,
         dtype=execution.dtype,
@@ -97,10 +103,13 @@ def _rows_of_device(request: CompileRequest, mesh: Mesh) -> int:
     return rows // batch_parts(mesh)
 
 
-def _few_rows(shape: Shape) -> int:
-    """Returns how many rows suffice for blocks of as many rows as those of `shape`."""
-    few = (dataclasses.replace(shape, batch=rows) for rows in itertools.count(ROWS))
-    return next(each.batch for each in few if each.rows == shape.rows)
+def _few_rows(shapes: Sequence[Shape]) -> int:
+    """Returns how many rows suffice for blocks of as many rows as those of `shapes`."""
+
+    def suffice(rows: int) -> bool:
+        return all(dataclasses.replace(each, batch=rows).rows == each.rows for each in shapes)
+
+    return next(filter(suffice, itertools.count(ROWS)))
 
 
 def schedules_alone(shape: KernelShape, mesh: Mesh, *, written: Path) -> dict[str, KernelSchedule]:

@@ -75,8 +75,10 @@ def assert_same(found: Any, expected: Any) -> None:
         (11, 128, 2, 64, 0.1),  # no number of rows divides them
         (10, 40, 2, 32, 0.1),  # two blocks of rows; not a multiple of what a register holds
         (2, 128, 1, 128, 0.1),
+        (1, 1000, 1, 32, 0.1),  # two tiles of queries backward, padded
         pytest.param(3, 256, 6, 64, 0.1, marks=pytest.mark.chaos),
         pytest.param(3, 512, 3, 64, 0.1, marks=pytest.mark.chaos),  # two stages
+        pytest.param(2, 2048, 2, 64, 0.1, marks=pytest.mark.chaos),  # several tiles forward too
     ],
 )
 def test_it_gives_what_xla_gives(
@@ -97,17 +99,56 @@ def test_it_gives_what_xla_gives(
         (64, 256, 12, 4, 1),
         (16, 512, 12, 1, 1),
         (16, 512, 3, 1, 2),  # more scores than fit into VMEM
+        (8, 1024, 12, 1, 2),
     ],
 )
 def test_a_block_has_as_many_rows_as_divide_a_devices_own_and_fit(
     batch: int, length: int, heads: int, rows: int, stages: int
 ) -> None:
-    shape = Shape(batch=batch, length=length, heads=heads, columns=64, rate=0.1)
+    shape = shape_of(batch=batch, length=length, heads=heads)
     assert shape.rows == rows
-    assert shape.grid == (batch // rows, heads // shape.group)
+    assert shape.grid == (batch // rows, heads // shape.group, 2 if length == 1024 else 1)
     assert len(shape.stages()) == stages
     together = list(itertools.chain(*shape.stages()))
     assert together == list(itertools.product(range(rows), range(shape.group)))
+
+
+def test_forward_a_block_has_twice_the_rows_but_where_words_are_composed() -> None:
+    assert shape_of(batch=16, length=512, heads=12, forward=True).rows == 2
+    assert shape_of(batch=16, length=512, heads=12, forward=True, composes=True).rows == 1
+
+
+@pytest.mark.parametrize(
+    ("length", "padded", "forward", "backward"),
+    [
+        (640, 640, 640, 640),
+        (768, 768, 768, 768),
+        (800, 1024, 1024, 512),
+        (1100, 1280, 640, 256),
+        (1536, 1536, 512, 384),
+        (2048, 2048, 512, 256),
+    ],
+)
+def test_a_long_row_is_whole_tiles_of_queries(
+    length: int, padded: int, forward: int, backward: int
+) -> None:
+    both = [shape_of(batch=2, length=length, heads=2, forward=each) for each in (True, False)]
+    assert {shape.padded for shape in both} == {padded}
+    assert [shape.tile for shape in both] == [forward, backward]
+
+
+def shape_of(
+    *, batch: int, length: int, heads: int, forward: bool = False, composes: bool = False
+) -> Shape:
+    return Shape(
+        batch=batch,
+        length=length,
+        heads=heads,
+        columns=64,
+        rate=0.1,
+        forward=forward,
+        composes=composes,
+    )
 
 
 def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:
