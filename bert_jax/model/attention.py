@@ -81,7 +81,7 @@ class SelfAttention(nnx.Module):
     def _products(self, x_BLD: Array) -> tuple[Array, Array, Array]:
         """Returns the same without their biases, [B, L, H · K]."""
         kernels = tuple(each.kernel[...] for each in self._maps)
-        return project_each(x_BLD.astype(self.query.dtype), kernels, self.query.gradient_dtype)
+        return project_each(x_BLD.astype(self.query.dtype), kernels, self.query.use)
 
     @property
     def _maps(self) -> tuple[Dense, Dense, Dense]:

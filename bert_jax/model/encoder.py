@@ -15,7 +15,7 @@ from bert_jax.model.dropout import dropout
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.execution import default_unroll
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, subkey
-from bert_jax.parallel.rules import constrain
+from bert_jax.parallel.rules import constrain, gathered
 
 # What the backward pass keeps of a layer: everything, everything but what is inside attention
 # (see attention.py), the results of matrix products with parameters, or only the layer's input.
@@ -124,6 +124,10 @@ class Encoder(nnx.Module):
     ) -> tuple[Array, Any]:
         """Returns the last layer's output, and what `read` keeps of each layer's, stacked."""
         layer_def, stacked = nnx.split(self.layers)
+        if self.unroll < self.depth:
+            stacked = jax.tree.map(
+                lambda one: one.replace(gathered(one[...], one.logical)), stacked, is_leaf=_is_param
+            )
         layers_key = subkey(dropout_key, 1)
         # At once, and not three of each layer's own: what makes a key takes XLA long to compile.
         keys = None if layers_key is None else jax.random.split(layers_key, (self.depth, 3))
@@ -146,5 +150,8 @@ def _stack_layers(*, architecture: Architecture, execution: Execution) -> Encode
         shape, axes = (architecture.num_hidden_layers, *one.shape), ("layers", *one.logical)
         return one.replace(jax.ShapeDtypeStruct(shape, one.dtype), logical=axes)
 
-    stacked = jax.tree.map(stack, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
-    return nnx.merge(graphdef, stacked)
+    return nnx.merge(graphdef, jax.tree.map(stack, state, is_leaf=_is_param))
+
+
+def _is_param(node: Any) -> bool:
+    return isinstance(node, nnx.Variable)

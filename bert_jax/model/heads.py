@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.model.config import Activation, Architecture, Dtype, Execution
+from bert_jax.model.config import Activation, Architecture, Execution
 from bert_jax.model.initial import Constant
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, param, product
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, ParamUse, add_bias, param, product
 from bert_jax.parallel.rules import constrain
 
 # Pieces that only pad the table to a multiple of 128 must never win or weigh in a softmax.
@@ -46,7 +46,7 @@ class MlmHead(nnx.Module):
         self.bias = param((architecture.padded_vocab_size,), ("vocab",), Constant(0.0))
         self.activation: Activation = architecture.hidden_act
         self.vocab_size = architecture.vocab_size
-        self.gradient_dtype: Dtype = execution.gradient_dtype
+        self.table = ParamUse(("hidden", "vocab"), execution.gradient_dtype)
 
     def __call__(
         self,
@@ -56,9 +56,7 @@ class MlmHead(nnx.Module):
         """Returns float32 logits over the padded vocabulary; padding pieces hold −1e9."""
         x_BPD = self.norm(ACTIVATIONS[self.activation](self.transform(hidden_BPD)))
         rows_ND = x_BPD.reshape(-1, x_BPD.shape[-1])
-        logits_NV = product(
-            rows_ND, table_VD.T, jnp.float32, self.gradient_dtype, ("hidden", "vocab")
-        )
+        logits_NV = product(rows_ND, table_VD.T, jnp.float32, self.table)
         # The table's rows beyond the vocabulary are zero, so the bias alone speaks for them.
         is_piece = jnp.arange(self.bias.shape[0]) < self.vocab_size
         logits_NV = add_bias(logits_NV, jnp.where(is_piece, self.bias[...], NO_PIECE))

@@ -7,7 +7,7 @@ positions, E examples per row, V padded vocabulary.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from bert_jax.model.config import Activation, Architecture, Dtype, Execution
 from bert_jax.model.elementwise import gelu_tanh, layer_norm
 from bert_jax.model.initial import Constant, Initial, TruncatedNormal
-from bert_jax.parallel.rules import LogicalAxes, constrain
+from bert_jax.parallel.rules import LogicalAxes, constrain, whole
 
 Array = jax.Array
 
@@ -32,6 +32,13 @@ def param(shape: Sequence[int], axes: LogicalAxes, initial: Initial) -> nnx.Para
     """Returns a float32 parameter: its shape, its logical axes and how it starts, no numbers."""
     abstract = jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
     return nnx.Param(abstract, logical=axes, initial=initial)
+
+
+class ParamUse(NamedTuple):
+    """How a parameter, stored in float32 and split over devices, takes part in a computation."""
+
+    axes: LogicalAxes  # what its axes mean there
+    gradient_dtype: Dtype  # in which its gradient is summed over devices
 
 
 class Dense(nnx.Module):
@@ -65,9 +72,9 @@ class Dense(nnx.Module):
         sizes = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
         normal = TruncatedNormal(architecture.initializer_range)
         self.kernel = param(sizes, (axes[0], axes[self.inputs]), normal)
+        self.use = ParamUse(whole((axes[0], axes[self.inputs])), execution.gradient_dtype)
         self.bias = param(shape[-outputs:], axes[-outputs:], Constant(0.0))
         self.dtype: Dtype = execution.dtype
-        self.gradient_dtype: Dtype = execution.gradient_dtype
 
     def __call__(self, x: Array) -> Array:
         """Returns the map of `x` [..., inputs] as [..., outputs], in the execution's dtype."""
@@ -77,7 +84,7 @@ class Dense(nnx.Module):
         """Returns the product alone, [..., outputs] with one axis for all of them."""
         x = x.astype(self.dtype)
         flat = x.reshape(*x.shape[: x.ndim - self.inputs], -1)
-        return project(flat, self.kernel[...], gradient_dtype=self.gradient_dtype)
+        return project(flat, self.kernel[...], use=self.use)
 
     def with_bias(self, y: Array) -> Array:
         """Returns a product with the bias added."""
@@ -90,114 +97,94 @@ def spread(bias: Array, y: Array, *, of: Dense) -> Array:
 
     Cast after it is spread: its gradient is then summed over the rows in the dtype of gradients.
     """
-    return jnp.broadcast_to(bias.astype(of.gradient_dtype), y.shape).astype(of.dtype)
+    return jnp.broadcast_to(bias.astype(of.use.gradient_dtype), y.shape).astype(of.dtype)
 
 
-def project(x: Array, kernel: Array, *, gradient_dtype: Dtype) -> Array:
+def project(x: Array, kernel: Array, *, use: ParamUse) -> Array:
     """Returns ``x · kernel`` for `x` [..., I] and a kernel [I, O].
 
     As a product of two matrices: a gradient that contracts batch and length as two axes makes
     XLA's CPU compiler transpose its operands element by element, GELU's backward pass and all,
     which took four tenths of the time of the FFN.
     """
-    y: Array = product(x.reshape(-1, x.shape[-1]), kernel, x.dtype, gradient_dtype)
+    y: Array = product(x.reshape(-1, x.shape[-1]), kernel, x.dtype, use)
     return y.reshape(*x.shape[:-1], -1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def product(
-    rows: Array,
-    kernel: Array,
-    dtype: DTypeLike,
-    gradient_dtype: Dtype,
-    axes: LogicalAxes | None = None,
-) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def product(rows: Array, kernel: Array, dtype: DTypeLike, use: ParamUse) -> Array:
     """Returns ``rows · kernel``, computed in the rows' dtype.
 
     The kernel's gradient leaves its product in a dtype of its own. In that of the rows, where JAX
     would have it, the sum over the devices that share the rows would be taken in bfloat16: the
     compiler sums what a product gives, and casts afterwards.
 
-    `rows`: [N, I]; `kernel`: float32 [I, O]; `dtype`: of the result; `gradient_dtype`: in which the
-    kernel's gradient is summed over devices; `axes`: what the kernel's axes mean where it is
-    multiplied, None to leave it as it lies.
+    `rows`: [N, I]; `kernel`: float32 [I, O]; `dtype`: of the result.
     """
-    del gradient_dtype
-    return jnp.matmul(rows, _placed(kernel, rows, axes), preferred_element_type=dtype)
-
-
-def _placed(kernel: Array, rows: Array, axes: LogicalAxes | None) -> Array:
-    """Returns the kernel as it is multiplied; cast first, so that half the bytes are gathered."""
-    if axes is not None:
-        return constrain(kernel.astype(rows.dtype), *axes)
-    if kernel.dtype == rows.dtype:
-        return kernel
-    # Once, and not anew for every tile of the product, which is what becomes of it inside one.
-    return jax.lax.optimization_barrier(kernel.astype(rows.dtype))
+    return _product_forward(rows, kernel, dtype, use)[0]
 
 
 def _product_forward(
-    rows: Array,
-    kernel: Array,
-    dtype: DTypeLike,
-    gradient_dtype: Dtype,
-    axes: LogicalAxes | None,
+    rows: Array, kernel: Array, dtype: DTypeLike, use: ParamUse
 ) -> tuple[Array, tuple[Array, Array]]:
-    return product(rows, kernel, dtype, gradient_dtype, axes), (rows, kernel)
+    kernel = placed(kernel, rows.dtype, use.axes)
+    return jnp.matmul(rows, kernel, preferred_element_type=dtype), (rows, kernel)
 
 
 def _product_backward(
-    dtype: DTypeLike,
-    gradient_dtype: Dtype,
-    axes: LogicalAxes | None,
-    kept: tuple[Array, Array],
-    gradient: Array,
+    dtype: DTypeLike, use: ParamUse, kept: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
     del dtype
     rows, kernel = kept
-    of_rows = jnp.matmul(gradient, _placed(kernel, rows, axes).T, preferred_element_type=rows.dtype)
+    of_rows = jnp.matmul(gradient, kernel.T, preferred_element_type=rows.dtype)
     # Outputs first, as JAX's own rule has it.
     of_kernel = jax.lax.dot_general(
-        gradient, rows, (((0,), (0,)), ((), ())), preferred_element_type=gradient_dtype
+        gradient, rows, (((0,), (0,)), ((), ())), preferred_element_type=use.gradient_dtype
     )
-    return of_rows, of_kernel.T.astype(kernel.dtype)
+    return of_rows, of_kernel.T.astype(jnp.float32)
 
 
 product.defvjp(_product_forward, _product_backward)
 
 
+def placed(param: Array, dtype: DTypeLike, axes: LogicalAxes) -> Array:
+    """Returns a parameter as it is used; cast first, so that half the bytes are gathered."""
+    if param.dtype != dtype:
+        # Once, and not anew for every tile of a product, which is what becomes of it inside one.
+        param = jax.lax.optimization_barrier(param.astype(dtype))
+    return constrain(param, *axes)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def project_each(x: Array, kernels: tuple[Array, ...], gradient_dtype: Dtype) -> tuple[Array, ...]:
+def project_each(x: Array, kernels: tuple[Array, ...], use: ParamUse) -> tuple[Array, ...]:
     """Returns ``x · kernel`` for each kernel, as arrays of their own.
 
     Backwards it is one product of all gradients, stacked in front. So is the gradient of `x` a
     single sum, which a tensor axis takes over devices once and not for every kernel.
 
-    `x`: [B, L, I]; `kernels`: float32 [I, O] each; their gradients are summed over devices in
-    `gradient_dtype`.
+    `x`: [B, L, I]; `kernels`: float32 [I, O] each.
     """
-    return _project_each_forward(x, kernels, gradient_dtype)[0]
+    return _project_each_forward(x, kernels, use)[0]
 
 
 def _project_each_forward(
-    x: Array, kernels: tuple[Array, ...], gradient_dtype: Dtype
+    x: Array, kernels: tuple[Array, ...], use: ParamUse
 ) -> tuple[tuple[Array, ...], tuple[Array, tuple[Array, ...]]]:
-    each = (project(x, kernel, gradient_dtype=gradient_dtype) for kernel in kernels)
-    return tuple(each), (x, kernels)
+    kernels = tuple(placed(kernel, x.dtype, use.axes) for kernel in kernels)
+    rows = x.reshape(-1, x.shape[-1])
+    each = (jnp.matmul(rows, kernel, preferred_element_type=x.dtype) for kernel in kernels)
+    return tuple(y.reshape(*x.shape[:-1], -1) for y in each), (x, kernels)
 
 
 def _project_each_backward(
-    gradient_dtype: Dtype,
-    kept: tuple[Array, tuple[Array, ...]],
-    gradients: tuple[Array, ...],
+    use: ParamUse, kept: tuple[Array, tuple[Array, ...]], gradients: tuple[Array, ...]
 ) -> tuple[Array, tuple[Array, ...]]:
     x, kernels = kept
     rows = x.reshape(-1, x.shape[-1])
     stacked = jnp.stack(gradients).reshape(len(kernels), len(rows), -1)
-    narrow = jnp.stack([kernel.astype(x.dtype) for kernel in kernels])
-    of_rows = jnp.einsum("sno,sio->ni", stacked, narrow, preferred_element_type=x.dtype)
-    of_kernels = jnp.einsum("ni,sno->sio", rows, stacked, preferred_element_type=gradient_dtype)
-    return of_rows.reshape(x.shape), tuple(of_kernels.astype(kernels[0].dtype))
+    of_rows = jnp.einsum("sno,sio->ni", stacked, jnp.stack(kernels), preferred_element_type=x.dtype)
+    of_kernels = jnp.einsum("ni,sno->sio", rows, stacked, preferred_element_type=use.gradient_dtype)
+    return of_rows.reshape(x.shape), tuple(of_kernels.astype(jnp.float32))
 
 
 project_each.defvjp(_project_each_forward, _project_each_backward)

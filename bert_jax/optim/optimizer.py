@@ -21,7 +21,7 @@ AnySection = TypeVar("AnySection", bound=AdamSection)
 
 
 class MomentsState(NamedTuple):
-    """First and second moments of the gradients, laid out by `moment_sharding`.
+    """First and second moments of the gradients, laid out like the parameters.
 
     The transformation that makes them withholds a bad step's by itself, see `scale_by_bert_adam`.
     """

@@ -4,6 +4,7 @@ Model code names what an axis *means* (`embed`, `heads`, `vocab`); only this pac
 mesh axis, if any, that meaning is split over.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -83,16 +84,16 @@ def parameter_sharding(
     return NamedSharding(mesh, spec)
 
 
-def moment_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> NamedSharding:
-    """Returns how an optimizer moment of a parameter lies on the mesh (ZeRO stage 1).
+def trained_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> NamedSharding:
+    """Returns how a parameter that is trained, and its moments, lie on the mesh between steps.
 
-    The rows of a matrix are spread over the data axis too, since every replica would otherwise keep
-    the same copy and compute the same update. Rows, since what is gathered of columns has to be
-    transposed. Vectors, and rows that the data axis does not divide, keep the parameter's own
-    layout: replicating a small moment is correct, only not as small.
+    The rows of a matrix are spread over the data axis too (ZeRO), since every replica would
+    otherwise keep the same copy and compute the same update; for use they are gathered. Rows, since
+    what is gathered of columns has to be transposed. Vectors, and rows that the data axis does not
+    divide, lie as the table says: replicating a small array is correct, only not as small.
 
     Every slice has all of them: a gradient is scattered over ICI, each chip's share is summed
-    between slices, and nothing is gathered but the new parameters.
+    between slices, and nothing is gathered but parameters.
     """
     rules = RULES
     rows = axes[-2] if len(axes) > 1 else "layers"
@@ -101,6 +102,11 @@ def moment_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> Na
         if shape[-2] % _parts(mesh, spread) == 0:
             rules = {**RULES, rows: spread}
     return NamedSharding(mesh, partition_spec(axes, rules=rules))
+
+
+def whole(axes: LogicalAxes) -> LogicalAxes:
+    """Returns the axes of a parameter as it is used: gathered over fsdp, and over data."""
+    return tuple("hidden" if axis == "embed" else axis for axis in axes)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -136,6 +142,27 @@ def constrain(x: jax.Array, *axes: str) -> jax.Array:
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, partition_spec(axes))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def gathered(param: Array, axes: LogicalAxes) -> Array:
+    """Returns a parameter whole over the data axis; how its gradient lies is left to the compiler.
+
+    For a loop over layers, whose every trip would gather its own while the chip waits.
+    """
+    return constrain(param, *axes)
+
+
+def _gathered_forward(param: Array, axes: LogicalAxes) -> tuple[Array, None]:
+    return gathered(param, axes), None
+
+
+def _gathered_backward(axes: LogicalAxes, _: None, gradient: Array) -> tuple[Array]:
+    del axes
+    return (gradient,)
+
+
+gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
 def _parts(mesh: Mesh, mesh_axes: Sequence[str]) -> int:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bert_jax.data.rows.collate import parts_of
-from bert_jax.optim.optimizer import find_moments
 from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.compiling import compiling, made_once
 from bert_jax.parallel.rules import replicated
@@ -69,40 +68,11 @@ def _jit_step(
     layout = jax.tree.unflatten(structure, layouts)
     on_tpu = next(iter(layout.step.device_set)).platform == "tpu"
     return jax.jit(
-        _gathering(step, layout) if on_tpu else step,
+        step,
         donate_argnums=0,
         out_shardings=(layout, layout.step),
         compiler_options=TPU_OPTIONS if on_tpu else None,
     )
-
-
-def _gathering(step: TrainStep, layout: TrainState) -> TrainStep:
-    """Returns a step whose result is not what a collective gives, where parameters are gathered.
-
-    A TPU's compiler copies what is gathered if it is a result of the program, and then also the
-    parameter whose memory the result takes. So it is multiplied with a one that no compiler knows,
-    in the place of the first of these copies; the second is gone.
-    """
-    moments = find_moments(layout.opt_state)
-    if moments is None:
-        return step
-
-    def gathering(
-        state: TrainState, batch: StepBatch, limits: StepLimits, schedule: Schedule
-    ) -> tuple[TrainState, StepFigures]:
-        new, figures = step(state, batch, limits, schedule)
-        one = jnp.sign(state.step + 1).astype(jnp.float32)
-
-        def gather(param: jax.Array, split: Any, whole: Any) -> jax.Array:
-            if split == whole:
-                return param
-            updated = jax.lax.with_sharding_constraint(param, split)
-            return jax.lax.with_sharding_constraint(updated, whole) * one
-
-        params = jax.tree.map(gather, new.params, moments.mu, layout.params)
-        return new._replace(params=params), figures
-
-    return gathering
 
 
 LowerStep = Callable[[TrainState, StepBatch, Schedule], jax.stages.Lowered]

@@ -14,7 +14,7 @@ from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.output import Output
 from bert_jax.train.prefetch import prefetch_to_device
 from bert_jax.train.spec import HostBatches, Phase, TrainSpec
-from bert_jax.train.state import ModelDefinition
+from bert_jax.train.state import ModelDefinition, abstract_params, laid_out_as
 from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.writer import VALIDATION
 
@@ -62,7 +62,7 @@ class Evaluations:
         progress, output = self._tracker.progress, self._output
         try:
             with output.watch.on("evaluate"), stop.cutting(), doing("evaluating"):
-                self.scores = scores = phase.evaluate(params)
+                self.scores = scores = phase.evaluate(self._whole(params))
         except EvaluationCut:
             progress.unevaluated = self.cut = True
             return None
@@ -72,6 +72,10 @@ class Evaluations:
         score = self._spec.selection.score(scores, phase=progress.phase, data=phase.validation)
         progress.record_evaluation(score.value, comparison=score.comparison)
         return score
+
+    def _whole(self, params: Params) -> Params:
+        """Returns them gathered, once for all batches."""
+        return laid_out_as(params, abstract_params(self._spec.step.model, self._spec.mesh))
 
     def make_up(self, params: Params, stop: StopSignal) -> None:
         """Evaluates the checkpoint that the run goes on from, if a signal came before that."""

@@ -10,7 +10,7 @@ from bert_jax.data.loader.data_position import describe_differences
 from bert_jax.errors import UserError
 from bert_jax.train.progress import IMPORTED, TrainProgress
 from bert_jax.train.spec import Phase, TrainSpec
-from bert_jax.train.state import TrainState, draw_params, initialise
+from bert_jax.train.state import TrainState, draw_params, initialise, laid_out_as
 
 if TYPE_CHECKING:  # it brings Orbax with it
     from bert_jax.train.checkpoint import Checkpointer
@@ -27,7 +27,7 @@ def restore_or_initialise(
     step = spec.checkpoints.latest_step()
     if step is None:
         draw = functools.partial(draw_params, spec.step.model, seed=spec.seed)
-        params = spec.initial_params(abstract.params, draw)
+        params = laid_out_as(spec.initial_params(abstract.params, draw), abstract.params)
         return initialise(params, spec.step.optimizer, abstract, seed=spec.seed), TrainProgress()
     state = restore_state(spec.checkpoints, abstract, step=step)
     progress = _progress(spec.checkpoints.progress(step), step=step, phases=spec.phases)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from bert_jax.model.initial import Initial
 from bert_jax.parallel.compiling import made_once
-from bert_jax.parallel.rules import moment_sharding, parameter_sharding, replicated
+from bert_jax.parallel.rules import parameter_sharding, replicated, trained_sharding
 from bert_jax.task import Params
 
 OptState: TypeAlias = optax.OptState
@@ -78,6 +78,18 @@ def abstract_params(model: ModelDefinition, mesh: Mesh) -> Params:
     return jax.tree_util.tree_map_with_path(place, model.params, model.axes)
 
 
+def trained_params(model: ModelDefinition, mesh: Mesh) -> Params:
+    """Returns the same as they lie between steps.
+
+    Raises UserError: an axis of the mesh does not divide the parameter axis it splits.
+    """
+
+    def place(leaf: Any, axes: Any) -> jax.ShapeDtypeStruct:
+        return _with(leaf, trained_sharding(mesh, axes, leaf.shape))
+
+    return jax.tree.map(place, abstract_params(model, mesh), model.axes)
+
+
 def abstract_state(
     model: ModelDefinition, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
@@ -85,18 +97,18 @@ def abstract_state(
 
     Raises UserError: an axis of the mesh does not divide the parameter axis it splits.
     """
-    everywhere = replicated(mesh)
+    everywhere, params = replicated(mesh), trained_params(model, mesh)
     opt_state = optax.tree_map_params(
         optimizer,
-        lambda leaf, axes: _with(leaf, moment_sharding(mesh, axes, leaf.shape)),
+        lambda leaf, param: _with(leaf, param.sharding),
         jax.eval_shape(optimizer.init, model.params),
-        model.axes,
+        params,
         transform_non_params=lambda leaf: _with(leaf, everywhere),
     )
     return TrainState(
         step=jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),
         rng=jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=everywhere),
-        params=abstract_params(model, mesh),
+        params=params,
         opt_state=opt_state,
         healthy=jax.ShapeDtypeStruct((), jnp.bool_, sharding=everywhere),
     )
@@ -134,6 +146,22 @@ def draw_params(model: ModelDefinition, abstract: Params, *, seed: int) -> Param
 def _laid_out(values: np.ndarray, like: Leaf) -> jax.Array:
     """Returns values that every process of the job has, each device holding its own."""
     return jax.make_array_from_callback(values.shape, like.sharding, values.__getitem__)
+
+
+def laid_out_as(params: Params, abstract: Params) -> Params:
+    """Returns parameters in the layout of others; call it on every process."""
+    wanted = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    if wanted == jax.tree.map(lambda leaf: leaf.sharding, params):
+        return params
+    layouts, structure = jax.tree.flatten(wanted)
+    return _relayout(structure, tuple(layouts))(params)
+
+
+@made_once
+def _relayout(
+    structure: Any, layouts: tuple[jax.sharding.Sharding, ...]
+) -> Callable[[Params], Params]:
+    return jax.jit(lambda params: params, out_shardings=jax.tree.unflatten(structure, layouts))
 
 
 @made_once

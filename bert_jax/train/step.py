@@ -128,7 +128,10 @@ def make_gradients(
             return task.loss(bound, microbatch, weights=weights, dropout_key=key)
 
         grad = jax.value_and_grad(loss, has_aux=True)
-        return _sum_over_parts(grad, state.params, parts, dropout_key(state), accumulation)
+        params = state.params
+        if accumulation > 1:  # gathered once, not for every microbatch
+            params = jax.tree.map(lambda param, axes: constrain(param, *axes), params, model.axes)
+        return _sum_over_parts(grad, params, parts, dropout_key(state), accumulation)
 
     return gradients
 

@@ -24,7 +24,7 @@ from bert_jax.task import Objective
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.train.sections import PhaseSection, schedule_segments
-from bert_jax.train.state import TrainState, abstract_params, define_model
+from bert_jax.train.state import TrainState, abstract_params, define_model, trained_params
 from bert_jax.train.step import StepLimits, StepSpec, make_evaluation_step, make_train_step
 from tests.run_config import ONE_LAYER, VOCAB_SIZE, project_config
 
@@ -52,7 +52,7 @@ def _trace(config: RunConfig, mesh: Any) -> None:
     layout, everywhere = batch_sharding(mesh), replicated(mesh)
     limit = _laid_out(np.float32(), everywhere)
     with jax.sharding.use_abstract_mesh(mesh):
-        params = abstract_params(model, mesh)
+        params = trained_params(model, mesh)
         moments = jax.eval_shape(optimizer.init, params)
         rest = (np.int32(), np.zeros(2, np.uint32), moments, np.bool_())
         step, rng, moments, healthy = jax.tree.map(lambda leaf: _laid_out(leaf, everywhere), rest)
@@ -64,7 +64,7 @@ def _trace(config: RunConfig, mesh: Any) -> None:
             _laid_out(schedule, everywhere),
         )
         jax.jit(make_evaluation_step(task, model)).trace(
-            state.params, _batch(task, phase, layout, evaluation=True)
+            abstract_params(model, mesh), _batch(task, phase, layout, evaluation=True)
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.model.heads import NO_PIECE, cross_entropy, gather_positions
-from bert_jax.model.layers import project
+from bert_jax.model.layers import ParamUse, project
 from bert_jax.model.xla_attention import xla_attention
 from bert_jax.train.state import define_model
 from tests.model.parts import fresh_params, model_of
@@ -168,7 +168,7 @@ def test_a_kernels_gradient_is_summed_in_the_dtype_of_the_setting(dtype: Any) ->
     kernel = jax.random.normal(jax.random.key(1), (16, 16))
 
     def loss(kernel: jax.Array, rows: jax.Array) -> jax.Array:
-        y = project(rows, kernel, gradient_dtype=dtype)
+        y = project(rows, kernel, use=ParamUse(("hidden", "hidden"), dtype))
         assert y.dtype == rows.dtype
         return jnp.square(y.astype(jnp.float32)).sum()
 

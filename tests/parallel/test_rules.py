@@ -13,9 +13,10 @@ from bert_jax.parallel.rules import (
     batch_sharding,
     check_divides,
     constrain,
-    moment_sharding,
     parameter_sharding,
     partition_spec,
+    trained_sharding,
+    whole,
 )
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.state import abstract_params, define_model
@@ -72,14 +73,25 @@ def test_an_fsdp_axis_that_does_not_divide_the_hidden_size_is_refused() -> None:
         parameter_sharding(mesh(1, 8, 1), ("embed", "mlp"), (60, 64), name="x/y")
 
 
-def test_a_moment_that_the_data_axis_does_not_divide_keeps_its_parameters_layout() -> None:
-    on = mesh(4, 2, 1)
-    spread = moment_sharding(on, ("embed", "mlp"), (64, 16)).spec
-    assert spread == PartitionSpec(("fsdp", "data"), "tensor")
-    spread = moment_sharding(on, ("layers", "mlp", "embed"), (2, 16, 64)).spec
-    assert spread == PartitionSpec(None, ("tensor", "data"), "fsdp")
-    assert moment_sharding(on, ("layers", "embed"), (4, 64)).spec == PartitionSpec(None, "fsdp")
-    assert moment_sharding(on, ("embed", "mlp"), (4, 16)).spec == PartitionSpec("fsdp", "tensor")
+@pytest.mark.parametrize(
+    ("axes", "shape", "expected"),
+    [
+        (("embed", "mlp"), (64, 16), (("fsdp", "data"), "tensor")),
+        (("layers", "mlp", "embed"), (2, 16, 64), (None, ("tensor", "data"), "fsdp")),
+        (("layers", "embed"), (4, 64), (None, "fsdp")),
+        (("embed", "mlp"), (4, 16), ("fsdp", "tensor")),
+    ],
+    ids=["rows", "stacked", "a vector", "not divided"],
+)
+def test_the_rows_of_a_parameter_are_spread_over_data_where_it_divides_them(
+    axes: tuple[str, ...], shape: tuple[int, ...], expected: tuple[object, ...]
+) -> None:
+    found = trained_sharding(mesh(4, 2, 1), axes, shape).spec
+    assert found == PartitionSpec(*expected)
+
+
+def test_a_parameter_is_used_whole_over_data_and_fsdp() -> None:
+    assert partition_spec(whole(("layers", "embed", "mlp"))) == PartitionSpec(None, None, "tensor")
 
 
 def test_a_batch_is_cut_over_data_and_fsdp_and_not_over_tensor() -> None:
