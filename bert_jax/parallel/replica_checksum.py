@@ -39,7 +39,7 @@ def find_deviations(tree: Any, mesh: Mesh) -> list[Deviation]:
 
     Every device sums up its own bits; only those sums, 4 bytes for each array and device, are
     exchanged. Any one flipped bit changes a sum. Arrays that lie on each device but once, such as
-    ZeRO's moments, have nothing to be compared with.
+    what ZeRO splits, have nothing to be compared with.
     """
     named = [
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)

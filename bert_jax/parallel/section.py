@@ -51,9 +51,11 @@ class MeshSection(Section):
     platform: Platform = "auto"
     """`auto` takes what JAX finds; with a name the run refuses to start on anything else."""
     data: int = pydantic.Field(default=-1, ge=-1)
-    """Parts of a batch. The optimizer's moments are split along this axis too (ZeRO)."""
+    """Parts of a batch. Between steps parameters and moments are split along this axis too (ZeRO);
+    a step gathers parameters: layer by layer where layers are unrolled, else before its loops."""
     fsdp: int = pydantic.Field(default=1, ge=-1)
-    """Parts of a batch between which also the parameters are split."""
+    """Parts of a batch; parameters are gathered layer by layer within loops too: over microbatches
+    and over layers that are not unrolled."""
     tensor: int = pydantic.Field(default=1, ge=-1)
     """Parts of heads, FFN columns and vocabulary."""
     slices: int = pydantic.Field(default=1, ge=1)

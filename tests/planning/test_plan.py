@@ -26,7 +26,7 @@ pytestmark = [
     ),
 ]
 
-HIDDEN, INTERMEDIATE, LAYERS, LENGTH, ROWS, VOCABULARY = 64, 128, 2, 64, 16, 1000
+HIDDEN, INTERMEDIATE, LAYERS, LENGTH, ROWS, VOCABULARY = 64, 128, 2, 64, 80, 1000
 PREDICTIONS = 10  # 15% of 64, and one
 CONFIG = {
     "run_dir": "nowhere",
@@ -94,9 +94,9 @@ def test_memory_is_the_compilers_own_and_its_parts_are_the_states(planned: dict[
     embeddings = (1024 + LENGTH + 2) * width + 2 * width  # the vocabulary in multiples of 128
     heads = (width * width + width) + (width * width + 3 * width + 1024) + (2 * width + 2)
     parameters = 4 * (LAYERS * layer + embeddings + heads)
-    assert memory["parameters"] == parameters
-    # Two moments, of which each chip holds a quarter but for those that four does not divide.
-    assert 2 * parameters / 4 < memory["optimizer"] < 2 * parameters / 3
+    # Each chip holds a quarter of them and of two moments, but for those that four does not divide.
+    assert parameters / 4 < memory["parameters"] < parameters / 3
+    assert 2 * memory["parameters"] <= memory["optimizer"] < 2 * memory["parameters"] + 2**10
     held = memory["parameters"] + memory["optimizer"] + memory["batch"]
     # And a few figures that the step returns beside the state.
     assert held + memory["temporaries"] < memory["peak"] < held + memory["temporaries"] + 2**16
@@ -124,7 +124,7 @@ def test_time_is_cycles_at_the_clock_and_exposed_collectives(planned: dict[str, 
         step["useful_flops"] / estimated["seconds"] / (4 * 197e12)
     )
     evaluation = planned["phases"][0]["evaluation"]["estimated"]["seconds"]
-    hours = (1000 * estimated["seconds"] + 10 * 4 * evaluation) / 3600
+    hours = (1000 * estimated["seconds"] + 10 * evaluation) / 3600  # a batch holds its examples
     assert planned["estimated"]["hours"] == pytest.approx(hours)
     assert planned["estimated"]["dollars_on_demand"] == pytest.approx(hours * 4 * 1.2)
 
@@ -152,8 +152,9 @@ def test_gradients_are_scattered_over_the_chips_and_parameters_gathered(
     assert {one["link"] for one in collectives} == {"ICI"}
     assert {tuple(one["axes"]) for one in collectives} == {("data",)}
     gathered = sum(one["bytes"] for one in collectives if one["kind"] == "all-gather")
-    parameters = planned["phases"][0]["train"]["compiled"]["memory"]["parameters"]
-    assert 0.8 * parameters < gathered <= parameters  # small ones stay whole on every chip
+    parameters = 4 * planned["phases"][0]["train"]["compiled"]["memory"]["parameters"]
+    # Kernels in bfloat16, embeddings in float32; small ones stay whole on every chip.
+    assert 0.5 * parameters < gathered <= parameters
     scattered = sum(one["bytes"] for one in collectives if one["kind"] == "reduce-scatter")
     assert 0.8 * parameters < scattered <= parameters
 
@@ -223,8 +224,7 @@ def test_the_quick_form_is_the_same_program_with_cycles_estimated(
     bundles = [
         {one["name"]: one["bundles"] for one in each["kernels"]} for each in (cycles, counted)
     ]
-    # The kernels of the one have a grid of a single step, those of the other of several.
-    assert bundles[0] == pytest.approx(bundles[1], rel=0.2)
+    assert bundles[0] == pytest.approx(bundles[1], rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_the_quick_form_is_the_same_program_with_cycles_estimated(
         (("--topology", "v5e:4x5"), 'did you mean "v5e:4x4"?'),
         (("--topology", "v5e:2x2", "mesh.tensor=3"), "does not make 4, the number of devices"),
         (("--topology", "v5e:4x4", "mesh.fsdp=32", "--slices", "2"), "mesh.slices: found 2"),
-        (("--topology", "v5e:4x4", "--slices", "2"), "train.phases.0.batch_size: found 16"),
+        (("--topology", "v5e:4x4", "--slices", "2"), "train.phases.0.batch_size: found 80"),
         (("--topology", "v5e:2x2", "--prices", "none.yaml"), "none.yaml"),
     ],
     ids=["topology", "mesh", "slices", "batch", "prices"],

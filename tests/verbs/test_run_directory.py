@@ -133,7 +133,7 @@ def test_doctor_says_of_a_run_what_is_whole_and_what_is_damaged(run: Path) -> No
     whole = invoke("doctor", run)
     assert whole.exit_code == 0, whole.output
     assert f"checkpoint {LAST}: whole: optimizer, params, progress" in whole.stdout
-    assert re.search(r"where the time went: .*train \d+\.\d%.* 1 start", whole.stdout)
+    assert re.search(r"where the time went: \w+ \d+\.\d%.* of .*, 1 start", whole.stdout)
     assert "is what the run was trained on" in whole.stdout
 
     flip(run / "checkpoints" / str(FIRST) / "progress" / "metadata")
