@@ -10,9 +10,6 @@ MESH = {"platform": "cpu", "data": 4, "fsdp": 2}
 # of what has to come again bit for bit: after a kill, on several processes.
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
-# The least that has all parts of a model: for tests of what is around it.
-ONE_LAYER = {**DROPOUT, "num_hidden_layers": 1}
-
 
 def project_config(root: Path) -> dict[str, Any]:
     """The configuration of the whole job, two phases, as a user would write it."""
@@ -38,7 +35,7 @@ def project_config(root: Path) -> dict[str, Any]:
         "model": {
             "architecture": {
                 "hidden_size": 32,
-                "num_hidden_layers": 2,
+                "num_hidden_layers": 1,
                 "num_attention_heads": 2,
                 "intermediate_size": 64,
                 "max_position_embeddings": 48,

@@ -20,8 +20,6 @@ NOTEBOOKS = ROOT / "docs" / "notebooks"
 ORDER = ("pretrain", "finetune", "use", "classifier")
 # Fewer steps: enough to learn what is looked at.
 FEWER = (('"steps": 150', '"steps": 60'), ('"epochs": 12', '"epochs": 4'))
-SMALL = """{"architecture": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 64, "max_position_embeddings": 64}}"""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +46,6 @@ def _run(name: str, kernel: KernelManager, directory: Path, project: Path) -> li
             for old, new in CHANGES:
                 if "workers" not in new:  # they are the script's
                     cell.source = cell.source.replace(old, new)
-            cell.source = cell.source.replace('{"size": "tiny"}', SMALL)
     for cell in notebook.cells:
         for old, new in FEWER:
             cell.source = cell.source.replace(old, new)

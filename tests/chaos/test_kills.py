@@ -20,7 +20,7 @@ from tests.chaos.kills import (
 )
 from tests.chaos.reference import Reference
 from tests.project import project_config, write_config
-from tests.run_config import ONE_LAYER
+from tests.run_config import DROPOUT
 
 FIRST_PHASE = 9
 
@@ -29,7 +29,7 @@ FIRST_PHASE = 9
 def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two phases, saved at every third step: every second kill after the start meets a save."""
     values: dict[str, Any] = project_config(project)
-    values["model"]["architecture"] |= ONE_LAYER
+    values["model"]["architecture"] |= DROPOUT
     values["mesh"] = {"platform": "cpu"}
     short, longer = values["train"]["phases"]
     values["train"] |= {

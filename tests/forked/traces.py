@@ -26,14 +26,14 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.train.sections import PhaseSection, schedule_segments
 from bert_jax.train.state import TrainState, abstract_params, define_model, trained_params
 from bert_jax.train.step import StepLimits, StepSpec, make_evaluation_step, make_train_step
-from tests.run_config import ONE_LAYER, VOCAB_SIZE, project_config
+from tests.run_config import DROPOUT, VOCAB_SIZE, project_config
 
 CPU = AbstractDevice(device_kind="cpu", num_cores=None, platform="cpu")
 
 
 def trace_steps() -> None:
     """Traces what runs of `project_config` compute, on one device and on two."""
-    for changes, devices in itertools.product((ONE_LAYER, {}), (1, 2)):
+    for changes, devices in itertools.product((DROPOUT, {}), (1, 2)):
         values = project_config(Path())
         values["model"]["architecture"] |= changes
         types = (AxisType.Auto,) * len(MESH_AXES)

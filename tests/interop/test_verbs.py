@@ -21,9 +21,10 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def settings(project: Path) -> dict[str, Any]:
-    """Two short phases, the whole in `STEPS` steps, on this process's eight devices."""
+    """Two layers; two short phases, the whole in `STEPS` steps, on this process's eight devices."""
     values = project_config(project)
     values["mesh"] = MESH
+    values["model"]["architecture"]["num_hidden_layers"] = 2  # which have an order
     values["train"]["evaluation"] = None
     for phase, steps in zip(values["train"]["phases"], (4, 2), strict=True):
         phase["steps"] = steps

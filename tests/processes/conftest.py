@@ -7,7 +7,7 @@ import pytest
 
 from tests.processes.hosts import start
 from tests.project import made_once, project_config, write_config
-from tests.run_config import ONE_LAYER
+from tests.run_config import DROPOUT
 
 STEPS = 8
 
@@ -23,7 +23,7 @@ def values(project: Path) -> dict[str, Any]:
         "evaluation": {"every": 4, "examples": 24},
         "checkpoint": {"every": 4},
     }
-    values["model"]["architecture"] |= ONE_LAYER
+    values["model"]["architecture"] |= DROPOUT
     return values
 
 

@@ -29,8 +29,8 @@ def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
 ) -> None:
     """70 rows in batches of 16, 37 to evaluate on: the last batch is uneven."""
     monkeypatch.setenv(IMPORTS, "sklearn.metrics")
-    # One length.
-    values = tiny_config(tmp_path, epochs=1, log_every=1, max_length=8, dropout=0.1)
+    # One length; dropout over processes is test_pretrain.py's.
+    values = tiny_config(tmp_path, epochs=1, log_every=1, max_length=8)
     values["mesh"] = {"platform": "cpu"}
     values["finetune"]["task"] |= {
         "train": str(write_table(tmp_path, 70, 3)),

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bert_jax.runs.checkpoints import open_checkpoints
-from tests.forked.forks import forked_python
-from tests.processes.hosts import Job, start
+from tests.forked.forks import forked_python, process_behind
+from tests.processes.hosts import Host, Job, start
 from tests.project import ROOT, environment
 
 ENDLESS = (
@@ -30,6 +30,13 @@ def steps_saved(run_dir: Path) -> set[str]:
 def until_it_trains(job: Job, run_dir: Path) -> None:
     metrics = run_dir / "metrics.jsonl"
     job.wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
+
+
+def is_silent(host: Host) -> bool:
+    """Whether a process says nothing for 1.5 s."""
+    said = host.out
+    time.sleep(1.5)
+    return host.out == said
 
 
 def children(pid: int) -> list[int]:
@@ -104,13 +111,14 @@ def test_a_second_signal_ends_at_once_and_leaves_the_last_checkpoint_whole(
     often = (*ENDLESS[:2], "train.checkpoint.every=2", "loader.workers=1", "loader.prefetch=1")
     with start("pretrain", config, f"run_dir={run}", *often, count=1, directory=tmp_path) as job:
         job.wait_until(lambda: (run / "checkpoints" / "4").exists())
-        stopped = children(job[0].pid)
+        stopped = [process_behind(child) for child in children(job[0].pid)]
         for child in stopped:
             os.kill(child, signal.SIGSTOP)
-        time.sleep(1)  # the batches that were read ahead are used up
+        job.wait_until(lambda: is_silent(job[0]))  # the batches that were read ahead are used up
         os.kill(job[0].pid, signal.SIGTERM)
         time.sleep(1.5)
         assert not job[0].ended.is_set(), job.said()
+        assert "stopped at step" not in job[0].out, job.said()
         os.kill(job[0].pid, signal.SIGTERM)
         assert job.wait(timeout=20) == [128 + signal.SIGTERM], job.said()
         for child in stopped:  # one that is stopped hears of no end

@@ -34,16 +34,18 @@ def tiny_run(
     heads: HeadsSection | None = None,
     config: dict[str, Any] | None = None,
     steps: Sequence[int] = (STEP,),
+    layers: int = 1,
 ) -> Path:
     """Writes a run directory as `import` does: an encoder with a pooler, no other head.
 
-    Two layers of 64, eight heads, 64 positions; WordPiece over the words of `write_table`.
+    Layers of 64, eight heads, 64 positions; WordPiece over the words of `write_table`.
 
     Args:
         directory: gets ``vocab.txt`` and ``run/``.
         heads: of the model; None for a pooler alone.
         config: the rest of the run's configuration.
         steps: of its checkpoints, which hold the same parameters.
+        layers: how many.
 
     Returns:
         The run directory.
@@ -55,6 +57,7 @@ def tiny_run(
     # Larger weights than a fresh model's, as training leaves them: it learns in few steps.
     architecture = small_architecture(
         vocab_size=tokenizer.vocab_size,
+        num_hidden_layers=layers,
         initializer_range=0.1,
         # Half of what compiling a step costs; `finetune.dropout` is for tests that need it.
         hidden_dropout_prob=0.0,
@@ -113,7 +116,7 @@ def write_table(directory: Path, rows: int, seed: int) -> Path:
     return path
 
 
-def tiny_config(directory: Path, **changes: Any) -> dict[str, Any]:
+def tiny_config(directory: Path, *, layers: int = 1, **changes: Any) -> dict[str, Any]:
     """Returns a fine-tuning configuration over such a run and tables, as a YAML file would hold it.
 
     160 rows to train on in batches of 16, 48 to evaluate on: two epochs take a few seconds, and
@@ -121,10 +124,11 @@ def tiny_config(directory: Path, **changes: Any) -> dict[str, Any]:
 
     Args:
         directory: gets the run, the tables and, under ``tuned``, the fine-tuned run.
+        layers: of the run.
         **changes: settings of the section "finetune" in place of those here.
     """
     finetune: dict[str, Any] = {
-        "init_from": str(tiny_run(directory)),
+        "init_from": str(tiny_run(directory, layers=layers)),
         "task": {
             "kind": "table",
             "train": str(write_table(directory, 160, 1)),

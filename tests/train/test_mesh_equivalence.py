@@ -54,9 +54,9 @@ def assert_same(found: tuple[list[float], Any], expected: tuple[list[float], Any
     assert {name: error for name, error in errors.items() if error > 1e-5} == {}
 
 
-# Each axis alone and all together tell. Accumulation cuts the batch, along the data axis alone and
-# with the others. All other meshes are compiled by `make chaos`.
-TELLING = {1: [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)], 2: [(8, 1, 1), (2, 2, 2)]}
+# Each axis alone and all together tell. Accumulation cuts the batch, which lies along two of them.
+# All other meshes are compiled by `make chaos`.
+TELLING = {1: [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)], 2: [(2, 2, 2)]}
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,13 @@ def test_mesh_gives_the_one_device_loss_and_parameters(
     assert_same(found, one_device(Setting()))
 
 
-def test_meshes_agree_with_dropout_on() -> None:
-    setting = Setting(dropout=0.1)
+def test_meshes_agree_with_dropout_on_under_lamb() -> None:
+    """Its norms run over parameters that are split over two axes of the mesh."""
+    setting = Setting(dropout=0.1, optimizer="lamb")
     found = run_steps(setting, (2, 2, 2))
     assert_same(found, one_device(setting))
-    assert found[0] != one_device(Setting())[0]
-
-
-def test_meshes_agree_under_lamb() -> None:
-    """Its norms run over parameters that are split over two axes of the mesh."""
-    setting = Setting(optimizer="lamb")
-    assert_same(run_steps(setting, (2, 2, 2)), one_device(setting))
+    # Before the first update the optimizer makes no difference.
+    assert found[0][0] != pytest.approx(one_device(Setting())[0][0], rel=1e-4)
 
 
 def test_first_parameters_do_not_depend_on_the_mesh() -> None:

@@ -14,6 +14,7 @@ SHORT = (
     "train.evaluation.examples=64",
     "examples.dupe_factor=1",
     "examples.workers=1",
+    "model.architecture.num_hidden_layers=1",
 )
 
 

@@ -204,7 +204,8 @@ def test_a_run_that_gets_no_better_ends_early_and_stays_ended(tmp_path: Path) ->
 
 def test_frozen_layers_keep_their_bits(tmp_path: Path) -> None:
     frozen = {"learning_rate": 1e-3, "freeze": ["embeddings", "layers.0"]}
-    ok("finetune", config_file(tmp_path, epochs=1, max_length=8, optimizer=frozen))
+    settings = {"epochs": 1, "max_length": 8, "optimizer": frozen}
+    ok("finetune", config_file(tmp_path, layers=2, **settings))
     before = params_of(Path(tiny_origin(tmp_path)))
     after = params_of(tmp_path / "tuned")
     for name, value in before.items():

@@ -15,7 +15,7 @@ from tests.tasks.runs import tiny_config
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A configuration that would do, to spoil."""
-    return tiny_config(tmp_path_factory.mktemp("base"))
+    return tiny_config(tmp_path_factory.mktemp("base"), layers=2)
 
 
 def mistake(tmp_path: Path, values: dict[str, Any], *overrides: str) -> str:
