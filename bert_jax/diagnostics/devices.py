@@ -13,7 +13,7 @@ from bert_jax.diagnostics.findings import Finding, ok, problem, warn
 from bert_jax.diagnostics.network import check_hosts, expected_hosts
 from bert_jax.diagnostics.versions import is_installed
 from bert_jax.errors import UserError
-from bert_jax.model.config import AttentionName
+from bert_jax.model.config import Architecture, Execution
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.section import MeshSection
 
@@ -64,12 +64,16 @@ def _check_unused_hardware(backend: str) -> Iterator[Finding]:
         yield warn("gpu", "/dev/nvidia0 is there but not used: pip install 'bert-jax[gpu]'")
 
 
-def check_attention(asked: AttentionName, *, longest: int) -> Finding:
+def check_attention(
+    execution: Execution, *, architecture: Architecture, mesh: MeshSection, longest: int
+) -> Finding:
     """Says which attention the train step computes here for rows of so many tokens, and why."""
-    from bert_jax.model.execution import choose_attention  # with the kernels, which load slowly
+    # With the kernels, which load slowly.
+    from bert_jax.model.execution import choose_attention, longest_fused
 
     try:
-        found = choose_attention(asked, jax.devices()[0], longest=longest)
+        most = longest_fused(execution, architecture=architecture, mesh=make_mesh(mesh))
+        found = choose_attention(execution.attention, jax.devices()[0], longest=longest, most=most)
     except UserError as error:
         return problem("attention", str(error))
     return ok("attention", f"{found.name}: {found.why}")

@@ -28,9 +28,6 @@ from bert_jax.parallel.rules import LogicalAxes, per_shard
 
 Array = jax.Array
 
-# Tokens. Of longer rows keys and values do not fit into VMEM beside scores, and lines of
-# dropout's words repeat.
-LONGEST: Final = 512
 # Added to a score for every bit in which the segments of query and key differ; the exponent of two
 # that softmax takes of it is 0 beside any score there is.
 _MASKED: Final = -(2.0**15)
@@ -44,7 +41,7 @@ _AXES: Final[dict[str, LogicalAxes]] = {
     "slopes": ("rest", "batch", "length", "heads"),
     "segments": ("batch", "length"),
     "logs": ("batch", "heads", "rest", "length"),
-    "sums": ("rest", "batch", "rest", "rest", "heads"),
+    "sums": ("rest", "batch", "rest", "heads"),
 }
 
 
@@ -110,7 +107,7 @@ def _backward(
     names = ("words", "segments", "queries", "keys", "keys", "queries", "logs", "queries")
     found, sums = kernel((*kept, _padded(gradient)), names, results=("slopes", "sums"))
     of_q, of_k, of_v = found[:, :, :length]
-    return (of_q, of_k, of_v), sums.sum((1, 2, 3)), None, None
+    return (of_q, of_k, of_v), sums.sum((1, 2)), None, None
 
 
 _attend.defvjp(_forward, _backward)

@@ -99,19 +99,18 @@ def backward_kernel(*refs: Any, shape: Shape) -> None:
     factors = (scale(shape.columns) * _FROM_BASE_TWO, _FROM_BASE_TWO, 1.0)
     for row, of_three in total.items():
         for at, (each, factor) in enumerate(zip(of_three, factors, strict=True)):
-            of_one = each * factor
-            sums[at, row, 0] = of_one.sum(axis=0, keepdims=True)
+            of_one = of_tile = each * factor
             if at and running:
-                of_one = _so_far(running[0], (at - 1, row), of_one)
+                of_one = running[0][at - 1, row] = _so_far(running[0], (at - 1, row), of_tile)
             where = slice(None) if at else _queries(shape)
             slopes_of_qkv[at, row, where] = of_one.astype(slopes_of_qkv.dtype)
+            of_bias = of_tile.sum(axis=0, keepdims=True)
+            sums[at, row] = _so_far(sums, (at, row), of_bias) if running else of_bias
 
 
 def _so_far(running: Any, at: tuple[int, int], of_tile: Array) -> Array:
-    """Returns the sum over the tiles of a row up to this one, and keeps it for the next."""
-    total = of_tile + jnp.where(pl.program_id(2) == 0, 0.0, running[at])
-    running[at] = total
-    return total
+    """Returns the sum over the tiles of a row up to this one."""
+    return of_tile + jnp.where(pl.program_id(2) == 0, 0.0, running[at])
 
 
 def _queries(shape: Shape) -> Any:

@@ -26,6 +26,36 @@ _WIDE: Final = 768
 _BUFFERED_ONCE: Final = 1536
 
 
+# Tokens of the longest rows. Of longer ones keys and values do not fit into VMEM beside scores, and
+# lines of dropout's words repeat.
+LONGEST: Final = 2048
+# Of what every head of a block keeps, registers that are spilled fill VMEM. That it fits is known
+# of blocks of two heads in 128 lanes; of others in as many lanes up to here.
+_LONGEST_OF_OTHERS: Final = 512
+# Of wider blocks up to as many heads × tokens of two bytes.
+_MOST_TOKENS: Final = 3072
+
+
+def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
+    """Returns the tokens of the longest rows that fit into VMEM, by what compiles for v4.
+
+    `heads`: of a device; `columns`: of a head; `itemsize`: bytes of an activation.
+    """
+    shape = Shape(
+        batch=1,
+        length=LANES,
+        heads=heads,
+        columns=columns,
+        rate=0.0,
+        forward=False,
+        composes=True,
+    )
+    if shape.width > LANES:
+        tokens = _MOST_TOKENS * 2 // (shape.group * itemsize)
+        return min(tokens // LANES * LANES, _LONGEST_OF_OTHERS)
+    return LONGEST if shape.group == 2 and itemsize == 2 else _LONGEST_OF_OTHERS
+
+
 def padded(length: int) -> int:
     """Returns the tokens of a row in the kernels: whole vector registers of them."""
     whole = LANES if length <= _WIDE else 2 * LANES
@@ -117,7 +147,7 @@ class Shape:
             "queries": (self.batch, self.padded, width),
             "slopes": (3, self.batch, self.padded, width),
             "logs": (self.batch, self.heads // self.group, self.group, self.padded),
-            "sums": (3, self.batch, self.tiles, 1, width),
+            "sums": (3, self.batch, 1, width),
         }
         exact = name in ("logs", "sums")
         return jax.ShapeDtypeStruct(sizes[name], jnp.float32 if exact else dtype)
@@ -135,7 +165,7 @@ class Shape:
             "queries": ((rows, tile, self.width), lambda b, t, i: (b, i, t)),
             "slopes": ((3, rows, whole, self.width), lambda b, t, _: (0, b, 0, t)),
             "logs": ((rows, 1, self.group, tile), lambda b, t, i: (b, t, 0, i)),
-            "sums": ((3, rows, 1, 1, self.width), lambda b, t, i: (0, b, i, 0, t)),
+            "sums": ((3, rows, 1, self.width), lambda b, t, _: (0, b, 0, t)),
         }
         # Those of all heads of a row are the same.
         once = self.tiles > 1 and name == "segments"

@@ -95,8 +95,8 @@ class Execution(Section):
     """In which gradients of parameters, which are float32 themselves, are summed over devices."""
     attention: AttentionName = "auto"
     """`xla`: plain JAX, anywhere. `fused`: one kernel on v4, v5e, v5p and v6e, for rows of up to
-    512 tokens. `auto`: in pretraining `fused` where it can run, else `xla`; `bert-jax doctor` says
-    which."""
+    2,048 tokens where a device has pairs of heads of 64 in bfloat16, of up to 512 with most others.
+    `auto`: in pretraining `fused` where it can run, else `xla`; `bert-jax doctor` says which."""
     remat: Remat = "none"
     """What the backward pass computes a second time instead of keeping it: attention weights, all
     but products, or whole layers."""

@@ -2,12 +2,14 @@
 
 from typing import Any, Final, NamedTuple
 
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
-from bert_jax.kernels.attention import LONGEST
+from bert_jax.kernels.attention_shape import longest_rows
 from bert_jax.model.config import Architecture, AttentionName, Execution
 from bert_jax.parallel.accelerators import takes_kernels
+from bert_jax.parallel.rules import axis_parts
 
 # Layers. On a TPU a scan of them costs half as many cycles again and twice the temporaries; on a
 # CPU a fifth of a step, and unrolled a deep model takes minutes to compile.
@@ -27,10 +29,23 @@ class AttentionChoice(NamedTuple):
     why: str
 
 
-def choose_attention(asked: AttentionName, device: Any, *, longest: int) -> AttentionChoice:
+def longest_fused(execution: Execution, *, architecture: Architecture, mesh: Mesh) -> int:
+    """Returns the tokens of the longest rows that `fused` takes of a model on a mesh."""
+    heads = architecture.num_attention_heads
+    return longest_rows(
+        heads=heads // axis_parts(mesh, "heads"),
+        columns=architecture.hidden_size // heads,
+        itemsize=jnp.dtype(execution.dtype).itemsize,
+    )
+
+
+def choose_attention(
+    asked: AttentionName, device: Any, *, longest: int, most: int
+) -> AttentionChoice:
     """Returns what a setting comes to: ``("fused", "one kernel on TPU v5 lite")``.
 
-    `device`: one of those that the step will run on; `longest`: tokens of the longest rows.
+    `device`: one of those that the step will run on; `longest`: tokens of the longest rows;
+    `most`: those of `longest_fused`.
 
     Raises:
         UserError: `fused` where its kernel cannot run.
@@ -38,13 +53,16 @@ def choose_attention(asked: AttentionName, device: Any, *, longest: int) -> Atte
     key = "model.execution.attention"
     if asked == "xla":
         return AttentionChoice("xla", f"{key} says so")
-    if longest > LONGEST:
+    if longest > most:
         if asked == "fused":
             raise UserError(
-                f"{key}: found fused with rows of {longest} tokens, allowed: up to {LONGEST}, or "
-                f"attention: xla"
+                f"{key}: found fused with rows of {longest} tokens, allowed: up to {most} with "
+                f"this model's heads and dtype, or attention: xla"
             )
-        return AttentionChoice("xla", f"rows of {longest} tokens; fused takes up to {LONGEST}")
+        why = (
+            f"rows of {longest} tokens; fused takes up to {most} with this model's heads and dtype"
+        )
+        return AttentionChoice("xla", why)
     if takes_kernels(device):
         return AttentionChoice("fused", f"one kernel on {device.device_kind}")
     if asked == "fused":
@@ -68,7 +86,8 @@ def resolve_execution(
         UserError: `fused` where its kernel cannot run.
     """
     device = mesh.devices.flat[0]
-    attention = choose_attention(execution.attention, device, longest=longest).name
+    most = longest_fused(execution, architecture=architecture, mesh=mesh)
+    attention = choose_attention(execution.attention, device, longest=longest, most=most).name
     depth = architecture.num_hidden_layers
     unroll = execution.unroll or default_unroll(depth, on_tpu=device.platform == "tpu")
     return execution.model_copy(update={"attention": attention, "unroll": unroll})

@@ -121,7 +121,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def check_divides(mesh: Mesh, axis: str, size: int, *, key: str) -> None:
     """Raises a UserError that names the setting if a mesh does not divide a logical axis."""
-    parts = _parts(mesh, RULES[axis])
+    parts = axis_parts(mesh, axis)
     if size % parts:
         raise UserError(
             f"{key}: found {parts}, which does not divide the model's {size} {axis}; allowed: a "
@@ -131,7 +131,12 @@ def check_divides(mesh: Mesh, axis: str, size: int, *, key: str) -> None:
 
 def batch_parts(mesh: Mesh) -> int:
     """Returns into how many parts the mesh splits a batch."""
-    return _parts(mesh, RULES["batch"])
+    return axis_parts(mesh, "batch")
+
+
+def axis_parts(mesh: Mesh, axis: str) -> int:
+    """Returns into how many parts the mesh splits a logical axis."""
+    return _parts(mesh, RULES[axis])
 
 
 def constrain(x: jax.Array, *axes: str) -> jax.Array:

@@ -25,7 +25,7 @@ from bert_jax.model.config import resolve_architecture
 from bert_jax.model.execution import resolve_execution
 from bert_jax.parallel.accelerators import composes_int32
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.rules import batch_parts, parameter_sharding
+from bert_jax.parallel.rules import axis_parts, batch_parts
 from bert_jax.parallel.section import MeshSection
 from bert_jax.planning.cycles import hbm_bytes, kernels_called
 from bert_jax.planning.execution import Program
@@ -68,14 +68,11 @@ def kernel_shape(request: CompileRequest, mesh: Mesh, *, accelerator: str) -> Ke
         return None
     columns = architecture.hidden_size // architecture.num_attention_heads
     rate, phase = architecture.attention_probs_dropout_prob, phases[request.phase]
-    heads = (architecture.num_attention_heads,)
-    sharding = parameter_sharding(mesh, ("heads",), heads, name="attention")
-    (own_heads,) = sharding.shard_shape(heads)
     shapes = [
         Shape(
             batch=_rows_of_device(request, mesh),
             length=phase.seq_length,
-            heads=own_heads,
+            heads=architecture.num_attention_heads // axis_parts(mesh, "heads"),
             columns=columns,
             rate=rate,
             forward=forward,

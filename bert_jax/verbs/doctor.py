@@ -19,6 +19,7 @@ from bert_jax.parallel.section import MeshSection
 
 if TYPE_CHECKING:
     from bert_jax.config import RunConfig
+    from bert_jax.model.config import Architecture
 
 
 def doctor(*, config: MeshSection | None = None, run_dir: str | None = None) -> DoctorReport:
@@ -78,7 +79,13 @@ def look_at_config(config: RunConfig) -> Iterator[Finding]:
         from bert_jax.diagnostics.devices import check_attention
 
         longest = max(phase.seq_length for phase in config.train.phases)
-        yield check_attention(config.model.execution.attention, longest=longest)
+        if (architecture := _architecture(config)) is not None:
+            yield check_attention(
+                config.model.execution,
+                architecture=architecture,
+                mesh=config.mesh,
+                longest=longest,
+            )
 
 
 def look_at_run(run_dir: str) -> Iterator[Finding]:
@@ -109,22 +116,32 @@ def _inputs(config: RunConfig) -> Iterator[Finding]:
         yield from check_inputs(finetuning_inputs(config.finetune))
 
 
+def _architecture(config: RunConfig) -> Architecture | None:
+    """Returns what is pretrained; None: `check_inputs` says why not."""
+    from bert_jax.model.config import resolve_architecture
+    from bert_jax.text import load_tokenizer
+
+    if config.model is None or config.tokenizer is None:
+        return None
+    try:
+        vocab_size = load_tokenizer(config.tokenizer).vocab_size
+        return resolve_architecture(config.model, vocab_size=vocab_size)
+    except UserError:
+        return None
+
+
 def _checkpoint_bytes(config: RunConfig) -> int | None:
     """Returns the size of one checkpoint: parameters and two moments; None if it is not known."""
     import jax
 
     from bert_jax.model.bert import bert_builder
-    from bert_jax.model.config import resolve_architecture
     from bert_jax.runs.directory import open_run
-    from bert_jax.text import load_tokenizer
     from bert_jax.train.state import define_model
 
     try:
         if config.finetune is not None:
             build = open_run(config.finetune.init_from).build
-        elif config.model is not None and config.tokenizer is not None:
-            vocab_size = load_tokenizer(config.tokenizer).vocab_size
-            architecture = resolve_architecture(config.model, vocab_size=vocab_size)
+        elif config.model is not None and (architecture := _architecture(config)) is not None:
             build = bert_builder(architecture, config.model.execution, config.model.heads)
         else:
             return None

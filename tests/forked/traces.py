@@ -19,7 +19,7 @@ from bert_jax.model.execution import resolve_execution
 from bert_jax.objectives.registry import make_objective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
-from bert_jax.parallel.rules import MESH_AXES, batch_sharding, replicated
+from bert_jax.parallel.rules import MESH_AXES, RULES, batch_sharding, replicated
 from bert_jax.task import Objective
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -88,7 +88,7 @@ def _objective(config: RunConfig, *, longest: int) -> Objective:
     """Returns what a run pretrains on: nothing of its tokenizer is traced but the size."""
     assert config.model is not None
     architecture = resolve_architecture(config.model, vocab_size=VOCAB_SIZE)
-    only_cpu: Any = SimpleNamespace(devices=np.array([CPU]))
+    only_cpu: Any = SimpleNamespace(devices=np.array([CPU]), shape=dict.fromkeys(RULES["heads"], 1))
     rest = (f"piece{at}" for at in range(VOCAB_SIZE - len(SPECIAL_PIECES)))
     return make_objective(
         config.objective,

@@ -10,29 +10,31 @@ import sys
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
 
 from bert_jax.kernels.attention import fused_attention
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.program import open_devices
 
 
 def kernels(topology: str, length: int) -> list[str]:
-    """The kernels in the lowered program, once the compiler has taken it."""
-    device = SingleDeviceSharding(open_devices(parse_topology(topology), slices=1)[0])
+    """The kernels in the lowered program, once the compiler has taken it.
 
-    def of(dtype: jnp.dtype, *shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=device)
+    On a mesh, by which they know whose words of dropout are composed.
+    """
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
         bias, seeds = jnp.zeros((3, 128), jnp.float32), jnp.ones((2, 2, 2), jnp.int32)
         out = fused_attention((q, k, v), bias, segments, seeds, columns=64, rate=0.1)
         return out.astype(jnp.float32).sum()
 
-    x = of(jnp.bfloat16, 2, length, 128)
-    step = jax.jit(jax.grad(loss, (0, 1, 2)))
-    lowered = step.lower(x, x, x, of(jnp.int32, 2, length))
-    lowered.compile()
+    x = jax.ShapeDtypeStruct((2, length, 128), jnp.bfloat16)
+    segments = jax.ShapeDtypeStruct((2, length), jnp.int32)
+    devices = open_devices(parse_topology(topology), slices=1)[:1]
+    with jax.set_mesh(make_mesh(MeshSection(), devices)):
+        lowered = jax.jit(jax.grad(loss, (0, 1, 2))).lower(x, x, x, segments)
+        lowered.compile()
     return sorted(set(re.findall(r"attention_\w+ward", lowered.as_text())))
 
 
