@@ -28,6 +28,10 @@ pytestmark = [
 
 HIDDEN, INTERMEDIATE, LAYERS, LENGTH, ROWS, VOCABULARY = 64, 128, 2, 64, 80, 1000
 PREDICTIONS = 10  # 15% of 64, and one
+TOO_LONG = (
+    "train.phases.0.seq_length=4096",
+    "model.architecture.max_position_embeddings=4096",
+)
 CONFIG = {
     "run_dir": "nowhere",
     "tokenizer": "nowhere",
@@ -235,8 +239,9 @@ def test_the_quick_form_is_the_same_program_with_cycles_estimated(
         (("--topology", "v5e:4x4", "mesh.fsdp=32", "--slices", "2"), "mesh.slices: found 2"),
         (("--topology", "v5e:4x4", "--slices", "2"), "train.phases.0.batch_size: found 80"),
         (("--topology", "v5e:2x2", "--prices", "none.yaml"), "none.yaml"),
+        (("--topology", "v5e:2x2", *TOO_LONG), "found fused with rows of 4096 tokens, allowed: up"),
     ],
-    ids=["topology", "mesh", "slices", "batch", "prices"],
+    ids=["topology", "mesh", "slices", "batch", "prices", "length"],
 )
 def test_a_mistake_is_one_line(workplace: Path, arguments: tuple[str, ...], expected: str) -> None:
     config = workplace / "run.yaml"
