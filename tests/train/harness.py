@@ -35,13 +35,14 @@ class Setting:
     optimizer: str = "adamw"
     accumulation: int = 1
     attention: str = "xla"
+    unroll: int | None = None
     peak: float = PEAK
     changes: tuple[tuple[str, int], ...] = ()  # of the architecture
 
     @property
     def task(self) -> BertObjective:
         return small_task(
-            execution={"attention": self.attention},
+            execution={"attention": self.attention, "unroll": self.unroll},
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout,
             **dict(self.changes),

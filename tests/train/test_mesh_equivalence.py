@@ -54,9 +54,10 @@ def assert_same(found: tuple[list[float], Any], expected: tuple[list[float], Any
     assert {name: error for name, error in errors.items() if error > 1e-5} == {}
 
 
-# Each axis alone and all together tell. Accumulation cuts the batch, which lies along two of them.
-# All other meshes are compiled by `make chaos`.
-TELLING = {1: [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)], 2: [(2, 2, 2)]}
+# Each axis alone and all together tell. Accumulation cuts the batch, along the data axis alone and
+# with the others, and gathers parameters before its loop. All other meshes are compiled by
+# `make chaos`.
+TELLING = {1: [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)], 2: [(8, 1, 1), (2, 2, 2)]}
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,11 @@ def test_mesh_gives_the_one_device_loss_and_parameters(
 ) -> None:
     found = run_steps(Setting(accumulation=accumulation), shape)
     assert_same(found, one_device(Setting()))
+
+
+def test_a_loop_over_layers_computes_the_same_on_a_mesh() -> None:
+    """Two layers are unrolled by default; a loop gathers all parameters before it."""
+    assert_same(run_steps(Setting(unroll=1), (2, 2, 2)), one_device(Setting()))
 
 
 def test_meshes_agree_with_dropout_on_under_lamb() -> None:
