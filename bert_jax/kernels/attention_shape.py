@@ -18,14 +18,12 @@ _FORWARD: Final = 2**20
 _BACKWARD: Final = 9 * 2**16
 # Of short rows as many as have so many scores: more fill the units of the core no better, and each
 # is code of its own.
-_SCORES: Final = 2**19
+_SCORES_OF_ROWS: Final = 2**19
 _MOST_ROWS: Final = 8
 # Tokens from which on rows are padded to two registers: tiles of one alone cost a quarter more.
 _WIDE: Final = 768
 # Tokens from which on VMEM has no second buffer for keys and values, the next ones' to come into.
 _BUFFERED_ONCE: Final = 1536
-
-
 # Tokens of the longest rows. Of longer ones keys and values do not fit into VMEM beside scores, and
 # lines of dropout's words repeat.
 LONGEST: Final = 2048
@@ -109,7 +107,7 @@ class Shape:
         heads and rows fill the gaps.
         """
         # Forward on v4 more are slower.
-        scores = 2 * _SCORES if self.forward and not self.composes else _SCORES
+        scores = 2 * _SCORES_OF_ROWS if self.forward and not self.composes else _SCORES_OF_ROWS
         most = min(_MOST_ROWS, scores // (self.group * self.padded**2))
         return max(n for n in range(1, max(most, 1) + 1) if self.batch % n == 0)
 

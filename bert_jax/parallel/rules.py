@@ -153,7 +153,7 @@ def constrain(x: jax.Array, *axes: str) -> jax.Array:
 def gathered(param: Array, axes: LogicalAxes) -> Array:
     """Returns a parameter whole over the data axis; how its gradient lies is left to the compiler.
 
-    For a loop over layers, whose every trip would gather its own while the chip waits.
+    For loops over layers or microbatches, whose every trip would gather while the chip waits.
     """
     return constrain(param, *axes)
 

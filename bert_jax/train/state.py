@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,7 @@ def abstract_params(model: ModelDefinition, mesh: Mesh) -> Params:
 
 
 def trained_params(model: ModelDefinition, mesh: Mesh) -> Params:
-    """Returns the same as they lie between steps.
+    """Returns the parameters' shapes, dtypes and layouts as they lie between steps.
 
     Raises UserError: an axis of the mesh does not divide the parameter axis it splits.
     """
@@ -118,13 +118,12 @@ def initialise(
     params: Params, optimizer: optax.GradientTransformation, abstract: TrainState, *, seed: int
 ) -> TrainState:
     """Returns the state before the first step."""
-    layout = jax.tree.map(lambda leaf: leaf.sharding, abstract.opt_state)
-    layouts, structure = jax.tree.flatten(layout)
+    layout = _Layout.of(abstract.opt_state)
     return TrainState(
         step=_laid_out(np.zeros((), np.int32), abstract.step),
         rng=_laid_out(np.asarray(run_key(seed)), abstract.rng),
         params=params,
-        opt_state=_first_moments(optimizer, structure, tuple(layouts))(params),
+        opt_state=_computed(optimizer.init, layout)(params),
         healthy=_laid_out(np.ones((), np.bool_), abstract.healthy),
     )
 
@@ -150,27 +149,30 @@ def _laid_out(values: np.ndarray, like: Leaf) -> jax.Array:
 
 def laid_out_as(params: Params, abstract: Params) -> Params:
     """Returns parameters in the layout of others; call it on every process."""
-    wanted = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    if wanted == jax.tree.map(lambda leaf: leaf.sharding, params):
-        return params
-    layouts, structure = jax.tree.flatten(wanted)
-    return _relayout(structure, tuple(layouts))(params)
+    wanted = _Layout.of(abstract)
+    return params if wanted == _Layout.of(params) else _computed(_same, wanted)(params)
+
+
+class _Layout(NamedTuple):
+    """How the leaves of a tree lie, as an argument of what is `made_once`."""
+
+    structure: Any
+    shardings: tuple[jax.sharding.Sharding, ...]
+
+    @classmethod
+    def of(cls, tree: Any) -> Self:
+        leaves, structure = jax.tree.flatten(tree)
+        return cls(structure, tuple(leaf.sharding for leaf in leaves))
 
 
 @made_once
-def _relayout(
-    structure: Any, layouts: tuple[jax.sharding.Sharding, ...]
-) -> Callable[[Params], Params]:
-    return jax.jit(lambda params: params, out_shardings=jax.tree.unflatten(structure, layouts))
+def _computed(function: Callable[[Params], Any], layout: _Layout) -> Callable[[Params], Any]:
+    """Returns a compiled function whose result lies so."""
+    return jax.jit(function, out_shardings=jax.tree.unflatten(*layout))
 
 
-@made_once
-def _first_moments(
-    optimizer: optax.GradientTransformation,
-    structure: Any,
-    layouts: tuple[jax.sharding.Sharding, ...],
-) -> Callable[[Params], OptState]:
-    return jax.jit(optimizer.init, out_shardings=jax.tree.unflatten(structure, layouts))
+def _same(tree: Params) -> Params:
+    return tree
 
 
 def run_key(seed: int) -> jax.Array:

@@ -15,7 +15,7 @@ from bert_jax.data.rows.collate import parts_of
 from bert_jax.optim.optimizer import MomentsState, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate
 from bert_jax.parallel.compiling import made_once
-from bert_jax.parallel.rules import constrain
+from bert_jax.parallel.rules import constrain, gathered
 from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
 from bert_jax.train.state import ModelDefinition, TrainState
 
@@ -130,7 +130,7 @@ def make_gradients(
         grad = jax.value_and_grad(loss, has_aux=True)
         params = state.params
         if accumulation > 1:  # gathered once, not for every microbatch
-            params = jax.tree.map(lambda param, axes: constrain(param, *axes), params, model.axes)
+            params = jax.tree.map(gathered, params, model.axes)
         return _sum_over_parts(grad, params, parts, dropout_key(state), accumulation)
 
     return gradients

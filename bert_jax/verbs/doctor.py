@@ -6,6 +6,7 @@ what takes seconds to load is loaded when it is needed, so that the first lines 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,11 @@ def look_at_machine(
 def look_at_config(config: RunConfig) -> Iterator[Finding]:
     """Yields what is found of all that a run's configuration asks for: machine, inputs, disk."""
     problems = False
+    # Opens the tokenizer, once for both that ask.
+    architecture = functools.cache(functools.partial(_architecture, config))
+    checkpoint_bytes = functools.partial(_checkpoint_bytes, config, architecture=architecture)
     for finding in look_at_machine(
-        config.mesh, run_dir=config.run_dir, checkpoint_bytes=lambda: _checkpoint_bytes(config)
+        config.mesh, run_dir=config.run_dir, checkpoint_bytes=checkpoint_bytes
     ):
         problems |= finding.level == "problem"
         yield finding
@@ -79,10 +83,10 @@ def look_at_config(config: RunConfig) -> Iterator[Finding]:
         from bert_jax.diagnostics.devices import check_attention
 
         longest = max(phase.seq_length for phase in config.train.phases)
-        if (architecture := _architecture(config)) is not None:
+        if (pretrained := architecture()) is not None:
             yield check_attention(
                 config.model.execution,
-                architecture=architecture,
+                architecture=pretrained,
                 mesh=config.mesh,
                 longest=longest,
             )
@@ -130,7 +134,9 @@ def _architecture(config: RunConfig) -> Architecture | None:
         return None
 
 
-def _checkpoint_bytes(config: RunConfig) -> int | None:
+def _checkpoint_bytes(
+    config: RunConfig, *, architecture: Callable[[], Architecture | None]
+) -> int | None:
     """Returns the size of one checkpoint: parameters and two moments; None if it is not known."""
     import jax
 
@@ -141,8 +147,8 @@ def _checkpoint_bytes(config: RunConfig) -> int | None:
     try:
         if config.finetune is not None:
             build = open_run(config.finetune.init_from).build
-        elif config.model is not None and (architecture := _architecture(config)) is not None:
-            build = bert_builder(architecture, config.model.execution, config.model.heads)
+        elif config.model is not None and (pretrained := architecture()) is not None:
+            build = bert_builder(pretrained, config.model.execution, config.model.heads)
         else:
             return None
     except UserError:  # `check_inputs` says it
