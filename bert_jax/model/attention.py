@@ -42,9 +42,9 @@ class SelfAttention(nnx.Module):
         *,
         dropout_key: Array | None,
     ) -> Float[Array, "batch length hidden"]:
-        """Returns the attention's output projection, before the residual sum."""
+        """Returns the attention's output projection without its bias, see `add_norm`."""
         core = self._fused if self.core == "fused" else self._plain
-        return self.output(core(x_BLD, segment_ids, dropout_key))
+        return self.output.without_bias(core(x_BLD, segment_ids, dropout_key))
 
     def _plain(self, x_BLD: Array, segment_ids: Array, key: Array | None) -> Array:
         """Returns the attended values [B, L, H, K], by `xla_attention`."""

@@ -16,6 +16,7 @@ Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "attention", "dots", "full"]
 AttentionName = Literal["auto", "xla", "fused"]
+NormName = Literal["auto", "xla", "fused"]
 TaskName = Literal[
     "sequence_classification", "token_classification", "question_answering", "multiple_choice"
 ]
@@ -97,6 +98,10 @@ class Execution(Section):
     """`xla`: plain JAX, anywhere. `fused`: one kernel on v4, v5e, v5p and v6e, for rows of up to
     2,048 tokens where a device has pairs of heads of 64 in bfloat16, of up to 512 with most others.
     `auto`: in pretraining `fused` where it can run, else `xla`; `bert-jax doctor` says which."""
+    norm: NormName = "auto"
+    """LayerNorm of the sums in an encoder layer. `xla`: plain JAX, anywhere. `fused`: a kernel, and
+    one for its gradient and dropout's, on v4, v5e, v5p and v6e, where 128 divides the hidden size.
+    `auto`: in pretraining `fused` where it can run, else `xla`."""
     remat: Remat = "none"
     """What the backward pass computes a second time instead of keeping it: attention weights, all
     but products, or whole layers."""

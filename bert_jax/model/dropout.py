@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
 
 from bert_jax.kernels.random_bits import (
     Factors,
@@ -56,19 +58,25 @@ def kept_elements(factors: TileFactors) -> Array:
     return kept(tuple(down), tuple(across))
 
 
-def _masked(x: Array, factors: TileFactors, rate: float) -> Array:
-    return jnp.where(kept_elements(factors), x * jnp.asarray(1 / (1 - rate), x.dtype), 0)
+def scale_up(rate: float, dtype: DTypeLike) -> float:
+    """Returns the factor of what is kept, rounded as the numbers that it multiplies."""
+    return float(np.asarray(1 / (1 - rate), dtype))
+
+
+def masked(x: Array, factors: TileFactors, rate: float) -> Array:
+    """Returns `x` [*tiles, rows, width] with elements dropped and the rest scaled up."""
+    return jnp.where(kept_elements(factors), x * scale_up(rate, x.dtype), 0)
 
 
 def _drop_forward(x: Array, factors: TileFactors, rate: float) -> tuple[Array, TileFactors]:
-    return _masked(x, factors, rate), factors
+    return masked(x, factors, rate), factors
 
 
 def _drop_backward(rate: float, factors: TileFactors, gradient: Array) -> tuple[Array, None]:
     # Numbers that look like others: else the compiler would find that it computes a mask twice, and
     # would keep it instead.
-    return _masked(gradient, jax.lax.optimization_barrier(factors), rate), None
+    return masked(gradient, jax.lax.optimization_barrier(factors), rate), None
 
 
-_drop = jax.custom_vjp(_masked, nondiff_argnums=(2,))
+_drop = jax.custom_vjp(masked, nondiff_argnums=(2,))
 _drop.defvjp(_drop_forward, _drop_backward)

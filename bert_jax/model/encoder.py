@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from bert_jax.model.add_norm import add_norm
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.config import Activation, Architecture, Execution, Remat
-from bert_jax.model.dropout import dropout
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.execution import default_unroll
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, subkey
@@ -53,14 +53,21 @@ class EncoderLayer(nnx.Module):
         """Returns the output; `dropout_keys` are [3], or None in evaluation."""
         core_key, attended_key, fed_key = [None] * 3 if dropout_keys is None else dropout_keys
         attended = self.attention(x_BLD, segment_ids, dropout_key=core_key)
-        attended = dropout(attended, self.dropout_rate, attended_key)
-        x_BLD = constrain(self.attention_norm(x_BLD + attended), "batch", "length", "hidden")
+        ended = functools.partial(add_norm, rate=self.dropout_rate)
+        x_BLD = ended(
+            x_BLD,
+            attended,
+            dense=self.attention.output,
+            norm=self.attention_norm,
+            dropout_key=attended_key,
+        )
+        x_BLD = constrain(x_BLD, "batch", "length", "hidden")
         inner_BLF = constrain(self.intermediate(x_BLD), "batch", "length", "mlp")
         # In bfloat16, so on a chip, it costs less to compute the activation again than to read it.
         again = jax.checkpoint if inner_BLF.dtype == jnp.bfloat16 else lambda function: function
         fed = again(lambda x: self.output.without_bias(ACTIVATIONS[self.activation](x)))(inner_BLF)
-        fed = dropout(self.output.with_bias(fed), self.dropout_rate, fed_key)
-        return constrain(self.output_norm(x_BLD + fed), "batch", "length", "hidden")
+        x_BLD = ended(x_BLD, fed, dense=self.output, norm=self.output_norm, dropout_key=fed_key)
+        return constrain(x_BLD, "batch", "length", "hidden")
 
 
 class Encoder(nnx.Module):

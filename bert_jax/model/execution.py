@@ -7,7 +7,8 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
 from bert_jax.kernels.attention_shape import longest_rows
-from bert_jax.model.config import Architecture, AttentionName, Execution
+from bert_jax.kernels.norm_shape import MOST_NUMBERS, fits
+from bert_jax.model.config import Architecture, AttentionName, Execution, NormName
 from bert_jax.parallel.accelerators import takes_kernels
 from bert_jax.parallel.rules import axis_parts
 
@@ -75,6 +76,31 @@ def choose_attention(
     return AttentionChoice("xla", f"no kernel for {device.device_kind}")
 
 
+def choose_norm(asked: NormName, device: Any, *, width: int) -> NormName:
+    """Returns what LayerNorm's setting comes to.
+
+    `device`: one of those that the step will run on; `width`: the model's hidden size.
+
+    Raises:
+        UserError: `fused` where its kernels cannot run.
+    """
+    if asked == "auto":
+        return "fused" if takes_kernels(device) and fits(width) else "xla"
+    if asked == "fused":
+        key = "model.execution.norm"
+        if not fits(width):
+            raise UserError(
+                f"{key}: found fused with a hidden size of {width}, allowed: multiples of 128 up "
+                f"to {MOST_NUMBERS}, or norm: xla"
+            )
+        # Elsewhere it is interpreted, slowly: for tests.
+        if device.platform == "tpu" and not takes_kernels(device):
+            raise UserError(
+                f"{key}: found fused on {device.device_kind}, allowed: v4, v5e, v5p, v6e; here xla"
+            )
+    return asked
+
+
 def resolve_execution(
     execution: Execution, *, architecture: Architecture, mesh: Mesh, longest: int
 ) -> Execution:
@@ -88,6 +114,7 @@ def resolve_execution(
     device = mesh.devices.flat[0]
     most = longest_fused(execution, architecture=architecture, mesh=mesh)
     attention = choose_attention(execution.attention, device, longest=longest, most=most).name
+    norm = choose_norm(execution.norm, device, width=architecture.hidden_size)
     depth = architecture.num_hidden_layers
     unroll = execution.unroll or default_unroll(depth, on_tpu=device.platform == "tpu")
-    return execution.model_copy(update={"attention": attention, "unroll": unroll})
+    return execution.model_copy(update={"attention": attention, "norm": norm, "unroll": unroll})

@@ -200,6 +200,7 @@ class LayerNorm(nnx.Module):
         self.bias = param(width, ("hidden",), Constant(0.0))
         self.eps = architecture.layer_norm_eps
         self.dtype = execution.dtype
+        self.fused = execution.norm == "fused"
 
     def __call__(self, x: Array) -> Array:
         """Returns `x` [..., D] normalised, in the execution's dtype."""

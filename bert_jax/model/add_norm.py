@@ -1,0 +1,96 @@
+"""What ends each half of an encoder layer: bias, dropout, residual sum and LayerNorm.
+
+Where our kernels run, LayerNorm is one pass over the sum, and its gradient, dropout's and those of
+all vectors are another. Bias, dropout and sum stay with the compiler, which has them for nothing:
+it computes them where the product before them leaves the matrix unit.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+
+from bert_jax.kernels.norm import Dropped, norm_gradients, normalised
+from bert_jax.model.dropout import TileFactors, dropout, masked, scale_up, tile_factors
+from bert_jax.model.layers import Dense, LayerNorm
+
+Array = jax.Array
+
+
+def add_norm(
+    residual_BLD: Array,
+    product_BLD: Array,
+    *,
+    dense: Dense,
+    norm: LayerNorm,
+    rate: float,
+    dropout_key: Array | None,
+) -> Array:
+    """Returns ``norm(residual + dropout(product + bias))``, [B, L, D].
+
+    Args:
+        residual_BLD: in the execution's dtype, as the product.
+        product_BLD: of `dense`, without its bias.
+        dense: whose bias is added.
+        norm: of the sum.
+        rate: of dropout.
+        dropout_key: of threefry, or None in evaluation.
+    """
+    if not norm.fused:
+        y_BLD = dropout(dense.with_bias(product_BLD), rate, dropout_key)
+        return norm(residual_BLD + y_BLD)
+    factors = None
+    if dropout_key is not None and rate > 0.0:
+        factors = tile_factors(product_BLD.shape, dropout_key, rate)
+    vectors = _Vectors(dense.bias[...], norm.scale[...], norm.bias[...])
+    return _add_norm(residual_BLD, product_BLD, vectors, factors, rate, norm.eps)
+
+
+class _Vectors(NamedTuple):
+    """Parameters [D] around a LayerNorm, in float32, and their gradients."""
+
+    term_bias: Array
+    scale: Array
+    bias: Array
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _add_norm(
+    residual: Array,
+    product: Array,
+    vectors: _Vectors,
+    factors: TileFactors | None,
+    rate: float,
+    eps: float,
+) -> Array:
+    return _forward(residual, product, vectors, factors, rate, eps)[0]
+
+
+def _forward(
+    residual: Array,
+    product: Array,
+    vectors: _Vectors,
+    factors: TileFactors | None,
+    rate: float,
+    eps: float,
+) -> tuple[Array, tuple[Array, Array, TileFactors | None]]:
+    term = product + vectors.term_bias.astype(product.dtype)
+    if factors is not None:
+        term = masked(term, factors, rate)
+    x = residual + term
+    return normalised(x, vectors.scale, vectors.bias, eps=eps), (x, vectors.scale, factors)
+
+
+def _backward(
+    rate: float, eps: float, kept: tuple[Array, Array, TileFactors | None], gradient: Array
+) -> tuple[Array, Array, _Vectors, None]:
+    x, scale, factors = kept
+    dropped = None
+    if factors is not None:
+        dropped = Dropped(*factors, scale_up=scale_up(rate, x.dtype))
+    found = norm_gradients(gradient, x, scale, eps=eps, dropped=dropped)
+    vectors = _Vectors(found.of_term_bias, found.of_scale, found.of_bias)
+    return found.of_sum, found.of_term, vectors, None
+
+
+_add_norm.defvjp(_forward, _backward)

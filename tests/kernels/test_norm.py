@@ -1,0 +1,205 @@
+"""`add_norm` by its kernels against plain JAX, interpreted; test_norm_compile.py compiles them."""
+
+import functools
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from bert_jax.errors import UserError
+from bert_jax.kernels.norm_shape import Shape
+from bert_jax.model.add_norm import add_norm
+from bert_jax.model.config import Execution
+from bert_jax.model.encoder import REMAT
+from bert_jax.model.execution import choose_norm, resolve_execution
+from bert_jax.model.layers import Dense, LayerNorm
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
+from tests.model.parts import fresh_params, model_of
+from tests.support import relative_error, small_architecture, small_batch, small_task
+
+
+@functools.partial(jax.jit, static_argnames=("norm", "rate", "remat"))
+def end(norm: Any, arrays: Any, vectors: Any, *, rate: float, remat: str = "none") -> Any:
+    """The output, and the gradients of its weighted sum: of residual, product and vectors."""
+    residual, product, weights = arrays
+    architecture = small_architecture(hidden_size=residual.shape[-1])
+    execution = Execution(dtype=residual.dtype.name, norm=norm)
+    key = jax.random.key(3)
+
+    def value(residual: Any, product: Any, vectors: Any) -> tuple[Any, Any]:
+        width = residual.shape[-1]
+        both: Any = {"architecture": architecture, "execution": execution}
+        dense = Dense((width, width), ("mlp", "embed"), outputs=1, **both)
+        ends = LayerNorm(**both)
+        dense.bias, ends.scale, ends.bias = map(nnx.Param, vectors)
+        run = functools.partial(add_norm, dense=dense, norm=ends, rate=rate, dropout_key=key)
+        out = REMAT[remat](run)(residual, product)
+        return (out * weights).astype(jnp.float32).sum(), out
+
+    return jax.grad(value, (0, 1, 2), has_aux=True)(residual, product, vectors)
+
+
+def drawn(rows: int, length: int, width: int, dtype: Any = jnp.float32) -> tuple[Any, Any]:
+    """Residual, product and weights, then a bias, a scale and a bias around zero, one and zero."""
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(x, dtype) for x in rng.standard_normal((3, rows, length, width))]
+    vectors = 0.3 * rng.standard_normal((3, width)) + np.array([[0.0], [1.0], [0.0]])
+    return arrays, tuple(jnp.asarray(x, jnp.float32) for x in vectors)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert one.dtype == other.dtype
+        assert relative_error(one, other) < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "width", "rate"),
+    [
+        (3, 128, 128, 0.0),
+        (6, 77, 256, 0.1),  # rows of no whole register, several a block
+        (2, 400, 768, 0.3),  # tiles of a padded row
+        (1, 640, 1024, 0.1),
+        (5, 3, 128, 0.1),
+    ],
+)
+def test_it_gives_what_xla_gives(rows: int, length: int, width: int, rate: float) -> None:
+    arrays, vectors = drawn(rows, length, width)
+    found, expected = (end(norm, arrays, vectors, rate=rate) for norm in ("fused", "xla"))
+    assert_same(found, expected)
+    dropped = [np.asarray(gradients[1] == 0) for gradients, _ in (found, expected)]
+    np.testing.assert_array_equal(*dropped)
+    assert dropped[0].mean() == pytest.approx(rate, abs=0.03)
+
+
+def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:
+    wide, narrow = (drawn(2, 128, 256, dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    expected = jax.tree.leaves(end("xla", *wide, rate=0.1))
+    errors = [
+        [
+            relative_error(one.astype(jnp.float32), other)
+            for one, other in zip(
+                jax.tree.leaves(end(norm, *narrow, rate=0.1)), expected, strict=True
+            )
+        ]
+        for norm in ("fused", "xla")
+    ]
+    assert max(errors[0]) < 1.5 * max(errors[1]) < 0.03
+
+
+@pytest.mark.parametrize("norm", ["fused", "xla"])
+def test_the_kernels_run_where_the_setting_says_so(norm: str) -> None:
+    program = str(jax.make_jaxpr(functools.partial(end, norm, rate=0.1))(*drawn(1, 16, 128)))
+    found = [name in program for name in ("norm_forward", "norm_backward")]
+    assert found == [norm == "fused"] * 2
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_computed_again_it_is_the_same(remat: str) -> None:
+    arrays, vectors = drawn(2, 32, 128)
+    expected = end("fused", arrays, vectors, rate=0.1)
+    assert_same(end("fused", arrays, vectors, rate=0.1, remat=remat), expected)
+
+
+def test_on_a_mesh_every_device_runs_its_own_rows() -> None:
+    arrays, vectors = drawn(8, 48, 128)
+    expected = end("xla", arrays, vectors, rate=0.2)
+    for shape in ({"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}):
+        with jax.set_mesh(make_mesh(MeshSection(**shape))):
+            assert_same(end("fused", arrays, vectors, rate=0.2), expected)
+
+
+def test_a_model_has_the_loss_and_the_gradients_that_it_has_with_xla() -> None:
+    batch = {name: jnp.asarray(array) for name, array in small_batch(rows=2).items()}
+    sizes: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    params = fresh_params(small_task(**sizes))
+
+    def loss_and_gradients(norm: str) -> Any:
+        task = small_task(execution={"norm": norm}, **sizes)
+
+        def loss(params: Any) -> Any:
+            model, weights = model_of(task, params), task.weights(batch)
+            return task.loss(model, batch, weights=weights, dropout_key=jax.random.key(3))[0]
+
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    (found, gradients), (expected, expected_gradients) = map(loss_and_gradients, ("fused", "xla"))
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    of_layers = gradients["encoder"]["layers"]
+    of_layers["attention"]["key"].pop("bias")  # zero but for rounding
+    expected_gradients["encoder"]["layers"]["attention"]["key"].pop("bias")
+    pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True)
+    assert max(relative_error(*pair) for pair in pairs) < 1e-5
+
+
+def shape_of(*, batch: int, length: int, width: int = 768, itemsize: int = 2) -> Shape:
+    return Shape(
+        batch=batch,
+        length=length,
+        width=width,
+        itemsize=itemsize,
+        factors=1,
+        scale_up=1.0,
+        eps=1e-12,
+        forward=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "padded", "rows", "tile", "chunk"),
+    [
+        (16, 512, 512, 1, 512, 64),
+        (64, 128, 128, 4, 128, 64),
+        (16, 77, 80, 4, 80, 16),
+        (7, 1000, 1024, 1, 512, 64),
+        (7, 640, 640, 1, 128, 64),
+        (3, 96, 96, 3, 96, 48),
+    ],
+)
+def test_a_block_has_whole_rows_if_they_fit_and_tiles_of_them_else(
+    batch: int, length: int, padded: int, rows: int, tile: int, chunk: int
+) -> None:
+    shape = shape_of(batch=batch, length=length)
+    assert (shape.padded, shape.rows, shape.tile, shape.chunk) == (padded, rows, tile, chunk)
+    assert shape.grid == (batch // rows, padded // tile)
+    assert shape.words % 128 == 0
+
+
+def test_wider_numbers_have_smaller_blocks() -> None:
+    assert shape_of(batch=2, length=512, itemsize=4).tile == 256
+    assert shape_of(batch=2, length=512, width=2048, itemsize=4).tile == 128
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "chosen"),
+    [
+        ("TPU v3", 768, "xla"),
+        ("TPU v4", 768, "fused"),
+        ("TPU v5 lite", 1024, "fused"),
+        ("TPU v6 lite", 2048, "fused"),
+        ("TPU v6 lite", 4096, "xla"),
+        ("TPU v5", 312, "xla"),
+        ("cpu", 768, "xla"),
+    ],
+)
+def test_auto_is_fused_where_the_kernels_run(kind: str, width: int, chosen: str) -> None:
+    device = types.SimpleNamespace(device_kind=kind, platform="tpu")
+    assert choose_norm("auto", device, width=width) == chosen
+    assert choose_norm("xla", device, width=width) == "xla"
+
+
+def test_fused_is_taken_at_its_word_without_a_tpu_and_refused_where_it_cannot_be() -> None:
+    resolve = functools.partial(resolve_execution, mesh=make_mesh(MeshSection()), longest=64)
+    narrow, wide = (small_architecture(hidden_size=size) for size in (64, 128))
+    assert resolve(Execution(), architecture=wide).norm == "xla"
+    assert resolve(Execution(norm="fused"), architecture=wide).norm == "fused"
+    with pytest.raises(UserError, match="found fused with a hidden size of 64, allowed: multiples"):
+        resolve(Execution(norm="fused"), architecture=narrow)
+    old = types.SimpleNamespace(device_kind="TPU v3", platform="tpu")
+    with pytest.raises(UserError, match="norm: found fused on TPU v3, allowed: v4, v5e, v5p, v6e"):
+        choose_norm("fused", old, width=128)
