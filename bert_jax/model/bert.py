@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.cross_entropy import Scored
 from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import MlmHead, NextSentenceHead, Pooler, TaskHead, gather_positions
@@ -98,6 +99,16 @@ class Bert(nnx.Module):
         """Returns float32 logits over the padded vocabulary at the given positions."""
         masked_BPD = gather_positions(hidden_BLD, positions_BP)
         return self.mlm(masked_BPD, self.encoder.embeddings.word[...])
+
+    def mlm_scored(
+        self,
+        hidden_BLD: Float[Array, "batch length hidden"],
+        positions_BP: Array,
+        labels_BP: Array,
+    ) -> Scored:
+        """Returns loss and rightness of the labels, pieces at the given positions."""
+        masked_BPD = gather_positions(hidden_BLD, positions_BP)
+        return self.mlm.scored(masked_BPD, self.encoder.embeddings.word[...], labels_BP)
 
     def task_logits(
         self, hidden_BLD: Float[Array, "batch length hidden"], *, dropout_key: Array | None = None

@@ -17,6 +17,7 @@ Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "attention", "dots", "full"]
 AttentionName = Literal["auto", "xla", "fused"]
 NormName = Literal["auto", "xla", "fused"]
+LossName = Literal["auto", "xla", "fused"]
 TaskName = Literal[
     "sequence_classification", "token_classification", "question_answering", "multiple_choice"
 ]
@@ -102,6 +103,10 @@ class Execution(Section):
     """LayerNorm of the sums in an encoder layer. `xla`: plain JAX, anywhere. `fused`: a kernel, and
     one for its gradient and dropout's, on v4, v5e, v5p and v6e, where 128 divides the hidden size.
     `auto`: in pretraining `fused` where it can run, else `xla`."""
+    loss: LossName = "auto"
+    """Of masked pieces in pretraining. `xla`: plain JAX, anywhere. `fused`: the product with the
+    vocabulary's table and its softmax in one kernel, on v4, v5e, v5p and v6e. `auto`: `fused` where
+    it can run, else `xla`."""
     remat: Remat = "none"
     """What the backward pass computes a second time instead of keeping it: attention weights, all
     but products, or whole layers."""

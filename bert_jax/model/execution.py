@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from bert_jax.errors import UserError
 from bert_jax.kernels.attention_shape import longest_rows
 from bert_jax.kernels.norm_shape import MOST_NUMBERS, fits
-from bert_jax.model.config import Architecture, AttentionName, Execution, NormName
+from bert_jax.model.config import Architecture, AttentionName, Execution, LossName, NormName
 from bert_jax.parallel.accelerators import takes_kernels
 from bert_jax.parallel.rules import axis_parts
 
@@ -101,6 +101,23 @@ def choose_norm(asked: NormName, device: Any, *, width: int) -> NormName:
     return asked
 
 
+def choose_loss(asked: LossName, device: Any) -> LossName:
+    """Returns what the loss's setting comes to on a device that the step will run on.
+
+    Raises:
+        UserError: `fused` where its kernels cannot run.
+    """
+    if asked == "auto":
+        return "fused" if takes_kernels(device) else "xla"
+    # Without a TPU it is interpreted, slowly: for tests.
+    if asked == "fused" and device.platform == "tpu" and not takes_kernels(device):
+        raise UserError(
+            f"model.execution.loss: found fused on {device.device_kind}, allowed: v4, v5e, v5p, "
+            f"v6e; here xla"
+        )
+    return asked
+
+
 def resolve_execution(
     execution: Execution, *, architecture: Architecture, mesh: Mesh, longest: int
 ) -> Execution:
@@ -115,6 +132,8 @@ def resolve_execution(
     most = longest_fused(execution, architecture=architecture, mesh=mesh)
     attention = choose_attention(execution.attention, device, longest=longest, most=most).name
     norm = choose_norm(execution.norm, device, width=architecture.hidden_size)
+    loss = choose_loss(execution.loss, device)
     depth = architecture.num_hidden_layers
     unroll = execution.unroll or default_unroll(depth, on_tpu=device.platform == "tpu")
-    return execution.model_copy(update={"attention": attention, "norm": norm, "unroll": unroll})
+    chosen = {"attention": attention, "norm": norm, "loss": loss, "unroll": unroll}
+    return execution.model_copy(update=chosen)

@@ -1,19 +1,15 @@
 """The two pretraining heads: masked language model and next sentence."""
 
-from typing import NamedTuple
-
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.model.config import Activation, Architecture, Execution
+from bert_jax.kernels.cross_entropy import NO_PIECE
+from bert_jax.model.config import Activation, Architecture, Dtype, Execution, LossName
+from bert_jax.model.cross_entropy import Scored, cross_entropy, decoded_cross_entropy
 from bert_jax.model.initial import Constant
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, ParamUse, add_bias, param, product
 from bert_jax.parallel.rules import constrain
-
-# Pieces that only pad the table to a multiple of 128 must never win or weigh in a softmax.
-NO_PIECE = -1e9
 
 
 def gather_positions(
@@ -46,7 +42,8 @@ class MlmHead(nnx.Module):
         self.bias = param((architecture.padded_vocab_size,), ("vocab",), Constant(0.0))
         self.activation: Activation = architecture.hidden_act
         self.vocab_size = architecture.vocab_size
-        self.table = ParamUse(("hidden", "vocab"), execution.gradient_dtype)
+        self.gradient_dtype: Dtype = execution.gradient_dtype
+        self.loss: LossName = execution.loss
 
     def __call__(
         self,
@@ -54,14 +51,40 @@ class MlmHead(nnx.Module):
         table_VD: Float[Array, "vocab hidden"],
     ) -> Float[Array, "batch predictions vocab"]:
         """Returns float32 logits over the padded vocabulary; padding pieces hold −1e9."""
-        x_BPD = self.norm(ACTIVATIONS[self.activation](self.transform(hidden_BPD)))
-        rows_ND = x_BPD.reshape(-1, x_BPD.shape[-1])
-        logits_NV = product(rows_ND, table_VD.T, jnp.float32, self.table)
-        # The table's rows beyond the vocabulary are zero, so the bias alone speaks for them.
-        is_piece = jnp.arange(self.bias.shape[0]) < self.vocab_size
-        logits_NV = add_bias(logits_NV, jnp.where(is_piece, self.bias[...], NO_PIECE))
+        rows_ND = self._rows(hidden_BPD)
+        use = ParamUse(("hidden", "vocab"), self.gradient_dtype)
+        logits_NV = add_bias(product(rows_ND, table_VD.T, jnp.float32, use), self._bias())
         # Nothing may stand between this shape and that of the loss, or both are copied.
-        return constrain(logits_NV, "batch", "vocab").reshape(*x_BPD.shape[:2], -1)
+        return constrain(logits_NV, "batch", "vocab").reshape(*hidden_BPD.shape[:2], -1)
+
+    def scored(
+        self,
+        hidden_BPD: Float[Array, "batch predictions hidden"],
+        table_VD: Float[Array, "vocab hidden"],
+        labels_BP: Int[Array, "batch predictions"],
+    ) -> Scored:
+        """Returns loss and rightness of every prediction, as `cross_entropy` of the logits."""
+        if self.loss != "fused":
+            return cross_entropy(self(hidden_BPD, table_VD), labels_BP)
+        use = ParamUse(("vocab", "hidden"), self.gradient_dtype)
+        flat = decoded_cross_entropy(
+            self._rows(hidden_BPD), table_VD, self._bias(), labels_BP.reshape(-1), use
+        )
+        return Scored(*(each.reshape(labels_BP.shape) for each in flat))
+
+    def _rows(self, hidden_BPD: Array) -> Array:
+        """Returns what is multiplied with the table, [N, D]."""
+        x_BPD = self.norm(ACTIVATIONS[self.activation](self.transform(hidden_BPD)))
+        return x_BPD.reshape(-1, x_BPD.shape[-1])
+
+    def _bias(self) -> Array:
+        """Returns the bias, which pads the vocabulary to a multiple of 128.
+
+        The table's rows beyond the vocabulary are zero, so the bias alone speaks for them: they
+        must never win or weigh in a softmax.
+        """
+        is_piece = jnp.arange(self.bias.shape[0]) < self.vocab_size
+        return jnp.where(is_piece, self.bias[...], NO_PIECE)
 
 
 class Pooler(nnx.Module):
@@ -117,66 +140,3 @@ class TaskHead(Dense):
             architecture=architecture,
             execution=execution.model_copy(update={"dtype": "float32"}),
         )
-
-
-class Scored(NamedTuple):
-    """How predictions compare with their labels."""
-
-    loss: Float[Array, "batch items"]  # −log p(label), nats
-    right: Float[Array, "batch items"]  # 1 where no class has a higher logit than the label
-
-
-def cross_entropy(
-    logits: Float[Array, "batch items classes"], labels: Int[Array, "batch items"]
-) -> Scored:
-    """Returns −log p(label) in float32, and whether the label is the most probable class.
-
-    The largest logit, which the loss needs anyway, tells whether the label won; an argmax would
-    read all logits once more.
-    The gradient is written out: it reads the logits once, where the derivative of the picking
-    and of the sum would each write an array of their size. Rows are one axis: the product that
-    makes the logits has them so, and another shape of 77 predictions a row would be a copy.
-    """
-    flat = _cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
-    return Scored(*(each.reshape(labels.shape) for each in flat))
-
-
-@jax.custom_vjp
-def _cross_entropy(logits: Array, labels: Array) -> Scored:
-    return _cross_entropy_forward(logits, labels)[0]
-
-
-def _cross_entropy_forward(logits: Array, labels: Array) -> tuple[Scored, tuple[Array, ...]]:
-    wide = logits.astype(jnp.float32)
-    picked = jax.lax.platform_dependent(wide, labels, cpu=_indexed, default=_compared)
-    largest = wide.max(axis=-1)
-    total = largest + jnp.log(jnp.exp(wide - largest[..., None]).sum(axis=-1))
-    scored = Scored(total - picked, (picked >= largest).astype(jnp.float32))
-    return scored, (logits, labels, total)
-
-
-def _cross_entropy_backward(kept: tuple[Array, ...], gradient: Scored) -> tuple[Array, None]:
-    logits, labels, total = kept
-    probabilities = jnp.exp(logits.astype(jnp.float32) - total[..., None])
-    slope = probabilities - _is_label(logits, labels)
-    return (slope * gradient.loss[..., None]).astype(logits.dtype), None
-
-
-def _compared(logits: Array, labels: Array) -> Array:
-    """Returns the labels' logits by comparing with an iota, in the pass that reads them anyway.
-
-    Where the classes are split over devices, each compares its own part and one sum joins them.
-    """
-    return jnp.where(_is_label(logits, labels), logits, 0.0).sum(axis=-1)
-
-
-def _indexed(logits: Array, labels: Array) -> Array:
-    """Returns the same by indexing: XLA's CPU compiler would write all that it compares."""
-    return jnp.take_along_axis(logits, labels[..., None], axis=-1, mode="clip")[..., 0]
-
-
-def _is_label(logits: Array, labels: Array) -> Array:
-    return labels[..., None] == jnp.arange(logits.shape[-1])
-
-
-_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.cross_entropy import Scored
 from bert_jax.model.heads import gather_positions
 
 
@@ -15,6 +16,13 @@ class PretrainingLogits(NamedTuple):
 
     mlm: Float[Array, "batch predictions vocab"]
     next_sentence: Float[Array, "batch examples 2"]
+
+
+class PretrainingScores(NamedTuple):
+    """What both heads say of a batch with labels."""
+
+    mlm: Scored  # of its predictions
+    next_sentence: Float[Array, "batch examples 2"]  # float32 logits
 
 
 class BertForPretraining(Bert):
@@ -32,8 +40,22 @@ class BertForPretraining(Bert):
         `cls_positions` int32 [B, E]. `dropout_key`: None in evaluation.
         """
         hidden_BLD = self.hidden(batch, dropout_key=dropout_key)
-        cls_BED = gather_positions(hidden_BLD, batch["cls_positions"])
         return PretrainingLogits(
             mlm=self.mlm_logits(hidden_BLD, batch["masked_lm_positions"]),
-            next_sentence=self.next_sentence(self.pooler(cls_BED)),
+            next_sentence=self._next_sentence(hidden_BLD, batch),
         )
+
+    def scored(self, batch: Mapping[str, Array], *, dropout_key: Array | None) -> PretrainingScores:
+        """Returns the same with the MLM logits compared with `masked_lm_ids`, int32 [B, P].
+
+        Where a kernel does so, the logits are no array of the program's.
+        """
+        hidden_BLD = self.hidden(batch, dropout_key=dropout_key)
+        return PretrainingScores(
+            mlm=self.mlm_scored(hidden_BLD, batch["masked_lm_positions"], batch["masked_lm_ids"]),
+            next_sentence=self._next_sentence(hidden_BLD, batch),
+        )
+
+    def _next_sentence(self, hidden_BLD: Array, batch: Mapping[str, Array]) -> Array:
+        cls_BED = gather_positions(hidden_BLD, batch["cls_positions"])
+        return self.next_sentence(self.pooler(cls_BED))

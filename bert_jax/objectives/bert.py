@@ -15,8 +15,8 @@ from flax import nnx
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.model.config import Architecture, Execution
+from bert_jax.model.cross_entropy import Scored, cross_entropy
 from bert_jax.model.flops import train_flops
-from bert_jax.model.heads import Scored, cross_entropy
 from bert_jax.model.pretraining import BertForPretraining
 from bert_jax.objectives.plateau import PATIENCE_STEPS, PlateauWatch
 from bert_jax.task import Batch, Metrics, RowTransform, Sums, Watch
@@ -87,12 +87,12 @@ class BertObjective:
         dropout_key: jax.Array | None,
     ) -> tuple[jax.Array, Metrics]:
         """Returns the batch's share of the loss and its (sum, count) metrics."""
-        logits = model(batch, dropout_key=dropout_key)
-        mlm = cross_entropy(logits.mlm, batch["masked_lm_ids"])
-        metrics = _summed("mlm", mlm, batch["masked_lm_weights"])
+        assert isinstance(model, BertForPretraining)
+        found = model.scored(batch, dropout_key=dropout_key)
+        metrics = _summed("mlm", found.mlm, batch["masked_lm_weights"])
         loss = metrics["mlm_loss"][0] / weights["mlm"]
         if self.pair is not None:
-            pair = cross_entropy(logits.next_sentence, batch["next_sentence_labels"])
+            pair = cross_entropy(found.next_sentence, batch["next_sentence_labels"])
             metrics |= _summed(self.pair, pair, batch["next_sentence_weights"])
             loss += metrics[f"{self.pair}_loss"][0] / weights[self.pair]
         return loss, metrics

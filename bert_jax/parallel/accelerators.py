@@ -253,6 +253,12 @@ def takes_kernels(device: Any) -> bool:
     return any(device.device_kind in each for each in kinds)
 
 
+def cores(device: Any) -> int:
+    """Returns how many cores a device has, which share the grid of a kernel."""
+    kinds = (each.device_kinds for each in ACCELERATORS.values() if each.megacore)
+    return 2 if any(device.device_kind in each for each in kinds) else 1
+
+
 def composes_int32(device: Any) -> bool:
     """Returns whether a device makes a product of two int32 out of other operations."""
     kinds = (each.device_kinds for each in ACCELERATORS.values() if each.composes_int32)

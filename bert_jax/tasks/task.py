@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, Execution, HeadsSection
-from bert_jax.model.heads import cross_entropy
+from bert_jax.model.cross_entropy import cross_entropy
 from bert_jax.model.layers import subkey
 from bert_jax.task import Batch, Metrics, Sums
 from bert_jax.tasks.batches import INPUTS, WEIGHTS

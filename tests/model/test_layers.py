@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.model.heads import NO_PIECE, cross_entropy, gather_positions
+from bert_jax.kernels.cross_entropy import NO_PIECE
+from bert_jax.model.cross_entropy import cross_entropy
+from bert_jax.model.heads import gather_positions
 from bert_jax.model.layers import ParamUse, project
 from bert_jax.model.xla_attention import xla_attention
 from bert_jax.train.state import define_model

@@ -35,6 +35,7 @@ class Setting:
     optimizer: str = "adamw"
     accumulation: int = 1
     attention: str = "xla"
+    loss: str = "xla"
     unroll: int | None = None
     peak: float = PEAK
     changes: tuple[tuple[str, int], ...] = ()  # of the architecture
@@ -42,7 +43,11 @@ class Setting:
     @property
     def task(self) -> BertObjective:
         return small_task(
-            execution={"attention": self.attention, "unroll": self.unroll},
+            execution={
+                "attention": self.attention,
+                "loss": self.loss,
+                "unroll": self.unroll,
+            },
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout,
             **dict(self.changes),

@@ -1,0 +1,200 @@
+"""The fused loss of masked pieces against `cross_entropy` of logits, interpreted."""
+
+import functools
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.kernels import cross_entropy as kernels
+from bert_jax.kernels.cross_entropy import NO_PIECE
+from bert_jax.kernels.cross_entropy_shape import Shape, groups_of
+from bert_jax.model.config import Execution
+from bert_jax.model.cross_entropy import Scored, cross_entropy, decoded_cross_entropy
+from bert_jax.model.execution import choose_loss, resolve_execution
+from bert_jax.model.layers import ParamUse, add_bias, product
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
+from tests.support import relative_error, small_architecture
+
+
+def fused(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
+    return decoded_cross_entropy(
+        rows, table, bias, labels, ParamUse(("vocab", "hidden"), "float32")
+    )
+
+
+def xla(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
+    """As `MlmHead` computes it without the kernels."""
+    use = ParamUse(("hidden", "vocab"), "float32")
+    logits = add_bias(product(rows, table.T, jnp.float32, use), bias)
+    return Scored(*(each[0] for each in cross_entropy(logits[None], labels[None])))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def score(core: Any, rows: Any, table: Any, bias: Any, labels: Any, weights: Any) -> Any:
+    """Loss and rightness, and the gradients of the weighted loss."""
+
+    def value(rows: Any, table: Any, bias: Any) -> tuple[Any, Any]:
+        found = core(rows, table, bias, labels)
+        return (found.loss * weights).sum(), found
+
+    return jax.grad(value, (0, 1, 2), has_aux=True)(rows, table, bias)
+
+
+def drawn(
+    rows: int, hidden: int, pieces: int, *, vocab_size: int | None = None, size: float = 1.0
+) -> list[Any]:
+    """Rows, a table whose end is no piece, its bias, labels with the first and last, weights."""
+    rng = np.random.default_rng(0)
+    used = vocab_size or pieces
+    x = size * rng.standard_normal((rows, hidden))
+    table = np.where(np.arange(pieces)[:, None] < used, rng.standard_normal((pieces, hidden)), 0.0)
+    bias = np.where(np.arange(pieces) < used, rng.standard_normal(pieces), NO_PIECE)
+    labels = rng.integers(0, used, rows)
+    labels[:2] = 0, used - 1
+    weights = np.where(np.arange(rows) % 4 == 3, 0.0, rng.uniform(0.1, 1.0, rows))
+    numbers = (x / np.sqrt(hidden), table, bias)
+    arrays = [jnp.asarray(each, jnp.float32) for each in numbers]
+    return [*arrays, jnp.asarray(labels, jnp.int32), jnp.asarray(weights, jnp.float32)]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    (*gradients, scored), (*others, other) = (jax.tree.leaves(each) for each in (found, expected))
+    np.testing.assert_array_equal(scored, other)  # who is right
+    for one, another in zip(gradients, others, strict=True):
+        assert relative_error(one, another) < 2e-5
+
+
+SIZES = [
+    (12, 64, 256, 250),
+    (5, 32, 128, 128),
+    (77, 48, 640, 601),  # tiles of 512 and 256: the last one of the table is not whole
+    (300, 16, 1408, 1300),  # strips of rows; an odd number of tiles
+]
+
+
+@pytest.mark.parametrize(("rows", "hidden", "pieces", "vocab_size"), SIZES)
+def test_it_gives_what_the_loss_of_logits_gives(
+    rows: int, hidden: int, pieces: int, vocab_size: int
+) -> None:
+    arrays = drawn(rows, hidden, pieces, vocab_size=vocab_size)
+    found = score(fused, *arrays)
+    assert_same(found, score(xla, *arrays))
+    (_, of_table, of_bias), _ = found
+    assert (of_table[vocab_size:] == 0).all()
+    assert (of_bias[vocab_size:] == 0).all()
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_rows_that_do_not_fit_into_vmem_come_in_batches(
+    cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table's gradient goes from group to group; two cores have parts of the table each."""
+    monkeypatch.setattr(kernels, "groups_of", lambda rows, **sizes: (3, 16))
+    monkeypatch.setattr(kernels, "_cores", lambda: cores)
+    arrays = drawn(41, 24, 1024)
+    assert_same(score(functools.partial(fused), *arrays), score(xla, *arrays))
+
+
+def test_great_logits_neither_overflow_nor_vanish() -> None:
+    arrays = drawn(12, 64, 256, vocab_size=250, size=1e4)
+    found = score(fused, *arrays)
+    assert_same(found, score(xla, *arrays))
+    assert all(jnp.isfinite(each).all() for each in jax.tree.leaves(found))
+    assert found[1].loss.max() > 1e4
+
+
+def test_a_label_as_large_as_the_largest_is_right() -> None:
+    arrays = drawn(12, 64, 256)
+    arrays[1] = jnp.tile(arrays[1][:1], (256, 1))  # all logits of a row alike
+    arrays[2] = jnp.zeros(256)
+    _, found = score(fused, *arrays)
+    assert (found.right == 1).all()
+    np.testing.assert_allclose(found.loss, np.log(256), rtol=1e-5)
+
+
+def test_in_bfloat16_it_is_as_close_to_float32_as_the_loss_of_logits_is() -> None:
+    wide = drawn(96, 64, 640, vocab_size=601)
+    narrow = [wide[0].astype(jnp.bfloat16), *wide[1:]]
+    expected, _ = score(xla, *wide)
+    errors = {
+        core: [
+            relative_error(np.asarray(one, np.float32), other)
+            for one, other in zip(score(core, *narrow)[0], expected, strict=True)
+        ]
+        for core in (fused, xla)
+    }
+    assert score(fused, *narrow)[0][0].dtype == jnp.bfloat16
+    assert max(errors[fused]) < 1.5 * max(errors[xla]) < 0.03
+
+
+@pytest.mark.parametrize(
+    "shape", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"tensor": 8}], ids=str
+)
+def test_on_a_mesh_every_device_has_its_own_rows_and_pieces(shape: dict[str, int]) -> None:
+    arrays = drawn(24, 32, 1152, vocab_size=1100)
+    expected = score(xla, *arrays)
+    with jax.set_mesh(make_mesh(MeshSection.model_validate(shape))):
+        assert_same(score(fused, *arrays), expected)
+
+
+def shape_of(**changes: Any) -> Shape:
+    sizes = {"rows": 1232, "groups": 1, "hidden": 768, "pieces": 30592, "itemsize": 2, "cores": 1}
+    return Shape(**{**sizes, "forward": True, **changes})
+
+
+def test_grids_are_tiles_of_pieces_one_part_for_each_core() -> None:
+    assert shape_of().grid == (1, 1, 60)
+    assert shape_of(cores=2, groups=3).grid == (2, 3, 30)
+    assert shape_of(cores=2, groups=3, forward=False).grid == (2, 1, 60)
+    assert shape_of(cores=2, pieces=28_996).grid == (1, 1, 57)  # one core has none of an odd number
+
+
+@pytest.mark.parametrize(
+    ("rows", "hidden", "itemsize", "groups"),
+    [
+        (1232, 768, 2, (1, 1232)),
+        (1216, 768, 2, (1, 1216)),
+        (12, 64, 4, (1, 16)),
+        (1232, 1024, 2, (1, 1232)),
+        (2464, 1024, 2, (3, 832)),  # beside the gradient of the groups before
+        (4928, 768, 2, (4, 1232)),
+        (1232, 768, 4, (2, 624)),
+    ],
+)
+def test_a_group_has_as_many_rows_as_fit_into_vmem(
+    rows: int, hidden: int, itemsize: int, groups: tuple[int, int]
+) -> None:
+    assert groups_of(rows, hidden=hidden, pieces=30592, itemsize=itemsize) == groups
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen"),
+    [
+        *(("TPU v4", "fused"), ("TPU v5 lite", "fused"), ("TPU v6 lite", "fused")),
+        *(("TPU v3", "xla"), ("NVIDIA H100 80GB HBM3", "xla")),
+    ],
+)
+def test_auto_is_fused_where_the_kernels_run(kind: str, chosen: str) -> None:
+    device = types.SimpleNamespace(device_kind=kind, platform="tpu")
+    assert choose_loss("auto", device) == chosen
+    assert choose_loss("xla", device) == "xla"
+
+
+def test_without_a_tpu_auto_is_xla_and_on_a_tpu_without_kernels_fused_is_refused() -> None:
+    resolve = functools.partial(
+        resolve_execution,
+        architecture=small_architecture(),
+        mesh=make_mesh(MeshSection()),
+        longest=128,
+    )
+    assert resolve(Execution()).loss == "xla"
+    assert resolve(Execution(loss="fused")).loss == "fused"
+    device = types.SimpleNamespace(device_kind="TPU v3", platform="tpu")
+    with pytest.raises(UserError, match=r"model\.execution\.loss: found fused on TPU v3"):
+        choose_loss("fused", device)
