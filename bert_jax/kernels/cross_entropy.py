@@ -78,21 +78,22 @@ def decode_backward(
     log_total_N: Array,
     logits: Array,
     gradient_N: Array,
-    *,
-    table_dtype: DTypeLike,
 ) -> tuple[Array, Array, Array]:
     """Returns the gradients of rows, table and bias of ``Σ gradient · (log_total − picked)``.
 
-    That of the table has a dtype of its own, in which devices' shares are summed.
+    That of the table is each device's share of it, float32 [S, V, D] for S parts of the rows.
     """
     run = per_shard(
-        functools.partial(_backward, table_dtype=table_dtype),
+        _backward,
         arguments=(_ROWS, _TABLE, _PIECES, _EACH, _EACH, _EACH, _LOGITS),
         results=(("vocab", *_ROWS), ("batch", *_TABLE), ("batch", *_PIECES)),
     )
-    shares = run(rows_ND, table_VD, _numbers(table_VD), labels_N, log_total_N, gradient_N, logits)
-    of_rows, of_table, of_bias = map(_summed, shares)
-    return of_rows, of_table, of_bias
+    of_rows, of_table, of_bias = run(
+        rows_ND, table_VD, _numbers(table_VD), labels_N, log_total_N, gradient_N, logits
+    )
+    # Not `sum`, which would have devices exchange float32.
+    of_rows = jax.lax.reduce(of_rows, jnp.zeros((), of_rows.dtype), jax.lax.add, (0,))
+    return of_rows, of_table, of_bias.sum(axis=0)
 
 
 def lower_alone(*, rows: int, hidden: int, pieces: int, dtype: DTypeLike) -> jax.stages.Lowered:
@@ -102,7 +103,7 @@ def lower_alone(*, rows: int, hidden: int, pieces: int, dtype: DTypeLike) -> jax
         rows_ND, table_VD, _, labels_N, gradient_N = arrays
         decoded, logits = decode(*arrays[:4])
         operands = (rows_ND, table_VD, labels_N, decoded.log_total, logits, gradient_N)
-        return decoded, decode_backward(*operands, table_dtype=jnp.float32)
+        return decoded, decode_backward(*operands)
 
     shape = jax.ShapeDtypeStruct
     return jax.jit(kernels).lower(
@@ -117,11 +118,6 @@ def lower_alone(*, rows: int, hidden: int, pieces: int, dtype: DTypeLike) -> jax
 def _numbers(table_VD: Array) -> Array:
     """Returns the numbers of the pieces: the first of those that a device has is its offset."""
     return jnp.arange(len(table_VD), dtype=jnp.int32)
-
-
-def _summed(shares: Array) -> Array:
-    """Returns the sum over the first axis in the shares' dtype, where `sum` takes float32."""
-    return jax.lax.reduce(shares, jnp.zeros((), shares.dtype), jax.lax.add, (0,))
 
 
 def _forward(
@@ -148,8 +144,6 @@ def _backward(
     log_total: Array,
     gradient: Array,
     logits: Array,
-    *,
-    table_dtype: DTypeLike,
 ) -> tuple[Array, ...]:
     """Returns a device's shares of the gradients, [1, …]."""
     kernel = _Kernel(rows, table, forward=False)
@@ -166,7 +160,7 @@ def _backward(
     start = jnp.zeros(table.shape, jnp.float32)
     of_table, (of_rows, of_bias) = jax.lax.scan(add, start, jnp.arange(groups))
     of_rows = of_rows.reshape(1, -1, rows.shape[1])[:, : len(rows)]
-    return of_rows, of_table.astype(table_dtype)[None], of_bias.sum(axis=0)[None, : len(table)]
+    return of_rows, of_table[None], of_bias.sum(axis=0)[None, : len(table)]
 
 
 def _own(labels: Array, numbers: Array) -> Array:

@@ -9,7 +9,6 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from bert_jax.model.config import Architecture, Execution, HeadsSection
-from bert_jax.model.cross_entropy import Scored
 from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import MlmHead, NextSentenceHead, Pooler, TaskHead, gather_positions
@@ -58,18 +57,24 @@ class Bert(nnx.Module):
         self.heads = heads
 
     def hidden(
-        self, batch: Mapping[str, Array], *, dropout_key: Array | None
+        self,
+        batch: Mapping[str, Array],
+        *,
+        words_BLD: Float[Array, "batch length hidden"] | None = None,
+        dropout_key: Array | None,
     ) -> Float[Array, "batch length hidden"]:
         """Returns the last layer's hidden states.
 
         The batch has `input_ids`, `token_type_ids` and `segment_ids`, int32 [B, L], and where
-        several examples share a row `position_ids`, the same. `dropout_key`: None in evaluation.
+        several examples share a row `position_ids`, the same. `words_BLD`: of `input_ids`, if they
+        have been looked up already. `dropout_key`: None in evaluation.
         """
         return self.encoder(
             batch["input_ids"],
             batch["token_type_ids"],
             batch["segment_ids"],
             batch.get("position_ids"),
+            words_BLD=words_BLD,
             dropout_key=subkey(dropout_key, 0),
         )
 
@@ -99,16 +104,6 @@ class Bert(nnx.Module):
         """Returns float32 logits over the padded vocabulary at the given positions."""
         masked_BPD = gather_positions(hidden_BLD, positions_BP)
         return self.mlm(masked_BPD, self.encoder.embeddings.word[...])
-
-    def mlm_scored(
-        self,
-        hidden_BLD: Float[Array, "batch length hidden"],
-        positions_BP: Array,
-        labels_BP: Array,
-    ) -> Scored:
-        """Returns loss and rightness of the labels, pieces at the given positions."""
-        masked_BPD = gather_positions(hidden_BLD, positions_BP)
-        return self.mlm.scored(masked_BPD, self.encoder.embeddings.word[...], labels_BP)
 
     def task_logits(
         self, hidden_BLD: Float[Array, "batch length hidden"], *, dropout_key: Array | None = None

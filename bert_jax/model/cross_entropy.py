@@ -1,6 +1,5 @@
 """Losses over logits: of classes, and of the pieces of a vocabulary by one kernel."""
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.cross_entropy import decode, decode_backward
-from bert_jax.model.layers import ParamUse, placed
+from bert_jax.model.layers import placed
 
 
 class Scored(NamedTuple):
@@ -77,27 +76,28 @@ _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 def decoded_cross_entropy(
     rows_ND: Float[Array, "rows hidden"],
     table_VD: Float[Array, "vocab hidden"],
+    shares_SVD: Float[Array, "devices vocab hidden"],
     bias_V: Float[Array, "vocab"],
     labels_N: Int[Array, "rows"],
-    use: ParamUse,
 ) -> Scored:
     """Returns the same of the logits ``rows · tableᵀ + bias``, by `bert_jax.kernels.cross_entropy`.
 
-    The table's gradient leaves the kernel in a dtype of its own, as that of `product` does.
+    The table's gradient goes to its shares (`bert_jax.model.tied`), not to the table.
     `rows_ND`: in the dtype of the product; `table_VD` and `bias_V`: float32.
     """
-    return _decoded(rows_ND, table_VD, bias_V, labels_N, use)
+    return _decoded(rows_ND, table_VD, shares_SVD, bias_V, labels_N)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _decoded(rows: Array, table: Array, bias: Array, labels: Array, use: ParamUse) -> Scored:
-    return _decoded_forward(rows, table, bias, labels, use)[0]
+@jax.custom_vjp
+def _decoded(rows: Array, table: Array, shares: Array, bias: Array, labels: Array) -> Scored:
+    return _decoded_forward(rows, table, shares, bias, labels)[0]
 
 
 def _decoded_forward(
-    rows: Array, table: Array, bias: Array, labels: Array, use: ParamUse
+    rows: Array, table: Array, shares: Array, bias: Array, labels: Array
 ) -> tuple[Scored, tuple[Array, ...]]:
-    table = placed(table, rows.dtype, use.axes)
+    del shares
+    table = placed(table, rows.dtype, ("vocab", "hidden"))
     found, logits = decode(rows, table, bias, labels)
     right = (found.picked >= found.largest).astype(jnp.float32)
     scored = Scored(found.log_total - found.picked, right)
@@ -105,19 +105,13 @@ def _decoded_forward(
 
 
 def _decoded_backward(
-    use: ParamUse, kept: tuple[Array, ...], gradient: Scored
-) -> tuple[Array, Array, Array, None]:
+    kept: tuple[Array, ...], gradient: Scored
+) -> tuple[Array, None, Array, Array, None]:
     rows, table, labels, log_total, logits = kept
     of_rows, of_table, of_bias = decode_backward(
-        rows,
-        table,
-        labels,
-        log_total,
-        logits,
-        gradient.loss,
-        table_dtype=use.gradient_dtype,
+        rows, table, labels, log_total, logits, gradient.loss
     )
-    return of_rows, of_table.astype(jnp.float32), of_bias, None
+    return of_rows, None, of_table, of_bias, None
 
 
 _decoded.defvjp(_decoded_forward, _decoded_backward)

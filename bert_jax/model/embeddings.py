@@ -38,15 +38,19 @@ class Embeddings(nnx.Module):
         token_type_ids: Int[Array, "batch length"],
         position_ids: Int[Array, "batch length"] | None = None,
         *,
+        words_BLD: Float[Array, "batch length hidden"] | None = None,
         dropout_key: Array | None,
     ) -> Float[Array, "batch length hidden"]:
         """Returns the first layer's input.
 
+        `words_BLD`: of the tokens, if they have been looked up already (`bert_jax.model.tied`).
         Token types: 0 in the first span, 1 in the second; ignored with one type. Positions: within
         each packed example; None means 0 … length−1. `dropout_key`: None in evaluation.
         """
-        # The lookup wants whole rows; under fsdp this is where the table is gathered.
-        x_BLD = constrain(self.word[...], "vocab", "hidden")[input_ids]
+        x_BLD = words_BLD
+        if x_BLD is None:
+            # The lookup wants whole rows; under fsdp this is where the table is gathered.
+            x_BLD = constrain(self.word[...], "vocab", "hidden")[input_ids]
         if position_ids is None:
             x_BLD += self.position[...][: input_ids.shape[1]][None]
         else:

@@ -91,6 +91,7 @@ class Encoder(nnx.Module):
         segment_ids: Int[Array, "batch length"],
         position_ids: Int[Array, "batch length"] | None = None,
         *,
+        words_BLD: Float[Array, "batch length hidden"] | None = None,
         dropout_key: Array | None,
     ) -> Float[Array, "batch length hidden"]:
         """Returns the last layer's hidden states.
@@ -98,7 +99,11 @@ class Encoder(nnx.Module):
         `segment_ids`: the packed example of each token, 0 for padding. The rest: see `Embeddings`.
         """
         x_BLD = self.embeddings(
-            input_ids, token_type_ids, position_ids, dropout_key=subkey(dropout_key, 0)
+            input_ids,
+            token_type_ids,
+            position_ids,
+            words_BLD=words_BLD,
+            dropout_key=subkey(dropout_key, 0),
         )
         x_BLD, _ = self._scan(x_BLD, segment_ids, lambda _: None, dropout_key=dropout_key)
         return x_BLD

@@ -5,8 +5,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.cross_entropy import NO_PIECE
-from bert_jax.model.config import Activation, Architecture, Dtype, Execution, LossName
-from bert_jax.model.cross_entropy import Scored, cross_entropy, decoded_cross_entropy
+from bert_jax.model.config import Activation, Architecture, Execution
+from bert_jax.model.cross_entropy import Scored, decoded_cross_entropy
 from bert_jax.model.initial import Constant
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, ParamUse, add_bias, param, product
 from bert_jax.parallel.rules import constrain
@@ -42,8 +42,7 @@ class MlmHead(nnx.Module):
         self.bias = param((architecture.padded_vocab_size,), ("vocab",), Constant(0.0))
         self.activation: Activation = architecture.hidden_act
         self.vocab_size = architecture.vocab_size
-        self.gradient_dtype: Dtype = execution.gradient_dtype
-        self.loss: LossName = execution.loss
+        self.table = ParamUse(("hidden", "vocab"), execution.gradient_dtype)
 
     def __call__(
         self,
@@ -52,8 +51,7 @@ class MlmHead(nnx.Module):
     ) -> Float[Array, "batch predictions vocab"]:
         """Returns float32 logits over the padded vocabulary; padding pieces hold −1e9."""
         rows_ND = self._rows(hidden_BPD)
-        use = ParamUse(("hidden", "vocab"), self.gradient_dtype)
-        logits_NV = add_bias(product(rows_ND, table_VD.T, jnp.float32, use), self._bias())
+        logits_NV = add_bias(product(rows_ND, table_VD.T, jnp.float32, self.table), self._bias())
         # Nothing may stand between this shape and that of the loss, or both are copied.
         return constrain(logits_NV, "batch", "vocab").reshape(*hidden_BPD.shape[:2], -1)
 
@@ -61,14 +59,12 @@ class MlmHead(nnx.Module):
         self,
         hidden_BPD: Float[Array, "batch predictions hidden"],
         table_VD: Float[Array, "vocab hidden"],
+        shares_SVD: Float[Array, "devices vocab hidden"],
         labels_BP: Int[Array, "batch predictions"],
     ) -> Scored:
-        """Returns loss and rightness of every prediction, as `cross_entropy` of the logits."""
-        if self.loss != "fused":
-            return cross_entropy(self(hidden_BPD, table_VD), labels_BP)
-        use = ParamUse(("vocab", "hidden"), self.gradient_dtype)
+        """Returns `cross_entropy` of the logits, by one kernel; for the shares see `tied`."""
         flat = decoded_cross_entropy(
-            self._rows(hidden_BPD), table_VD, self._bias(), labels_BP.reshape(-1), use
+            self._rows(hidden_BPD), table_VD, shares_SVD, self._bias(), labels_BP.reshape(-1)
         )
         return Scored(*(each.reshape(labels_BP.shape) for each in flat))
 

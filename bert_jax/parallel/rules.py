@@ -139,6 +139,12 @@ def axis_parts(mesh: Mesh, axis: str) -> int:
     return _parts(mesh, RULES[axis])
 
 
+def parts_in_use(axis: str) -> int:
+    """Returns into how many parts the mesh in use splits a logical axis; outside a mesh one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(mesh.shape[each] for each in RULES[axis])
+
+
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
     """Pins an activation's layout where the compiler's own choice could be a costly one.
 

@@ -17,15 +17,14 @@ from bert_jax.model.config import Execution
 from bert_jax.model.cross_entropy import Scored, cross_entropy, decoded_cross_entropy
 from bert_jax.model.execution import choose_loss, resolve_execution
 from bert_jax.model.layers import ParamUse, add_bias, product
+from bert_jax.model.tied import shares_of
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from tests.support import relative_error, small_architecture
 
 
 def fused(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
-    return decoded_cross_entropy(
-        rows, table, bias, labels, ParamUse(("vocab", "hidden"), "float32")
-    )
+    return decoded_cross_entropy(rows, table, shares_of(table, "float32"), bias, labels)
 
 
 def xla(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:

@@ -1,0 +1,88 @@
+"""The gradient of the vocabulary's table, which is looked up and predicted from.
+
+The decoder's kernel gives all of it, the lookup's adds to few rows. As two gradients they would be
+two arrays of the table's size, and a third their sum. So the decoder's goes on to the lookup's
+backward pass as `shares`, which have no content forward: what every device has found by itself.
+Only what both have made of it is summed over devices.
+
+Shape suffixes: S devices that share the batch, V pieces, D hidden size, B batch, L length.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from bert_jax.model.config import Dtype
+from bert_jax.parallel.rules import constrain, parts_in_use, per_shard
+
+_SHARES = ("batch", "vocab", "hidden")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def shares_of(table_VD: Float[Array, "vocab hidden"], dtype: Dtype) -> Array:
+    """Returns what the table's gradient is gathered in, zeros [S, V, D] that nobody reads.
+
+    `dtype`: in which devices' shares are summed.
+    """
+    del dtype
+    shape = (parts_in_use("batch"), *table_VD.shape)
+    return constrain(jnp.zeros(shape, jnp.float32), *_SHARES)
+
+
+def _shares_forward(table: Array, dtype: Dtype) -> tuple[Array, None]:
+    return shares_of(table, dtype), None
+
+
+def _shares_backward(dtype: Dtype, _: None, shares: Array) -> tuple[Array]:
+    # Not `sum`, which would have devices exchange float32 whatever the dtype is.
+    shares = shares.astype(dtype)
+    total = jax.lax.reduce(shares, jnp.zeros((), shares.dtype), jax.lax.add, (0,))
+    return (total.astype(jnp.float32),)
+
+
+shares_of.defvjp(_shares_forward, _shares_backward)
+
+
+@jax.custom_vjp
+def looked_up(
+    table_VD: Float[Array, "vocab hidden"],
+    shares_SVD: Float[Array, "devices vocab hidden"],
+    input_ids: Int[Array, "batch length"],
+) -> tuple[Array, Array]:
+    """Returns the table's rows [B, L, D], and the shares for whatever else reads the table.
+
+    The gradient goes to the shares alone.
+    """
+    return constrain(table_VD, "vocab", "hidden")[input_ids], shares_SVD
+
+
+def _looked_up_forward(
+    table: Array, shares: Array, input_ids: Array
+) -> tuple[tuple[Array, Array], Array]:
+    return looked_up(table, shares, input_ids), input_ids
+
+
+def _looked_up_backward(
+    input_ids: Array, gradient: tuple[Array, Array]
+) -> tuple[None, Array, None]:
+    of_rows, shares = gradient
+    run = per_shard(
+        _add_rows,
+        arguments=(_SHARES, ("vocab",), ("batch", "length"), ("batch", "length", "hidden")),
+        results=(_SHARES,),
+    )
+    numbers = jnp.arange(shares.shape[1], dtype=jnp.int32)
+    return None, run(shares, numbers, input_ids, of_rows)[0], None
+
+
+def _add_rows(shares: Array, numbers: Array, ids: Array, of_rows: Array) -> tuple[Array]:
+    """Adds on one device; rows of pieces that others have are left out."""
+    own = ids.reshape(-1) - numbers[0]
+    own = jnp.where(own >= 0, own, len(numbers))  # a negative one would count from the end
+    of_rows = of_rows.reshape(-1, of_rows.shape[-1])
+    return (shares[0].at[own].add(of_rows, mode="drop")[None],)
+
+
+looked_up.defvjp(_looked_up_forward, _looked_up_backward)
