@@ -19,11 +19,7 @@ def forward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
     """Writes a tile's logits, and adds what they are to softmax and loss."""
     rows, table, bias, labels, logits, out, kept = refs
     tile, first = _tile(table, shape), _first_piece(shape)
-
-    @pl.when(pl.program_id(2) == 0)
-    def _start() -> None:
-        kept[0] = jnp.full(kept.shape[1:], -jnp.inf)
-        kept[1:] = jnp.zeros((2, *kept.shape[1:]))
+    starts = pl.program_id(2) == 0
 
     for start, size in shape.strips():
         at = pl.ds(start, size)
@@ -31,11 +27,12 @@ def forward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
         logits[at] = scores
         lanes = range(0, shape.tile, LANES)
         columns = [scores[:, lane : lane + LANES] for lane in lanes]
-        before = kept[0, at]
+        before = jnp.where(starts, -jnp.inf, kept[0, at])
         largest = before
         for each in columns:
             largest = jnp.maximum(largest, each)
-        total, picked = kept[1, at] * jnp.exp(before - largest), kept[2, at]
+        total, picked = (jnp.where(starts, 0.0, kept[each, at]) for each in (1, 2))
+        total *= jnp.exp(before - largest)
         ahead = labels[at] - first - jax.lax.broadcasted_iota(jnp.int32, before.shape, 1)
         for lane, each in zip(lanes, columns, strict=True):
             total += jnp.exp(each - largest)
@@ -52,12 +49,7 @@ def backward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
     """
     rows, table, logits, facts, *so_far, of_rows, of_table, of_bias, kept, slopes = refs
     tile, first = _tile(table, shape), _first_piece(shape)
-    sums = jnp.zeros(of_bias.shape, jnp.float32)
-
-    @pl.when(pl.program_id(2) == 0)
-    def _start() -> None:
-        kept[...] = jnp.zeros(kept.shape)
-
+    sums, starts = jnp.zeros(of_bias.shape, jnp.float32), pl.program_id(2) == 0
     for start, size in shape.strips():
         at = pl.ds(start, size)
         log_total, weight, label = (facts[at, pl.ds(fact, 1)] for fact in range(FACTS))
@@ -68,7 +60,7 @@ def backward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
         sums += slope.sum(axis=0, keepdims=True)
         slope = slope.astype(slopes.dtype)
         slopes[at] = slope
-        kept[at] += _dot(slope, tile, 1, 0)
+        kept[at] = jnp.where(starts, 0.0, kept[at]) + _dot(slope, tile, 1, 0)
     of_bias[...] = sums
     of_tile = _dot(slopes[...], rows[...], 0, 0)
     of_table[...] = sum((each[...] for each in so_far), of_tile).astype(of_table.dtype)
