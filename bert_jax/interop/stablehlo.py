@@ -133,7 +133,9 @@ def export_stablehlo(
         ValueError: `params` are not those of the model.
     """
     chosen = _choose(outputs, heads)
-    portable = execution.model_copy(update={"attention": "xla", "norm": "xla", "remat": "none"})
+    portable = execution.model_copy(
+        update={"attention": "xla", "norm": "xla", "ffn": "xla", "remat": "none"}
+    )
     model = define_model(bert_builder(architecture, portable, heads))
     arrays = flatten(params)
     if wrong := sorted({path for path, _ in _shapes(params) ^ _shapes(model.params)}):

@@ -18,6 +18,7 @@ Remat = Literal["none", "attention", "dots", "full"]
 AttentionName = Literal["auto", "xla", "fused"]
 NormName = Literal["auto", "xla", "fused"]
 LossName = Literal["auto", "xla", "fused"]
+FfnName = Literal["auto", "xla", "fused"]
 TaskName = Literal[
     "sequence_classification", "token_classification", "question_answering", "multiple_choice"
 ]
@@ -107,6 +108,10 @@ class Execution(Section):
     """Of masked pieces in pretraining. `xla`: plain JAX, anywhere. `fused`: the product with the
     vocabulary's table and its softmax in one kernel, on v4, v5e, v5p and v6e. `auto`: `fused` where
     it can run, else `xla`."""
+    ffn: FfnName = "auto"
+    """GELU's gradient in the FFN. `xla`: plain JAX, anywhere. `fused`: in a kernel with the product
+    before it, on v4, v5e, v5p and v6e, for `hidden_act: gelu_tanh` in bfloat16 where 128 divides
+    the widths of a device. `auto`: in pretraining `fused` where it can run, else `xla`."""
     remat: Remat = "none"
     """What the backward pass computes a second time instead of keeping it: attention weights, all
     but products, or whole layers."""

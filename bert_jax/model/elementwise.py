@@ -38,11 +38,15 @@ def _gelu_forward(x: Array) -> tuple[Array, Array]:
     return gelu_tanh(x), x
 
 
-def _gelu_backward(x: Array, gradient: Array) -> tuple[Array]:
-    wide = x.astype(jnp.float32)
-    share = 0.5 + 0.5 * _tanh(x)
+def gelu_slope(wide: Array) -> Array:
+    """Returns the derivative of `gelu_tanh`, of float32."""
+    share = 0.5 + 0.5 * _tanh(wide)
     # d tanh(u) = (1 − tanh²) u' = 4 · share · (1 − share) · u'
-    slope = share * (1 + (1 - share) * (wide * (2 * _LINEAR + 6 * _CUBIC * (wide * wide))))
+    return share * (1 + (1 - share) * (wide * (2 * _LINEAR + 6 * _CUBIC * (wide * wide))))
+
+
+def _gelu_backward(x: Array, gradient: Array) -> tuple[Array]:
+    slope = gelu_slope(x.astype(jnp.float32))
     return ((gradient.astype(jnp.float32) * slope).astype(x.dtype),)
 
 

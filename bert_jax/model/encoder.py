@@ -14,6 +14,7 @@ from bert_jax.model.attention import SelfAttention
 from bert_jax.model.config import Activation, Architecture, Execution, Remat
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.execution import default_unroll
+from bert_jax.model.gelu_project import gelu_project
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, subkey
 from bert_jax.parallel.rules import constrain, gathered
 
@@ -41,6 +42,7 @@ class EncoderLayer(nnx.Module):
         self.output = dense((inner, width), ("mlp", "embed"), outputs=1)
         self.output_norm = LayerNorm(architecture=architecture, execution=execution)
         self.activation: Activation = architecture.hidden_act
+        self.fused_ffn = execution.ffn == "fused"
         self.dropout_rate = architecture.hidden_dropout_prob
 
     def __call__(
@@ -62,12 +64,20 @@ class EncoderLayer(nnx.Module):
             dropout_key=attended_key,
         )
         x_BLD = constrain(x_BLD, "batch", "length", "hidden")
+        fed = self._fed(x_BLD)
+        x_BLD = ended(x_BLD, fed, dense=self.output, norm=self.output_norm, dropout_key=fed_key)
+        return constrain(x_BLD, "batch", "length", "hidden")
+
+    def _fed(self, x_BLD: Array) -> Array:
+        """Returns the FFN's output without its last bias, see `add_norm`."""
+        if self.fused_ffn:
+            y_BLF = constrain(self.intermediate.without_bias(x_BLD), "batch", "length", "mlp")
+            kernel = self.output.kernel[...]
+            return gelu_project(y_BLF, self.intermediate.bias[...], kernel, use=self.output.use)
         inner_BLF = constrain(self.intermediate(x_BLD), "batch", "length", "mlp")
         # In bfloat16, so on a chip, it costs less to compute the activation again than to read it.
         again = jax.checkpoint if inner_BLF.dtype == jnp.bfloat16 else lambda function: function
-        fed = again(lambda x: self.output.without_bias(ACTIVATIONS[self.activation](x)))(inner_BLF)
-        x_BLD = ended(x_BLD, fed, dense=self.output, norm=self.output_norm, dropout_key=fed_key)
-        return constrain(x_BLD, "batch", "length", "hidden")
+        return again(lambda x: self.output.without_bias(ACTIVATIONS[self.activation](x)))(inner_BLF)
 
 
 class Encoder(nnx.Module):

@@ -1,14 +1,22 @@
 """What `auto` and settings left out come to, on the devices of a mesh."""
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
+from bert_jax.kernels import gelu_product
 from bert_jax.kernels.attention_shape import longest_rows
 from bert_jax.kernels.norm_shape import MOST_NUMBERS, fits
-from bert_jax.model.config import Architecture, AttentionName, Execution, LossName, NormName
+from bert_jax.model.config import (
+    Architecture,
+    AttentionName,
+    Execution,
+    FfnName,
+    LossName,
+    NormName,
+)
 from bert_jax.parallel.accelerators import takes_kernels
 from bert_jax.parallel.rules import axis_parts
 
@@ -84,20 +92,47 @@ def choose_norm(asked: NormName, device: Any, *, width: int) -> NormName:
     Raises:
         UserError: `fused` where its kernels cannot run.
     """
+    obstacle = None
+    if not fits(width):
+        allowed = f"multiples of 128 up to {MOST_NUMBERS}"
+        obstacle = f"a hidden size of {width}, allowed: {allowed}"
+    return _choose(asked, device, key="norm", obstacle=obstacle)
+
+
+def choose_ffn(
+    execution: Execution, device: Any, *, architecture: Architecture, mesh: Mesh
+) -> FfnName:
+    """Returns what the FFN's setting comes to, on a mesh of devices like `device`.
+
+    Raises:
+        UserError: `fused` where its kernel cannot run.
+    """
+    width = architecture.hidden_size
+    inner = architecture.intermediate_size // axis_parts(mesh, "mlp")
+    obstacle = None
+    if architecture.hidden_act != "gelu_tanh":
+        obstacle = f"hidden_act: {architecture.hidden_act}, allowed: gelu_tanh"
+    elif execution.dtype != "bfloat16":
+        obstacle = f"dtype: {execution.dtype}, allowed: bfloat16"
+    elif not gelu_product.fits(inputs=inner, outputs=width):
+        obstacle = f"{width} x {inner} numbers on a device, allowed: multiples of 128"
+    return _choose(execution.ffn, device, key="ffn", obstacle=obstacle)
+
+
+def _choose(
+    asked: Literal["auto", "xla", "fused"], device: Any, *, key: str, obstacle: str | None = None
+) -> Literal["xla", "fused"]:
+    """Returns `fused` where our kernels run on a device and the model has no `obstacle`."""
     if asked == "auto":
-        return "fused" if takes_kernels(device) and fits(width) else "xla"
-    if asked == "fused":
-        key = "model.execution.norm"
-        if not fits(width):
-            raise UserError(
-                f"{key}: found fused with a hidden size of {width}, allowed: multiples of 128 up "
-                f"to {MOST_NUMBERS}, or norm: xla"
-            )
-        # Elsewhere it is interpreted, slowly: for tests.
-        if device.platform == "tpu" and not takes_kernels(device):
-            raise UserError(
-                f"{key}: found fused on {device.device_kind}, allowed: v4, v5e, v5p, v6e; here xla"
-            )
+        return "fused" if takes_kernels(device) and obstacle is None else "xla"
+    if asked == "fused" and obstacle is not None:
+        raise UserError(f"model.execution.{key}: found fused with {obstacle}, or {key}: xla")
+    # Elsewhere it is interpreted, slowly: for tests.
+    if asked == "fused" and device.platform == "tpu" and not takes_kernels(device):
+        raise UserError(
+            f"model.execution.{key}: found fused on {device.device_kind}, allowed: v4, v5e, v5p, "
+            f"v6e; here xla"
+        )
     return asked
 
 
@@ -107,15 +142,7 @@ def choose_loss(asked: LossName, device: Any) -> LossName:
     Raises:
         UserError: `fused` where its kernels cannot run.
     """
-    if asked == "auto":
-        return "fused" if takes_kernels(device) else "xla"
-    # Without a TPU it is interpreted, slowly: for tests.
-    if asked == "fused" and device.platform == "tpu" and not takes_kernels(device):
-        raise UserError(
-            f"model.execution.loss: found fused on {device.device_kind}, allowed: v4, v5e, v5p, "
-            f"v6e; here xla"
-        )
-    return asked
+    return _choose(asked, device, key="loss")
 
 
 def resolve_execution(
@@ -133,7 +160,8 @@ def resolve_execution(
     attention = choose_attention(execution.attention, device, longest=longest, most=most).name
     norm = choose_norm(execution.norm, device, width=architecture.hidden_size)
     loss = choose_loss(execution.loss, device)
+    ffn = choose_ffn(execution, device, architecture=architecture, mesh=mesh)
     depth = architecture.num_hidden_layers
     unroll = execution.unroll or default_unroll(depth, on_tpu=device.platform == "tpu")
-    chosen = {"attention": attention, "norm": norm, "loss": loss, "unroll": unroll}
+    chosen = {"attention": attention, "norm": norm, "loss": loss, "ffn": ffn, "unroll": unroll}
     return execution.model_copy(update=chosen)

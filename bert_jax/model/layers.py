@@ -137,14 +137,22 @@ def _product_backward(
     del dtype
     rows, kernel = kept
     of_rows = jnp.matmul(gradient, kernel.T, preferred_element_type=rows.dtype)
+    return of_rows, gradient_of_kernel(rows, gradient, use)
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+def gradient_of_kernel(rows: Array, gradient: Array, use: ParamUse) -> Array:
+    """Returns the gradient of a kernel [I, O], float32, as `product` has it.
+
+    `rows`: [N, I], what is multiplied; `gradient`: [N, O], of the product.
+    """
     # Outputs first, as JAX's own rule has it.
     of_kernel = jax.lax.dot_general(
         gradient, rows, (((0,), (0,)), ((), ())), preferred_element_type=use.gradient_dtype
     )
-    return of_rows, of_kernel.T.astype(jnp.float32)
-
-
-product.defvjp(_product_forward, _product_backward)
+    return of_kernel.T.astype(jnp.float32)
 
 
 def placed(param: Array, dtype: DTypeLike, axes: LogicalAxes) -> Array:

@@ -1,4 +1,4 @@
-"""`add_norm` by its kernels against plain JAX, interpreted; test_norm_compile.py compiles them."""
+"""`add_norm` by its kernels against plain JAX, interpreted; test_alone_compile.py compiles them."""
 
 import functools
 import types

@@ -1,0 +1,188 @@
+"""The gradient of GELU behind a product, in the product that gives it: ``(g · kᵀ) · gelu'(x)``.
+
+And its sum over rows, the gradient of a bias. XLA schedules GELU's slope and the sum beside the
+product for half as many cycles again; here the vector units work while the matrix unit does. Held
+to `bert_jax.model.elementwise`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
+
+from bert_jax.parallel.rules import LogicalAxes, per_shard
+
+Array = jax.Array
+
+_SUBLANES: Final = 8  # of a register of float32
+_PACKED: Final = 16  # rows in a register of bfloat16
+_LANES: Final = 128
+# Rows and columns of a product: another one's epilogue fits beside it.
+_ROWS: Final = 256
+_COLUMNS: Final = (256, _LANES)
+# Of a block. Each of its four arrays lies in VMEM twice.
+_MOST_ROWS: Final = 1024
+_MOST_COLUMNS: Final = 768
+_BYTES: Final = 6 * 2**20
+
+_AXES: Final[dict[str, LogicalAxes]] = {
+    "gradient": ("batch", "hidden"),
+    "kernel": ("mlp", "hidden"),
+    "x": ("batch", "mlp"),
+    "sums": ("batch", "rest", "mlp"),
+}
+
+
+def fits(*, inputs: int, outputs: int) -> bool:
+    """Returns whether the kernel takes a matrix of so many rows and columns on a device."""
+    smallest = _LANES * (inputs + outputs) + 2 * _LANES * _LANES
+    return inputs % _LANES == outputs % _LANES == 0 and 2 * smallest <= _BYTES
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What the kernel is compiled for, on one device."""
+
+    rows: int  # as the caller has them
+    width: int  # of a gradient
+    inner: int  # of what GELU was taken of
+    itemsize: int  # bytes of a number
+
+    @property
+    def product(self) -> tuple[int, int]:
+        """Rows and columns that are multiplied at a time."""
+        rows = min(_ROWS, -(-self.rows // _PACKED) * _PACKED)
+        return rows, next(count for count in _COLUMNS if self.inner % count == 0)
+
+    @property
+    def padded(self) -> int:
+        """Rows in the kernel."""
+        return -(-self.rows // self.product[0]) * self.product[0]
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of a block: as many as fit, rows before columns."""
+        rows, columns = self.product
+        most = max(_MOST_COLUMNS, columns)
+        choices = [
+            (of_rows, of_columns)
+            for of_columns in range(columns, most + 1, columns)
+            for of_rows in range(rows, max(_MOST_ROWS, rows) + 1, rows)
+            if self.inner % of_columns == self.padded % of_rows == 0
+            and self._bytes(of_rows, of_columns) <= _BYTES
+        ]
+        return max(choices, default=(rows, columns))
+
+    def _bytes(self, rows: int, columns: int) -> int:
+        return self.itemsize * (rows * self.width + columns * self.width + 2 * rows * columns)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Blocks of columns, and of rows."""
+        return self.inner // self.block[1], self.padded // self.block[0]
+
+
+def gelu_product(
+    gradient: Array, kernel: Array, x: Array, *, slope: Callable[[Array], Array]
+) -> tuple[Array, Array]:
+    """Returns ``(gradient · kernelᵀ) · slope(x)`` [N, F] and its sum over rows, float32 [F].
+
+    Args:
+        gradient: [N, D], of the product ``gelu(x) · kernel``.
+        kernel: [F, D].
+        x: [N, F]; all three in one dtype, which is the result's.
+        slope: the derivative of GELU, of float32.
+    """
+    names = ("gradient", "kernel", "x")
+    run = per_shard(
+        functools.partial(_call, slope=slope),
+        arguments=[_AXES[name] for name in names],
+        results=[_AXES[name] for name in ("x", "sums")],
+    )
+    found, sums = run(gradient, kernel, x)
+    return found, sums.sum((0, 1))
+
+
+def _call(
+    gradient: Array, kernel: Array, x: Array, *, slope: Callable[[Array], Array]
+) -> tuple[Array, ...]:
+    (rows, width), inner = gradient.shape, len(kernel)
+    shape = Shape(rows=rows, width=width, inner=inner, itemsize=x.dtype.itemsize)
+    # Rows of zeros have gradients of zeros, and add nothing to sums.
+    gradient, x = (jnp.pad(each, ((0, shape.padded - rows), (0, 0))) for each in (gradient, x))
+    of_rows, of_columns = shape.block
+    arrays = (gradient, kernel, x)
+    made = (
+        jax.ShapeDtypeStruct(x.shape, x.dtype),
+        jax.ShapeDtypeStruct((shape.grid[1], _SUBLANES, inner), jnp.float32),
+    )
+    call = functools.partial(
+        pl.pallas_call,
+        functools.partial(_body, shape=shape, slope=slope),
+        grid=shape.grid,
+        in_specs=[
+            pl.BlockSpec((of_rows, width), lambda f, n: (n, 0)),
+            pl.BlockSpec((of_columns, width), lambda f, n: (f, 0)),
+            pl.BlockSpec((of_rows, of_columns), lambda f, n: (n, f)),
+        ],
+        out_specs=[
+            pl.BlockSpec((of_rows, of_columns), lambda f, n: (n, f)),
+            pl.BlockSpec((1, _SUBLANES, of_columns), lambda f, n: (n, 0, f)),
+        ],
+        out_shape=made,
+        cost_estimate=pl.CostEstimate(
+            flops=2 * shape.padded * width * inner,
+            transcendentals=shape.padded * inner,
+            bytes_accessed=sum(each.size * each.dtype.itemsize for each in (*arrays, *made)),
+        ),
+        name="gelu_product",
+    )
+    parallel = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
+    found, sums = jax.lax.platform_dependent(
+        *arrays, tpu=call(compiler_params=parallel), default=call(interpret=True)
+    )
+    return found[:rows], sums
+
+
+def _body(
+    gradient: Any,
+    kernel: Any,
+    x: Any,
+    out: Any,
+    sums: Any,
+    *,
+    shape: Shape,
+    slope: Callable[[Array], Array],
+) -> None:
+    """Products are written out one after the other: so the compiler fills one with another."""
+    rows, columns = shape.product
+    for first in range(0, shape.block[1], columns):
+        across = slice(first, first + columns)
+        total = jnp.zeros((_SUBLANES, columns), jnp.float32)
+        for top in range(0, shape.block[0], rows):
+            down = slice(top, top + rows)
+            contracted = (((1,), (1,)), ((), ()))
+            found = jax.lax.dot_general(
+                gradient[down], kernel[across], contracted, preferred_element_type=jnp.float32
+            )
+            found *= slope(x[down, across].astype(jnp.float32))
+            out[down, across] = found.astype(out.dtype)
+            total += found.reshape(-1, _SUBLANES, columns).sum(axis=0)
+        sums[0, :, across] = total
+
+
+def lower_alone(
+    *, rows: int, width: int, inner: int, dtype: DTypeLike, slope: Callable[[Array], Array]
+) -> jax.stages.Lowered:
+    """Returns the kernel lowered without a program around it, for the mesh that is set."""
+    arrays = (
+        jax.ShapeDtypeStruct(sizes, dtype)
+        for sizes in ((rows, width), (inner, width), (rows, inner))
+    )
+    return jax.jit(functools.partial(gelu_product, slope=slope)).lower(*arrays)

@@ -1,0 +1,57 @@
+"""The second half of an FFN, GELU and the product behind it, with one kernel for its gradient."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.kernels.gelu_product import gelu_product
+from bert_jax.model.elementwise import gelu_slope, gelu_tanh
+from bert_jax.model.layers import ParamUse, gradient_of_kernel, placed
+
+Array = jax.Array
+
+
+def gelu_project(y: Array, bias: Array, kernel: Array, *, use: ParamUse) -> Array:
+    """Returns ``gelu_tanh(y + bias) · kernel``, in the dtype of `y`.
+
+    GELU is computed again backwards: on a chip that costs less than to read it.
+
+    `y`: [..., F]; `bias`: float32 [F]; `kernel`: float32 [F, D].
+    """
+    out: Array = _project(y, bias, kernel, use)
+    return out
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _project(y: Array, bias: Array, kernel: Array, use: ParamUse) -> Array:
+    return _forward(y, bias, kernel, use)[0]
+
+
+def _forward(
+    y: Array, bias: Array, kernel: Array, use: ParamUse
+) -> tuple[Array, tuple[Array, Array]]:
+    # In the shape of the product before, whose epilogue it then is.
+    x = y + bias.astype(y.dtype)
+    kernel = placed(kernel, x.dtype, use.axes)
+    rows = gelu_tanh(_rows(x))
+    out = jnp.matmul(rows, kernel, preferred_element_type=x.dtype)
+    return out.reshape(*y.shape[:-1], -1), (x, kernel)
+
+
+def _backward(
+    use: ParamUse, kept: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array, Array]:
+    # Else the compiler would find that it computes GELU twice, and would keep it.
+    (x, kernel), gradient = jax.lax.optimization_barrier((kept, gradient))
+    rows, gradient = _rows(x), _rows(gradient)
+    of_rows, of_bias = gelu_product(gradient, kernel, rows, slope=gelu_slope)
+    of_kernel = gradient_of_kernel(gelu_tanh(rows), gradient, use)
+    return of_rows.reshape(x.shape), of_bias, of_kernel
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
+
+
+_project.defvjp(_forward, _backward)

@@ -1,0 +1,167 @@
+"""`gelu_project` by its kernel against plain JAX, interpreted; see also test_alone_compile.py."""
+
+import functools
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.kernels.gelu_product import Shape, fits
+from bert_jax.model.config import Execution
+from bert_jax.model.elementwise import gelu_tanh
+from bert_jax.model.execution import choose_ffn, resolve_execution
+from bert_jax.model.gelu_project import gelu_project
+from bert_jax.model.layers import ParamUse, project
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
+from tests.model.parts import fresh_params, model_of
+from tests.support import relative_error, small_architecture, small_batch, small_task
+
+USE = ParamUse(("mlp", "hidden"), "float32")
+
+
+def fused(y: Any, bias: Any, kernel: Any) -> Any:
+    return gelu_project(y, bias, kernel, use=USE)
+
+
+def xla(y: Any, bias: Any, kernel: Any) -> Any:
+    return project(gelu_tanh(y + bias.astype(y.dtype)), kernel, use=USE)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def fed(core: Any, y: Any, bias: Any, kernel: Any, weights: Any) -> Any:
+    """The output, and the gradients of its weighted sum."""
+
+    def value(*arrays: Any) -> tuple[Any, Any]:
+        out = core(*arrays)
+        return (out * weights).astype(jnp.float32).sum(), out
+
+    return jax.grad(value, (0, 1, 2), has_aux=True)(y, bias, kernel)
+
+
+def drawn(sizes: tuple[int, int], width: int, inner: int, dtype: Any = jnp.float32) -> list[Any]:
+    rng = np.random.default_rng(0)
+    y, weights = (rng.standard_normal((*sizes, count)) for count in (inner, width))
+    vectors = rng.standard_normal(inner), rng.standard_normal((inner, width)) / np.sqrt(inner)
+    bias, kernel = (jnp.asarray(x, jnp.float32) for x in vectors)
+    return [jnp.asarray(y, dtype), bias, kernel, jnp.asarray(weights, dtype)]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert relative_error(one, other) < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("sizes", "width", "inner"),
+    [((2, 128), 128, 512), ((3, 77), 256, 384), ((1, 5), 128, 128), ((5, 250), 128, 1024)],
+)
+def test_it_gives_what_xla_gives(sizes: tuple[int, int], width: int, inner: int) -> None:
+    arrays = drawn(sizes, width, inner)
+    assert_same(fed(fused, *arrays), fed(xla, *arrays))
+
+
+def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:
+    wide, narrow = (drawn((2, 128), 256, 512, dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    expected = jax.tree.leaves(fed(xla, *wide))
+    errors = [
+        [
+            relative_error(one.astype(jnp.float32), other)
+            for one, other in zip(jax.tree.leaves(fed(core, *narrow)), expected, strict=True)
+        ]
+        for core in (fused, xla)
+    ]
+    assert max(errors[0]) < 1.5 * max(errors[1]) < 0.03
+
+
+def test_on_a_mesh_every_device_has_its_own_rows_and_columns() -> None:
+    arrays = drawn((8, 16), 128, 512)
+    expected = fed(xla, *arrays)
+    for shape in ({"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}):
+        with jax.set_mesh(make_mesh(MeshSection(**shape))):
+            assert_same(fed(fused, *arrays), expected)
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_a_model_has_the_loss_and_the_gradients_that_it_has_with_xla(remat: str) -> None:
+    batch = {name: jnp.asarray(array) for name, array in small_batch(rows=2).items()}
+    sizes: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    params = fresh_params(small_task(**sizes))
+
+    def loss_and_gradients(**execution: str) -> Any:
+        task = small_task(execution=execution, **sizes)
+
+        def loss(params: Any) -> Any:
+            model, weights = model_of(task, params), task.weights(batch)
+            return task.loss(model, batch, weights=weights, dropout_key=jax.random.key(3))[0]
+
+        program = str(jax.make_jaxpr(jax.grad(loss))(params))
+        assert ("gelu_product" in program) is (execution["ffn"] == "fused")
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    found, gradients = loss_and_gradients(ffn="fused", remat=remat)
+    expected, expected_gradients = loss_and_gradients(ffn="xla")
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    for each in (gradients, expected_gradients):
+        each["encoder"]["layers"]["attention"]["key"].pop("bias")  # zero but for rounding
+    pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True)
+    assert max(relative_error(*pair) for pair in pairs) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "inner", "itemsize", "padded", "block"),
+    [
+        (8192, 768, 3072, 2, 8192, (1024, 768)),
+        (8192, 1024, 4096, 2, 8192, (1024, 512)),
+        (1000, 768, 3072, 2, 1024, (1024, 768)),
+        (40, 128, 512, 2, 48, (48, 512)),
+        (1280, 768, 384, 2, 1280, (256, 384)),
+        (8192, 768, 3072, 4, 8192, (1024, 256)),
+    ],
+)
+def test_a_block_has_as_many_rows_and_columns_as_fit(
+    rows: int, width: int, inner: int, itemsize: int, padded: int, block: tuple[int, int]
+) -> None:
+    shape = Shape(rows=rows, width=width, inner=inner, itemsize=itemsize)
+    assert (shape.padded, shape.block) == (padded, block)
+    assert shape.grid == (inner // block[1], padded // block[0])
+
+
+def test_auto_is_fused_where_the_kernel_runs_and_an_obstacle_is_named() -> None:
+    chip = types.SimpleNamespace(device_kind="TPU v5 lite", platform="tpu")
+    mesh = make_mesh(MeshSection(tensor=2))
+    wide = small_architecture(hidden_size=128, intermediate_size=512)
+    choose = functools.partial(choose_ffn, device=chip, architecture=wide, mesh=mesh)
+    assert choose(Execution()) == "fused"
+    assert choose(Execution(dtype="float32")) == "xla"
+    assert choose(Execution(ffn="xla")) == "xla"
+    old = types.SimpleNamespace(device_kind="TPU v3", platform="tpu")
+    assert choose(Execution(), device=old) == "xla"
+    with pytest.raises(UserError, match="ffn: found fused on TPU v3, allowed: v4, v5e, v5p, v6e"):
+        choose(Execution(ffn="fused"), device=old)
+    for changes, said in (
+        ({"hidden_act": "relu"}, "found fused with hidden_act: relu, allowed: gelu_tanh"),
+        ({"intermediate_size": 128}, "found fused with 128 x 64 numbers on a device, allowed"),
+    ):
+        other = small_architecture(hidden_size=128, **{"intermediate_size": 512, **changes})
+        assert choose(Execution(), architecture=other) == "xla"
+        with pytest.raises(UserError, match=said):
+            choose(Execution(ffn="fused"), architecture=other)
+
+
+def test_without_a_tpu_it_runs_where_the_setting_says_so() -> None:
+    resolve = functools.partial(
+        resolve_execution,
+        architecture=small_architecture(hidden_size=128, intermediate_size=512),
+        mesh=make_mesh(MeshSection()),
+        longest=64,
+    )
+    assert resolve(Execution()).ffn == "xla"
+    assert resolve(Execution(ffn="fused")).ffn == "fused"
+    assert fits(inputs=4096, outputs=1024)
+    assert not fits(inputs=3072, outputs=700)
