@@ -1,8 +1,9 @@
-"""Bundles of the attention kernels, by the compiler's final schedule, beside their busiest unit.
+"""Bundles of our kernels, by the compiler's final schedule, beside their busiest unit.
 
-``python -m benchmarks.kernel_schedules [--topology v5e:2x2 …] [--length 512] [--columns 64]``: one
-row, as many heads as fill the lanes of a register, dropout 0.1, bfloat16. A bundle is a cycle of
-one core. No TPU is needed, only libtpu.
+``python -m benchmarks.kernel_schedules [--topology v5e:2x2 …] [--length 512] [--columns 64]``: of
+attention one row, as many heads as fill the lanes of a register, dropout 0.1; of the loss
+``--predictions 1232 --hidden 768 --pieces 30592``; bfloat16. A bundle is a cycle of one core. No
+TPU is needed, only libtpu.
 """
 
 import argparse
@@ -11,15 +12,23 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
+
+import jax
 
 from benchmarks.report import report
 from bert_jax.kernels.attention_shape import LANES
+from bert_jax.kernels.cross_entropy import lower_alone
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compiler import TPU_COMPILER
-from bert_jax.planning.kernel_schedule import KernelSchedule, written_to
+from bert_jax.planning.cycles import kernels_called
+from bert_jax.planning.execution import Program
+from bert_jax.planning.hlo import parse_hlo
+from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedules, written_to
 from bert_jax.planning.kernels_alone import ROWS, KernelShape, schedules_alone
+from bert_jax.planning.optimized_text import optimized_text
 from bert_jax.planning.program import open_devices
 
 
@@ -33,6 +42,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--columns", type=int, default=64, help="of a head")
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--predictions", type=int, default=1232, help="of a device")
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--pieces", type=int, default=30_592, help="of the padded vocabulary")
     asked = parser.parse_args()
     os.environ.update(TPU_COMPILER)
     # Libtpu reads its flags once, so every topology has a process of its own.
@@ -41,6 +53,23 @@ def main() -> None:
             job = pool.submit(schedules, name, asked.length, asked.columns, asked.dropout)
             for kernel, schedule in job.result().items():
                 line(asked, name, kernel, schedule)
+            sizes = {"predictions": asked.predictions, "hidden": asked.hidden}
+            sizes |= {"pieces": asked.pieces}
+            for kernel, schedule in pool.submit(of_loss, name, **sizes).result().items():
+                say(name, kernel, schedule, per=1, **sizes)
+
+
+def of_loss(name: str, *, predictions: int, hidden: int, pieces: int) -> dict[str, KernelSchedule]:
+    """Returns the schedules of the kernels of the loss, by name."""
+    topology = parse_topology(name)
+    with tempfile.TemporaryDirectory() as folder:
+        with written_to(Path(folder)):
+            mesh = make_mesh(MeshSection(), open_devices(topology, slices=1)[:1])
+        with jax.set_mesh(mesh):
+            lowered = lower_alone(rows=predictions, hidden=hidden, pieces=pieces, dtype="bfloat16")
+        text = optimized_text(lowered.compile(), name="jit_kernels")
+        called = kernels_called(Program.of(parse_hlo(text)))
+        return read_schedules(Path(folder), called, accelerator=topology.accelerator.name)
 
 
 def schedules(name: str, length: int, columns: int, rate: float) -> dict[str, KernelSchedule]:
@@ -65,21 +94,32 @@ def line(asked: argparse.Namespace, topology: str, kernel: str, schedule: Kernel
     """Prints one kernel's figures, of one row."""
     # A chip's two cores share the grid where they are one device.
     rows = ROWS / (2 if parse_topology(topology).accelerator.megacore else 1)
-    slots = {name: round(bundles / rows) for name, bundles in schedule.slots.items()}
-    busiest = max(slots, key=lambda name: slots[name])
-    report(
-        "kernel_schedules.bundles",
-        round(schedule.bundles / rows),
-        "bundles",
-        packages=("jax", "libtpu"),
-        topology=topology,
-        kernel=kernel.partition(".")[0],
+    say(
+        topology,
+        kernel,
+        schedule,
+        per=rows,
         heads=LANES // asked.columns,
         length=asked.length,
         columns=asked.columns,
         dropout=asked.dropout,
+    )
+
+
+def say(topology: str, kernel: str, schedule: KernelSchedule, *, per: float, **facts: Any) -> None:
+    """Prints one kernel's figures, divided by `per`."""
+    slots = {name: round(bundles / per) for name, bundles in schedule.slots.items()}
+    busiest = max(slots, key=lambda name: slots[name])
+    report(
+        "kernel_schedules.bundles",
+        round(schedule.bundles / per),
+        "bundles",
+        packages=("jax", "libtpu"),
+        topology=topology,
+        kernel=kernel.partition(".")[0],
+        **facts,
         busiest=busiest,
-        ratio=round(schedule.bundles / rows / slots[busiest], 3),
+        ratio=round(schedule.bundles / per / slots[busiest], 3),
         slots=slots,
     )
 
