@@ -1,24 +1,28 @@
 """Bundles of our kernels, by the compiler's final schedule, beside their busiest unit.
 
 ``python -m benchmarks.kernel_schedules [--topology v5e:2x2 …] [--length 512] [--columns 64]``: of
-attention one row, as many heads as fill the lanes of a register, dropout 0.1; of the loss
-``--predictions 1232 --hidden 768 --pieces 30592``; bfloat16. A bundle is a cycle of one core. No
-TPU is needed, only libtpu.
+attention one row, as many heads as fill the lanes of a register, dropout 0.1; of what is around
+LayerNorm and of GELU's gradient one row of ``--hidden 768``; of the loss ``--predictions 1232
+--pieces 30592``; bfloat16. A bundle is a cycle of one core. No TPU is needed, only libtpu.
 """
 
 import argparse
+import functools
 import os
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
 from benchmarks.report import report
+from bert_jax.kernels import gelu_product, norm
 from bert_jax.kernels.attention_shape import LANES
-from bert_jax.kernels.cross_entropy import lower_alone
+from bert_jax.kernels.cross_entropy import lower_alone as lower_loss
+from bert_jax.model.elementwise import gelu_slope
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
@@ -53,21 +57,40 @@ def main() -> None:
             job = pool.submit(schedules, name, asked.length, asked.columns, asked.dropout)
             for kernel, schedule in job.result().items():
                 line(asked, name, kernel, schedule)
-            sizes = {"predictions": asked.predictions, "hidden": asked.hidden}
-            sizes |= {"pieces": asked.pieces}
-            for kernel, schedule in pool.submit(of_loss, name, **sizes).result().items():
-                say(name, kernel, schedule, per=1, **sizes)
+            row = {"length": asked.length, "hidden": asked.hidden, "dropout": asked.dropout}
+            for module, lower in of_layer(**row).items():
+                for kernel, schedule in pool.submit(alone, name, module, lower).result().items():
+                    say(name, kernel, schedule, per=rows_of(name), **row)
+            sizes = {"hidden": asked.hidden, "pieces": asked.pieces}
+            lower = functools.partial(lower_loss, rows=asked.predictions, dtype="bfloat16", **sizes)
+            for kernel, schedule in pool.submit(alone, name, "jit_kernels", lower).result().items():
+                say(name, kernel, schedule, per=1, predictions=asked.predictions, **sizes)
 
 
-def of_loss(name: str, *, predictions: int, hidden: int, pieces: int) -> dict[str, KernelSchedule]:
-    """Returns the schedules of the kernels of the loss, by name."""
+Lower: TypeAlias = Callable[[], jax.stages.Lowered]
+
+
+def of_layer(*, length: int, hidden: int, dropout: float) -> dict[str, Lower]:
+    """Returns what lowers the kernels beside attention for `ROWS` rows, by the name of a module."""
+    narrow = {"width": hidden, "dtype": "bfloat16"}
+    around_norm = functools.partial(
+        norm.lower_alone, batch=ROWS, length=length, rate=dropout, **narrow
+    )
+    of_gelu = functools.partial(
+        gelu_product.lower_alone, rows=ROWS * length, inner=4 * hidden, slope=gelu_slope, **narrow
+    )
+    return {"jit_both": around_norm, "jit_gelu_product": of_gelu}
+
+
+def alone(name: str, module: str, lower: Lower) -> dict[str, KernelSchedule]:
+    """Returns the schedules of kernels lowered without a program around them, by name."""
     topology = parse_topology(name)
     with tempfile.TemporaryDirectory() as folder:
         with written_to(Path(folder)):
             mesh = make_mesh(MeshSection(), open_devices(topology, slices=1)[:1])
         with jax.set_mesh(mesh):
-            lowered = lower_alone(rows=predictions, hidden=hidden, pieces=pieces, dtype="bfloat16")
-        text = optimized_text(lowered.compile(), name="jit_kernels")
+            lowered = lower()
+        text = optimized_text(lowered.compile(), name=module)
         called = kernels_called(Program.of(parse_hlo(text)))
         return read_schedules(Path(folder), called, accelerator=topology.accelerator.name)
 
@@ -92,18 +115,21 @@ def schedules(name: str, length: int, columns: int, rate: float) -> dict[str, Ke
 
 def line(asked: argparse.Namespace, topology: str, kernel: str, schedule: KernelSchedule) -> None:
     """Prints one kernel's figures, of one row."""
-    # A chip's two cores share the grid where they are one device.
-    rows = ROWS / (2 if parse_topology(topology).accelerator.megacore else 1)
     say(
         topology,
         kernel,
         schedule,
-        per=rows,
+        per=rows_of(topology),
         heads=LANES // asked.columns,
         length=asked.length,
         columns=asked.columns,
         dropout=asked.dropout,
     )
+
+
+def rows_of(topology: str) -> float:
+    """Returns the rows of one core: a chip's two share the grid where they are one device."""
+    return ROWS / (2 if parse_topology(topology).accelerator.megacore else 1)
 
 
 def say(topology: str, kernel: str, schedule: KernelSchedule, *, per: float, **facts: Any) -> None:

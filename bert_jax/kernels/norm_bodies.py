@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from bert_jax.kernels.norm_shape import LANES, Shape
+from bert_jax.kernels.norm_shape import CHUNK, LANES, Shape
 from bert_jax.kernels.random_bits import kept
 
 Array = jax.Array
@@ -68,14 +68,14 @@ def backward_kernel(gradient: Any, x: Any, scale: Any, *refs: Any, shape: Shape)
 
 def _for_each_chunk(body: Callable[[Chunk, Any], Any], start: Any, shape: Shape) -> Any:
     """Returns what `body`, given where a chunk is and what it returned last, returns last."""
-    of_row = shape.tile // shape.chunk
+    of_row = shape.tile // CHUNK
 
     def one(number: Array, carried: Any) -> Any:
-        first = pl.multiple_of(jax.lax.rem(number, of_row) * shape.chunk, shape.chunk)
+        first = pl.multiple_of(jax.lax.rem(number, of_row) * CHUNK, CHUNK)
         row = jax.lax.div(number, of_row) if shape.rows > 1 else 0
-        return body((row, pl.ds(first, shape.chunk)), carried)
+        return body((row, pl.ds(first, CHUNK)), carried)
 
-    return jax.lax.fori_loop(0, shape.rows * of_row, one, start)
+    return jax.lax.fori_loop(0, shape.chunks, one, start, unroll=shape.side_by_side)
 
 
 def _statistics(wide: Array, shape: Shape) -> tuple[Array, Array]:

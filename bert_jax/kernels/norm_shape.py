@@ -13,9 +13,10 @@ LANES: Final = 128
 _BLOCK: Final = 2**20
 # Tokens of a block from which on more hide nothing: of short rows several make one.
 _TOKENS: Final = 512
-_PACKED: Final = 16  # tokens in a register of bfloat16
-# Tokens that are worked on at a time: statistics of some wait while others are multiplied.
-_CHUNKS: Final = (64, 48, 32, _PACKED)
+CHUNK: Final = 16  # tokens that are worked on at a time: a register of bfloat16 has as many
+# Chunks that are written out one after the other, for statistics of some to be made while others
+# are multiplied: more spill.
+_SIDE_BY_SIDE: Final = 8
 
 
 # Numbers of the longest token: a block has tokens of float32 to fill a register's lanes.
@@ -43,7 +44,7 @@ class Shape:
     @property
     def padded(self) -> int:
         """Tokens of a row in the kernel: whole registers, or whole tiles."""
-        whole = _PACKED if self.length <= self._fitting else LANES
+        whole = CHUNK if self.length <= self._fitting else LANES
         return -(-self.length // whole) * whole
 
     @property
@@ -61,9 +62,14 @@ class Shape:
         return max(n for n in range(1, most + 1) if self.batch % n == 0)
 
     @property
-    def chunk(self) -> int:
-        """Tokens that are worked on at a time."""
-        return next(chunk for chunk in _CHUNKS if self.tile % chunk == 0)
+    def chunks(self) -> int:
+        """Of a block, all rows of it."""
+        return self.rows * self.tile // CHUNK
+
+    @property
+    def side_by_side(self) -> int:
+        """Chunks that a trip of the loop over them has."""
+        return max(n for n in range(1, _SIDE_BY_SIDE + 1) if self.chunks % n == 0)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -73,7 +79,7 @@ class Shape:
     @property
     def _fitting(self) -> int:
         """Tokens of the largest block."""
-        return min(_BLOCK // (self.width * self.itemsize), _TOKENS) // _PACKED * _PACKED
+        return min(_BLOCK // (self.width * self.itemsize), _TOKENS) // CHUNK * CHUNK
 
     @property
     def across(self) -> int:

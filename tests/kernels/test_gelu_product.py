@@ -82,8 +82,8 @@ def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:
 def test_on_a_mesh_every_device_has_its_own_rows_and_columns() -> None:
     arrays = drawn((8, 16), 128, 512)
     expected = fed(xla, *arrays)
-    for shape in ({"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}):
-        with jax.set_mesh(make_mesh(MeshSection(**shape))):
+    for section in (MeshSection(data=8), MeshSection(data=2, fsdp=2, tensor=2)):
+        with jax.set_mesh(make_mesh(section)):
             assert_same(fed(fused, *arrays), expected)
 
 
