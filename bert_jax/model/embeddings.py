@@ -6,10 +6,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.model.config import Architecture, Execution
+from bert_jax.model.config import Architecture, Dtype, Execution
 from bert_jax.model.dropout import dropout
 from bert_jax.model.initial import TruncatedNormal
 from bert_jax.model.layers import LayerNorm, param
+from bert_jax.model.tied import looked_up, shares_of
 from bert_jax.parallel.rules import constrain
 
 
@@ -30,7 +31,13 @@ class Embeddings(nnx.Module):
         )
         self.type = param((architecture.type_vocab_size, width), ("types", "embed"), normal)
         self.norm = LayerNorm(architecture=architecture, execution=execution)
+        self.gradient_dtype: Dtype = execution.gradient_dtype
         self.dropout_rate = architecture.hidden_dropout_prob
+
+    def look_up(self, input_ids: Int[Array, "batch length"]) -> tuple[Array, Array]:
+        """Returns the tokens' rows of the table, and its shares for the decoder, see `tied`."""
+        table_VD = self.word[...]
+        return looked_up(table_VD, shares_of(table_VD, self.gradient_dtype), input_ids)
 
     def __call__(
         self,
@@ -47,10 +54,7 @@ class Embeddings(nnx.Module):
         Token types: 0 in the first span, 1 in the second; ignored with one type. Positions: within
         each packed example; None means 0 … length−1. `dropout_key`: None in evaluation.
         """
-        x_BLD = words_BLD
-        if x_BLD is None:
-            # The lookup wants whole rows; under fsdp this is where the table is gathered.
-            x_BLD = constrain(self.word[...], "vocab", "hidden")[input_ids]
+        x_BLD = self.look_up(input_ids)[0] if words_BLD is None else words_BLD
         if position_ids is None:
             x_BLD += self.position[...][: input_ids.shape[1]][None]
         else:

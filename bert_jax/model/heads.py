@@ -5,10 +5,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.cross_entropy import NO_PIECE
-from bert_jax.model.config import Activation, Architecture, Execution
-from bert_jax.model.cross_entropy import Scored, decoded_cross_entropy
+from bert_jax.model.config import Activation, Architecture, Dtype, Execution, LossName
+from bert_jax.model.cross_entropy import Scored, cross_entropy, decoded_cross_entropy
 from bert_jax.model.initial import Constant
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, ParamUse, add_bias, param, product
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, param
+from bert_jax.model.tied import decoded, shares_of
 from bert_jax.parallel.rules import constrain
 
 
@@ -42,7 +43,8 @@ class MlmHead(nnx.Module):
         self.bias = param((architecture.padded_vocab_size,), ("vocab",), Constant(0.0))
         self.activation: Activation = architecture.hidden_act
         self.vocab_size = architecture.vocab_size
-        self.table = ParamUse(("hidden", "vocab"), execution.gradient_dtype)
+        self.gradient_dtype: Dtype = execution.gradient_dtype
+        self.loss: LossName = execution.loss
 
     def __call__(
         self,
@@ -50,10 +52,7 @@ class MlmHead(nnx.Module):
         table_VD: Float[Array, "vocab hidden"],
     ) -> Float[Array, "batch predictions vocab"]:
         """Returns float32 logits over the padded vocabulary; padding pieces hold −1e9."""
-        rows_ND = self._rows(hidden_BPD)
-        logits_NV = add_bias(product(rows_ND, table_VD.T, jnp.float32, self.table), self._bias())
-        # Nothing may stand between this shape and that of the loss, or both are copied.
-        return constrain(logits_NV, "batch", "vocab").reshape(*hidden_BPD.shape[:2], -1)
+        return self._logits(hidden_BPD, table_VD, shares_of(table_VD, self.gradient_dtype))
 
     def scored(
         self,
@@ -62,11 +61,18 @@ class MlmHead(nnx.Module):
         shares_SVD: Float[Array, "devices vocab hidden"],
         labels_BP: Int[Array, "batch predictions"],
     ) -> Scored:
-        """Returns `cross_entropy` of the logits, by one kernel; for the shares see `tied`."""
+        """Returns `cross_entropy` of the logits, in a kernel or not; for the shares see `tied`."""
+        if self.loss != "fused":
+            return cross_entropy(self._logits(hidden_BPD, table_VD, shares_SVD), labels_BP)
         flat = decoded_cross_entropy(
             self._rows(hidden_BPD), table_VD, shares_SVD, self._bias(), labels_BP.reshape(-1)
         )
         return Scored(*(each.reshape(labels_BP.shape) for each in flat))
+
+    def _logits(self, hidden_BPD: Array, table_VD: Array, shares_SVD: Array) -> Array:
+        logits_NV = add_bias(decoded(self._rows(hidden_BPD), table_VD, shares_SVD), self._bias())
+        # Nothing may stand between this shape and that of the loss, or both are copied.
+        return constrain(logits_NV, "batch", "vocab").reshape(*hidden_BPD.shape[:2], -1)
 
     def _rows(self, hidden_BPD: Array) -> Array:
         """Returns what is multiplied with the table, [N, D]."""

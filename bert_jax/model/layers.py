@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from bert_jax.model.config import Activation, Architecture, Dtype, Execution
 from bert_jax.model.elementwise import gelu_tanh, layer_norm
 from bert_jax.model.initial import Constant, Initial, TruncatedNormal
+from bert_jax.parallel.gradient_sum import device_shares, summed_shares
 from bert_jax.parallel.rules import LogicalAxes, constrain, whole
 
 Array = jax.Array
@@ -37,8 +38,13 @@ def param(shape: Sequence[int], axes: LogicalAxes, initial: Initial) -> nnx.Para
 class ParamUse(NamedTuple):
     """How a parameter, stored in float32 and split over devices, takes part in a computation."""
 
-    axes: LogicalAxes  # what its axes mean there
+    stored: LogicalAxes  # what its axes mean
     gradient_dtype: Dtype  # in which its gradient is summed over devices
+
+    @property
+    def axes(self) -> LogicalAxes:
+        """What the axes mean where it is used."""
+        return whole(self.stored)
 
 
 class Dense(nnx.Module):
@@ -72,7 +78,7 @@ class Dense(nnx.Module):
         sizes = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
         normal = TruncatedNormal(architecture.initializer_range)
         self.kernel = param(sizes, (axes[0], axes[self.inputs]), normal)
-        self.use = ParamUse(whole((axes[0], axes[self.inputs])), execution.gradient_dtype)
+        self.use = ParamUse((axes[0], axes[self.inputs]), execution.gradient_dtype)
         self.bias = param(shape[-outputs:], axes[-outputs:], Constant(0.0))
         self.dtype: Dtype = execution.dtype
 
@@ -148,11 +154,16 @@ def gradient_of_kernel(rows: Array, gradient: Array, use: ParamUse) -> Array:
 
     `rows`: [N, I], what is multiplied; `gradient`: [N, O], of the product.
     """
-    # Outputs first, as JAX's own rule has it.
-    of_kernel = jax.lax.dot_general(
-        gradient, rows, (((0,), (0,)), ((), ())), preferred_element_type=use.gradient_dtype
-    )
-    return of_kernel.T.astype(jnp.float32)
+
+    def share(rows: Array, gradient: Array) -> Array:
+        return jax.lax.dot_general(
+            rows, gradient, (((0,), (0,)), ((), ())), preferred_element_type=use.gradient_dtype
+        )
+
+    inputs, outputs = use.axes
+    arguments = ("batch", inputs), ("batch", outputs)
+    shares = device_shares(share, rows, gradient, arguments=arguments, axes=use.axes)
+    return summed_shares(shares, use.stored).astype(jnp.float32)
 
 
 def placed(param: Array, dtype: DTypeLike, axes: LogicalAxes) -> Array:
@@ -191,8 +202,16 @@ def _project_each_backward(
     rows = x.reshape(-1, x.shape[-1])
     stacked = jnp.stack(gradients).reshape(len(kernels), len(rows), -1)
     of_rows = jnp.einsum("sno,sio->ni", stacked, jnp.stack(kernels), preferred_element_type=x.dtype)
-    of_kernels = jnp.einsum("ni,sno->sio", rows, stacked, preferred_element_type=use.gradient_dtype)
-    return of_rows.reshape(x.shape), tuple(of_kernels.astype(jnp.float32))
+
+    def share(rows: Array, stacked: Array) -> Array:
+        return jnp.einsum("ni,sno->sio", rows, stacked, preferred_element_type=use.gradient_dtype)
+
+    inputs, outputs = use.axes
+    arguments = ("batch", inputs), ("rest", "batch", outputs)
+    shares = device_shares(share, rows, stacked, arguments=arguments, axes=("rest", *use.axes))
+    # One by one: cut along an axis that is not the first, a sum would be an all-reduce after all.
+    of_kernels = (summed_shares(shares[:, at], use.stored) for at in range(len(kernels)))
+    return of_rows.reshape(x.shape), tuple(each.astype(jnp.float32) for each in of_kernels)
 
 
 project_each.defvjp(_project_each_forward, _project_each_backward)

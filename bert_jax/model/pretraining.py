@@ -6,10 +6,9 @@ from typing import NamedTuple
 from jaxtyping import Array, Float
 
 from bert_jax.model.bert import Bert
-from bert_jax.model.config import Architecture, Dtype, Execution, HeadsSection, LossName
-from bert_jax.model.cross_entropy import Scored, cross_entropy
+from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.cross_entropy import Scored
 from bert_jax.model.heads import gather_positions
-from bert_jax.model.tied import looked_up, shares_of
 
 
 class PretrainingLogits(NamedTuple):
@@ -31,8 +30,6 @@ class BertForPretraining(Bert):
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         super().__init__(architecture=architecture, execution=execution, heads=HeadsSection())
-        self.loss: LossName = execution.loss
-        self.gradient_dtype: Dtype = execution.gradient_dtype
 
     def __call__(
         self, batch: Mapping[str, Array], *, dropout_key: Array | None
@@ -54,17 +51,11 @@ class BertForPretraining(Bert):
         Where a kernel does so, the logits are no array of the program's.
         """
         positions, labels = batch["masked_lm_positions"], batch["masked_lm_ids"]
-        if self.loss != "fused":
-            hidden_BLD = self.hidden(batch, dropout_key=dropout_key)
-            mlm = cross_entropy(self.mlm_logits(hidden_BLD, positions), labels)
-        else:
-            table_VD = self.encoder.embeddings.word[...]
-            words_BLD, shares_SVD = looked_up(
-                table_VD, shares_of(table_VD, self.gradient_dtype), batch["input_ids"]
-            )
-            hidden_BLD = self.hidden(batch, words_BLD=words_BLD, dropout_key=dropout_key)
-            masked_BPD = gather_positions(hidden_BLD, positions)
-            mlm = self.mlm.scored(masked_BPD, table_VD, shares_SVD, labels)
+        words_BLD, shares_SVD = self.encoder.embeddings.look_up(batch["input_ids"])
+        hidden_BLD = self.hidden(batch, words_BLD=words_BLD, dropout_key=dropout_key)
+        masked_BPD = gather_positions(hidden_BLD, positions)
+        table_VD = self.encoder.embeddings.word[...]
+        mlm = self.mlm.scored(masked_BPD, table_VD, shares_SVD, labels)
         return PretrainingScores(mlm, self._next_sentence(hidden_BLD, batch))
 
     def _next_sentence(self, hidden_BLD: Array, batch: Mapping[str, Array]) -> Array:

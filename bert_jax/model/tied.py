@@ -1,6 +1,6 @@
 """The gradient of the vocabulary's table, which is looked up and predicted from.
 
-The decoder's kernel gives all of it, the lookup's adds to few rows. As two gradients they would be
+The decoder gives all of it, the lookup adds to few rows. As two gradients they would be
 two arrays of the table's size, and a third their sum. So the decoder's goes on to the lookup's
 backward pass as `shares`, which have no content forward: what every device has found by itself.
 Only what both have made of it is summed over devices.
@@ -15,9 +15,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.config import Dtype
+from bert_jax.model.layers import placed
+from bert_jax.parallel.gradient_sum import device_shares, summed_shares
 from bert_jax.parallel.rules import constrain, parts_in_use, per_shard
 
-_SHARES = ("batch", "vocab", "hidden")
+_TABLE = ("vocab", "hidden")
+_SHARES = ("batch", *_TABLE)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -36,10 +39,7 @@ def _shares_forward(table: Array, dtype: Dtype) -> tuple[Array, None]:
 
 
 def _shares_backward(dtype: Dtype, _: None, shares: Array) -> tuple[Array]:
-    # Not `sum`, which would have devices exchange float32 whatever the dtype is.
-    shares = shares.astype(dtype)
-    total = jax.lax.reduce(shares, jnp.zeros((), shares.dtype), jax.lax.add, (0,))
-    return (total.astype(jnp.float32),)
+    return (summed_shares(shares.astype(dtype), ("vocab", "embed")).astype(jnp.float32),)
 
 
 shares_of.defvjp(_shares_forward, _shares_backward)
@@ -55,7 +55,8 @@ def looked_up(
 
     The gradient goes to the shares alone.
     """
-    return constrain(table_VD, "vocab", "hidden")[input_ids], shares_SVD
+    # Whole rows are wanted: under fsdp this is where the table is gathered.
+    return constrain(table_VD, *_TABLE)[input_ids], shares_SVD
 
 
 def _looked_up_forward(
@@ -86,3 +87,38 @@ def _add_rows(shares: Array, numbers: Array, ids: Array, of_rows: Array) -> tupl
 
 
 looked_up.defvjp(_looked_up_forward, _looked_up_backward)
+
+
+@jax.custom_vjp
+def decoded(
+    rows_ND: Float[Array, "rows hidden"],
+    table_VD: Float[Array, "vocab hidden"],
+    shares_SVD: Float[Array, "devices vocab hidden"],
+) -> Array:
+    """Returns ``rows · tableᵀ``, computed in the rows' dtype: float32 [N, V].
+
+    The table's gradient goes to its shares.
+    """
+    return _decoded_forward(rows_ND, table_VD, shares_SVD)[0]
+
+
+def _decoded_forward(rows: Array, table: Array, shares: Array) -> tuple[Array, tuple[Array, Array]]:
+    del shares
+    table = placed(table, rows.dtype, _TABLE)
+    return jnp.matmul(rows, table.T, preferred_element_type=jnp.float32), (rows, table)
+
+
+def _decoded_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, None, Array]:
+    rows, table = kept
+
+    def share(gradient: Array, rows: Array) -> Array:
+        return jax.lax.dot_general(
+            gradient, rows, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
+        )
+
+    arguments = ("batch", "vocab"), ("batch", "hidden")
+    shares = device_shares(share, gradient, rows, arguments=arguments, axes=_TABLE)
+    return jnp.matmul(gradient, table, preferred_element_type=rows.dtype), None, shares
+
+
+decoded.defvjp(_decoded_forward, _decoded_backward)

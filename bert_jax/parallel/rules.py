@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.errors import UserError, did_you_mean
 
@@ -85,7 +85,14 @@ def parameter_sharding(
 
 
 def trained_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> NamedSharding:
-    """Returns how a parameter that is trained, and its moments, lie on the mesh between steps.
+    """Returns how a parameter that is trained, and its moments, lie on the mesh between steps."""
+    return NamedSharding(mesh, trained_spec(mesh, axes, shape))
+
+
+def trained_spec(
+    mesh: Mesh | AbstractMesh, axes: Sequence[str], shape: Sequence[int]
+) -> PartitionSpec:
+    """Returns the layout of a parameter that is trained, and of its moments, between steps.
 
     The rows of a matrix are spread over the data axis too (ZeRO), since every replica would
     otherwise keep the same copy and compute the same update; for use they are gathered. Rows, since
@@ -101,7 +108,7 @@ def trained_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> N
         spread = (*RULES[rows], DATA)
         if shape[-2] % _parts(mesh, spread) == 0:
             rules = {**RULES, rows: spread}
-    return NamedSharding(mesh, partition_spec(axes, rules=rules))
+    return partition_spec(axes, rules=rules)
 
 
 def whole(axes: LogicalAxes) -> LogicalAxes:
@@ -129,12 +136,12 @@ def check_divides(mesh: Mesh, axis: str, size: int, *, key: str) -> None:
         )
 
 
-def batch_parts(mesh: Mesh) -> int:
+def batch_parts(mesh: Mesh | AbstractMesh) -> int:
     """Returns into how many parts the mesh splits a batch."""
     return axis_parts(mesh, "batch")
 
 
-def axis_parts(mesh: Mesh, axis: str) -> int:
+def axis_parts(mesh: Mesh | AbstractMesh, axis: str) -> int:
     """Returns into how many parts the mesh splits a logical axis."""
     return _parts(mesh, RULES[axis])
 
@@ -142,7 +149,7 @@ def axis_parts(mesh: Mesh, axis: str) -> int:
 def parts_in_use(axis: str) -> int:
     """Returns into how many parts the mesh in use splits a logical axis; outside a mesh one."""
     mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else math.prod(mesh.shape[each] for each in RULES[axis])
+    return 1 if mesh.empty else axis_parts(mesh, axis)
 
 
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
@@ -176,7 +183,7 @@ def _gathered_backward(axes: LogicalAxes, _: None, gradient: Array) -> tuple[Arr
 gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
-def _parts(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
+def _parts(mesh: Mesh | AbstractMesh, mesh_axes: Sequence[str]) -> int:
     return math.prod(mesh.shape[axis] for axis in mesh_axes)
 
 
