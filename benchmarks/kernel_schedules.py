@@ -20,6 +20,7 @@ import jax
 
 from benchmarks.report import report
 from bert_jax.kernels import gelu_product, norm
+from bert_jax.kernels.attention import lower_alone as lower_attention
 from bert_jax.kernels.attention_shape import LANES
 from bert_jax.kernels.cross_entropy import lower_alone as lower_loss
 from bert_jax.model.elementwise import gelu_slope
@@ -27,13 +28,11 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compiler import TPU_COMPILER
-from bert_jax.planning.cycles import kernels_called
-from bert_jax.planning.execution import Program
-from bert_jax.planning.hlo import parse_hlo
-from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedules, written_to
-from bert_jax.planning.kernels_alone import ROWS, KernelShape, schedules_alone
-from bert_jax.planning.optimized_text import optimized_text
+from bert_jax.planning.kernel_schedule import KernelSchedule, written_to
+from bert_jax.planning.kernels_alone import kernels_of, schedules_alone
 from bert_jax.planning.program import open_devices
+
+ROWS = 64  # so that a grid's first and last step weigh little
 
 
 def main() -> None:
@@ -54,24 +53,34 @@ def main() -> None:
     # Libtpu reads its flags once, so every topology has a process of its own.
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for name in asked.topology:
-            job = pool.submit(schedules, name, asked.length, asked.columns, asked.dropout)
-            for kernel, schedule in job.result().items():
-                line(asked, name, kernel, schedule)
             row = {"length": asked.length, "hidden": asked.hidden, "dropout": asked.dropout}
-            for module, lower in of_layer(**row).items():
-                for kernel, schedule in pool.submit(alone, name, module, lower).result().items():
-                    say(name, kernel, schedule, per=rows_of(name), **row)
+            heads = {"heads": LANES // asked.columns, "columns": asked.columns}
+            for lower, facts in of_layer(**row, **heads):
+                for kernel, schedule in pool.submit(alone, name, lower).result().items():
+                    say(name, kernel, schedule, per=rows_of(name), **facts)
             sizes = {"hidden": asked.hidden, "pieces": asked.pieces}
             lower = functools.partial(lower_loss, rows=asked.predictions, dtype="bfloat16", **sizes)
-            for kernel, schedule in pool.submit(alone, name, "jit_kernels", lower).result().items():
+            for kernel, schedule in pool.submit(alone, name, lower).result().items():
                 say(name, kernel, schedule, per=1, predictions=asked.predictions, **sizes)
 
 
 Lower: TypeAlias = Callable[[], jax.stages.Lowered]
 
 
-def of_layer(*, length: int, hidden: int, dropout: float) -> dict[str, Lower]:
-    """Returns what lowers the kernels beside attention for `ROWS` rows, by the name of a module."""
+def of_layer(
+    *, length: int, hidden: int, dropout: float, heads: int, columns: int
+) -> list[tuple[Lower, dict[str, Any]]]:
+    """Returns what lowers the kernels of a layer for `ROWS` rows, each with what it is for."""
+    row = {"length": length, "dropout": dropout}
+    attention = functools.partial(
+        lower_attention,
+        batch=ROWS,
+        length=length,
+        heads=heads,
+        columns=columns,
+        rate=dropout,
+        dtype="bfloat16",
+    )
     narrow = {"width": hidden, "dtype": "bfloat16"}
     around_norm = functools.partial(
         norm.lower_alone, batch=ROWS, length=length, rate=dropout, **narrow
@@ -79,10 +88,15 @@ def of_layer(*, length: int, hidden: int, dropout: float) -> dict[str, Lower]:
     of_gelu = functools.partial(
         gelu_product.lower_alone, rows=ROWS * length, inner=4 * hidden, slope=gelu_slope, **narrow
     )
-    return {"jit_both": around_norm, "jit_gelu_product": of_gelu}
+    wide = row | {"hidden": hidden}
+    return [
+        (attention, row | {"heads": heads, "columns": columns}),
+        (around_norm, wide),
+        (of_gelu, wide),
+    ]
 
 
-def alone(name: str, module: str, lower: Lower) -> dict[str, KernelSchedule]:
+def alone(name: str, lower: Lower) -> dict[str, KernelSchedule]:
     """Returns the schedules of kernels lowered without a program around them, by name."""
     topology = parse_topology(name)
     with tempfile.TemporaryDirectory() as folder:
@@ -90,41 +104,11 @@ def alone(name: str, module: str, lower: Lower) -> dict[str, KernelSchedule]:
             mesh = make_mesh(MeshSection(), open_devices(topology, slices=1)[:1])
         with jax.set_mesh(mesh):
             lowered = lower()
-        text = optimized_text(lowered.compile(), name=module)
-        called = kernels_called(Program.of(parse_hlo(text)))
-        return read_schedules(Path(folder), called, accelerator=topology.accelerator.name)
-
-
-def schedules(name: str, length: int, columns: int, rate: float) -> dict[str, KernelSchedule]:
-    """Returns those of both kernels for `ROWS` rows."""
-    topology = parse_topology(name)
-    shape = KernelShape(
-        accelerator=topology.accelerator.name,
-        rows=ROWS,
-        length=length,
-        heads=LANES // columns,
-        columns=columns,
-        rate=rate,
-        dtype="bfloat16",
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        with written_to(Path(folder)):
-            mesh = make_mesh(MeshSection(), open_devices(topology, slices=1)[:1])
-        return schedules_alone(shape, mesh, written=Path(folder))
-
-
-def line(asked: argparse.Namespace, topology: str, kernel: str, schedule: KernelSchedule) -> None:
-    """Prints one kernel's figures, of one row."""
-    say(
-        topology,
-        kernel,
-        schedule,
-        per=rows_of(topology),
-        heads=LANES // asked.columns,
-        length=asked.length,
-        columns=asked.columns,
-        dropout=asked.dropout,
-    )
+        found = kernels_of(lowered.as_text())
+        schedules = schedules_alone(
+            lowered, mesh, accelerator=topology.accelerator, written=Path(folder)
+        )
+    return {each.name: schedules[each.body] for each in found}
 
 
 def rows_of(topology: str) -> float:

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 
 from bert_jax.kernels.attention_bodies import backward_kernel, forward_kernel, scale
 from bert_jax.kernels.attention_shape import Shape, padded
@@ -33,6 +34,7 @@ Array = jax.Array
 _MASKED: Final = -(2.0**15)
 _CODE: Final = 32  # lanes that a segment is written in, two a bit
 
+_Triple: TypeAlias = tuple[Array, Array, Array]
 # What kernels read and write, and what the axes mean: `heads` are split over devices, or lanes.
 _AXES: Final[dict[str, LogicalAxes]] = {
     "words": ("rest", "batch", "heads", "length"),
@@ -74,7 +76,24 @@ def fused_attention(
     return _attend(qkv_BLW, bias_3W, segment_ids, seeds, columns, rate)
 
 
-_Triple: TypeAlias = tuple[Array, Array, Array]
+def lower_alone(
+    *, batch: int, length: int, heads: int, columns: int, dtype: DTypeLike, rate: float
+) -> jax.stages.Lowered:
+    """Returns both kernels lowered without a program around them, for the mesh that is set."""
+    width = heads * columns
+    row = jax.ShapeDtypeStruct((batch, length, width), dtype)
+    bias = jax.ShapeDtypeStruct((3, width), jnp.float32)
+    segments = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+    seeds = jax.ShapeDtypeStruct((2, batch, heads), jnp.int32)
+
+    def both(qkv: _Triple, bias: Array, segments: Array, seeds: Array) -> object:
+        def total(qkv: _Triple, bias: Array) -> Array:
+            out = fused_attention(qkv, bias, segments, seeds, columns=columns, rate=rate)
+            return out.astype(jnp.float32).sum()
+
+        return jax.grad(total, argnums=(0, 1))(qkv, bias)
+
+    return jax.jit(both).lower((row, row, row), bias, segments, seeds)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))

@@ -16,12 +16,13 @@ from bert_jax.planning.execution import Executed, Program, opcodes_inside
 from bert_jax.planning.hlo import HloModule, Instruction
 from bert_jax.planning.kernel_schedule import KernelSchedule
 
+COLLECTIVES: Final = "collectives"
 # The first that a fusion holds names its kind.
 _KINDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("matrix products", ("convolution", "dot")),
     ("random bits", ("rng-bit-generator", "rng")),
     ("gathers and scatters", ("gather", "scatter", "sort")),
-    ("collectives", ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")),
+    (COLLECTIVES, ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")),
     ("reductions", ("reduce", "reduce-window")),
     # What a scanned layer reads and writes of the arrays that hold all layers.
     ("slices of stacked arrays", ("dynamic-slice", "dynamic-update-slice")),
@@ -101,6 +102,8 @@ def count_cycles(
             continue
         name, own = found.instruction.name, found.instruction.cycles
         kind = kind_of(program.module, found)
+        if kind == COLLECTIVES:  # in a fusion: timed with the others
+            continue
         source = "scheduled"
         if kind == KERNEL:
             calls[name] += found.trips

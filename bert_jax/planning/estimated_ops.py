@@ -84,24 +84,24 @@ class CostModel(NamedTuple):
 
 COST_MODELS: Final[Mapping[str, CostModel]] = {
     "v3": CostModel(
-        LinearCost(Features(1.03, 1.15, 2.81, 0.334, 0.000425, 2.99e-07), 5366),
-        LinearCost(Features(0, 1.19, 0.207, 1.06, 1.52, 4.17), 398),
+        LinearCost(Features(1.06, 1.31, 3.8, 0.207, 1.49e-07, 15.9), 2462),
+        LinearCost(Features(0, 1.79, 0.553, 1.04, 1.13, 1.22), 250),
     ),
     "v4": CostModel(
-        LinearCost(Features(1.08, 1.45, 0.253, 0.236, 0.71, 20.7), 183),
-        LinearCost(Features(0, 1.11, 0.551, 0.489, 8.51, 6.02), 1320),
+        LinearCost(Features(0.816, 3.33, 0.607, 0.204, 8.8e-07, 7.16), 1760),
+        LinearCost(Features(0, 2.77, 0.946, 0.434, 0.367, 2.95), 810),
     ),
     "v5e": CostModel(
-        LinearCost(Features(1.01, 1.51, 0.136, 0.161, 0.0109, 8.47), 973),
-        LinearCost(Features(0, 0.425, 1.56, 0.0693, 17.2, 1.45), 1724),
+        LinearCost(Features(1.07, 1.76, 0.0013, 0.0174, 1.54e-06, 3.52), 399),
+        LinearCost(Features(0, 3.09, 0.326, 1.29, 0.021, 4.84), 1890),
     ),
     "v5p": CostModel(
-        LinearCost(Features(1.06, 1.82, 0.0852, 0.12, 0.0584, 0.816), 2874),
-        LinearCost(Features(0, 0.182, 0.159, 0.435, 3.65, 7.13), 2126),
+        LinearCost(Features(1.06, 3.56, 0.177, 0.0173, 0.00163, 0.635), 5396),
+        LinearCost(Features(0, 1.98, 0.0364, 0.675, 1.2, 1.44), 2138),
     ),
     "v6e": CostModel(
-        LinearCost(Features(1.43, 1.04, 0.146, 0.209, 1.82e-08, 10.3), 341),
-        LinearCost(Features(0, 0.169, 0.321, 0.532, 8, 8.67), 2279),
+        LinearCost(Features(0.878, 1.66, 0.262, 0.176, 0.00899, 3.79), 1080),
+        LinearCost(Features(0, 2.02, 0.129, 0.659, 2.69e-07, 1.65), 2130),
     ),
 }
 # Generations that were not fitted, and the one most like them.

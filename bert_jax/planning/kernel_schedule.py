@@ -76,25 +76,16 @@ class KernelSchedule:
     copied_bytes: int  # between HBM and the chip
     steps: int  # of the outermost loop, the grid
     unknown_loops: int  # whose trips the schedule does not say; they count once
+    products: int = 0  # cycles that the matrix units need at their peak, where it is known
 
     def cycles(self, *, bytes_per_cycle: float) -> int:
-        """Returns the cycles of a call: its bundles, or its copies where those take longer.
+        """Returns the cycles of a call: its bundles or its copies, whichever take longer.
 
         Nothing runs beside the first step's fetch and the last one's write.
         `bytes_per_cycle` is the rate of one device's HBM.
         """
-        copies = self.copied_bytes / bytes_per_cycle
-        return round(max(self.bundles, copies) + min(self.bundles, copies) / max(self.steps, 1))
-
-    def times(self, factor: float) -> Self:
-        """Returns the schedule of the same kernel over a grid so many times as large."""
-        return dataclasses.replace(
-            self,
-            bundles=round(self.bundles * factor),
-            slots={name: round(bundles * factor) for name, bundles in self.slots.items()},
-            copied_bytes=round(self.copied_bytes * factor),
-            steps=round(self.steps * factor),
-        )
+        copies, work = self.copied_bytes / bytes_per_cycle, max(self.bundles, self.products)
+        return round(max(work, copies) + min(work, copies) / max(self.steps, 1))
 
 
 def read_schedules(

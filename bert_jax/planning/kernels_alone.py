@@ -1,16 +1,16 @@
-"""Schedules of our own kernels, compiled without the program around them.
+"""Schedules of a program's own kernels, compiled without the program around them.
 
-A kernel is the same in every program of an accelerator, a row length and as many rows a block: only
-how many blocks it runs over differs. So it is compiled for a few rows of one group, once, and kept.
+A lowered program has the whole of each Pallas kernel in it. Taken out, all of them compile in
+seconds, and each is kept for the next program that has the same.
 """
 
 import dataclasses
-import functools
 import hashlib
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,152 +19,156 @@ from jax.sharding import Mesh
 
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache
-from bert_jax.kernels.attention import fused_attention
-from bert_jax.kernels.attention_shape import Shape
-from bert_jax.model.config import resolve_architecture
-from bert_jax.model.execution import resolve_execution
-from bert_jax.parallel.accelerators import composes_int32
+from bert_jax.parallel.accelerators import Accelerator
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.rules import axis_parts, batch_parts
+from bert_jax.parallel.rules import replicated
 from bert_jax.parallel.section import MeshSection
 from bert_jax.planning.cycles import hbm_bytes, kernels_called
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedules
 from bert_jax.planning.optimized_text import optimized_text
-from bert_jax.planning.request import CompileRequest, code_and_versions
+from bert_jax.planning.request import versions
+from bert_jax.planning.work import declared_flops
 
-ROWS: Final = 64  # at least, so that a grid's first and last step weigh little
-_SCHEDULES: Final = pydantic.TypeAdapter(dict[str, KernelSchedule])
-
-
-class KernelShape(pydantic.BaseModel, frozen=True):
-    """What a kernel is compiled for, and one block of it."""
-
-    accelerator: str  # `v5e`
-    rows: int  # that it is compiled for
-    length: int  # tokens of a row
-    heads: int  # of a block
-    columns: int  # of a head
-    rate: float  # of dropout
-    dtype: str  # of queries, keys and values
-
-    def key(self) -> str:
-        """Returns a digest of it, of versions and of our code."""
-        return hashlib.sha256((self.model_dump_json() + code_and_versions()).encode()).hexdigest()
+_SCHEDULE: Final = pydantic.TypeAdapter(KernelSchedule)
+_TARGET: Final = "tpu_custom_call"
+# … custom_call @tpu_custom_call(%0, %1) {backend_config = "…", …} : (tensor<…>) -> tensor<…>
+_CALL = re.compile(
+    rf'custom_call @{_TARGET}\([^)]*\) {{backend_config = "([^"]*)".*kernel_name = "(\w+)".*}} : '
+    r"\((.*?)\) -> (.*)$",
+    re.MULTILINE,
+)
+_TENSOR = re.compile(r"tensor<([\dx]*?)x?([a-z]+\d+)>")
+_ESCAPED = re.compile(r"\\([0-9A-F]{2})")  # of a string in MLIR
+_DTYPES: Final = {
+    **{"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16},
+    **{"i32": jnp.int32, "ui32": jnp.uint32, "i8": jnp.int8, "i1": jnp.bool_},
+}
 
 
-def kernel_shape(request: CompileRequest, mesh: Mesh, *, accelerator: str) -> KernelShape | None:
-    """Returns the kernel that a train step runs; None: it runs none."""
-    architecture = resolve_architecture(request.model, vocab_size=request.vocab_size)
-    phases = request.train.phases
-    execution = resolve_execution(
-        request.model.execution,
-        architecture=architecture,
-        mesh=mesh,
-        longest=max(phase.seq_length for phase in phases),
-    )
-    if execution.attention != "fused":
-        return None
-    columns = architecture.hidden_size // architecture.num_attention_heads
-    rate, phase = architecture.attention_probs_dropout_prob, phases[request.phase]
-    shapes = [
-        Shape(
-            batch=_rows_of_device(request, mesh),
-            length=phase.seq_length,
-            heads=architecture.num_attention_heads // axis_parts(mesh, "heads"),
-            columns=columns,
-            rate=rate,
-            forward=forward,
-            composes=composes_int32(mesh.devices.flat[0]),
+class Kernel(NamedTuple):
+    """A Pallas kernel of a lowered program."""
+
+    name: str  # as its `pallas_call` says
+    config: str  # what the compiler is told of it, JSON
+    operands: tuple[jax.ShapeDtypeStruct, ...]
+    results: tuple[jax.ShapeDtypeStruct, ...]
+
+    @property
+    def body(self) -> str:
+        """The program of the kernel, by which a call of it is known."""
+        body: str = json.loads(self.config)["custom_call_config"]["body"]
+        return body
+
+
+def kernels_of(lowered: str) -> list[Kernel]:
+    """Returns the kernels of a lowered program's text, each once."""
+    found = (
+        Kernel(
+            name,
+            _ESCAPED.sub(lambda code: chr(int(code[1], 16)), config),
+            _arrays(takes),
+            _arrays(makes),
         )
-        for forward in (True, False)
-    ]
-    return KernelShape(
-        accelerator=accelerator,
-        rows=_few_rows(shapes),
-        length=phase.seq_length,
-        heads=shapes[0].group,
-        columns=columns,
-        rate=rate,
-        dtype=execution.dtype,
+        for config, name, takes, makes in _CALL.findall(lowered)
     )
+    return list({each.body: each for each in found}.values())
 
 
-def _rows_of_device(request: CompileRequest, mesh: Mesh) -> int:
-    """Returns the rows that one device computes at a time."""
-    phase, evaluation = request.train.phases[request.phase], request.train.evaluation
-    rows = phase.batch_size // phase.accumulation
-    if request.kind != "train":
-        rows = (evaluation and evaluation.batch_size) or phase.batch_size
-    return rows // batch_parts(mesh)
-
-
-def _few_rows(shapes: Sequence[Shape]) -> int:
-    """Returns how many rows suffice for blocks of as many rows as those of `shapes`."""
-
-    def suffice(rows: int) -> bool:
-        return all(dataclasses.replace(each, batch=rows).rows == each.rows for each in shapes)
-
-    return next(filter(suffice, itertools.count(ROWS)))
-
-
-def schedules_alone(shape: KernelShape, mesh: Mesh, *, written: Path) -> dict[str, KernelSchedule]:
-    """Returns the schedules of a kernel and its gradient for `shape.rows` rows, by their names.
-
-    One device of the mesh is taken; schedules are `written` as `kernel_schedule.written_to` has it.
-    """
-    kept = user_cache("plan") / f"kernel-{shape.key()[:32]}.json"
-    try:
-        return _SCHEDULES.validate_json(kept.read_bytes())
-    except (FileNotFoundError, pydantic.ValidationError):
-        pass  # never asked, or of an older form
-    one = make_mesh(MeshSection(), mesh.devices.reshape(-1)[:1].tolist())
-    with jax.set_mesh(one):
-        text = optimized_text(_lower(shape).compile(), name="jit_kernels")
-    called = kernels_called(Program.of(parse_hlo(text)))
-    found = {
-        name.partition(".")[0]: schedule
-        for name, schedule in read_schedules(written, called, accelerator=shape.accelerator).items()
-    }
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(kept, _SCHEDULES.dump_json(found))
-    return found
-
-
-def scaled(
-    alone: Mapping[str, KernelSchedule], program: Program, *, rows: int
+def schedules_alone(
+    lowered: jax.stages.Lowered, mesh: Mesh, *, accelerator: Accelerator, written: Path
 ) -> dict[str, KernelSchedule]:
-    """Returns schedules by the name of each call in a program, for what it has of blocks and bytes.
+    """Returns the schedules of a lowered program's kernels, by their `body`.
 
-    `alone` is by name of the kernel, for one group of heads of `rows` rows. Of how many rows and
-    groups a call is, its first operand says, the words.
+    They are compiled for one device of the mesh; schedules are `written` as
+    `kernel_schedule.written_to` has it.
     """
-    calls = kernels_called(program)
-    found = {}
-    for each in program.executed:
-        name = each.instruction.name
-        if name in calls and (own := alone.get(name.partition(".")[0])) is not None:
-            _, batch, groups, *_ = each.computation[each.instruction.operands[0]].arrays[0].sizes
-            schedule = own.times(batch * groups / rows)
-            # Alone, operands so small lie on the chip; here it is known which do.
-            found[name] = dataclasses.replace(schedule, copied_bytes=hbm_bytes(each))
+    found, missing = {}, []
+    for kernel in kernels_of(lowered.as_text()):
+        try:
+            found[kernel.body] = _SCHEDULE.validate_json(_kept(kernel, accelerator).read_bytes())
+        except (FileNotFoundError, pydantic.ValidationError):
+            missing.append(kernel)  # never compiled, or of an older form
+    for kernel, schedule in _compiled(missing, mesh, accelerator=accelerator, written=written):
+        found[kernel.body] = schedule
+        path = _kept(kernel, accelerator)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, _SCHEDULE.dump_json(schedule))
     return found
 
 
-def _lower(shape: KernelShape) -> jax.stages.Lowered:
-    width = shape.heads * shape.columns
-    row = jax.ShapeDtypeStruct((shape.rows, shape.length, width), jnp.dtype(shape.dtype))
-    bias = jax.ShapeDtypeStruct((3, width), jnp.float32)
-    segments = jax.ShapeDtypeStruct((shape.rows, shape.length), jnp.int32)
-    seeds = jax.ShapeDtypeStruct((2, shape.rows, shape.heads), jnp.int32)
-    attend: Callable[..., jax.Array] = functools.partial(
-        fused_attention, columns=shape.columns, rate=shape.rate
-    )
+def of_calls(
+    schedules: Mapping[str, KernelSchedule], program: Program, accelerator: Accelerator
+) -> dict[str, KernelSchedule]:
+    """Returns schedules with what a program says of each call, both by its name.
 
-    def kernels(*operands: jax.Array) -> object:
-        return jax.grad(lambda *each: attend(*each).astype(jnp.float32).sum(), argnums=(0, 1))(
-            operands[:3], *operands[3:]
+    Operands and results pass between HBM and the chip once, those that lie there: a schedule counts
+    copies that are branched over. And no schedule is shorter than its products at the peak of the
+    matrix units, which bundles do not wait for.
+    """
+    peak = accelerator.peak_flops["bfloat16"] / accelerator.devices_per_chip / accelerator.clock_hz
+    return {
+        each.instruction.name: dataclasses.replace(
+            schedules[each.instruction.name],
+            copied_bytes=hbm_bytes(each),
+            products=round(declared_flops(each.instruction) / peak),
         )
+        for each in program.executed
+        if each.instruction.name in schedules
+    }
 
-    return jax.jit(kernels).lower(row, row, row, bias, segments, seeds)
+
+def by_call(schedules: Mapping[str, KernelSchedule], program: Program) -> dict[str, KernelSchedule]:
+    """Returns the schedules that `schedules_alone` has, by the name of each call in a program."""
+    called = kernels_called(program)
+    return {name: schedules[body] for name, body in called.items() if body in schedules}
+
+
+def _compiled(
+    kernels: Sequence[Kernel], mesh: Mesh, *, accelerator: Accelerator, written: Path
+) -> Iterator[tuple[Kernel, KernelSchedule]]:
+    if not kernels:
+        return
+
+    def call_all(operands: list[tuple[jax.Array, ...]]) -> list[Any]:
+        # Made and used here, as in a program, what is small lies on the chip: other code.
+        # A number is one that a program fixes, as where a grid begins.
+        made = jax.tree.map(lambda x: jnp.zeros_like(x) if x.size == 1 else _changed(x), operands)
+        results = [
+            jax.ffi.ffi_call(
+                _TARGET, each.results, custom_call_api_version=1, legacy_backend_config=each.config
+            )(*arrays)
+            for each, arrays in zip(kernels, made, strict=True)
+        ]
+        return jax.tree.map(_changed, results)
+
+    one = make_mesh(MeshSection(), mesh.devices.reshape(-1)[:1].tolist())
+    operands = [
+        tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(one)) for x in each)
+        for each in (kernel.operands for kernel in kernels)
+    ]
+    compiled = jax.jit(call_all).lower(operands).compile()
+    called = kernels_called(Program.of(parse_hlo(optimized_text(compiled, name="jit_call_all"))))
+    schedules = read_schedules(written, called, accelerator=accelerator.name)
+    by_body = {body: schedules[name] for name, body in called.items() if name in schedules}
+    for kernel in kernels:
+        if kernel.body in by_body:
+            yield kernel, by_body[kernel.body]
+
+
+def _changed(x: jax.Array) -> jax.Array:
+    return ~x if x.dtype == jnp.bool_ else x + jnp.ones((), x.dtype)
+
+
+def _kept(kernel: Kernel, accelerator: Accelerator) -> Path:
+    """Returns where a schedule is kept: by all that decides it, so whatever our code becomes."""
+    deciding = repr((accelerator.name, versions(), kernel))
+    return user_cache("plan") / f"kernel-{hashlib.sha256(deciding.encode()).hexdigest()[:32]}.json"
+
+
+def _arrays(types: str) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(
+        jax.ShapeDtypeStruct(tuple(int(size) for size in sizes.split("x") if size), _DTYPES[dtype])
+        for sizes, dtype in _TENSOR.findall(types)
+    )

@@ -24,7 +24,7 @@ from bert_jax.planning.estimated_ops import with_estimates
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from bert_jax.planning.kernel_schedule import written_to
-from bert_jax.planning.kernels_alone import kernel_shape, scaled, schedules_alone
+from bert_jax.planning.kernels_alone import by_call, schedules_alone
 from bert_jax.planning.program import LoweredStep, lower_step, open_topology, placement_of
 from bert_jax.planning.request import CompileRequest
 from bert_jax.planning.scheduled import Scheduled, schedule
@@ -63,8 +63,7 @@ def _scheduled_step(request: CompileRequest) -> CompiledStep:
         topology, mesh = open_topology(request)
     accelerator = topology.accelerator
     step = lower_step(request, mesh)
-    shape = kernel_shape(request, mesh, accelerator=accelerator.name)
-    alone = schedules_alone(shape, mesh, written=schedules) if shape is not None else {}
+    alone = schedules_alone(step.lowered, mesh, accelerator=accelerator, written=schedules)
     started = time.perf_counter()
     program_files.mkdir()
     try:
@@ -76,7 +75,7 @@ def _scheduled_step(request: CompileRequest) -> CompiledStep:
     if found.total > available:
         return too_large(step, found.total, available, seconds=seconds)
     program = Program.of(with_estimates(parse_hlo(found.text), accelerator))
-    own = scaled(alone, program, rows=shape.rows) if shape is not None else {}
+    own = by_call(alone, program)
     memory, placement = _memory(step, found), placement_of(topology, mesh)
     return read_step(step, program, own, memory=memory, placement=placement, seconds=seconds)
 

@@ -60,7 +60,12 @@ class CompileRequest(Section):
 
 def code_and_versions() -> str:
     """Returns what says which libraries and which of our own code compile."""
-    return " ".join([*map(_version, VERSIONED), _code()])
+    return f"{versions()} {_code()}"
+
+
+def versions() -> str:
+    """Returns the libraries that compile, with their versions."""
+    return " ".join(map(_version, VERSIONED))
 
 
 def cpu_devices(topology: str) -> int | None:

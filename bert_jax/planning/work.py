@@ -50,8 +50,7 @@ def count_work(program: Program, schedules: Mapping[str, KernelSchedule]) -> Wor
     for found in program.executed:
         instruction = found.instruction
         if is_kernel(instruction):
-            declared = _DECLARED.search(instruction.attributes)
-            kernels += found.trips * (int(declared[1]) if declared else 0)
+            kernels += found.trips * declared_flops(instruction)
             schedule = schedules.get(instruction.name)
             moved += found.trips * (schedule.copied_bytes if schedule else 0)
             continue
@@ -60,6 +59,12 @@ def count_work(program: Program, schedules: Mapping[str, KernelSchedule]) -> Wor
         if runs_on_core(found) or instruction.opcode in _COPIES:
             moved += found.trips * hbm_bytes(found)
     return Work(product_flops=products, kernel_flops=kernels, hbm_bytes=moved)
+
+
+def declared_flops(kernel: Instruction) -> int:
+    """Returns the FLOPs that a Pallas kernel's call says it has; 0 if it says nothing."""
+    declared = _DECLARED.search(kernel.attributes)
+    return int(declared[1]) if declared else 0
 
 
 def product_flops(computation: Computation, instruction: Instruction) -> int:

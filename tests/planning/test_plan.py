@@ -137,13 +137,19 @@ def test_kernels_are_in_the_time_by_their_schedule(planned: dict[str, Any]) -> N
     cycles = planned["phases"][0]["train"]["compiled"]["cycles"]
     assert cycles["uncounted"] == {}
     kernels = {one["name"]: one for one in cycles["kernels"]}
-    assert set(kernels) == {"attention_forward", "attention_backward"}
-    assert {one["calls"] for one in kernels.values()} == {LAYERS}
+    # LayerNorm and GELU have none: 64 columns do not fill a register.
+    calls = {name: one["calls"] for name, one in kernels.items()}
+    of_attention = dict.fromkeys(("attention_forward", "attention_backward"), LAYERS)
+    assert calls == of_attention | {"cross_entropy_forward": 1, "cross_entropy_backward": 1}
     inside = sum(one["cycles"] * one["calls"] for one in kernels.values())
     assert cycles["by_kind"]["custom kernels"] == cycles["in_kernels"] == inside
     work = planned["phases"][0]["train"]["compiled"]["work"]
     # For each row, 2 heads side by side in 128 columns, 64 tokens padded to 128: 2 and 5 products.
-    assert work["kernel_flops"] == LAYERS * ROWS / 4 * (2 + 5) * 2 * 128 * 128 * HIDDEN
+    attention = LAYERS * ROWS / 4 * (2 + 5) * 2 * 128 * 128 * HIDDEN
+    # One product forward and two backward, of a chip's 200 predictions in whole registers of 16,
+    # and 1,024 pieces.
+    loss = (1 + 2) * 2 * 208 * 1024 * HIDDEN
+    assert work["kernel_flops"] == attention + loss
     assert work["hbm_bytes"] > 0
     for one in kernels.values():
         assert one["cycles"] >= one["bundles"] > one["busiest_bundles"] > 0

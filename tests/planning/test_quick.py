@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 import yaml
 from click.testing import Result
 
 from bert_jax.config import load_config
 from bert_jax.parallel.accelerators import ACCELERATORS
-from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.section import MeshSection
 from bert_jax.planning import compiler
 from bert_jax.planning.compiled_step import STEP, CompiledStep, Memory
 from bert_jax.planning.cycles import Cycles, count_cycles
@@ -21,7 +21,7 @@ from bert_jax.planning.estimated_ops import COST_MODELS, features_of, with_estim
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from bert_jax.planning.kernel_schedule import KernelSchedule
-from bert_jax.planning.kernels_alone import ROWS, kernel_shape, scaled
+from bert_jax.planning.kernels_alone import kernels_of, of_calls
 from bert_jax.planning.planning import PlanSettings
 from bert_jax.planning.request import CompileRequest
 from bert_jax.planning.scheduled import read_scheduled
@@ -50,14 +50,18 @@ ENTRY %main (a.1: bf16[8192,768], b.1: bf16[768,3072], n: u32[]) -> bf16[8192,30
   %slice.1 = bf16[4096,768]{1,0} slice(%a.1), slice={[0:4096], [0:768]}
   %words = s32[2,16,6,2,512]{4,3,2,1,0} constant({...})
   %fusion.1 = bf16[8192,3072]{1,0} fusion(%a.1, %b.1), kind=kOutput, calls=%fused
-  %attention_forward.2 = bf16[16] custom-call(%words), custom_call_target="tpu_custom_call"
+  %attention_forward.2 = bf16[16] custom-call(%words), DECLARED
   ROOT %copy.1 = bf16[8192,3072]{0,1} copy(%fusion.1)
 }
-"""
+""".replace(
+    "DECLARED",
+    'custom_call_target="tpu_custom_call", '
+    'backend_config={"custom_call_config":{"cost_estimate":{"flops":"200000000"}}}',
+)
 
 
 def schedule() -> KernelSchedule:
-    """Of 8 rows of a group of two heads."""
+    """Of a kernel that waits for nothing."""
     return KernelSchedule(
         bundles=800, slots={"VALU": 400}, copied_bytes=1600, steps=8, unknown_loops=0
     )
@@ -88,12 +92,15 @@ def test_what_the_compiler_would_give_cycles_gets_them_and_nothing_else() -> Non
     # Never less than the matrix units need, and not twice that.
     least = 2 * 8192 * 768 * 3072 / (197e12 / 1.5e9)
     assert least < product < 2 * least
-    own = scaled({"attention_forward": schedule()}, program, rows=8)
+    own = of_calls({"attention_forward.2": schedule()}, program, V5E)
     found = count_cycles(program, bytes_per_cycle=V5E.bytes_per_cycle, schedules=own)
     assert found.by_kind["matrix products"] == product
     assert found.scheduled == product + (cycles["copy.1"] or 0)
     call = own["attention_forward.2"]
-    assert (call.bundles, call.slots, call.steps) == (800 * 12, {"VALU": 400 * 12}, 8 * 12)
+    assert (call.bundles, call.slots, call.steps) == (800, {"VALU": 400}, 8)
+    # Its products take longer, at the peak of the matrix units.
+    assert call.products == round(2e8 / (197e12 / 1.5e9))
+    assert call.cycles(bytes_per_cycle=1e9) == call.products
     # The words, and a result of 16 elements of two bytes.
     assert call.copied_bytes == 2 * 16 * 6 * 2 * 512 * 4 + 16 * 2
 
@@ -168,22 +175,25 @@ def request_of(path: Path) -> CompileRequest:
     ).request("v5e:2x2")
 
 
-@pytest.mark.parametrize(("tensor", "heads"), [(1, 2), (2, 3)])
-def test_a_block_has_the_heads_that_the_kernel_gives_it_on_one_device(
-    deep_run: Path, tensor: int, heads: int
-) -> None:
-    """Six heads of 64 columns are three blocks of 128 lanes; three heads are one block of 192."""
-    request = request_of(deep_run)
-    architecture = request.model.architecture.model_copy(
-        update={"hidden_size": 384, "num_attention_heads": 6}
+LOWERED = r"""
+    %3:2 = stablehlo.custom_call @tpu_custom_call(%0, %arg1) {backend_config = "{\22custom_call_config\22: {\22body\22: \22AB=\22, \0A\22n\22: 1}}", kernel_name = "attention_forward", result_layouts = []} : (tensor<2x16x128xbf16>, tensor<i32>) -> (tensor<16xf32>, tensor<1xi32>)
+    %4 = stablehlo.custom_call @tpu_custom_call(%arg0) {backend_config = "{\22custom_call_config\22: {\22body\22: \22C\22}}", kernel_name = "norm"} : (tensor<8x128xf32>) -> tensor<8x128xf32>
+    %5 = stablehlo.custom_call @tpu_custom_call(%4) {backend_config = "{\22custom_call_config\22: {\22body\22: \22C\22}}", kernel_name = "norm"} : (tensor<8x128xf32>) -> tensor<8x128xf32>
+    %6 = stablehlo.custom_call @Sharding(%5) {backend_config = ""} : (tensor<8x128xf32>) -> tensor<8x128xf32>
+"""  # noqa: E501
+
+
+def test_a_lowered_program_has_each_of_its_kernels_with_what_it_takes_and_makes() -> None:
+    forward, norm = kernels_of(LOWERED)
+    assert (forward.name, forward.body, json.loads(forward.config)["custom_call_config"]["n"]) == (
+        "attention_forward",
+        "AB=",
+        1,
     )
-    execution = request.model.execution.model_copy(update={"attention": "fused"})
-    model = request.model.model_copy(update={"architecture": architecture, "execution": execution})
-    mesh = make_mesh(MeshSection(tensor=tensor))
-    found = kernel_shape(request.model_copy(update={"model": model}), mesh, accelerator="v5e")
-    assert found is not None
-    assert (found.heads, found.columns) == (heads, 64)
-    assert found.rows >= ROWS
+    shape = jax.ShapeDtypeStruct
+    assert forward.operands == (shape((2, 16, 128), jnp.bfloat16), shape((), jnp.int32))
+    assert forward.results == (shape((16,), jnp.float32), shape((1,), jnp.int32))
+    assert (norm.name, norm.body, norm.operands) == ("norm", "C", norm.results)
 
 
 def keep(request: CompileRequest, step: CompiledStep) -> None:
