@@ -77,3 +77,19 @@ def check_attention(
     except UserError as error:
         return problem("attention", str(error))
     return ok("attention", f"{found.name}: {found.why}")
+
+
+def check_kernels(
+    execution: Execution, *, architecture: Architecture, mesh: MeshSection, longest: int
+) -> Finding:
+    """Says how the rest of a layer and the loss of a train step are computed here."""
+    from bert_jax.model.execution import resolve_execution
+
+    others = execution.model_copy(update={"attention": "xla"})  # see `check_attention`
+    try:
+        found = resolve_execution(
+            others, architecture=architecture, mesh=make_mesh(mesh), longest=longest
+        )
+    except UserError as error:
+        return problem("kernels", str(error))
+    return ok("kernels", f"norm: {found.norm}, loss: {found.loss}, ffn: {found.ffn}")

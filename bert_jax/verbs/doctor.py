@@ -80,16 +80,17 @@ def look_at_config(config: RunConfig) -> Iterator[Finding]:
         yield finding
     yield from _inputs(config)
     if config.model is not None and config.train is not None and not problems:
-        from bert_jax.diagnostics.devices import check_attention
+        from bert_jax.diagnostics.devices import check_attention, check_kernels
 
         longest = max(phase.seq_length for phase in config.train.phases)
         if (pretrained := architecture()) is not None:
-            yield check_attention(
-                config.model.execution,
-                architecture=pretrained,
-                mesh=config.mesh,
-                longest=longest,
-            )
+            for check in (check_attention, check_kernels):
+                yield check(
+                    config.model.execution,
+                    architecture=pretrained,
+                    mesh=config.mesh,
+                    longest=longest,
+                )
 
 
 def look_at_run(run_dir: str) -> Iterator[Finding]:

@@ -198,6 +198,7 @@ def test_what_a_configuration_reads_is_looked_at_and_its_own_size_counted(
     assert re.search(r"dataset: .*dataset32, [\d,]+ of train", whole.output)
     assert re.search(r"checkpoints of this model \(0\.\d MB each\)", whole.output)
     assert re.search(r"attention: xla: no kernel for cpu", whole.output)
+    assert "kernels: norm: xla, loss: xla, ffn: xla" in whole.output
     lacking = invoke("doctor", config, "train.phases.0.dataset=none", "tokenizer=nowhere")
     assert lacking.exit_code == 1
     assert "tokenizer: nowhere: found no such directory" in lacking.output
