@@ -19,11 +19,11 @@ from typing import Any, Final, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from bert_jax.kernels.attention_bodies import backward_kernel, forward_kernel, scale
 from bert_jax.kernels.attention_shape import Shape, padded
+from bert_jax.kernels.launch import launch
 from bert_jax.kernels.random_bits import composes_words, line_words
 from bert_jax.parallel.rules import LogicalAxes, per_shard
 
@@ -208,7 +208,7 @@ class _Kernel:
             ),
             name="attention_forward" if shape.forward else "attention_backward",
         )
-        parallel = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary"))
-        return jax.lax.platform_dependent(
-            *arrays, tpu=call(compiler_params=parallel), default=call(interpret=True)
+        found: tuple[Array, ...] = launch(
+            call, *arrays, order=("parallel", "parallel", "arbitrary")
         )
+        return found

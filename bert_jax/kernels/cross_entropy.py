@@ -23,6 +23,7 @@ from jax.typing import DTypeLike
 
 from bert_jax.kernels.cross_entropy_bodies import backward_kernel, forward_kernel
 from bert_jax.kernels.cross_entropy_shape import STATISTICS, Shape, groups_of
+from bert_jax.kernels.launch import launch
 from bert_jax.parallel.accelerators import cores
 from bert_jax.parallel.rules import LogicalAxes, per_shard
 
@@ -229,10 +230,10 @@ class _Kernel:
             name="cross_entropy_forward" if shape.forward else "cross_entropy_backward",
         )
         # Each core has a part of the grid; groups and tiles follow one another.
-        order = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary"))
-        return jax.lax.platform_dependent(
-            *arrays, tpu=call(compiler_params=order), default=call(interpret=True)
+        found: tuple[Array, ...] = launch(
+            call, *arrays, order=("parallel", "arbitrary", "arbitrary")
         )
+        return found
 
 
 def _cores() -> int:

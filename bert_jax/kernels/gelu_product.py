@@ -13,9 +13,9 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
+from bert_jax.kernels.launch import launch
 from bert_jax.parallel.rules import LogicalAxes, per_shard
 
 Array = jax.Array
@@ -143,10 +143,7 @@ def _call(
         ),
         name="gelu_product",
     )
-    parallel = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
-    found, sums = jax.lax.platform_dependent(
-        *arrays, tpu=call(compiler_params=parallel), default=call(interpret=True)
-    )
+    found, sums = launch(call, *arrays, order=("parallel", "parallel"))
     return found[:rows], sums
 
 

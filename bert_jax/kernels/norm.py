@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
+from bert_jax.kernels.launch import launch
 from bert_jax.kernels.norm_bodies import backward_kernel, forward_kernel
 from bert_jax.kernels.norm_shape import Shape
 from bert_jax.kernels.random_bits import Factors, column_factors, line_words, row_factors
@@ -159,10 +159,7 @@ class _Kernel:
             ),
             name="norm_forward" if shape.forward else "norm_backward",
         )
-        parallel = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
-        found = jax.lax.platform_dependent(
-            *arrays, tpu=call(compiler_params=parallel), default=call(interpret=True)
-        )
+        found = launch(call, *arrays, order=("parallel", "parallel"))
         return tuple(
             each[:, : shape.length] if name == "tokens" else each
             for name, each in zip(results, found, strict=True)
