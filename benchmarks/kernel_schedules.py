@@ -126,7 +126,7 @@ def say(topology: str, kernel: str, schedule: KernelSchedule, *, per: float, **f
         "bundles",
         packages=("jax", "libtpu"),
         topology=topology,
-        kernel=kernel.partition(".")[0],
+        kernel=kernel,
         **facts,
         busiest=busiest,
         ratio=round(schedule.bundles / per / slots[busiest], 3),

@@ -18,7 +18,6 @@ from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 
 from bert_jax.kernels.attention_bodies import backward_kernel, forward_kernel, scale
@@ -193,22 +192,16 @@ class _Kernel:
         arrays = (words, _coded(segments, shape, others[0].dtype), *others)
         made = [shape.array(name, dtype=arrays[-1].dtype) for name in results]
         scores = batch * heads * shape.padded**2
-        call = functools.partial(
-            pl.pallas_call,
+        return launch(
             functools.partial(self._body, shape=shape),
+            *arrays,
+            name="attention_forward" if shape.forward else "attention_backward",
+            made=made,
+            order=("parallel", "parallel", "arbitrary"),
+            flops=(2 if shape.forward else 5) * 2 * scores * shape.columns,
+            transcendentals=scores,
             grid=shape.grid,
             in_specs=[shape.block(name) for name in names],
             out_specs=[shape.block(name) for name in results],
-            out_shape=made,
             scratch_shapes=shape.running,
-            cost_estimate=pl.CostEstimate(
-                flops=(2 if shape.forward else 5) * 2 * scores * shape.columns,
-                transcendentals=scores,
-                bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*arrays, *made)),
-            ),
-            name="attention_forward" if shape.forward else "attention_backward",
         )
-        found: tuple[Array, ...] = launch(
-            call, *arrays, order=("parallel", "parallel", "arbitrary")
-        )
-        return found

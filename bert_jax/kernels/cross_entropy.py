@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
@@ -98,7 +97,7 @@ def decode_backward(
 
 
 def lower_alone(*, rows: int, hidden: int, pieces: int, dtype: DTypeLike) -> jax.stages.Lowered:
-    """Returns both kernels, lowered for the mesh in use without the program around them."""
+    """Returns both kernels lowered without a program around them, for the mesh that is set."""
 
     def kernels(*arrays: Array) -> object:
         rows_ND, table_VD, _, labels_N, gradient_N = arrays
@@ -210,9 +209,15 @@ class _Kernel:
         arrays = (jnp.full((1,), group, jnp.int32), *operands.values())
         elements = shape.grid[1] * shape.rows * shape.pieces
         body = forward_kernel if shape.forward else backward_kernel
-        call = functools.partial(
-            pl.pallas_call,
+        return launch(
             functools.partial(body, shape=shape),
+            *arrays,
+            name="cross_entropy_forward" if shape.forward else "cross_entropy_backward",
+            made=made,
+            # Each core has a part of the grid; groups and tiles follow one another.
+            order=("parallel", "arbitrary", "arbitrary"),
+            flops=(1 if shape.forward else 2) * 2 * elements * shape.hidden,
+            transcendentals=elements,
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=1,
                 grid=shape.grid,
@@ -220,20 +225,8 @@ class _Kernel:
                 out_specs=[shape.block(name) for name in results],
                 scratch_shapes=scratch,
             ),
-            out_shape=made,
             input_output_aliases={len(operands): 1} if "so_far" in operands else {},
-            cost_estimate=pl.CostEstimate(
-                flops=(1 if shape.forward else 2) * 2 * elements * shape.hidden,
-                transcendentals=elements,
-                bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*arrays, *made)),
-            ),
-            name="cross_entropy_forward" if shape.forward else "cross_entropy_backward",
         )
-        # Each core has a part of the grid; groups and tiles follow one another.
-        found: tuple[Array, ...] = launch(
-            call, *arrays, order=("parallel", "arbitrary", "arbitrary")
-        )
-        return found
 
 
 def _cores() -> int:

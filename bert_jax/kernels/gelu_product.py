@@ -117,14 +117,18 @@ def _call(
     # Rows of zeros have gradients of zeros, and add nothing to sums.
     gradient, x = (jnp.pad(each, ((0, shape.padded - rows), (0, 0))) for each in (gradient, x))
     of_rows, of_columns = shape.block
-    arrays = (gradient, kernel, x)
     made = (
         jax.ShapeDtypeStruct(x.shape, x.dtype),
         jax.ShapeDtypeStruct((shape.grid[1], _SUBLANES, inner), jnp.float32),
     )
-    call = functools.partial(
-        pl.pallas_call,
+    found, sums = launch(
         functools.partial(_body, shape=shape, slope=slope),
+        *(gradient, kernel, x),
+        name="gelu_product",
+        made=made,
+        order=("parallel", "parallel"),
+        flops=2 * shape.padded * width * inner,
+        transcendentals=shape.padded * inner,
         grid=shape.grid,
         in_specs=[
             pl.BlockSpec((of_rows, width), lambda f, n: (n, 0)),
@@ -135,15 +139,7 @@ def _call(
             pl.BlockSpec((of_rows, of_columns), lambda f, n: (n, f)),
             pl.BlockSpec((1, _SUBLANES, of_columns), lambda f, n: (n, 0, f)),
         ],
-        out_shape=made,
-        cost_estimate=pl.CostEstimate(
-            flops=2 * shape.padded * width * inner,
-            transcendentals=shape.padded * inner,
-            bytes_accessed=sum(each.size * each.dtype.itemsize for each in (*arrays, *made)),
-        ),
-        name="gelu_product",
     )
-    found, sums = launch(call, *arrays, order=("parallel", "parallel"))
     return found[:rows], sums
 
 

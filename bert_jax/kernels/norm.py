@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 
 from bert_jax.kernels.launch import launch
@@ -86,7 +85,7 @@ def lower_alone(
 ) -> jax.stages.Lowered:
     """Returns both kernels lowered without a program around them, for the mesh that is set.
 
-    For their schedules, see `bert_jax.planning`. `rate`: of dropout; 0: there is none.
+    `rate`: of dropout; 0: there is none.
     """
 
     def both(x: Array, vector: Array, down: Array, across: Array) -> object:
@@ -144,22 +143,19 @@ class _Kernel:
             for name, each in zip(names, arrays, strict=True)
         ]
         made = [shape.array(name, dtype=x.dtype) for name in results]
-        call = functools.partial(
-            pl.pallas_call,
+        found = launch(
             functools.partial(self._body, shape=shape),
+            *arrays,
+            name="norm_forward" if shape.forward else "norm_backward",
+            made=made,
+            order=("parallel", "parallel"),
+            flops=0,  # no products
+            transcendentals=shape.batch * shape.padded,
             grid=shape.grid,
             in_specs=[shape.block(name) for name in names],
             out_specs=[shape.block(name) for name in results],
-            out_shape=made,
             scratch_shapes=shape.turned,
-            cost_estimate=pl.CostEstimate(
-                flops=0,  # no products
-                transcendentals=shape.batch * shape.padded,
-                bytes_accessed=sum(each.size * each.dtype.itemsize for each in (*arrays, *made)),
-            ),
-            name="norm_forward" if shape.forward else "norm_backward",
         )
-        found = launch(call, *arrays, order=("parallel", "parallel"))
         return tuple(
             each[:, : shape.length] if name == "tokens" else each
             for name, each in zip(results, found, strict=True)

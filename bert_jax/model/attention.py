@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.attention import fused_attention
 from bert_jax.kernels.random_bits import tile_seeds
-from bert_jax.model.config import Architecture, AttentionName, Execution
+from bert_jax.model.config import Architecture, Execution, Implementation
 from bert_jax.model.layers import Dense, project_each
 from bert_jax.model.xla_attention import xla_attention
 from bert_jax.parallel.rules import constrain
@@ -30,7 +30,7 @@ class SelfAttention(nnx.Module):
             for _ in range(3)
         )
         self.output = dense((heads, columns, width), ("heads", "head_dim", "embed"), outputs=1)
-        self.core: AttentionName = execution.attention
+        self.core: Implementation = execution.attention
         # Of what `fused` keeps nothing is of size length x length.
         self.remat_core = execution.remat == "attention" and execution.attention != "fused"
         self.dropout_rate = architecture.attention_probs_dropout_prob

@@ -15,10 +15,8 @@ Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
 Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "attention", "dots", "full"]
-AttentionName = Literal["auto", "xla", "fused"]
-NormName = Literal["auto", "xla", "fused"]
-LossName = Literal["auto", "xla", "fused"]
-FfnName = Literal["auto", "xla", "fused"]
+# How something is computed: left to the compiler, or by a kernel of ours.
+Implementation = Literal["auto", "xla", "fused"]
 TaskName = Literal[
     "sequence_classification", "token_classification", "question_answering", "multiple_choice"
 ]
@@ -96,19 +94,19 @@ class Execution(Section):
     """Of activations. Parameters, softmax, LayerNorm and loss are float32 in any case."""
     gradient_dtype: Dtype = "float32"
     """In which gradients of parameters, which are float32 themselves, are summed over devices."""
-    attention: AttentionName = "auto"
+    attention: Implementation = "auto"
     """`xla`: plain JAX, anywhere. `fused`: one kernel on v4, v5e, v5p and v6e, for rows of up to
     2,048 tokens where a device has pairs of heads of 64 in bfloat16, of up to 512 with most others.
     `auto`: in pretraining `fused` where it can run, else `xla`; `bert-jax doctor` says which."""
-    norm: NormName = "auto"
+    norm: Implementation = "auto"
     """LayerNorm of the sums in an encoder layer. `xla`: plain JAX, anywhere. `fused`: a kernel, and
     one for its gradient and dropout's, on v4, v5e, v5p and v6e, where 128 divides the hidden size.
     `auto`: in pretraining `fused` where it can run, else `xla`."""
-    loss: LossName = "auto"
+    loss: Implementation = "auto"
     """Of masked pieces in pretraining. `xla`: plain JAX, anywhere. `fused`: the product with the
     vocabulary's table and its softmax in one kernel, on v4, v5e, v5p and v6e. `auto`: `fused` where
     it can run, else `xla`."""
-    ffn: FfnName = "auto"
+    ffn: Implementation = "auto"
     """GELU's gradient in the FFN. `xla`: plain JAX, anywhere. `fused`: in a kernel with the product
     before it, on v4, v5e, v5p and v6e, for `hidden_act: gelu_tanh` in bfloat16 where 128 divides
     the widths of a device. `auto`: in pretraining `fused` where it can run, else `xla`."""

@@ -1,6 +1,6 @@
 """What `auto` and settings left out come to, on the devices of a mesh."""
 
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -9,14 +9,7 @@ from bert_jax.errors import UserError
 from bert_jax.kernels import gelu_product
 from bert_jax.kernels.attention_shape import longest_rows
 from bert_jax.kernels.norm_shape import MOST_NUMBERS, fits
-from bert_jax.model.config import (
-    Architecture,
-    AttentionName,
-    Execution,
-    FfnName,
-    LossName,
-    NormName,
-)
+from bert_jax.model.config import Architecture, Execution, Implementation
 from bert_jax.parallel.accelerators import takes_kernels
 from bert_jax.parallel.rules import axis_parts
 
@@ -34,7 +27,7 @@ def default_unroll(depth: int, *, on_tpu: bool) -> int:
 class AttentionChoice(NamedTuple):
     """Which attention a train step computes, and why."""
 
-    name: AttentionName
+    name: Implementation
     why: str
 
 
@@ -49,7 +42,7 @@ def longest_fused(execution: Execution, *, architecture: Architecture, mesh: Mes
 
 
 def choose_attention(
-    asked: AttentionName, device: Any, *, longest: int, most: int
+    asked: Implementation, device: Any, *, longest: int, most: int
 ) -> AttentionChoice:
     """Returns what a setting comes to: ``("fused", "one kernel on TPU v5 lite")``.
 
@@ -84,7 +77,7 @@ def choose_attention(
     return AttentionChoice("xla", f"no kernel for {device.device_kind}")
 
 
-def choose_norm(asked: NormName, device: Any, *, width: int) -> NormName:
+def choose_norm(asked: Implementation, device: Any, *, width: int) -> Implementation:
     """Returns what LayerNorm's setting comes to.
 
     `device`: one of those that the step will run on; `width`: the model's hidden size.
@@ -101,7 +94,7 @@ def choose_norm(asked: NormName, device: Any, *, width: int) -> NormName:
 
 def choose_ffn(
     execution: Execution, device: Any, *, architecture: Architecture, mesh: Mesh
-) -> FfnName:
+) -> Implementation:
     """Returns what the FFN's setting comes to, on a mesh of devices like `device`.
 
     Raises:
@@ -119,9 +112,18 @@ def choose_ffn(
     return _choose(execution.ffn, device, key="ffn", obstacle=obstacle)
 
 
+def choose_loss(asked: Implementation, device: Any) -> Implementation:
+    """Returns what the loss's setting comes to on a device that the step will run on.
+
+    Raises:
+        UserError: `fused` where its kernels cannot run.
+    """
+    return _choose(asked, device, key="loss")
+
+
 def _choose(
-    asked: Literal["auto", "xla", "fused"], device: Any, *, key: str, obstacle: str | None = None
-) -> Literal["xla", "fused"]:
+    asked: Implementation, device: Any, *, key: str, obstacle: str | None = None
+) -> Implementation:
     """Returns `fused` where our kernels run on a device and the model has no `obstacle`."""
     if asked == "auto":
         return "fused" if takes_kernels(device) and obstacle is None else "xla"
@@ -134,15 +136,6 @@ def _choose(
             f"v6e; here xla"
         )
     return asked
-
-
-def choose_loss(asked: LossName, device: Any) -> LossName:
-    """Returns what the loss's setting comes to on a device that the step will run on.
-
-    Raises:
-        UserError: `fused` where its kernels cannot run.
-    """
-    return _choose(asked, device, key="loss")
 
 
 def resolve_execution(

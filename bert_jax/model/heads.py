@@ -5,7 +5,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.cross_entropy import NO_PIECE
-from bert_jax.model.config import Activation, Architecture, Dtype, Execution, LossName
+from bert_jax.model.config import Activation, Architecture, Dtype, Execution, Implementation
 from bert_jax.model.cross_entropy import Scored, cross_entropy, decoded_cross_entropy
 from bert_jax.model.initial import Constant
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, param
@@ -44,7 +44,7 @@ class MlmHead(nnx.Module):
         self.activation: Activation = architecture.hidden_act
         self.vocab_size = architecture.vocab_size
         self.gradient_dtype: Dtype = execution.gradient_dtype
-        self.loss: LossName = execution.loss
+        self.loss: Implementation = execution.loss
 
     def __call__(
         self,

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from bert_jax.model.config import Dtype
 from bert_jax.model.layers import placed
 from bert_jax.parallel.gradient_sum import device_shares, summed_shares
-from bert_jax.parallel.rules import constrain, parts_in_use, per_shard
+from bert_jax.parallel.rules import constrain, parts_in_use
 
 _TABLE = ("vocab", "hidden")
 _SHARES = ("batch", *_TABLE)
@@ -69,21 +69,22 @@ def _looked_up_backward(
     input_ids: Array, gradient: tuple[Array, Array]
 ) -> tuple[None, Array, None]:
     of_rows, shares = gradient
-    run = per_shard(
-        _add_rows,
-        arguments=(_SHARES, ("vocab",), ("batch", "length"), ("batch", "length", "hidden")),
-        results=(_SHARES,),
-    )
+
+    def share(shares: Array, numbers: Array, ids: Array, of_rows: Array) -> Array:
+        """Adds on one device; rows of pieces that others have are left out."""
+        own = ids.reshape(-1) - numbers[0]
+        own = jnp.where(own >= 0, own, len(numbers))  # a negative one would count from the end
+        of_rows = of_rows.reshape(-1, of_rows.shape[-1])
+        return shares[0].at[own].add(of_rows, mode="drop")
+
     numbers = jnp.arange(shares.shape[1], dtype=jnp.int32)
-    return None, run(shares, numbers, input_ids, of_rows)[0], None
-
-
-def _add_rows(shares: Array, numbers: Array, ids: Array, of_rows: Array) -> tuple[Array]:
-    """Adds on one device; rows of pieces that others have are left out."""
-    own = ids.reshape(-1) - numbers[0]
-    own = jnp.where(own >= 0, own, len(numbers))  # a negative one would count from the end
-    of_rows = of_rows.reshape(-1, of_rows.shape[-1])
-    return (shares[0].at[own].add(of_rows, mode="drop")[None],)
+    found = device_shares(
+        share,
+        *(shares, numbers, input_ids, of_rows),
+        arguments=(_SHARES, ("vocab",), ("batch", "length"), ("batch", "length", "hidden")),
+        axes=_TABLE,
+    )
+    return None, found, None
 
 
 looked_up.defvjp(_looked_up_forward, _looked_up_backward)

@@ -9,13 +9,13 @@ from typing import Final
 
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.sharding import PartitionSpec
 
 from bert_jax.parallel.rules import (
     RULES,
     LogicalAxes,
     partition_spec,
     per_shard,
+    split_over,
     trained_spec,
     whole,
 )
@@ -62,7 +62,7 @@ def summed_shares(shares: Array, stored: LogicalAxes) -> Array:
     def summed(own: Array) -> Array:
         found, left = own[0], list(split)
         found = with_layout_constraint(found, Layout(tuple(range(found.ndim))))
-        for dimension, names in enumerate(_names(spec)):
+        for dimension, names in enumerate(split_over(spec)):
             for axis in (name for name in names if name in split):
                 found = _scattered(found, axis, dimension, size=mesh.shape[axis])
                 left.remove(axis)
@@ -76,11 +76,6 @@ def summed_shares(shares: Array, stored: LogicalAxes) -> Array:
     )(shares)
 
 
-def _names(spec: PartitionSpec) -> Iterator[tuple[str, ...]]:
-    for entry in spec:
-        yield () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-
-
 def _scattered(x: Array, axis: str, dimension: int, *, size: int) -> Array:
     """Returns this device's part of the sum over a mesh axis, cut along a dimension."""
     for groups in _steps(size):
@@ -90,18 +85,15 @@ def _scattered(x: Array, axis: str, dimension: int, *, size: int) -> Array:
     return x
 
 
-def _steps(size: int) -> Iterator[list[list[int]] | None]:
+def _steps(size: int) -> Iterator[list[list[int]]]:
     """Yields the groups of each step; after all, device `i` has the `i`-th part of an array."""
     whole_axis = size
-    while size > _MOST and (parts := next((n for n in range(_MOST, 1, -1) if size % n == 0), 0)):
-        size //= parts  # of what each has after this step
+    while size > 1:
+        parts = next((n for n in range(min(size, _MOST), 1, -1) if size % n == 0), size)
+        each = size // parts  # devices that go on together
         yield [
-            [first + part * size + at for part in range(parts)]
-            for first in range(0, whole_axis, parts * size)
-            for at in range(size)
+            [first + part * each + at for part in range(parts)]
+            for first in range(0, whole_axis, size)
+            for at in range(each)
         ]
-    yield (
-        None
-        if size == whole_axis
-        else [list(range(first, first + size)) for first in range(0, whole_axis, size)]
-    )
+        size = each

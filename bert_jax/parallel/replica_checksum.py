@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from bert_jax.parallel.rules import replicated
+from bert_jax.parallel.rules import replicated, split_over
 
 
 class Deviation(NamedTuple):
@@ -77,8 +77,7 @@ def _deviating(sums: np.ndarray, groups: np.ndarray) -> list[tuple[int, bool]]:
 @functools.lru_cache(maxsize=256)
 def _groups(mesh: Mesh, spec: PartitionSpec) -> np.ndarray:
     """Returns for each device of the mesh which piece of an array it holds: int [devices]."""
-    entries = [(e,) if isinstance(e, str) else tuple(e or ()) for e in spec]
-    split = set(itertools.chain.from_iterable(entries))
+    split = set(itertools.chain.from_iterable(split_over(spec)))
     shape = [mesh.shape[axis] if axis in split else 1 for axis in mesh.axis_names]
     pieces = np.arange(np.prod(shape)).reshape(shape)
     return np.broadcast_to(pieces, mesh.devices.shape).ravel()

@@ -116,6 +116,11 @@ def whole(axes: LogicalAxes) -> LogicalAxes:
     return tuple("hidden" if axis == "embed" else axis for axis in axes)
 
 
+def split_over(spec: PartitionSpec) -> list[tuple[str, ...]]:
+    """Returns the mesh axes that a layout splits each axis of an array over."""
+    return [(each,) if isinstance(each, str) else tuple(each or ()) for each in spec]
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the layout of every array of a batch: the leading axis over slices, data and fsdp."""
     return NamedSharding(mesh, partition_spec(("batch",)))

@@ -17,7 +17,7 @@ from bert_jax.planning.cycles import Cycles, count_cycles, kernels_called
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedules, written_to
-from bert_jax.planning.kernels_alone import of_calls
+from bert_jax.planning.kernels_alone import as_called
 from bert_jax.planning.optimized_text import optimized_text
 from bert_jax.planning.program import LoweredStep, lower_step, open_topology, placement_of
 from bert_jax.planning.request import CompileRequest
@@ -112,7 +112,7 @@ def read_step(
     """
     accelerator = placement.topology.accelerator
     bytes_per_cycle = accelerator.bytes_per_cycle
-    schedules = of_calls(schedules, program, accelerator)
+    schedules = as_called(schedules, program, accelerator)
     return CompiledStep(
         rows=step.rows,
         useful_flops=step.flops,

@@ -98,7 +98,7 @@ def schedules_alone(
     return found
 
 
-def of_calls(
+def as_called(
     schedules: Mapping[str, KernelSchedule], program: Program, accelerator: Accelerator
 ) -> dict[str, KernelSchedule]:
     """Returns schedules with what a program says of each call, both by its name.

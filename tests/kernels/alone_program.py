@@ -1,45 +1,42 @@
-"""``python -m tests.kernels.alone_program 77 768 bfloat16 v4:2x2x1 …``: compiles kernels.
+"""``python -m tests.kernels.alone_program '[["norm", {…}]]' v4:2x2x1 …``: compiles kernels.
 
-Those around LayerNorm, with dropout and without, of rows of so many tokens of so many numbers, and
-that of GELU's gradient. Prints the names of the kernels in each program, as JSON; a process of its
-own for test_alone_compile.py.
+Those of a module of `bert_jax.kernels`, with the arguments of its `lower_alone`. Prints the names
+of the kernels in each program, as JSON; a process of its own for test_alone_compile.py.
 """
 
+import functools
+import importlib
 import json
-import re
 import sys
+from typing import Any
 
 import jax
 
-from bert_jax.kernels import gelu_product, norm
 from bert_jax.model.elementwise import gelu_slope
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
+from bert_jax.planning.kernels_alone import kernels_of
 from bert_jax.planning.program import open_devices
 
 
-def kernels(topology: str, length: int, width: int, dtype: str) -> list[str]:
+def kernels(topology: str, wanted: list[tuple[str, dict[str, Any]]]) -> list[str]:
     """The kernels in the lowered programs, once the compiler has taken them.
 
-    On a mesh, by which they know whose words of dropout are composed.
+    On a mesh, by which they know what the chip composes, and how many cores share a grid.
     """
     devices = open_devices(parse_topology(topology), slices=1)[:1]
+    names: set[str] = set()
     with jax.set_mesh(make_mesh(MeshSection(), devices)):
-        alone = [
-            norm.lower_alone(batch=2, length=length, width=width, dtype=dtype, rate=rate)
-            for rate in (0.0, 0.1)
-        ]
-        if dtype == "bfloat16":  # which it is chosen for
-            sizes = {"rows": 2 * length, "width": width, "inner": 4 * width}
-            alone.append(gelu_product.lower_alone(**sizes, dtype=dtype, slope=gelu_slope))
-        for lowered in alone:
+        for module, arguments in wanted:
+            lower = importlib.import_module(f"bert_jax.kernels.{module}").lower_alone
+            if module == "gelu_product":
+                lower = functools.partial(lower, slope=gelu_slope)
+            lowered = lower(**arguments)
             lowered.compile()
-    texts = "".join(lowered.as_text() for lowered in alone)
-    return sorted(set(re.findall(r'kernel_name = "(\w+)"', texts)))
+            names |= {each.name for each in kernels_of(lowered.as_text())}
+    return sorted(names)
 
 
 if __name__ == "__main__":
-    length, width, dtype, *topologies = sys.argv[1:]
-    found = {name: kernels(name, int(length), int(width), dtype) for name in topologies}
-    print(json.dumps(found))
+    print(json.dumps({name: kernels(name, json.loads(sys.argv[1])) for name in sys.argv[2:]}))

@@ -21,7 +21,7 @@ from bert_jax.planning.estimated_ops import COST_MODELS, features_of, with_estim
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from bert_jax.planning.kernel_schedule import KernelSchedule
-from bert_jax.planning.kernels_alone import kernels_of, of_calls
+from bert_jax.planning.kernels_alone import as_called, kernels_of
 from bert_jax.planning.planning import PlanSettings
 from bert_jax.planning.request import CompileRequest
 from bert_jax.planning.scheduled import read_scheduled
@@ -92,7 +92,7 @@ def test_what_the_compiler_would_give_cycles_gets_them_and_nothing_else() -> Non
     # Never less than the matrix units need, and not twice that.
     least = 2 * 8192 * 768 * 3072 / (197e12 / 1.5e9)
     assert least < product < 2 * least
-    own = of_calls({"attention_forward.2": schedule()}, program, V5E)
+    own = as_called({"attention_forward.2": schedule()}, program, V5E)
     found = count_cycles(program, bytes_per_cycle=V5E.bytes_per_cycle, schedules=own)
     assert found.by_kind["matrix products"] == product
     assert found.scheduled == product + (cycles["copy.1"] or 0)
