@@ -65,22 +65,31 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     return {"python": platform.python_version(), **found}
 
 
-def interleaved(runs: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, list[float]]:
+def interleaved(
+    runs: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    before: Mapping[str, Callable[[], object]] | None = None,
+) -> dict[str, list[float]]:
     """Times several things by turns, so that a machine that slows down slows all of them.
 
     Args:
         runs: what to time, by name; each is called once before, untimed.
         rounds: how often to time each.
+        before: what to run untimed in front of each, so that the start pays for none of what the
+            one before left: cold caches, memory that goes back, threads that wait.
 
     Returns:
         The seconds of each round, by name.
     """
+    before = before or {}
     for run in runs.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
             gc.collect()  # the garbage of one is not the other's to pick up
+            before.get(name, lambda: None)()
             start = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - start)

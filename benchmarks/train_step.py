@@ -2,10 +2,10 @@
 
 ``python -m benchmarks.train_step [--size L4H256 …] [--steps N]``: float32, dropout 0.1, rows of
 128 pieces of which 20 are predicted, a vocabulary of 30,522, AdamW with the gradient's norm cut at
-1. Ours is the compiled step that pretraining runs, on one device; all take the same batch and all
-cores, by turns in one run. PyTorch is measured where it is installed. Hugging Face's Flax BERT
-ended with transformers 4: ``--flax-python PATH`` names a Python that has it (``pip install
-'transformers==4.56.*' flax optax``) and measures it in a process of its own, by turns as well.
+1. Ours is the compiled step that pretraining runs, on one device. All take a batch of the same
+shape and all cores, by turns in one run, each in a process of its own. PyTorch is measured where it
+is installed. Hugging Face's Flax BERT ended with transformers 4: ``--flax-python PATH`` names a
+Python that has it (``pip install 'transformers==4.56.*' flax optax``).
 
 On Linux all of them run with malloc's large pages, as `make` sets them (GLIBC_TUNABLES; set to
 nothing, it measures without).
@@ -13,11 +13,13 @@ nothing, it measures without).
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import os
 import re
 import statistics
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -42,8 +44,12 @@ from bert_jax.train.step import StepLimits, StepSpec
 ROWS, LENGTH, PREDICTIONS, VOCAB = 16, 128, 20, 30_522
 RATE = 1e-4
 FLAX_PEER = Path(__file__).with_name("hf_flax_step.py")
+TORCH_PEER = Path(__file__).with_name("hf_torch_step.py")
 
-Run = Callable[[], object]
+# Of each before a timed round: the first steps after another's run are up to a half slower.
+UNTIMED = 3
+
+Run = Callable[[int], object]  # of a number of steps
 
 
 def main() -> None:
@@ -52,8 +58,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--size", nargs="+", type=architecture, default=[architecture("L4H256")])
-    parser.add_argument("--steps", type=int, default=5, help="steps in a timed round")
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each")
+    parser.add_argument("--steps", type=int, default=8, help="steps in a timed round")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each")
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--unroll", type=int, default=None, help="`model.unroll` of ours")
     parser.add_argument("--flax-python", help="a Python with transformers 4 and flax")
@@ -100,13 +106,19 @@ def measure(
     batch = make_batch(rows)
     packages = ["jax", "flax"]
     with contextlib.ExitStack() as stack:
-        runs: dict[str, Run] = {"bert_jax": our_steps(size, batch, steps, unroll=unroll)}
+        runs: dict[str, Run] = {"bert_jax": our_steps(size, batch, unroll=unroll)}
         if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
-            runs["hf_torch"] = torch_steps(size, batch, steps)
+            torch = peer_steps(sys.executable, TORCH_PEER, size, rows)
+            runs["hf_torch"] = stack.enter_context(torch)
             packages += ["torch", "transformers"]
         if flax_python is not None:
-            runs["hf_flax"] = stack.enter_context(flax_steps(flax_python, size, rows, steps))
-        seconds = interleaved(runs, rounds=rounds)
+            flax = peer_steps(flax_python, FLAX_PEER, size, rows)
+            runs["hf_flax"] = stack.enter_context(flax)
+        seconds = interleaved(
+            {name: functools.partial(run, steps) for name, run in runs.items()},
+            rounds=rounds,
+            before={name: functools.partial(run, UNTIMED) for name, run in runs.items()},
+        )
     facts = {
         "size": f"L{size.num_hidden_layers}H{size.hidden_size}",
         "rows": rows,
@@ -144,9 +156,7 @@ def make_batch(rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def our_steps(
-    size: Architecture, batch: dict[str, np.ndarray], steps: int, *, unroll: int | None
-) -> Run:
+def our_steps(size: Architecture, batch: dict[str, np.ndarray], *, unroll: int | None) -> Run:
     """Returns a function that runs steps of the program that pretraining compiles."""
     task = BertObjective(
         architecture=size,
@@ -166,7 +176,7 @@ def our_steps(
         spec = StepSpec(task=task, model=model, optimizer=optimizer)
         step = lower_train_step(spec, state, placed, schedule, accumulation=1).compile()
 
-    def run() -> None:
+    def run(steps: int) -> None:
         nonlocal state
         for _ in range(steps):
             state, _ = step(state, placed, StepLimits(), schedule)
@@ -175,50 +185,14 @@ def our_steps(
     return run
 
 
-def torch_steps(size: Architecture, batch: dict[str, np.ndarray], steps: int) -> Run:
-    """Returns the same steps of Hugging Face's PyTorch model (its default attention, SDPA)."""
-    import torch
-    import transformers
-
-    torch.set_num_threads(torch.get_num_threads())  # all cores, which is its default
-    model = transformers.BertForPreTraining(
-        transformers.BertConfig(
-            vocab_size=size.vocab_size,
-            hidden_size=size.hidden_size,
-            num_hidden_layers=size.num_hidden_layers,
-            num_attention_heads=size.num_attention_heads,
-            intermediate_size=size.intermediate_size,
-        )
-    ).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
-    labels = np.full(batch["input_ids"].shape, -100, np.int64)
-    np.put_along_axis(labels, batch["masked_lm_positions"], batch["masked_lm_ids"], axis=1)
-    inputs = {
-        "input_ids": torch.from_numpy(batch["input_ids"]).long(),
-        "token_type_ids": torch.from_numpy(batch["token_type_ids"]).long(),
-        "attention_mask": torch.from_numpy(batch["segment_ids"]).long(),
-        "labels": torch.from_numpy(labels),
-        "next_sentence_label": torch.from_numpy(batch["next_sentence_labels"][:, 0]).long(),
-    }
-
-    def run() -> None:
-        for _ in range(steps):
-            optimizer.zero_grad(set_to_none=True)
-            model(**inputs).loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-
-    return run
-
-
 @contextlib.contextmanager
-def flax_steps(python: str, size: Architecture, rows: int, steps: int) -> Iterator[Run]:
-    """Starts Hugging Face's Flax model under another Python; yields the same steps of it.
+def peer_steps(python: str, peer: Path, size: Architecture, rows: int) -> Iterator[Run]:
+    """Starts a peer under a Python; yields what runs its steps.
 
     The process waits between rounds, so that it takes nothing from the others.
     """
     sizes = [size.num_hidden_layers, size.hidden_size, rows, LENGTH, PREDICTIONS, VOCAB]
-    command = [python, str(FLAX_PEER), *map(str, sizes)]
+    command = [python, str(peer), *map(str, sizes)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -226,10 +200,10 @@ def flax_steps(python: str, size: Architecture, rows: int, steps: int) -> Iterat
         assert process.stdout is not None
         requests, answers = process.stdin, process.stdout
 
-        def run() -> None:
+        def run(steps: int) -> None:
             print(steps, file=requests, flush=True)
             if answers.readline().strip() != "done":
-                raise SystemExit(f"{FLAX_PEER.name}: stopped, see above")
+                raise SystemExit(f"{peer.name}: stopped, see above")
 
         yield run
         requests.close()

@@ -46,6 +46,8 @@ def gelu_slope(wide: Array) -> Array:
 
 
 def _gelu_backward(x: Array, gradient: Array) -> tuple[Array]:
+    # Else a compiler keeps tanh, which costs more to write and to read than to compute again.
+    x = jax.lax.optimization_barrier(x)
     slope = gelu_slope(x.astype(jnp.float32))
     return ((gradient.astype(jnp.float32) * slope).astype(x.dtype),)
 

@@ -65,6 +65,8 @@ class Embeddings(nnx.Module):
         else:
             # Two rows: a product with a one-hot is cheaper than a gather and its scatter backwards.
             one_hot = jnp.equal(token_type_ids[..., None], jnp.arange(types.shape[0]))
-            x_BLD += jnp.einsum("blt,td->bld", one_hot.astype(types.dtype), types)
+            # Rows as one axis: see `project`.
+            rows = one_hot.astype(types.dtype).reshape(-1, types.shape[0])
+            x_BLD += jnp.matmul(rows, types).reshape(x_BLD.shape)
         x_BLD = constrain(self.norm(x_BLD), "batch", "length", "hidden")
         return dropout(x_BLD, self.dropout_rate, dropout_key)

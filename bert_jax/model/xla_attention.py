@@ -13,9 +13,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.dropout import TileFactors, kept_elements, tile_factors
+from bert_jax.parallel.rules import on_one_cpu
 
 # Finite, so that a row without any visible key gives a uniform average and not a NaN.
 MASKED: Final = -1e9
+
+# On a CPU: as many parts as most machines have cores, each large enough to be worth its calls.
+_MOST_PARTS: Final = 8
+_LEAST_SCORES: Final = 2**17
 
 
 def xla_attention(
@@ -39,14 +44,48 @@ def xla_attention(
     factors = None
     if dropout_key is not None and dropout_rate > 0.0:
         factors = tile_factors((batch, heads, length, length), dropout_key, dropout_rate)
-    rate = 0.0 if factors is None else dropout_rate
-    return _attend(q_BLHK, k_BLHK, v_BLHK, segment_ids, factors, rate)
+    operands, structure = jax.tree.flatten((q_BLHK, k_BLHK, v_BLHK, segment_ids, factors))
+    parts = _parts(batch, scores=heads * length**2)
+    if parts == 1:
+        return _attended(*jax.tree.unflatten(structure, operands), rate=dropout_rate)
+    each_part = zip(*(jnp.split(operand, parts) for operand in operands), strict=True)
+    return jnp.concatenate(
+        [_attended(*jax.tree.unflatten(structure, part), rate=dropout_rate) for part in each_part]
+    )
 
 
-def masked_scores(q_BLHK: Array, k_BLHK: Array, visible: Array) -> Array:
+def _attended(
+    q_BLHK: Array,
+    k_BLHK: Array,
+    v_BLHK: Array,
+    segment_ids: Array,
+    factors: TileFactors | None,
+    *,
+    rate: float,
+) -> Array:
+    # Heads first: the product of a head is then one of whole matrices, which CPUs are faster at.
+    # TPU programs are the same either way.
+    q, k, v = (each.swapaxes(1, 2) for each in (q_BLHK, k_BLHK, v_BLHK))
+    out: Array = _attend(q, k, v, segment_ids, factors, 0.0 if factors is None else rate)
+    return out.swapaxes(1, 2)
+
+
+def _parts(batch: int, *, scores: int) -> int:
+    """Returns how many parts of a batch are computed apart from each other; `scores`: of a row.
+
+    XLA's CPU client computes a product of many small matrices on one core, and what does not depend
+    on one another side by side.
+    """
+    if not on_one_cpu():
+        return 1
+    most = min(_MOST_PARTS, batch * scores // _LEAST_SCORES)
+    return next((parts for parts in range(most, 1, -1) if batch % parts == 0), 1)
+
+
+def masked_scores(q_BHLK: Array, k_BHLK: Array, visible: Array) -> Array:
     """Returns q·kᵀ/√K where a key is visible, [B, H, L, M] float32."""
-    scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BLHK, preferred_element_type=jnp.float32)
-    return jnp.where(visible, scores_BHLM * _scale(q_BLHK), MASKED)
+    scores_BHLM = jnp.einsum("bhlk,bhmk->bhlm", q_BHLK, k_BHLK, preferred_element_type=jnp.float32)
+    return jnp.where(visible, scores_BHLM * _scale(q_BHLK), MASKED)
 
 
 def same_segment(segment_ids: Array) -> Array:
@@ -54,8 +93,8 @@ def same_segment(segment_ids: Array) -> Array:
     return segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
 
 
-def _scale(q_BLHK: Array) -> float:
-    return q_BLHK.shape[-1] ** -0.5
+def _scale(q_BHLK: Array) -> float:
+    return q_BHLK.shape[-1] ** -0.5
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -72,7 +111,7 @@ def _forward(
     if factors is not None:
         weights = jnp.where(kept_elements(factors), weights * (1 / (1 - rate)), -weights)
     signed = weights.astype(v.dtype)
-    out = jnp.einsum("bhlm,bmhk->blhk", jnp.maximum(signed, 0), v)
+    out = jnp.einsum("bhlm,bhmk->bhlk", jnp.maximum(signed, 0), v)
     return out, (q, k, v, signed, out)
 
 
@@ -81,16 +120,16 @@ def _backward(
 ) -> tuple[Array, Array, Array, None, None]:
     q, k, v, signed, out = saved
     # Σ weights · their gradients, for each query and head: what softmax takes off.
-    taken_off = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1).swapaxes(1, 2)
+    taken_off = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
     kept = jnp.maximum(signed, 0)
-    slopes = jnp.einsum("blhk,bmhk->bhlm", gradient, v, preferred_element_type=jnp.float32)
+    slopes = jnp.einsum("bhlk,bhmk->bhlm", gradient, v, preferred_element_type=jnp.float32)
     weights = jnp.maximum(signed.astype(jnp.float32) * (1 - rate), -signed)
     slopes = kept * slopes - weights * taken_off[..., None]
     slopes = (slopes * _scale(q)).astype(v.dtype)
     return (
-        jnp.einsum("bhlm,bmhk->blhk", slopes, k),
-        jnp.einsum("bhlm,blhk->bmhk", slopes, q),
-        jnp.einsum("bhlm,blhk->bmhk", kept, gradient),
+        jnp.einsum("bhlm,bhmk->bhlk", slopes, k),
+        jnp.einsum("bhlm,bhlk->bhmk", slopes, q),
+        jnp.einsum("bhlm,bhlk->bhmk", kept, gradient),
         None,
         None,
     )

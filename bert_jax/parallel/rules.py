@@ -7,7 +7,7 @@ mesh axis, if any, that meaning is split over.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -155,6 +155,12 @@ def parts_in_use(axis: str) -> int:
     """Returns into how many parts the mesh in use splits a logical axis; outside a mesh one."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else axis_parts(mesh, axis)
+
+
+def on_one_cpu() -> bool:
+    """Returns whether the mesh in use is of CPUs and no device shares a batch with another."""
+    device: Any = jax.sharding.get_abstract_mesh().abstract_device
+    return device is not None and device.platform == "cpu" and parts_in_use("batch") == 1
 
 
 def constrain(x: jax.Array, *axes: str) -> jax.Array:

@@ -13,6 +13,8 @@ from bert_jax.model.cross_entropy import cross_entropy
 from bert_jax.model.heads import gather_positions
 from bert_jax.model.layers import ParamUse, project
 from bert_jax.model.xla_attention import xla_attention
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.train.state import define_model
 from tests.model.parts import fresh_params, model_of
 from tests.support import relative_error, small_batch, small_task
@@ -36,6 +38,30 @@ def test_a_token_attends_to_its_own_segment_alone() -> None:
     alone = attend(np.arange(1, 8))
     v = np.random.default_rng(0).standard_normal((3, 1, 7, 2, 4))[2, 0]
     np.testing.assert_allclose(alone, v, atol=1e-6)
+
+
+def test_on_one_cpu_parts_of_a_batch_attend_apart_and_as_the_whole_does() -> None:
+    rows, length = 12, 128  # of 65,536 scores each: six parts of two rows
+    rng = np.random.default_rng(1)
+    arrays = [jnp.asarray(x, jnp.float32) for x in rng.standard_normal((4, rows, length, 4, 8))]
+    segments = jnp.asarray(np.arange(length) < rng.integers(9, length, (rows, 1)), jnp.int32)
+
+    def both_passes(q: Any, k: Any, v: Any, gradient: Any) -> Any:
+        dropped = {"dropout_rate": 0.1, "dropout_key": jax.random.key(7)}
+        attend = functools.partial(xla_attention, segment_ids=segments, **dropped)
+        attended, backward = jax.vjp(attend, q, k, v)
+        return attended, *backward(gradient)
+
+    whole = jax.jit(both_passes).lower(*arrays)
+    with jax.set_mesh(make_mesh(MeshSection(data=1), jax.devices()[:1])):
+        apart = jax.jit(both_passes).lower(*arrays)
+    with jax.set_mesh(make_mesh(MeshSection(data=2), jax.devices()[:2])):
+        shared = jax.jit(both_passes).lower(*arrays)
+    found = [each.as_text().count("dot_general") for each in (whole, apart, shared)]
+    assert found == [6, 6 * 6, 6]
+    expected = whole.compile()(*arrays)
+    for each, other in zip(apart.compile()(*arrays), expected, strict=True):
+        np.testing.assert_allclose(each, other, atol=1e-6)
 
 
 @functools.cache

@@ -1,0 +1,57 @@
+"""Train steps of Hugging Face's PyTorch BERT, on request: a peer of `benchmarks.train_step`.
+
+In a process of its own, like the Flax peer: PyTorch's threads and its memory would slow down what
+runs after it in the same one. For every line on stdin, a number of steps, it runs them and answers
+``done``.
+"""
+
+import sys
+
+import numpy as np
+import torch
+import transformers
+
+
+def main() -> None:
+    """Serves until stdin ends; all cores, which is PyTorch's default, and SDPA, which is theirs."""
+    layers, hidden, rows, length, predictions, vocab = map(int, sys.argv[1:])
+    model = transformers.BertForPreTraining(
+        transformers.BertConfig(
+            vocab_size=vocab,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=hidden // 64,
+            intermediate_size=4 * hidden,
+        )
+    ).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+    batch = make_batch(rows, length, predictions, vocab)
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            optimizer.zero_grad(set_to_none=True)
+            model(**batch).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        print("done", flush=True)
+
+
+def make_batch(rows: int, length: int, predictions: int, vocab: int) -> dict[str, torch.Tensor]:
+    """Returns full rows of random pieces, labels with -100 where nothing is predicted."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(5, vocab, (rows, length))
+    labels = np.full(ids.shape, -100)
+    for row in range(rows):
+        chosen = rng.permutation(length)[:predictions]
+        labels[row, chosen] = ids[row, chosen]
+    arrays = {
+        "input_ids": ids,
+        "token_type_ids": np.tile(np.arange(length) >= length // 2, (rows, 1)).astype(np.int64),
+        "attention_mask": np.ones_like(ids),
+        "labels": labels,
+        "next_sentence_label": rng.integers(0, 2, rows),
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+if __name__ == "__main__":
+    main()
