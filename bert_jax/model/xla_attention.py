@@ -44,14 +44,14 @@ def xla_attention(
     factors = None
     if dropout_key is not None and dropout_rate > 0.0:
         factors = tile_factors((batch, heads, length, length), dropout_key, dropout_rate)
-    operands, structure = jax.tree.flatten((q_BLHK, k_BLHK, v_BLHK, segment_ids, factors))
-    parts = _parts(batch, scores=heads * length**2)
+    core = functools.partial(_attended, rate=dropout_rate)
+    arrays = (q_BLHK, k_BLHK, v_BLHK, segment_ids, factors)
+    parts = _parts(q_BLHK)
     if parts == 1:
-        return _attended(*jax.tree.unflatten(structure, operands), rate=dropout_rate)
+        return core(*arrays)
+    operands, structure = jax.tree.flatten(arrays)
     each_part = zip(*(jnp.split(operand, parts) for operand in operands), strict=True)
-    return jnp.concatenate(
-        [_attended(*jax.tree.unflatten(structure, part), rate=dropout_rate) for part in each_part]
-    )
+    return jnp.concatenate([core(*jax.tree.unflatten(structure, part)) for part in each_part])
 
 
 def _attended(
@@ -70,15 +70,16 @@ def _attended(
     return out.swapaxes(1, 2)
 
 
-def _parts(batch: int, *, scores: int) -> int:
-    """Returns how many parts of a batch are computed apart from each other; `scores`: of a row.
+def _parts(q_BLHK: Array) -> int:
+    """Returns how many parts of a batch are computed apart from each other.
 
     XLA's CPU client computes a product of many small matrices on one core, and what does not depend
     on one another side by side.
     """
     if not on_one_cpu():
         return 1
-    most = min(_MOST_PARTS, batch * scores // _LEAST_SCORES)
+    batch, length, heads, _ = q_BLHK.shape
+    most = min(_MOST_PARTS, batch * heads * length**2 // _LEAST_SCORES)
     return next((parts for parts in range(most, 1, -1) if batch % parts == 0), 1)
 
 
