@@ -130,8 +130,11 @@ def _as_tensor(tf: Any, array: np.ndarray) -> Any:
 
 
 def _damage(tf: Any) -> tuple[type[Exception], ...]:
-    """TensorFlow's C++ errors come as its own class or, by their code, as one of Python's."""
-    return (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError)
+    """TensorFlow's C++ errors come as its own class or, by their code, as one of Python's.
+
+    MemoryError: a damaged size is asked of the allocator.
+    """
+    return (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError, MemoryError)
 
 
 def _prefixes(directory: epath.Path) -> list[str]:

@@ -126,7 +126,8 @@ def find_names(
         raise UserError(
             f'{file}: "{column}" found {found} in {len(rows):,} rows, allowed: two labels or more'
         )
-    if all(name.removeprefix("-").isdecimal() for name in names):
+    # Python refuses to read numbers of some thousand digits.
+    if all(name.removeprefix("-").isdecimal() and len(name) < 20 for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 

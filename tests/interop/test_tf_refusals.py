@@ -103,6 +103,22 @@ def test_tensors_that_are_not_the_models_are_named(
     assert said in refused(saved(tmp_path, variables))
 
 
+# An index whose damaged block says that it is larger than any memory.
+TOO_LARGE = bytes.fromhex(
+    "00000608011a02080100011361080112081202080212020803281835c0db3d17000111620801120412020804"
+    "20182810352337cbbb0000000001000000001587ef18000000000100000000c0f2a1b000010263003d000000"
+    "000100000000ebb6695a42084f0e000000000000808080805f00000000000000000000000000000000000000"
+    "0000000000000000000000000057fb808b247547db"
+)
+
+
+def test_an_index_that_asks_for_more_memory_than_there_is_is_named(tmp_path: Path) -> None:
+    index = tmp_path / "bert_model.ckpt.index"
+    index.write_bytes(TOO_LARGE)
+    expected = f"{index}: no index of a TensorFlow checkpoint (std::bad_alloc)"
+    assert expected in refused(tmp_path / "bert_model.ckpt")
+
+
 def test_files_that_are_damaged_or_missing_are_named(tmp_path: Path) -> None:
     prefix = saved(tmp_path, draw(pretraining_shapes(SMALL), seed=12))
     data = tmp_path / "bert_model.ckpt.data-00000-of-00001"

@@ -7,7 +7,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.tasks.family import Family
 from bert_jax.tasks.glue.family import GlueSection
-from bert_jax.tasks.glue.files import TASKS
+from bert_jax.tasks.glue.files import TASKS, read_glue
 from tests.tasks.sequences import labels_of, opening, predict, write_lines
 
 HEADER_MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
@@ -205,6 +205,12 @@ def test_fields_of_stsb_beyond_the_header_are_not_read_and_counted(tmp_path: Pat
     family = glue(tmp_path, "stsb", "train")
     assert labels_of(family.splits["train"]) == [5.0, 0.5]
     assert "train: 1 lines have more fields than the header" in family.notes[0]
+
+
+def test_an_id_longer_than_any_number_is_none(tmp_path: Path) -> None:
+    write_lines(tmp_path / "dev.tsv", [NLI, f"{'9' * 5_000}\tw1\tw2\tentailment", "7\tw\tw\t"])
+    rows = read_glue(tmp_path / "dev.tsv", "rte", labelled=True).rows
+    assert [row.id for row in rows] == [0, 7]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,10 @@ def jsonl_of(path: Path, labels: list[Any]) -> Path:
         (["1.5", "2", "-3e1"], "regression", ("label",), [1.5, 2.0, -30.0]),
         (["1.5", "2", "x"], "single_label", ("1.5", "2", "x"), [0, 1, 2]),
         (["1_0.5", "2.5"], "single_label", ("1_0.5", "2.5"), [0, 1]),
+        # More digits than Python reads as a number.
+        (["9", "8" * 5_000], "single_label", ("8" * 5_000, "9"), [1, 0]),
     ],
+    ids=("names", "whole numbers", "numbers", "mixed", "underscores", "digits"),
 )
 def test_the_problem_is_found_in_the_training_labels(
     tmp_path: Path, labels: list[str], problem: str, names: tuple[str, ...], targets: list[float]

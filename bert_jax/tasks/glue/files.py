@@ -84,6 +84,7 @@ TASKS: Final[Mapping[str, GlueTask]] = {
 
 _COLA: Final = ("source", "label", "star", "sentence")  # train.tsv and dev.tsv have no header
 _IDS: Final = ("index", "id")
+_MOST_DIGITS: Final = 18  # of an id that is a number; Python refuses to read some thousands
 
 
 class GlueRows(NamedTuple):
@@ -159,7 +160,8 @@ def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> TextRo
         label = _label(row, _column(row, layout.label, "label"), layout)
     index = next((row.values[name] for name in _IDS if name in row.values), number)
     if not isinstance(index, int):
-        index = int(index) if str(index).isdecimal() else number
+        digits = str(index)
+        index = int(digits) if digits.isdecimal() and len(digits) <= _MOST_DIGITS else number
     return TextRow(
         place=row.place,
         line=row.line,
