@@ -161,6 +161,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def is_whole(text: str) -> bool:
+    """Returns whether a text is digits alone, and no more than a number may have."""
+    return text.isdecimal() and len(text) <= MAX_DIGITS
+
+
 def _integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise UserError(f"found a number of {len(digits):,} digits, allowed: {MAX_DIGITS}")

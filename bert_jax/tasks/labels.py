@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.files.read import is_whole
 from bert_jax.model.config import HeadsSection, ProblemName
 from bert_jax.tasks.columns import TextRow
 
@@ -126,8 +127,7 @@ def find_names(
         raise UserError(
             f'{file}: "{column}" found {found} in {len(rows):,} rows, allowed: two labels or more'
         )
-    # Python refuses to read numbers of some thousand digits.
-    if all(name.removeprefix("-").isdecimal() and len(name) < 20 for name in names):
+    if all(is_whole(name.removeprefix("-")) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 

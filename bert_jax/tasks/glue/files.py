@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import TableRow, ragged, read_fields, read_table
+from bert_jax.files.read import is_whole
 from bert_jax.tasks.columns import TextRow, missing_column
 from bert_jax.tasks.labels import label_number
 
@@ -84,7 +85,6 @@ TASKS: Final[Mapping[str, GlueTask]] = {
 
 _COLA: Final = ("source", "label", "star", "sentence")  # train.tsv and dev.tsv have no header
 _IDS: Final = ("index", "id")
-_MOST_DIGITS: Final = 18  # of an id that is a number; Python refuses to read some thousands
 
 
 class GlueRows(NamedTuple):
@@ -160,8 +160,7 @@ def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> TextRo
         label = _label(row, _column(row, layout.label, "label"), layout)
     index = next((row.values[name] for name in _IDS if name in row.values), number)
     if not isinstance(index, int):
-        digits = str(index)
-        index = int(digits) if digits.isdecimal() and len(digits) <= _MOST_DIGITS else number
+        index = int(index) if is_whole(str(index)) else number
     return TextRow(
         place=row.place,
         line=row.line,
