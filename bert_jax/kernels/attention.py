@@ -14,7 +14,7 @@ The kernels are in `attention_bodies`, what they see at a time in `attention_sha
 """
 
 import functools
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -36,14 +36,18 @@ _CODE: Final = 32  # lanes that a segment is written in, two a bit
 _Triple: TypeAlias = tuple[Array, Array, Array]
 # What kernels read and write, and what the axes mean: `heads` are split over devices, or lanes.
 _AXES: Final[dict[str, LogicalAxes]] = {
-    "words": ("rest", "batch", "heads", "length"),
-    "queries": ("batch", "length", "heads"),
-    "keys": ("batch", "length", "heads"),
-    "slopes": ("rest", "batch", "length", "heads"),
-    "segments": ("batch", "length"),
+    **dict.fromkeys(("query_words", "key_words"), ("batch", "heads", "length")),
+    **dict.fromkeys(("query_segments", "key_segments"), ("batch", "length")),
+    **dict.fromkeys(("queries", "keys"), ("batch", "length", "heads")),
+    **dict.fromkeys(("slopes", "query_slopes", "key_slopes"), ("rest", "batch", "length", "heads")),
     "logs": ("batch", "heads", "rest", "length"),
     "sums": ("rest", "batch", "rest", "heads"),
 }
+# What both kernels read, see `Read`.
+_READ: Final = (
+    *("query_words", "key_words", "query_segments", "key_segments"),
+    *("queries", "keys", "keys"),
+)
 
 
 def fused_attention(
@@ -54,91 +58,131 @@ def fused_attention(
     *,
     columns: int,
     rate: float,
+    queries_BQ: Array | None = None,
 ) -> Array:
-    """Returns softmax(q·kᵀ/√columns) · v for each head, with dropout: [B, L, heads · columns].
+    """Returns softmax(q·kᵀ/√columns) · v for each head, with dropout: [B, Q, heads · columns].
 
     Biases are added here because the backward kernel sums their gradients while they are on the
     chip. On a TPU the kernels run compiled, elsewhere interpreted, for tests.
 
     Args:
-        qkv_BLW: queries, keys and values [B, L, heads · columns] without their biases. Their
-            gradients are parts of one array [3, B, L, heads · columns].
+        qkv_BLW: queries [B, Q, heads · columns], keys and values [B, L, heads · columns] without
+            their biases. Their gradients are parts of one array [3, B, L, heads · columns], or
+            those of keys and values of [2, B, L, heads · columns] where there are fewer queries.
         bias_3W: float32 [3, heads · columns].
         segment_ids: int32 [B, L]; a token attends to its own segment alone.
         seeds: of dropout, int32 [2, B, heads]; None draws nothing.
         columns: of a head.
         rate: share of probabilities dropped.
+        queries_BQ: of which tokens the queries are, int32; None: all, as they lie.
     """
     if seeds is None:
         seeds = jnp.zeros((2, len(segment_ids), bias_3W.shape[1] // columns), jnp.int32)
         rate = 0.0
-    return _attend(qkv_BLW, bias_3W, segment_ids, seeds, columns, rate)
+    tokens = _Tokens(jnp.arange(segment_ids.shape[1])[None], segment_ids, segment_ids)
+    if queries_BQ is not None:
+        of_queries = jnp.take_along_axis(segment_ids, queries_BQ, axis=1)
+        tokens = _Tokens(queries_BQ, of_queries, segment_ids)
+    return _attend(qkv_BLW, bias_3W, tokens, seeds, columns, rate)
+
+
+class _Tokens(NamedTuple):
+    """What queries and keys are of, int32."""
+
+    places: Array  # of queries in their row, [B, Q] or [1, Q]
+    of_queries: Array  # segments, [B, Q]
+    of_keys: Array  # [B, L]
 
 
 def lower_alone(
-    *, batch: int, length: int, heads: int, columns: int, dtype: DTypeLike, rate: float
+    *,
+    batch: int,
+    length: int,
+    heads: int,
+    columns: int,
+    dtype: DTypeLike,
+    rate: float,
+    queries: int | None = None,
 ) -> jax.stages.Lowered:
-    """Returns both kernels lowered without a program around them, for the mesh that is set."""
+    """Returns both kernels lowered without a program around them, for the mesh that is set.
+
+    `queries`: tokens of a row that attend; None: all.
+    """
     width = heads * columns
     row = jax.ShapeDtypeStruct((batch, length, width), dtype)
+    reading = jax.ShapeDtypeStruct((batch, queries or length, width), dtype)
+    places = None if queries is None else jax.ShapeDtypeStruct((batch, queries), jnp.int32)
     bias = jax.ShapeDtypeStruct((3, width), jnp.float32)
     segments = jax.ShapeDtypeStruct((batch, length), jnp.int32)
     seeds = jax.ShapeDtypeStruct((2, batch, heads), jnp.int32)
 
-    def both(qkv: _Triple, bias: Array, segments: Array, seeds: Array) -> object:
+    def both(
+        qkv: _Triple, bias: Array, segments: Array, seeds: Array, places: Array | None
+    ) -> object:
         def total(qkv: _Triple, bias: Array) -> Array:
-            out = fused_attention(qkv, bias, segments, seeds, columns=columns, rate=rate)
+            out = fused_attention(
+                qkv, bias, segments, seeds, columns=columns, rate=rate, queries_BQ=places
+            )
             return out.astype(jnp.float32).sum()
 
         return jax.grad(total, argnums=(0, 1))(qkv, bias)
 
-    return jax.jit(both).lower((row, row, row), bias, segments, seeds)
+    return jax.jit(both).lower((reading, row, row), bias, segments, seeds, places)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _attend(
-    qkv: _Triple, bias: Array, segment_ids: Array, seeds: Array, columns: int, rate: float
+    qkv: _Triple, bias: Array, tokens: _Tokens, seeds: Array, columns: int, rate: float
 ) -> Array:
-    return _forward(qkv, bias, segment_ids, seeds, columns, rate)[0]
+    return _forward(qkv, bias, tokens, seeds, columns, rate)[0]
 
 
 def _forward(
-    qkv: _Triple, bias: Array, segment_ids: Array, seeds: Array, columns: int, rate: float
-) -> tuple[Array, tuple[Array, ...]]:
-    length = segment_ids.shape[1]
-    kernel = _Kernel(forward_kernel, length=length, columns=columns, rate=rate)
+    qkv: _Triple, bias: Array, tokens: _Tokens, seeds: Array, columns: int, rate: float
+) -> tuple[Array, tuple[Any, ...]]:
+    queries, length = tokens.of_queries.shape[1], tokens.of_keys.shape[1]
+    kernel = _Kernel(forward_kernel, queries=queries, length=length, columns=columns, rate=rate)
+    places = _padded(tokens.places)
     # Padding is a segment of its own, since others' padding may be one that is read: 0.
-    segments = _padded(segment_ids + 1)
-    words = line_words(jnp.arange(segments.shape[1], dtype=jnp.int32), seeds[..., None])
-    operands = (words, segments, *_scaled(qkv, bias, columns))
-    out, logs = kernel(
-        operands, ("words", "segments", "queries", "keys", "keys"), results=("queries", "logs")
+    of_queries, of_keys = _padded(tokens.of_queries + 1), _padded(tokens.of_keys + 1)
+    numbers = jnp.arange(of_keys.shape[1], dtype=jnp.int32)
+    words = (
+        line_words(places[:, None], seeds[0][..., None]),
+        line_words(numbers, seeds[1][..., None]),
     )
-    return out[:, :length], (*operands, out, logs)
+    operands = (*words, of_queries, of_keys, *_scaled(qkv, bias, columns))
+    out, logs = kernel(operands, _READ, results=("queries", "logs"))
+    return out[:, :queries], (tokens, operands, out, logs)
 
 
 def _backward(
-    columns: int, rate: float, kept: tuple[Array, ...], gradient: Array
+    columns: int, rate: float, kept: tuple[Any, ...], gradient: Array
 ) -> tuple[_Triple, Array, None, None]:
-    length = gradient.shape[1]
-    kernel = _Kernel(backward_kernel, length=length, columns=columns, rate=rate)
-    names = ("words", "segments", "queries", "keys", "keys", "queries", "logs", "queries")
-    found, sums = kernel((*kept, _padded(gradient)), names, results=("slopes", "sums"))
-    of_q, of_k, of_v = found[:, :, :length]
+    tokens, operands, out, logs = kept
+    queries, length = tokens.of_queries.shape[1], tokens.of_keys.shape[1]
+    kernel = _Kernel(backward_kernel, queries=queries, length=length, columns=columns, rate=rate)
+    slopes = ("slopes",) if queries == length else ("query_slopes", "key_slopes")
+    *found, sums = kernel(
+        (*operands, out, logs, _padded(gradient)),
+        (*_READ, "queries", "logs", "queries"),
+        results=(*slopes, "sums"),
+    )
+    of_q = found[0][0, :, :queries]
+    of_k, of_v = found[-1][-2:, :, :length]
     return (of_q, of_k, of_v), sums.sum((1, 2)), None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _coded(segments: Array, shape: Shape, dtype: Any) -> Array:
-    """Returns segments [B, L] of queries and of keys, [2, B, L, lanes].
+def _coded(segments: Array, shape: Shape, dtype: Any, *, of_keys: bool) -> Array:
+    """Returns segments [B, L] of queries or of keys as the kernels have them, [B, L, lanes].
 
     A bit takes two lanes, in one of which a product of the two is not zero if they differ.
     """
     lane = jnp.arange(shape.lanes_of_segments, dtype=jnp.int32) % _CODE
-    of_queries = (segments[..., None] >> (lane // 2)) + lane & 1
-    return jnp.stack([of_queries, (1 - of_queries) * int(_MASKED)]).astype(dtype)
+    bits = (segments[..., None] >> (lane // 2)) + lane & 1
+    return ((1 - bits) * int(_MASKED) if of_keys else bits).astype(dtype)
 
 
 def _scaled(qkv: _Triple, bias: Array, columns: int) -> list[Array]:
@@ -149,7 +193,7 @@ def _scaled(qkv: _Triple, bias: Array, columns: int) -> list[Array]:
 
 
 def _padded(x: Array) -> Array:
-    """Returns an array [B, L, …] of as many tokens as the kernels have."""
+    """Returns an array [B, tokens, …] of as many tokens as the kernels have."""
     missing = padded(x.shape[1]) - x.shape[1]
     return jnp.pad(x, [(0, missing if at == 1 else 0) for at in range(x.ndim)]) if missing else x
 
@@ -157,10 +201,11 @@ def _padded(x: Array) -> Array:
 class _Kernel:
     """A kernel, run by every device for each of its rows and groups of heads."""
 
-    def __init__(self, body: Any, *, length: int, columns: int, rate: float) -> None:
+    def __init__(self, body: Any, *, queries: int, length: int, columns: int, rate: float) -> None:
         self._body = body
         self._shape = functools.partial(
             Shape,
+            queries=queries,
             length=length,
             columns=columns,
             rate=rate,
@@ -171,7 +216,7 @@ class _Kernel:
     def __call__(
         self, operands: tuple[Array, ...], names: tuple[str, ...], *, results: tuple[str, ...]
     ) -> tuple[Array, ...]:
-        """Returns the results, by their names; the words are the first operand.
+        """Returns the results, by their names; the first operands are words and segments.
 
         Each operand has its name in `_AXES`; a gradient has that of its array.
         """
@@ -185,13 +230,17 @@ class _Kernel:
     def _call(
         self, names: tuple[str, ...], arrays: tuple[Array, ...], results: tuple[str, ...]
     ) -> tuple[Array, ...]:
-        words, segments, *others = arrays
-        _, batch, heads, _ = words.shape
+        *words, of_queries, of_keys, q, k, v = arrays[: len(_READ)]
+        batch, heads, _ = words[0].shape
         shape = self._shape(batch=batch, heads=heads)
-        words = words.reshape(2, batch, -1, shape.group, shape.padded)
-        arrays = (words, _coded(segments, shape, others[0].dtype), *others)
-        made = [shape.array(name, dtype=arrays[-1].dtype) for name in results]
-        scores = batch * heads * shape.padded**2
+        arrays = (
+            *(each.reshape(batch, -1, shape.group, each.shape[-1]) for each in words),
+            _coded(of_queries, shape, q.dtype, of_keys=False),
+            _coded(of_keys, shape, q.dtype, of_keys=True),
+            *(q, k, v, *arrays[len(_READ) :]),
+        )
+        made = [shape.array(name, dtype=q.dtype) for name in results]
+        scores = batch * heads * shape.padded_queries * shape.padded
         return launch(
             functools.partial(self._body, shape=shape),
             *arrays,

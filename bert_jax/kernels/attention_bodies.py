@@ -7,6 +7,7 @@ wait for each other.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -30,16 +31,21 @@ def scale(columns: int) -> float:
 class Read(NamedTuple):
     """What both kernels read: refs to a block of rows and heads, of queries those of a tile."""
 
-    words: Any
-    segments: Any
+    query_words: Any
+    key_words: Any
+    query_segments: Any
+    key_segments: Any
     q: Any
     k: Any
     v: Any
 
 
+_READ: Final = len(Read._fields)
+
+
 def forward_kernel(*refs: Any, shape: Shape) -> None:
     """Sums over values are [columns, queries] up to the end: half the work of whole registers."""
-    read, (out, logs) = Read(*refs[:5]), refs[5:]
+    read, (out, logs) = Read(*refs[:_READ]), refs[_READ:]
     attended: dict[int, list[Array]] = {row: [] for row in range(shape.rows)}
     for heads in shape.stages():
         keep = [_keep(read, head, shape) for head in heads]
@@ -63,7 +69,8 @@ def forward_kernel(*refs: Any, shape: Shape) -> None:
 
 def backward_kernel(*refs: Any, shape: Shape) -> None:
     """Two of three products with scores on the left need no transpose of them."""
-    read, (out, logs, gradient, slopes_of_qkv, sums, *running) = Read(*refs[:5]), refs[5:]
+    read, (out, logs, gradient, *made) = Read(*refs[:_READ]), refs[_READ:]
+    slopes_of_qkv, (sums, *running) = _slopes(made, shape)
     q, k, v = read[-3:]
     total: dict[int, tuple[Array, ...]] = {}
     for heads in shape.stages():
@@ -102,8 +109,8 @@ def backward_kernel(*refs: Any, shape: Shape) -> None:
             of_one = of_tile = each * factor
             if at and running:
                 of_one = running[0][at - 1, row] = _so_far(running[0], (at - 1, row), of_tile)
-            where = slice(None) if at else _queries(shape)
-            slopes_of_qkv[at, row, where] = of_one.astype(slopes_of_qkv.dtype)
+            slopes, place, where = slopes_of_qkv[at]
+            slopes[place, row, where] = of_one.astype(slopes.dtype)
             of_bias = of_tile.sum(axis=0, keepdims=True)
             sums[at, row] = _so_far(sums, (at, row), of_bias) if running else of_bias
 
@@ -113,19 +120,28 @@ def _so_far(running: Any, at: tuple[int, int], of_tile: Array) -> Array:
     return of_tile + jnp.where(pl.program_id(2) == 0, 0.0, running[at])
 
 
-def _queries(shape: Shape) -> Any:
-    """Returns where in a row the queries of a tile lie."""
-    if shape.tiles == 1:
-        return slice(None)
-    return pl.ds(pl.multiple_of(pl.program_id(2) * shape.tile, shape.tile), shape.tile)
+def _slopes(made: Sequence[Any], shape: Shape) -> tuple[list[tuple[Any, int, Any]], Sequence[Any]]:
+    """Returns where the gradients of queries, keys and values go, and what is made beside them.
+
+    For each the array, its place there, and which tokens: of one array for all three a block has
+    whole rows, of which the queries of a tile are a part.
+    """
+    if shape.queries != shape.length:
+        of_q, of_kv, *others = made
+        return [(of_q, 0, slice(None)), (of_kv, 0, slice(None)), (of_kv, 1, slice(None))], others
+    of_qkv, *others = made
+    tile = slice(None)
+    if shape.tiles > 1:
+        tile = pl.ds(pl.multiple_of(pl.program_id(2) * shape.tile, shape.tile), shape.tile)
+    return [(of_qkv, 0, tile), (of_qkv, 1, slice(None)), (of_qkv, 2, slice(None))], others
 
 
 def _scores(read: Read, head: Head, shape: Shape) -> Array:
     """Returns those of one head, [keys, queries]."""
     row, number = head
     of_keys, of_queries = (
-        _beside(x[row], read.segments[at, row, where], number, shape)
-        for at, x, where in ((1, read.k, slice(None)), (0, read.q, _queries(shape)))
+        _beside(x[row], segments[row], number, shape)
+        for x, segments in ((read.k, read.key_segments), (read.q, read.query_segments))
     )
     return _dot(of_keys, of_queries, 1, 1)
 
@@ -184,8 +200,7 @@ def _keep(read: Read, head: Head, shape: Shape) -> Array | None:
         return None
     row, number = head
     of_queries, of_keys = (
-        read.words[at, row, 0, pl.ds(number, 1), where]
-        for at, where in enumerate((_queries(shape), slice(None)))
+        words[row, 0, pl.ds(number, 1)] for words in (read.query_words, read.key_words)
     )
     spread = jnp.transpose(jnp.broadcast_to(of_keys, (LANES, shape.padded)))
     columns = column_factors(spread, shape.rate)

@@ -42,6 +42,7 @@ def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
     shape = Shape(
         batch=1,
         length=LANES,
+        queries=LANES,
         heads=heads,
         columns=columns,
         rate=0.0,
@@ -66,6 +67,7 @@ class Shape:
 
     batch: int  # rows of a device
     length: int  # tokens of a row, as the caller has them
+    queries: int  # those of them that attend
     heads: int  # of a device
     columns: int  # of a head
     rate: float  # of dropout; 0 draws nothing
@@ -78,15 +80,20 @@ class Shape:
         return padded(self.length)
 
     @property
+    def padded_queries(self) -> int:
+        """Queries of a row in the kernel."""
+        return padded(self.queries)
+
+    @property
     def tile(self) -> int:
         """Queries of a row that are worked on at a time, all if they fit."""
         most = self._scores // self.padded
-        return max(n for n in range(LANES, most + 1, LANES) if self.padded % n == 0)
+        return max(n for n in range(LANES, most + 1, LANES) if self.padded_queries % n == 0)
 
     @property
     def tiles(self) -> int:
         """Tiles of a row, one after the other."""
-        return self.padded // self.tile
+        return self.padded_queries // self.tile
 
     @property
     def width(self) -> int:
@@ -108,7 +115,7 @@ class Shape:
         """
         # Forward on v4 more are slower.
         scores = 2 * _SCORES_OF_ROWS if self.forward and not self.composes else _SCORES_OF_ROWS
-        most = min(_MOST_ROWS, scores // (self.group * self.padded**2))
+        most = min(_MOST_ROWS, scores // (self.group * self.padded * self.padded_queries))
         return max(n for n in range(1, max(most, 1) + 1) if self.batch % n == 0)
 
     @property
@@ -142,9 +149,11 @@ class Shape:
         """Returns what a result looks like on one device."""
         width = self.heads * self.columns
         sizes = {
-            "queries": (self.batch, self.padded, width),
+            "queries": (self.batch, self.padded_queries, width),
             "slopes": (3, self.batch, self.padded, width),
-            "logs": (self.batch, self.heads // self.group, self.group, self.padded),
+            "query_slopes": (1, self.batch, self.padded_queries, width),
+            "key_slopes": (2, self.batch, self.padded, width),
+            "logs": (self.batch, self.heads // self.group, self.group, self.padded_queries),
             "sums": (3, self.batch, 1, width),
         }
         exact = name in ("logs", "sums")
@@ -157,15 +166,19 @@ class Shape:
         """
         rows, lanes, whole, tile = self.rows, self.lanes_of_segments, self.padded, self.tile
         blocks = {
-            "words": ((2, rows, 1, self.group, whole), lambda b, t, _: (0, b, t, 0, 0)),
-            "segments": ((2, rows, whole, lanes), lambda b, t, _: (0, b, 0, 0)),
+            "query_words": ((rows, 1, self.group, tile), lambda b, t, i: (b, t, 0, i)),
+            "key_words": ((rows, 1, self.group, whole), lambda b, t, _: (b, t, 0, 0)),
+            "query_segments": ((rows, tile, lanes), lambda b, t, i: (b, i, 0)),
+            "key_segments": ((rows, whole, lanes), lambda b, t, _: (b, 0, 0)),
             "keys": ((rows, whole, self.width), lambda b, t, _: (b, 0, t)),
             "queries": ((rows, tile, self.width), lambda b, t, i: (b, i, t)),
             "slopes": ((3, rows, whole, self.width), lambda b, t, _: (0, b, 0, t)),
+            "query_slopes": ((1, rows, tile, self.width), lambda b, t, i: (0, b, i, t)),
+            "key_slopes": ((2, rows, whole, self.width), lambda b, t, _: (0, b, 0, t)),
             "logs": ((rows, 1, self.group, tile), lambda b, t, i: (b, t, 0, i)),
             "sums": ((3, rows, 1, self.width), lambda b, t, _: (0, b, 0, t)),
         }
         # Those of all heads of a row are the same.
-        once = self.tiles > 1 and name == "segments"
+        once = self.tiles > 1 and name == "key_segments"
         once |= self.padded > _BUFFERED_ONCE and name == "keys"
         return pl.BlockSpec(*blocks[name], pipeline_mode=pl.Buffered(1) if once else None)

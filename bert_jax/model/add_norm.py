@@ -25,6 +25,7 @@ def add_norm(
     norm: LayerNorm,
     rate: float,
     dropout_key: Array | None,
+    lines: Array | None = None,
 ) -> Array:
     """Returns ``norm(residual + dropout(product + bias))``, [B, L, D].
 
@@ -35,13 +36,14 @@ def add_norm(
         norm: of the sum.
         rate: of dropout.
         dropout_key: of threefry, or None in evaluation.
+        lines: the place of each token in its row, where they are not all: see `tile_factors`.
     """
     if not norm.fused:
-        y_BLD = dropout(dense.with_bias(product_BLD), rate, dropout_key)
+        y_BLD = dropout(dense.with_bias(product_BLD), rate, dropout_key, lines=lines)
         return norm(residual_BLD + y_BLD)
     factors = None
     if dropout_key is not None and rate > 0.0:
-        factors = tile_factors(product_BLD.shape, dropout_key, rate)
+        factors = tile_factors(product_BLD.shape, dropout_key, rate, lines=lines)
     vectors = _Vectors(dense.bias[...], norm.scale[...], norm.bias[...])
     return _add_norm(residual_BLD, product_BLD, vectors, factors, rate, norm.eps)
 

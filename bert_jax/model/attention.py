@@ -1,6 +1,7 @@
 """Self-attention: the projections here, the core by name from one registry."""
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from bert_jax.kernels.attention import fused_attention
 from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.config import Architecture, Execution, Implementation
-from bert_jax.model.layers import Dense, project_each
+from bert_jax.model.layers import Dense, gather_positions, project_each
 from bert_jax.model.xla_attention import xla_attention
 from bert_jax.parallel.rules import constrain, parts_in_use
 
@@ -41,51 +42,68 @@ class SelfAttention(nnx.Module):
         segment_ids: Int[Array, "batch length"],
         *,
         dropout_key: Array | None,
-    ) -> Float[Array, "batch length hidden"]:
-        """Returns the attention's output projection without its bias, see `add_norm`."""
-        core = self._fused if self.core == "fused" else self._plain
-        return self.output.without_bias(core(x_BLD, segment_ids, dropout_key))
+        queries_BQ: Int[Array, "batch queries"] | None = None,
+    ) -> Float[Array, "batch queries hidden"]:
+        """Returns the attention's output projection without its bias, see `add_norm`.
 
-    def _plain(self, x_BLD: Array, segment_ids: Array, key: Array | None) -> Array:
-        """Returns the attended values [B, L, H, K], by `xla_attention`."""
-        q_BLHK, k_BLHK, v_BLHK = self.projected(x_BLD)
+        `queries_BQ`: the tokens that attend, None: all.
+        """
+        core = self._fused if self.core == "fused" else self._plain
+        return self.output.without_bias(core(x_BLD, segment_ids, dropout_key, queries_BQ))
+
+    def _plain(
+        self, x_BLD: Array, segment_ids: Array, key: Array | None, queries_BQ: Array | None
+    ) -> Array:
+        """Returns the attended values [B, Q, H, K], by `xla_attention`."""
+        q_BQHK, k_BLHK, v_BLHK = self.projected(x_BLD, queries_BQ)
         core = functools.partial(xla_attention, dropout_rate=self.dropout_rate)
         if self.remat_core:
             # Scores are L² a head and cheap to compute again: the most memory for the least work.
             core = jax.checkpoint(core)
-        return core(q_BLHK, k_BLHK, v_BLHK, segment_ids, dropout_key=key)
+        return core(q_BQHK, k_BLHK, v_BLHK, segment_ids, dropout_key=key, queries_BQ=queries_BQ)
 
-    def _fused(self, x_BLD: Array, segment_ids: Array, key: Array | None) -> Array:
+    def _fused(
+        self, x_BLD: Array, segment_ids: Array, key: Array | None, queries_BQ: Array | None
+    ) -> Array:
         """Returns the same, by one kernel (see `bert_jax.kernels.attention`)."""
         heads, columns = self.query.bias.shape
         seeds = None
         if key is not None and self.dropout_rate > 0.0:
             seeds = tile_seeds(key, (len(x_BLD), heads))
-        attended_BLW = fused_attention(
-            self._products(x_BLD),
+        attended_BQW = fused_attention(
+            self._products(x_BLD, queries_BQ),
             jnp.stack([each.bias[...].reshape(-1) for each in self._maps]),
             segment_ids,
             seeds,
             columns=columns,
             rate=self.dropout_rate,
+            queries_BQ=queries_BQ,
         )
-        return attended_BLW.reshape(*x_BLD.shape[:2], heads, columns)
+        return attended_BQW.reshape(*attended_BQW.shape[:2], heads, columns)
 
-    def projected(self, x_BLD: Array) -> tuple[Array, ...]:
-        """Returns queries, keys and values, [B, L, H, K] each."""
+    def projected(self, x_BLD: Array, queries_BQ: Array | None = None) -> tuple[Array, ...]:
+        """Returns queries [B, Q, H, K], keys and values [B, L, H, K]."""
         return tuple(
             constrain(each.with_bias(y_BLW), "batch", "length", "heads", "head_dim")
-            for each, y_BLW in zip(self._maps, self._products(x_BLD), strict=True)
+            for each, y_BLW in zip(self._maps, self._products(x_BLD, queries_BQ), strict=True)
         )
 
-    def _products(self, x_BLD: Array) -> tuple[Array, Array, Array]:
-        """Returns the same without their biases, [B, L, H · K]."""
+    def _products(self, x_BLD: Array, queries_BQ: Array | None) -> tuple[Array, Array, Array]:
+        """Returns the same without their biases, [B, Q, H · K] and [B, L, H · K]."""
+        if queries_BQ is not None:
+            query = self.query.without_bias(gather_positions(x_BLD, queries_BQ))
+            key, value = self._together((self.key, self.value), x_BLD)
+            return query, key, value
+        query, key, value = self._together(self._maps, x_BLD)
+        return query, key, value
+
+    def _together(self, maps: Sequence[Dense], x_BLD: Array) -> tuple[Array, ...]:
+        """Returns products of all tokens, [B, L, H · K] each."""
         if self.core != "fused" and parts_in_use("heads") == 1:
             # No sum over devices to save, and stacking gradients costs more than it joins: a
             # twentieth of the step on v3. Behind `fused` it is the other way round.
-            query, key, value = (each.without_bias(x_BLD) for each in self._maps)
-            return query, key, value
-        kernels = tuple(each.kernel[...] for each in self._maps)
+            return tuple(each.without_bias(x_BLD) for each in maps)
+        kernels = tuple(each.kernel[...] for each in maps)
         return project_each(x_BLD.astype(self.query.dtype), kernels, self.query.use)
 
     @property

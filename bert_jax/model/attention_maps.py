@@ -44,7 +44,7 @@ def _weights(
 ) -> Float[Array, "batch heads length length"]:
     """The probabilities within `xla_attention`, which keeps them to itself."""
     q_BLHK, k_BLHK, _ = attention.projected(x_BLD)
-    visible = same_segment(segment_ids) & (segment_ids > 0)[:, None, None, :]
+    visible = same_segment(segment_ids, segment_ids) & (segment_ids > 0)[:, None, None, :]
     scores_BHLM = masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible)
     # A padding query sees no key at all: its uniform average is taken away.
     return jnp.where(visible, jax.nn.softmax(scores_BHLM, axis=-1), 0.0)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from bert_jax.model.config import Architecture, Execution, HeadsSection
 from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.heads import MlmHead, NextSentenceHead, Pooler, TaskHead, gather_positions
-from bert_jax.model.layers import subkey
+from bert_jax.model.heads import MlmHead, NextSentenceHead, Pooler, TaskHead
+from bert_jax.model.layers import gather_positions, subkey
 from bert_jax.parallel.compiling import made_once
 
 
@@ -61,13 +61,15 @@ class Bert(nnx.Module):
         batch: Mapping[str, Array],
         *,
         words_BLD: Float[Array, "batch length hidden"] | None = None,
+        queries_BQ: Int[Array, "batch queries"] | None = None,
         dropout_key: Array | None,
-    ) -> Float[Array, "batch length hidden"]:
+    ) -> Float[Array, "batch queries hidden"]:
         """Returns the last layer's hidden states.
 
         The batch has `input_ids`, `token_type_ids` and `segment_ids`, int32 [B, L], and where
         several examples share a row `position_ids`, the same. `words_BLD`: of `input_ids`, if they
-        have been looked up already. `dropout_key`: None in evaluation.
+        have been looked up already. `queries_BQ`: the tokens whose states are wanted, None: all.
+        `dropout_key`: None in evaluation.
         """
         return self.encoder(
             batch["input_ids"],
@@ -75,6 +77,7 @@ class Bert(nnx.Module):
             batch["segment_ids"],
             batch.get("position_ids"),
             words_BLD=words_BLD,
+            queries_BQ=queries_BQ,
             dropout_key=subkey(dropout_key, 0),
         )
 

@@ -26,28 +26,38 @@ Array = jax.Array
 TileFactors: TypeAlias = tuple[Factors, Factors]  # of rows, of columns
 
 
-def dropout(x: Array, rate: float, key: Array | None) -> Array:
+def dropout(x: Array, rate: float, key: Array | None, *, lines: Array | None = None) -> Array:
     """Returns `x` with elements dropped at `rate` and the rest scaled up.
 
     `x` is any activation [*tiles, rows, width]; `key` of threefry, or None in evaluation: all stay.
+    `lines`: as in `tile_factors`.
     """
     if key is None or rate == 0.0:
         return x
-    return _drop(x, tile_factors(x.shape, key, rate), rate)
+    return _drop(x, tile_factors(x.shape, key, rate, lines=lines), rate)
 
 
-def tile_factors(shape: tuple[int, ...], key: Array, rate: float) -> TileFactors:
-    """Returns those of the rows and of the columns of an array [*tiles, rows, width]."""
+def tile_factors(
+    shape: tuple[int, ...], key: Array, rate: float, *, lines: Array | None = None
+) -> TileFactors:
+    """Returns those of the rows and of the columns of an array [*tiles, rows, width].
+
+    `lines`: the number of each row in its tile, int32, which broadcasts to [*tiles, rows]; None: as
+    they lie. So some rows of a tile have the bits that they have among all.
+    """
     *tiles, rows, width = shape
     first, second = tile_seeds(key, tuple(tiles))
 
-    def words(lines: int, seed: Array) -> Array:
-        number = jax.lax.broadcasted_iota(jnp.int32, (*tiles, lines), len(tiles))
-        return line_words(number, seed[..., None])
+    def numbered(count: int) -> Array:
+        return jax.lax.broadcasted_iota(jnp.int32, (*tiles, count), len(tiles))
+
+    of_rows = numbered(rows) if lines is None else jnp.broadcast_to(lines, (*tiles, rows))
+    row_words = line_words(of_rows, first[..., None])
+    column_words = line_words(numbered(width), second[..., None])
 
     # Arrays of their own: the compiler would hash a row's number anew for each of its elements.
     return jax.lax.optimization_barrier(
-        (row_factors(words(rows, first)), column_factors(words(width, second), rate))
+        (row_factors(row_words), column_factors(column_words, rate))
     )
 
 

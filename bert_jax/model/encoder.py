@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from bert_jax.model.config import Activation, Architecture, Execution, Remat
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.execution import default_unroll
 from bert_jax.model.gelu_project import gelu_project
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, subkey
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, subkey
+from bert_jax.model.stacked import all_but_last, is_param, stacked
 from bert_jax.parallel.rules import constrain, gathered
 
 # What the backward pass keeps of a layer: everything, everything but what is inside attention
@@ -28,6 +29,10 @@ REMAT: Final[dict[Remat, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     ),
     "full": jax.checkpoint,
 }
+
+
+# Parameters, and keys of dropout [3], None in evaluation; of several layers with a leading axis.
+_Layers: TypeAlias = tuple[Any, Array | None]
 
 
 class EncoderLayer(nnx.Module):
@@ -51,22 +56,26 @@ class EncoderLayer(nnx.Module):
         segment_ids: Int[Array, "batch length"],
         *,
         dropout_keys: Array | None,
-    ) -> Float[Array, "batch length hidden"]:
-        """Returns the output; `dropout_keys` are [3], or None in evaluation."""
+        queries_BQ: Int[Array, "batch queries"] | None = None,
+    ) -> Float[Array, "batch queries hidden"]:
+        """Returns the output; `dropout_keys` are [3], or None in evaluation.
+
+        `queries_BQ`: which tokens of a row it is of, None: all. To the others they attend.
+        """
         core_key, attended_key, fed_key = [None] * 3 if dropout_keys is None else dropout_keys
-        attended = self.attention(x_BLD, segment_ids, dropout_key=core_key)
-        ended = functools.partial(add_norm, rate=self.dropout_rate)
-        x_BLD = ended(
-            x_BLD,
+        attended = self.attention(x_BLD, segment_ids, dropout_key=core_key, queries_BQ=queries_BQ)
+        ended = functools.partial(add_norm, rate=self.dropout_rate, lines=queries_BQ)
+        x_BQD = ended(
+            x_BLD if queries_BQ is None else gather_positions(x_BLD, queries_BQ),
             attended,
             dense=self.attention.output,
             norm=self.attention_norm,
             dropout_key=attended_key,
         )
-        x_BLD = constrain(x_BLD, "batch", "length", "hidden")
-        fed = self._fed(x_BLD)
-        x_BLD = ended(x_BLD, fed, dense=self.output, norm=self.output_norm, dropout_key=fed_key)
-        return constrain(x_BLD, "batch", "length", "hidden")
+        x_BQD = constrain(x_BQD, "batch", "length", "hidden")
+        fed = self._fed(x_BQD)
+        x_BQD = ended(x_BQD, fed, dense=self.output, norm=self.output_norm, dropout_key=fed_key)
+        return constrain(x_BQD, "batch", "length", "hidden")
 
     def _fed(self, x_BLD: Array) -> Array:
         """Returns the FFN's output without its last bias, see `add_norm`."""
@@ -89,8 +98,9 @@ class Encoder(nnx.Module):
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         self.embeddings = Embeddings(architecture=architecture, execution=execution)
-        self.layers = _stack_layers(architecture=architecture, execution=execution)
         self.depth = architecture.num_hidden_layers
+        layer = EncoderLayer(architecture=architecture, execution=execution)
+        self.layers = stacked(layer, depth=self.depth)
         self.remat: Remat = execution.remat
         self.unroll = execution.unroll or default_unroll(self.depth, on_tpu=False)
 
@@ -102,11 +112,14 @@ class Encoder(nnx.Module):
         position_ids: Int[Array, "batch length"] | None = None,
         *,
         words_BLD: Float[Array, "batch length hidden"] | None = None,
+        queries_BQ: Int[Array, "batch queries"] | None = None,
         dropout_key: Array | None,
-    ) -> Float[Array, "batch length hidden"]:
+    ) -> Float[Array, "batch queries hidden"]:
         """Returns the last layer's hidden states.
 
-        `segment_ids`: the packed example of each token, 0 for padding. The rest: see `Embeddings`.
+        `segment_ids`: the packed example of each token, 0 for padding. `queries_BQ`: the tokens
+        whose states are wanted, None: all; of the last layer nothing else is computed, and what is
+        computed is the same, dropout too. The rest: see `Embeddings`.
         """
         x_BLD = self.embeddings(
             input_ids,
@@ -115,8 +128,16 @@ class Encoder(nnx.Module):
             words_BLD=words_BLD,
             dropout_key=subkey(dropout_key, 0),
         )
-        x_BLD, _ = self._scan(x_BLD, segment_ids, lambda _: None, dropout_key=dropout_key)
-        return x_BLD
+        layers = self._layers(dropout_key)
+        if queries_BQ is None:
+            return self._scan(x_BLD, segment_ids, layers)[0]
+        params, keys = layers
+        first, last = all_but_last(params)
+        if self.depth > 1:
+            before = first, None if keys is None else keys[:-1]
+            x_BLD, _ = self._scan(x_BLD, segment_ids, before)
+        of_last = last, None if keys is None else keys[-1]
+        return self._layer(x_BLD, segment_ids, of_last, queries_BQ)
 
     def every_layer(
         self,
@@ -133,47 +154,49 @@ class Encoder(nnx.Module):
         over L keeps the others from ever lying in memory together.
         """
         x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, dropout_key=None)
-        _, read_layers = self._scan(x_BLD, segment_ids, read, dropout_key=None)
+        _, read_layers = self._scan(x_BLD, segment_ids, self._layers(None), read=read)
         return jnp.concatenate([read(x_BLD)[None], read_layers])
+
+    def _layers(self, dropout_key: Array | None) -> _Layers:
+        """Returns the layers' parameters, as they are used, and their keys."""
+        params = nnx.state(self.layers)
+        if self.unroll < self.depth:
+            params = jax.tree.map(
+                lambda one: one.replace(gathered(one[...], one.logical)), params, is_leaf=is_param
+            )
+        layers_key = subkey(dropout_key, 1)
+        # At once, and not three of each layer's own: what makes a key takes XLA long to compile.
+        keys = None if layers_key is None else jax.random.split(layers_key, (self.depth, 3))
+        return params, keys
 
     def _scan(
         self,
         x_BLD: Array,
         segment_ids: Array,
-        read: Callable[[Array], Array | None],
+        layers: _Layers,
         *,
-        dropout_key: Array | None,
+        read: Callable[[Array], Array | None] = lambda _: None,
     ) -> tuple[Array, Any]:
         """Returns the last layer's output, and what `read` keeps of each layer's, stacked."""
-        layer_def, stacked = nnx.split(self.layers)
-        if self.unroll < self.depth:
-            stacked = jax.tree.map(
-                lambda one: one.replace(gathered(one[...], one.logical)), stacked, is_leaf=_is_param
-            )
-        layers_key = subkey(dropout_key, 1)
-        # At once, and not three of each layer's own: what makes a key takes XLA long to compile.
-        keys = None if layers_key is None else jax.random.split(layers_key, (self.depth, 3))
 
-        def layer(x: Array, of_layer: tuple[Any, Array | None]) -> tuple[Array, Array | None]:
-            params, dropout_keys = of_layer
-            x = nnx.merge(layer_def, params)(x, segment_ids, dropout_keys=dropout_keys)
+        def layer(x: Array, of_layer: _Layers) -> tuple[Array, Array | None]:
+            x = self._layer(x, segment_ids, of_layer)
             return x, read(x)
 
-        return jax.lax.scan(
-            REMAT[self.remat](layer), x_BLD, (stacked, keys), unroll=min(self.unroll, self.depth)
-        )
+        return jax.lax.scan(layer, x_BLD, layers, unroll=min(self.unroll, self.depth))
 
+    def _layer(
+        self,
+        x_BLD: Array,
+        segment_ids: Array,
+        of_layer: _Layers,
+        queries_BQ: Array | None = None,
+    ) -> Array:
+        """Returns a layer's output, at the queries alone if there are any."""
 
-def _stack_layers(*, architecture: Architecture, execution: Execution) -> EncoderLayer:
-    """Returns one layer module whose every parameter carries all layers along a leading axis."""
-    graphdef, state = nnx.split(EncoderLayer(architecture=architecture, execution=execution))
+        def layer(x_BLD: Array, of_layer: _Layers) -> Array:
+            params, dropout_keys = of_layer
+            module = nnx.merge(nnx.graphdef(self.layers), params)
+            return module(x_BLD, segment_ids, dropout_keys=dropout_keys, queries_BQ=queries_BQ)
 
-    def stack(one: nnx.Variable) -> nnx.Variable:
-        shape, axes = (architecture.num_hidden_layers, *one.shape), ("layers", *one.logical)
-        return one.replace(jax.ShapeDtypeStruct(shape, one.dtype), logical=axes)
-
-    return nnx.merge(graphdef, jax.tree.map(stack, state, is_leaf=_is_param))
-
-
-def _is_param(node: Any) -> bool:
-    return isinstance(node, nnx.Variable)
+        return REMAT[self.remat](layer)(x_BLD, of_layer)

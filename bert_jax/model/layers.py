@@ -1,7 +1,7 @@
 """The parts every block is made of: parameters with named axes, products, LayerNorm, dropout.
 
-Shape suffixes: B batch, L length, D hidden size, F FFN width, H heads, K head columns, P masked
-positions, E examples per row, V padded vocabulary.
+Shape suffixes: B batch, L length, Q tokens of a row whose states are computed, D hidden size, F FFN
+width, H heads, K head columns, P masked positions, E examples per row, V padded vocabulary.
 """
 
 import functools
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
+from jaxtyping import Float, Int
 
 from bert_jax.model.config import Activation, Architecture, Dtype, Execution
 from bert_jax.model.elementwise import gelu_tanh, layer_norm
@@ -255,6 +256,13 @@ def _add_bias_backward(_: None, gradient: Array) -> tuple[Array, Array]:
 
 
 add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+
+
+def gather_positions(
+    x_BLD: Float[Array, "batch length width"], positions_BQ: Int[Array, "batch queries"]
+) -> Float[Array, "batch queries width"]:
+    """Returns what an array has at the given positions of each row."""
+    return jnp.take_along_axis(x_BLD, positions_BQ[..., None], axis=1)
 
 
 def subkey(key: Array | None, index: int) -> Array | None:

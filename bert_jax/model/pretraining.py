@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import Architecture, Execution, HeadsSection
 from bert_jax.model.cross_entropy import Scored
-from bert_jax.model.heads import gather_positions
 
 
 class PretrainingLogits(NamedTuple):
@@ -39,10 +39,10 @@ class BertForPretraining(Bert):
         The batch is as for `Bert.hidden`, with `masked_lm_positions` int32 [B, P] and
         `cls_positions` int32 [B, E]. `dropout_key`: None in evaluation.
         """
-        hidden_BLD = self.hidden(batch, dropout_key=dropout_key)
+        masked_BPD, cls_BED = self._read(batch, dropout_key=dropout_key)
         return PretrainingLogits(
-            mlm=self.mlm_logits(hidden_BLD, batch["masked_lm_positions"]),
-            next_sentence=self._next_sentence(hidden_BLD, batch),
+            mlm=self.mlm(masked_BPD, self.encoder.embeddings.word[...]),
+            next_sentence=self.next_sentence(self.pooler(cls_BED)),
         )
 
     def scored(self, batch: Mapping[str, Array], *, dropout_key: Array | None) -> PretrainingScores:
@@ -50,14 +50,23 @@ class BertForPretraining(Bert):
 
         Where a kernel does so, the logits are no array of the program's.
         """
-        positions, labels = batch["masked_lm_positions"], batch["masked_lm_ids"]
         words_BLD, shares_SVD = self.encoder.embeddings.look_up(batch["input_ids"])
-        hidden_BLD = self.hidden(batch, words_BLD=words_BLD, dropout_key=dropout_key)
-        masked_BPD = gather_positions(hidden_BLD, positions)
+        masked_BPD, cls_BED = self._read(batch, words_BLD=words_BLD, dropout_key=dropout_key)
         table_VD = self.encoder.embeddings.word[...]
-        mlm = self.mlm.scored(masked_BPD, table_VD, shares_SVD, labels)
-        return PretrainingScores(mlm, self._next_sentence(hidden_BLD, batch))
+        mlm = self.mlm.scored(masked_BPD, table_VD, shares_SVD, batch["masked_lm_ids"])
+        return PretrainingScores(mlm, self.next_sentence(self.pooler(cls_BED)))
 
-    def _next_sentence(self, hidden_BLD: Array, batch: Mapping[str, Array]) -> Array:
-        cls_BED = gather_positions(hidden_BLD, batch["cls_positions"])
-        return self.next_sentence(self.pooler(cls_BED))
+    def _read(
+        self,
+        batch: Mapping[str, Array],
+        *,
+        words_BLD: Array | None = None,
+        dropout_key: Array | None,
+    ) -> tuple[Array, Array]:
+        """Returns the states that the heads read, [B, P, D] and [B, E, D]: no others are made."""
+        masked, cls = batch["masked_lm_positions"], batch["cls_positions"]
+        queries_BQ = jnp.concatenate([masked, cls], axis=1)
+        hidden_BQD = self.hidden(
+            batch, words_BLD=words_BLD, queries_BQ=queries_BQ, dropout_key=dropout_key
+        )
+        return hidden_BQD[:, : masked.shape[1]], hidden_BQD[:, masked.shape[1] :]

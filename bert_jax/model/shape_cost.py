@@ -38,7 +38,7 @@ def training_cost(
 
     Estimates: being wrong by half costs seconds.
     """
-    flops = train_flops(architecture, seq_length=max_length, predictions=0) / max_length
+    flops = train_flops(architecture, seq_length=max_length) / max_length
     program = _CPU_STEP if _on_cpu(mesh) else _ACCELERATOR_STEP
     return _cost(architecture, program, position=flops / _speed(mesh), passes=epochs)
 
@@ -50,7 +50,7 @@ def inference_cost(
 
     Every row will come `passes` times, as in a run that evaluates after every epoch.
     """
-    flops = forward_flops(architecture, seq_length=max_length, predictions=0) / max_length
+    flops = forward_flops(architecture, seq_length=max_length) / max_length
     program = _CPU_FORWARD if _on_cpu(mesh) else _ACCELERATOR_FORWARD
     return _cost(architecture, program, position=flops / _speed(mesh), passes=passes)
 

@@ -6,7 +6,7 @@ are not kept, and of the arrays of size length × length only they are float32.
 """
 
 import functools
-from typing import Final
+from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,29 +24,36 @@ _LEAST_SCORES: Final = 2**17
 
 
 def xla_attention(
-    q_BLHK: Float[Array, "batch length heads head_dim"],
+    q_BQHK: Float[Array, "batch queries heads head_dim"],
     k_BLHK: Float[Array, "batch length heads head_dim"],
     v_BLHK: Float[Array, "batch length heads head_dim"],
     segment_ids: Int[Array, "batch length"],
     *,
     dropout_rate: float,
     dropout_key: Array | None,
-) -> Float[Array, "batch length heads head_dim"]:
+    queries_BQ: Int[Array, "batch queries"] | None = None,
+) -> Float[Array, "batch queries heads head_dim"]:
     """Bidirectional attention.
 
     softmax(q·kᵀ/√K) in float32 over the keys of the query's own segment, dropout on the
     probabilities, times v (google-research/bert `modeling.py`, `attention_layer`).
 
     `segment_ids`: 1, 2, … for the packed example a token belongs to, 0 for padding; a token attends
-    to its own segment only. `dropout_key`: None in evaluation.
+    to its own segment only. `dropout_key`: None in evaluation. `queries_BQ`: of which tokens the
+    queries are; None: all, as they lie.
     """
-    batch, length, heads, _ = q_BLHK.shape
+    batch, length, heads, _ = k_BLHK.shape
+    of_queries, lines = segment_ids, None
+    if queries_BQ is not None:
+        of_queries = jnp.take_along_axis(segment_ids, queries_BQ, axis=1)
+        lines = queries_BQ[:, None]
     factors = None
     if dropout_key is not None and dropout_rate > 0.0:
-        factors = tile_factors((batch, heads, length, length), dropout_key, dropout_rate)
+        tiles = batch, heads, q_BQHK.shape[1], length
+        factors = tile_factors(tiles, dropout_key, dropout_rate, lines=lines)
     core = functools.partial(_attended, rate=dropout_rate)
-    arrays = (q_BLHK, k_BLHK, v_BLHK, segment_ids, factors)
-    parts = _parts(q_BLHK)
+    arrays = (q_BQHK, k_BLHK, v_BLHK, _Segments(of_queries, segment_ids), factors)
+    parts = _parts(q_BQHK, k_BLHK)
     if parts == 1:
         return core(*arrays)
     operands, structure = jax.tree.flatten(arrays)
@@ -54,23 +61,30 @@ def xla_attention(
     return jnp.concatenate([core(*jax.tree.unflatten(structure, part)) for part in each_part])
 
 
+class _Segments(NamedTuple):
+    """The packed example of each token, [B, Q] and [B, L]."""
+
+    of_queries: Array
+    of_keys: Array
+
+
 def _attended(
-    q_BLHK: Array,
+    q_BQHK: Array,
     k_BLHK: Array,
     v_BLHK: Array,
-    segment_ids: Array,
+    segments: _Segments,
     factors: TileFactors | None,
     *,
     rate: float,
 ) -> Array:
     # Heads first: the product of a head is then one of whole matrices, which CPUs are faster at.
     # TPU programs are the same either way.
-    q, k, v = (each.swapaxes(1, 2) for each in (q_BLHK, k_BLHK, v_BLHK))
-    out: Array = _attend(q, k, v, segment_ids, factors, 0.0 if factors is None else rate)
+    q, k, v = (each.swapaxes(1, 2) for each in (q_BQHK, k_BLHK, v_BLHK))
+    out: Array = _attend(q, k, v, segments, factors, 0.0 if factors is None else rate)
     return out.swapaxes(1, 2)
 
 
-def _parts(q_BLHK: Array) -> int:
+def _parts(q_BQHK: Array, k_BLHK: Array) -> int:
     """Returns how many parts of a batch are computed apart from each other.
 
     XLA's CPU client computes a product of many small matrices on one core, and what does not depend
@@ -78,41 +92,41 @@ def _parts(q_BLHK: Array) -> int:
     """
     if not on_one_cpu():
         return 1
-    batch, length, heads, _ = q_BLHK.shape
-    most = min(_MOST_PARTS, batch * heads * length**2 // _LEAST_SCORES)
+    batch, queries, heads, _ = q_BQHK.shape
+    most = min(_MOST_PARTS, batch * heads * queries * k_BLHK.shape[1] // _LEAST_SCORES)
     return next((parts for parts in range(most, 1, -1) if batch % parts == 0), 1)
 
 
-def masked_scores(q_BHLK: Array, k_BHLK: Array, visible: Array) -> Array:
-    """Returns q·kᵀ/√K where a key is visible, [B, H, L, M] float32."""
-    scores_BHLM = jnp.einsum("bhlk,bhmk->bhlm", q_BHLK, k_BHLK, preferred_element_type=jnp.float32)
-    return jnp.where(visible, scores_BHLM * _scale(q_BHLK), MASKED)
+def masked_scores(q_BHQK: Array, k_BHLK: Array, visible: Array) -> Array:
+    """Returns q·kᵀ/√K where a key is visible, [B, H, Q, L] float32."""
+    scores_BHQL = jnp.einsum("bhqk,bhlk->bhql", q_BHQK, k_BHLK, preferred_element_type=jnp.float32)
+    return jnp.where(visible, scores_BHQL * _scale(q_BHQK), MASKED)
 
 
-def same_segment(segment_ids: Array) -> Array:
-    """Returns which keys are of a query's segment, bool [B, 1, L, M]."""
-    return segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+def same_segment(of_queries: Array, of_keys: Array) -> Array:
+    """Returns which keys are of a query's segment: of [B, Q] and [B, L], bool [B, 1, Q, L]."""
+    return of_queries[:, None, :, None] == of_keys[:, None, None, :]
 
 
-def _scale(q_BHLK: Array) -> float:
-    return q_BHLK.shape[-1] ** -0.5
+def _scale(q_BHQK: Array) -> float:
+    return q_BHQK.shape[-1] ** -0.5
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _attend(
-    q: Array, k: Array, v: Array, segment_ids: Array, factors: TileFactors | None, rate: float
+    q: Array, k: Array, v: Array, segments: _Segments, factors: TileFactors | None, rate: float
 ) -> Array:
-    return _forward(q, k, v, segment_ids, factors, rate)[0]
+    return _forward(q, k, v, segments, factors, rate)[0]
 
 
 def _forward(
-    q: Array, k: Array, v: Array, segment_ids: Array, factors: TileFactors | None, rate: float
+    q: Array, k: Array, v: Array, segments: _Segments, factors: TileFactors | None, rate: float
 ) -> tuple[Array, tuple[Array, ...]]:
-    weights = jax.nn.softmax(masked_scores(q, k, same_segment(segment_ids)), axis=-1)
+    weights = jax.nn.softmax(masked_scores(q, k, same_segment(*segments)), axis=-1)
     if factors is not None:
         weights = jnp.where(kept_elements(factors), weights * (1 / (1 - rate)), -weights)
     signed = weights.astype(v.dtype)
-    out = jnp.einsum("bhlm,bhmk->bhlk", jnp.maximum(signed, 0), v)
+    out = jnp.einsum("bhql,bhlk->bhqk", jnp.maximum(signed, 0), v)
     return out, (q, k, v, signed, out)
 
 
@@ -123,14 +137,14 @@ def _backward(
     # Σ weights · their gradients, for each query and head: what softmax takes off.
     taken_off = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
     kept = jnp.maximum(signed, 0)
-    slopes = jnp.einsum("bhlk,bhmk->bhlm", gradient, v, preferred_element_type=jnp.float32)
+    slopes = jnp.einsum("bhqk,bhlk->bhql", gradient, v, preferred_element_type=jnp.float32)
     weights = jnp.maximum(signed.astype(jnp.float32) * (1 - rate), -signed)
     slopes = kept * slopes - weights * taken_off[..., None]
     slopes = (slopes * _scale(q)).astype(v.dtype)
     return (
-        jnp.einsum("bhlm,bhmk->bhlk", slopes, k),
-        jnp.einsum("bhlm,bhlk->bhmk", slopes, q),
-        jnp.einsum("bhlm,bhlk->bhmk", kept, gradient),
+        jnp.einsum("bhql,bhlk->bhqk", slopes, k),
+        jnp.einsum("bhql,bhqk->bhlk", slopes, q),
+        jnp.einsum("bhql,bhqk->bhlk", kept, gradient),
         None,
         None,
     )

@@ -99,7 +99,12 @@ class BertObjective:
 
     def flops_per_row(self, *, seq_length: int, predictions: int) -> float:
         """Returns the model FLOPs of one row, forward and backward."""
-        return train_flops(self.architecture, seq_length=seq_length, predictions=predictions)
+        return train_flops(
+            self.architecture,
+            seq_length=seq_length,
+            read=predictions + 1,  # and [CLS]
+            predictions=predictions,
+        )
 
     def watch(self, *, unigram_entropy: float, total_steps: int) -> Watch:
         """Returns the watch for the plateau at the unigram entropy."""

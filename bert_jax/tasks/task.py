@@ -114,7 +114,10 @@ def logits(model: Bert, batch: Batch, *, dropout_key: jax.Array | None) -> jax.A
     """
     shape = batch["input_ids"].shape
     flat = {name: batch[name].reshape(-1, shape[-1]) for name in INPUTS}
-    hidden = model.hidden(flat, dropout_key=dropout_key)
+    queries = None
+    if model.heads.reads_pooled:  # [CLS] alone
+        queries = jnp.zeros((len(flat["input_ids"]), 1), jnp.int32)
+    hidden = model.hidden(flat, queries_BQ=queries, dropout_key=dropout_key)
     # 0 and 1 are taken by the encoder.
     found = model.task_logits(hidden, dropout_key=subkey(dropout_key, 2))
     return found.reshape(shape[:-1]) if len(shape) == 3 else found

@@ -31,11 +31,13 @@ def compiled(
 def test_forward_and_backward_kernels_of_attention_compile(
     length: int, topologies: tuple[str, ...]
 ) -> None:
-    """At 1,024 tokens the backward one has two tiles of queries."""
+    """At 1,024 tokens the backward one has two tiles of queries. Of few queries it is another."""
     heads = {"batch": 2, "length": length, "heads": 2, "columns": 64}
-    wanted = ("attention", heads | {"dtype": "bfloat16", "rate": 0.1})
+    attention = heads | {"dtype": "bfloat16", "rate": 0.1}
+    few = attention | {"queries": round(0.15 * length) + 1}
     expected = ["attention_backward", "attention_forward"]
-    assert compiled(wanted, topologies=topologies) == dict.fromkeys(topologies, expected)
+    found = compiled(("attention", attention), ("attention", few), topologies=topologies)
+    assert found == dict.fromkeys(topologies, expected)
 
 
 @pytest.mark.parametrize(

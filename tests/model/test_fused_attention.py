@@ -32,30 +32,45 @@ def segments_of(rows: int, length: int) -> jax.Array:
     return jnp.asarray(ids)
 
 
-def fused(q: Any, k: Any, v: Any, bias: Any, segments: Any, *, rate: float) -> Any:
+def fused(
+    q: Any, k: Any, v: Any, bias: Any, segments: Any, *, rate: float, queries: Any = None
+) -> Any:
     """The kernel, called as `SelfAttention` calls it."""
-    rows, _, heads, columns = q.shape
+    rows, _, heads, columns = k.shape
     merged = [x.reshape(*x.shape[:2], -1) for x in (q, k, v)]
     seeds = tile_seeds(jax.random.key(3), (rows, heads))
     out = fused_attention(
-        tuple(merged), bias.reshape(3, -1), segments, seeds, columns=columns, rate=rate
+        tuple(merged),
+        bias.reshape(3, -1),
+        segments,
+        seeds,
+        columns=columns,
+        rate=rate,
+        queries_BQ=queries,
     )
     return out.reshape(q.shape)
 
 
-def xla(q: Any, k: Any, v: Any, bias: Any, segments: Any, *, rate: float) -> Any:
+def xla(
+    q: Any, k: Any, v: Any, bias: Any, segments: Any, *, rate: float, queries: Any = None
+) -> Any:
     with_bias = [x + each.astype(x.dtype) for x, each in zip((q, k, v), bias, strict=True)]
-    return xla_attention(*with_bias, segments, dropout_rate=rate, dropout_key=jax.random.key(3))
+    key = jax.random.key(3)
+    return xla_attention(
+        *with_bias, segments, dropout_rate=rate, dropout_key=key, queries_BQ=queries
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("core", "rate"))
-def attend(core: Any, q: Any, k: Any, v: Any, weights: Any, *, rate: float) -> Any:
+def attend(
+    core: Any, q: Any, k: Any, v: Any, weights: Any, *, rate: float, queries: Any = None
+) -> Any:
     """The output, and the gradients of its weighted sum, also those of the biases."""
-    segments = segments_of(*q.shape[:2])
+    segments = segments_of(*k.shape[:2])
     bias = jnp.linspace(-0.5, 0.5, 3 * q.shape[2] * q.shape[3]).reshape(3, *q.shape[2:])
 
     def value(q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, Any]:
-        out = core(q, k, v, bias, segments, rate=rate)
+        out = core(q, k, v, bias, segments, rate=rate, queries=queries)
         return (out * weights).astype(jnp.float32).sum(), out
 
     return jax.grad(value, (0, 1, 2, 3), has_aux=True)(q, k, v, bias)
@@ -88,6 +103,47 @@ def test_it_gives_what_xla_gives(
     drawn = np.random.default_rng(0).standard_normal((4, rows, length, heads, columns))
     arrays = [jnp.asarray(x, jnp.float32) for x in drawn]
     assert_same(attend(fused, *arrays, rate=rate), attend(xla, *arrays, rate=rate))
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "heads", "columns", "queries"),
+    [
+        (3, 256, 2, 64, 20),
+        (2, 1000, 1, 32, 300),  # three tiles of queries backward
+        (2, 128, 3, 32, 128),  # as many as there are, in another order
+    ],
+)
+def test_some_queries_have_what_they_have_among_all(
+    rows: int, length: int, heads: int, columns: int, queries: int
+) -> None:
+    """Of `xla` and of `fused`, dropout on, against all queries of `xla`, the others without weight.
+
+    Some are padding, some come twice.
+    """
+    rng = np.random.default_rng(5)
+    places = jnp.asarray(rng.integers(0, length, (rows, queries)), jnp.int32)
+    q, k, v = jnp.asarray(rng.standard_normal((3, rows, length, heads, columns)), jnp.float32)
+    weights = jnp.asarray(rng.standard_normal((rows, queries, heads, columns)), jnp.float32)
+    at = (jnp.arange(rows)[:, None], places)
+    (of_q, *of_others), out = attend(xla, q, k, v, jnp.zeros_like(q).at[at].add(weights), rate=0.1)
+    for core in (xla, fused):
+        (found, *others), read = attend(core, q[at], k, v, weights, rate=0.1, queries=places)
+        # Those that come twice share their gradient.
+        assert_same(jnp.zeros_like(q).at[at].add(found), of_q)
+        assert_same((read, *others), (out[at], *of_others))
+
+
+@pytest.mark.parametrize(
+    ("length", "queries", "padded", "tile", "rows"),
+    [(128, 21, 128, 128, 8), (512, 81, 128, 128, 4), (2048, 308, 384, 128, 1)],
+)
+def test_few_queries_are_whole_registers_of_their_own(
+    length: int, queries: int, padded: int, tile: int, rows: int
+) -> None:
+    shape = shape_of(batch=16, length=length, heads=12, queries=queries)
+    assert (shape.padded_queries, shape.tile, shape.rows) == (padded, tile, rows)
+    assert shape.array("query_slopes", dtype=jnp.bfloat16).shape == (1, 16, padded, 768)
+    assert shape.array("key_slopes", dtype=jnp.bfloat16).shape == (2, 16, length, 768)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +194,18 @@ def test_a_long_row_is_whole_tiles_of_queries(
 
 
 def shape_of(
-    *, batch: int, length: int, heads: int, forward: bool = False, composes: bool = False
+    *,
+    batch: int,
+    length: int,
+    heads: int,
+    queries: int | None = None,
+    forward: bool = False,
+    composes: bool = False,
 ) -> Shape:
     return Shape(
         batch=batch,
         length=length,
+        queries=queries or length,
         heads=heads,
         columns=64,
         rate=0.1,

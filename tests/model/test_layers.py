@@ -10,8 +10,7 @@ import pytest
 
 from bert_jax.kernels.cross_entropy import NO_PIECE
 from bert_jax.model.cross_entropy import cross_entropy
-from bert_jax.model.heads import gather_positions
-from bert_jax.model.layers import ParamUse, project
+from bert_jax.model.layers import ParamUse, gather_positions, project
 from bert_jax.model.xla_attention import xla_attention
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection

@@ -148,7 +148,9 @@ def test_tensor_parallel_sums_two_activations_a_block_each_way(attention: str) -
     of_loss = 2
     assert kernels == LAYERS * (7 if attention == "auto" else 5) + of_loss
     size, hidden = 2 * parameters(step), activations(ROWS // 2, BF16)
-    blocks = 2 * 2 * LAYERS * hidden
+    # Of the last layer queries, attention's output and the FFN are of what heads read alone.
+    read = (ROWS // 2) * (PREDICTIONS + 1) * WIDTH * BF16
+    blocks = 2 * 2 * (LAYERS - 1) * hidden + hidden + 2 * 2 * read
     head = (ROWS // 2) * PREDICTIONS * WIDTH * BF16
     check(
         step,

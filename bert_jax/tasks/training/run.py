@@ -74,7 +74,9 @@ def _train_spec(
         shapes=len(batches.plan.shapes),
         # Of a row of mean length.
         flops_per_row=train_flops(
-            prepared.architecture, seq_length=round(batches.plan.mean_length), predictions=0
+            prepared.architecture,
+            seq_length=round(batches.plan.mean_length),
+            read=1 if prepared.task.heads.reads_pooled else None,
         ),
         evaluate=evaluate if family.dev else None,
         watch=None,

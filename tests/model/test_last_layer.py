@@ -1,0 +1,92 @@
+"""The last layer at the tokens that heads read: the same states and gradients, dropout on."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.model.layers import gather_positions
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
+from tests.model.parts import fresh_params, model_of
+from tests.support import on_mesh, relative_error, small_batch, small_task
+
+FUSED = {"attention": "fused", "norm": "fused"}
+WIDE = {"hidden_size": 128, "num_attention_heads": 2}
+
+
+def packed_batch(rows: int) -> dict[str, Any]:
+    """Two examples a row, as `packing` has them; a position is read twice, and padding too."""
+    batch = small_batch(rows=rows)
+    second = (np.arange(32) >= 9) & (batch["segment_ids"] > 0)
+    batch["segment_ids"] = batch["segment_ids"] + second
+    batch["position_ids"] = np.tile(
+        np.where(np.arange(32) >= 9, np.arange(32) - 9, np.arange(32)), (rows, 1)
+    )
+    queries = np.random.default_rng(3).integers(0, 32, (rows, 7)).astype(np.int32)
+    queries[:, -1] = queries[:, 0]
+    queries[0, 1] = 31
+    return {**batch, "queries": queries}
+
+
+def states(task: Any, params: Any, batch: Any, *, read_all: bool) -> Any:
+    """What is read of the last layer, and the gradients of its weighted sum."""
+
+    @jax.jit
+    def found(params: Any, batch: Any) -> Any:
+        weights = jnp.linspace(-1, 1, batch["queries"].size * task.architecture.hidden_size)
+
+        def total(params: Any) -> Any:
+            queries = batch["queries"]
+            chosen = {} if read_all else {"queries_BQ": queries}
+            read = model_of(task, params).hidden(batch, dropout_key=jax.random.key(7), **chosen)
+            read = gather_positions(read, queries) if read_all else read
+            return (read * weights.reshape(read.shape)).sum(), read
+
+        return jax.grad(total, has_aux=True)(params)
+
+    return found(params, batch)
+
+
+@pytest.mark.parametrize(
+    ("execution", "architecture"),
+    [
+        ({"unroll": 2}, {}),
+        ({"unroll": 1}, {"num_hidden_layers": 3}),
+        ({}, {"num_hidden_layers": 1}),
+        ({"remat": "full"}, {}),
+        ({"remat": "attention"}, {}),
+        (FUSED, WIDE),
+        (FUSED | {"remat": "dots", "unroll": 1}, WIDE | {"num_hidden_layers": 3}),
+    ],
+)
+def test_it_is_what_all_of_the_layer_has_there(
+    execution: dict[str, Any], architecture: dict[str, Any]
+) -> None:
+    task = small_task(execution=execution, **architecture)
+    params, batch = fresh_params(task), packed_batch(6)
+    assert_same(*(states(task, params, batch, read_all=each) for each in (False, True)))
+
+
+def test_on_a_mesh_too() -> None:
+    task = small_task(execution=FUSED, hidden_size=256, num_attention_heads=4)
+    params, batch = fresh_params(task), packed_batch(8)
+    expected = states(task, params, batch, read_all=True)
+    mesh = make_mesh(MeshSection(data=2, fsdp=2, tensor=2))
+    with jax.set_mesh(mesh):
+        assert_same(states(task, params, on_mesh(batch, mesh), read_all=False), expected)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """A key's bias has no gradient but rounding."""
+    (gradients, read), (known, all_read) = found, expected
+    np.testing.assert_allclose(np.asarray(read), np.asarray(all_read), atol=2e-5)
+    largest = max(float(np.linalg.norm(each)) for each in jax.tree.leaves(known))
+    for path, one in jax.tree_util.tree_leaves_with_path(gradients):
+        other = known
+        for key in path:
+            other = other[key.key]
+        off = np.linalg.norm(np.asarray(one) - np.asarray(other))
+        assert relative_error(one, other) < 1e-5 or off < 1e-6 * largest, path
