@@ -1,9 +1,10 @@
 """Bundles of our kernels, by the compiler's final schedule, beside their busiest unit.
 
 ``python -m benchmarks.kernel_schedules [--topology v5e:2x2 …] [--length 512] [--columns 64]``: of
-attention one row, as many heads as fill the lanes of a register, dropout 0.1; of what is around
-LayerNorm and of GELU's gradient one row of ``--hidden 768``; of the loss ``--predictions 1232
---pieces 30592``; bfloat16. A bundle is a cycle of one core. No TPU is needed, only libtpu.
+attention one row, as many heads as fill the lanes of a register, dropout 0.1, of all tokens and of
+those that pretraining reads of the last layer; of what is around LayerNorm and of GELU's gradient
+one row of ``--hidden 768``; of the loss ``--predictions 1232 --pieces 30592``; bfloat16. A bundle
+is a cycle of one core. No TPU is needed, only libtpu.
 """
 
 import argparse
@@ -81,6 +82,7 @@ def of_layer(
         rate=dropout,
         dtype="bfloat16",
     )
+    queries = round(0.15 * length) + 1  # masked pieces, and [CLS]
     narrow = {"width": hidden, "dtype": "bfloat16"}
     around_norm = functools.partial(
         norm.lower_alone, batch=ROWS, length=length, rate=dropout, **narrow
@@ -91,6 +93,10 @@ def of_layer(
     wide = row | {"hidden": hidden}
     return [
         (attention, row | {"heads": heads, "columns": columns}),
+        (
+            functools.partial(attention, queries=queries),
+            row | {"heads": heads, "columns": columns, "queries": queries},
+        ),
         (around_norm, wide),
         (of_gelu, wide),
     ]
