@@ -80,9 +80,14 @@ def check_attention(
 
 
 def check_kernels(
-    execution: Execution, *, architecture: Architecture, mesh: MeshSection, longest: int
+    execution: Execution,
+    *,
+    architecture: Architecture,
+    mesh: MeshSection,
+    longest: int,
+    pretraining: bool,
 ) -> Finding:
-    """Says how the rest of a layer and the loss of a train step are computed here."""
+    """Says how the rest of a layer and the loss of masked pieces are computed here."""
     from bert_jax.model.execution import resolve_execution
 
     others = execution.model_copy(update={"attention": "xla"})  # see `check_attention`
@@ -92,4 +97,5 @@ def check_kernels(
         )
     except UserError as error:
         return problem("kernels", str(error))
-    return ok("kernels", f"norm: {found.norm}, loss: {found.loss}, ffn: {found.ffn}")
+    loss = f"loss: {found.loss}, " if pretraining else ""
+    return ok("kernels", f"norm: {found.norm}, {loss}ffn: {found.ffn}")

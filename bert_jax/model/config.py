@@ -97,11 +97,11 @@ class Execution(Section):
     attention: Implementation = "auto"
     """`xla`: plain JAX, anywhere. `fused`: one kernel on v4, v5e, v5p and v6e, for rows of up to
     2,048 tokens where a device has pairs of heads of 64 in bfloat16, of up to 512 with most others.
-    `auto`: in pretraining `fused` where it can run, else `xla`; `bert-jax doctor` says which."""
+    `auto`: in training `fused` where it can run, else `xla`; `bert-jax doctor` says which."""
     norm: Implementation = "auto"
     """LayerNorm of the sums in an encoder layer. `xla`: plain JAX, anywhere. `fused`: a kernel, and
     one for its gradient and dropout's, on v4, v5e, v5p and v6e, where 128 divides the hidden size.
-    `auto`: in pretraining `fused` where it can run, else `xla`."""
+    `auto`: in training `fused` where it can run, else `xla`."""
     loss: Implementation = "auto"
     """Of masked pieces in pretraining. `xla`: plain JAX, anywhere. `fused`: the product with the
     vocabulary's table and its softmax in one kernel, on v4, v5e, v5p and v6e. `auto`: `fused` where
@@ -109,13 +109,21 @@ class Execution(Section):
     ffn: Implementation = "auto"
     """GELU's gradient in the FFN. `xla`: plain JAX, anywhere. `fused`: in a kernel with the product
     before it, on v4, v5e, v5p and v6e, for `hidden_act: gelu_tanh` in bfloat16 where 128 divides
-    the widths of a device. `auto`: in pretraining `fused` where it can run, else `xla`."""
+    the widths of a device. `auto`: in training `fused` where it can run, else `xla`."""
     remat: Remat = "none"
     """What the backward pass computes a second time instead of keeping it: attention weights, all
     but products, or whole layers."""
     unroll: int | None = pydantic.Field(default=None, ge=1)
     """Layers per trip of the loop over layers. None: all of up to 24 in training on a TPU, all of
     up to 4 elsewhere, else one."""
+
+    def elsewhere(self) -> Execution:
+        """Returns the same for devices that may be others: what was `fused` is `auto` there.
+
+        Kernels that a run asked for on its own devices are no reason to interpret them on a CPU.
+        """
+        kernels = self.model_dump(include={"attention", "norm", "loss", "ffn"})
+        return self.model_copy(update={key: "auto" for key in kernels if kernels[key] == "fused"})
 
 
 class HeadsSection(Section):

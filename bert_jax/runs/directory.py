@@ -45,7 +45,7 @@ class Run(NamedTuple):
     @property
     def build(self) -> Callable[[], Bert]:
         """Makes its model, as `define_model` takes it."""
-        return bert_builder(self.architecture, self.model.execution, self.heads)
+        return bert_builder(self.architecture, self.model.execution.elsewhere(), self.heads)
 
     @property
     def seed(self) -> int:

@@ -3,11 +3,11 @@
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pydantic
 
-from bert_jax.model.config import Dtype
+from bert_jax.model.config import Dtype, Execution
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.section import PathText, Section
@@ -40,6 +40,9 @@ class FinetuneSection(Section):
     """With rates by layer, and freezing."""
     dtype: Dtype | None = None
     """Of activations. None: the checkpoint's."""
+    kernels: Literal["auto", "xla"] = "auto"
+    """Of attention, LayerNorm and GELU on a TPU. `auto`: as pretraining's, where they can run and
+    the checkpoint's configuration does not say `xla`; `xla`: none."""
     dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
     """Of hidden states and attention. None: the checkpoint's."""
     evaluations_per_epoch: int = pydantic.Field(default=1, ge=1)
@@ -64,6 +67,13 @@ class FinetuneSection(Section):
     a row."""
     trackers: tuple[TrackerName, ...] = ()
     """Where figures go besides metrics.jsonl and TensorBoard."""
+
+    def executed(self, execution: Execution) -> Execution:
+        """Returns how a step is executed whose model's origin was executed so."""
+        changed = {} if self.dtype is None else {"dtype": self.dtype}
+        if self.kernels == "xla":
+            changed |= dict.fromkeys(("attention", "norm", "ffn"), "xla")
+        return execution.elsewhere().model_copy(update=changed)
 
     def evaluate_every(self, steps_per_epoch: int) -> int:
         """Returns the steps from one evaluation to the next."""

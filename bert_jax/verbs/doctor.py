@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bert_jax.diagnostics.findings import DoctorReport, Finding
 from bert_jax.diagnostics.memory import check_memory
@@ -20,7 +20,7 @@ from bert_jax.parallel.section import MeshSection
 
 if TYPE_CHECKING:
     from bert_jax.config import RunConfig
-    from bert_jax.model.config import Architecture
+    from bert_jax.model.config import Architecture, Execution
 
 
 def doctor(*, config: MeshSection | None = None, run_dir: str | None = None) -> DoctorReport:
@@ -79,18 +79,12 @@ def look_at_config(config: RunConfig) -> Iterator[Finding]:
         problems |= finding.level == "problem"
         yield finding
     yield from _inputs(config)
-    if config.model is not None and config.train is not None and not problems:
+    if not problems and (step := _train_step(config, architecture=architecture)) is not None:
         from bert_jax.diagnostics.devices import check_attention, check_kernels
 
-        longest = max(phase.seq_length for phase in config.train.phases)
-        if (pretrained := architecture()) is not None:
-            for check in (check_attention, check_kernels):
-                yield check(
-                    config.model.execution,
-                    architecture=pretrained,
-                    mesh=config.mesh,
-                    longest=longest,
-                )
+        facts = {"architecture": step.architecture, "longest": step.longest, "mesh": config.mesh}
+        yield check_attention(step.execution, **facts)
+        yield check_kernels(step.execution, **facts, pretraining=config.finetune is None)
 
 
 def look_at_run(run_dir: str) -> Iterator[Finding]:
@@ -119,6 +113,33 @@ def _inputs(config: RunConfig) -> Iterator[Finding]:
         )
     if config.finetune is not None:
         yield from check_inputs(finetuning_inputs(config.finetune))
+
+
+class _TrainStep(NamedTuple):
+    """What decides which kernels a train step has."""
+
+    execution: Execution
+    architecture: Architecture
+    longest: int  # tokens of the longest rows
+
+
+def _train_step(
+    config: RunConfig, *, architecture: Callable[[], Architecture | None]
+) -> _TrainStep | None:
+    """Returns that of a configuration; None: it trains nothing, or `check_inputs` says why not."""
+    if (section := config.finetune) is not None:
+        from bert_jax.runs.directory import open_run
+
+        try:
+            origin = open_run(section.init_from)
+        except UserError:
+            return None
+        execution = section.executed(origin.model.execution)
+        return _TrainStep(execution, origin.architecture, section.max_length)
+    if config.model is None or config.train is None or (pretrained := architecture()) is None:
+        return None
+    longest = max(phase.seq_length for phase in config.train.phases)
+    return _TrainStep(config.model.execution, pretrained, longest)
 
 
 def _architecture(config: RunConfig) -> Architecture | None:

@@ -43,6 +43,7 @@ def test_forward_and_backward_kernels_of_attention_compile(
 @pytest.mark.parametrize(
     ("length", "width", "dtype"),
     [
+        (1, 768, "bfloat16"),  # [CLS] alone, as a classifier reads the last layer
         (77, 768, "bfloat16"),
         (512, 2048, "float32"),
         pytest.param(1000, 1024, "bfloat16", marks=pytest.mark.chaos),

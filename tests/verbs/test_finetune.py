@@ -8,6 +8,7 @@ import shutil
 import signal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -15,15 +16,19 @@ import pytest
 import yaml
 
 from bert_jax import narration
+from bert_jax.config import parse_config
+from bert_jax.kernels.attention import fused_attention
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.stop_signal import INTERRUPTED
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
 from bert_jax.task import Params
 from bert_jax.tasks.predictor import Predictor
+from bert_jax.tasks.training.setup import prepare
 from bert_jax.train.example_log import times_seen
 from bert_jax.train.state import abstract_params, draw_params
 from bert_jax.train.writer import read_metrics
+from bert_jax.verbs.finetune import finetune_settings
 from tests.project import invoke, ok, refused
 from tests.tasks.runs import tiny_config, write_table
 
@@ -65,6 +70,42 @@ def test_a_run_learns_and_leaves_all_that_is_promised(tuned: Path) -> None:
     assert "<html" in (run_dir / "report.html").read_text()
     assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [10, 20, 30]
     assert open_run(run_dir).heads.labels == ("bad", "good")
+
+
+def test_where_kernels_run_a_step_has_them(
+    tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a TPU, but interpreted: the same elements are dropped, and the losses are the same."""
+    monkeypatch.setattr("bert_jax.model.execution.takes_kernels", lambda device: True)
+    kernel = mock.Mock(wraps=fused_attention)
+    monkeypatch.setattr("bert_jax.model.attention.fused_attention", kernel)
+    config = yaml.safe_load((tuned / "config.yaml").read_text()) | {"run_dir": str(tmp_path / "on")}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert "attention: fused" in ok("doctor", tmp_path / "config.yaml")
+    assert "attention: xla" in ok("doctor", tmp_path / "config.yaml", "finetune.kernels=xla")
+    ok("finetune", tmp_path / "config.yaml")
+    kernel.assert_called()
+    # What the run says of itself is for any device.
+    assert open_run(tmp_path / "on").model.execution.attention == "auto"
+    losses = [
+        [line["loss"] for line in read_metrics(run_dir, kind="train")]
+        for run_dir in (tmp_path / "on", tuned / "tuned")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_a_run_that_compiles_for_longer_than_it_computes_scans_its_layers_on_a_tpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bert_jax.model.execution.default_unroll", lambda depth, *, on_tpu: depth)
+    config = tiny_config(tmp_path, layers=5)
+
+    def unrolled(**changes: Any) -> int | None:
+        values = config | {"finetune": config["finetune"] | changes}
+        settings = finetune_settings(parse_config(values, source="test"))
+        return prepare(settings).task.execution.unroll
+
+    assert [unrolled(epochs=1), unrolled(epochs=10**6)] == [1, 5]
 
 
 def test_few_dev_rows_of_two_lengths_have_one_program(tuned: Path) -> None:

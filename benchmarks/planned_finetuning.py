@@ -1,0 +1,148 @@
+"""Cycles of a fine-tuning step compiled for a TPU, with our kernels and without.
+
+``python -m benchmarks.planned_finetuning [--topology v5e:2x2] [--layers 12] [--rows 128 --length
+128]``: a classifier of width 768 in bfloat16, dropout 0.1, rows of one length, over all chips; as
+`finetune` runs it with ``kernels: xla``, with its kernels and scanned layers, and with its kernels
+and unrolled layers. By `bert_jax.planning`'s meter. No TPU is needed, only libtpu.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from benchmarks.report import report
+from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.execution import resolve_execution
+from bert_jax.optim.finetuning import make_finetune_optimizer
+from bert_jax.optim.schedule import linear_schedule
+from bert_jax.optim.sections import FinetuneOptimizerSection, ScheduleSegment
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.rules import batch_sharding
+from bert_jax.parallel.section import MeshSection
+from bert_jax.parallel.topology import parse_topology
+from bert_jax.planning.compiler import TPU_COMPILER
+from bert_jax.planning.cycles import count_cycles
+from bert_jax.planning.execution import Program
+from bert_jax.planning.hlo import parse_hlo
+from bert_jax.planning.kernel_schedule import written_to
+from bert_jax.planning.kernels_alone import as_called, by_call, schedules_alone
+from bert_jax.planning.optimized_text import optimized_text
+from bert_jax.planning.program import open_devices
+from bert_jax.tasks.batches import INPUTS, WEIGHTS
+from bert_jax.tasks.task import FinetuneTask
+from bert_jax.train.compiled import lower_train_step
+from bert_jax.train.state import abstract_state, define_model
+from bert_jax.train.step import StepSpec
+
+WAYS: dict[str, dict[str, Any]] = {
+    "xla, scanned": {"attention": "xla", "norm": "xla", "ffn": "xla", "unroll": 1},
+    "kernels, scanned": {"unroll": 1},
+    "kernels, unrolled": {},
+}
+
+
+def main() -> None:
+    """Prints a line of JSON for each way to execute the step."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--topology", type=parse_topology, default=parse_topology("v5e:2x2"))
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--rows", type=int, default=128, help="of a batch, on all chips")
+    parser.add_argument("--length", type=int, default=128)
+    asked = parser.parse_args()
+    os.environ.update(TPU_COMPILER)
+    architecture = Architecture(
+        vocab_size=30_522,
+        hidden_size=768,
+        num_hidden_layers=asked.layers,
+        num_attention_heads=12,
+        intermediate_size=3072,
+    )
+    accelerator = asked.topology.accelerator
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        with written_to(Path(folder)):
+            mesh = make_mesh(MeshSection(), open_devices(asked.topology, slices=1))
+        for way, changes in WAYS.items():
+            lowered = lowered_step(
+                architecture, Execution(**changes), mesh, rows=asked.rows, length=asked.length
+            )
+            alone = schedules_alone(lowered, mesh, accelerator=accelerator, written=Path(folder))
+            started = time.perf_counter()
+            compiled = lowered.compile()
+            seconds = time.perf_counter() - started
+            program = Program.of(parse_hlo(optimized_text(compiled, name="jit_step")))
+            cycles = count_cycles(
+                program,
+                bytes_per_cycle=accelerator.bytes_per_cycle,
+                schedules=as_called(by_call(alone, program), program, accelerator),
+            )
+            memory = compiled.memory_analysis()
+            assert memory is not None
+            report(
+                "planned_finetuning.cycles",
+                cycles.total,
+                "cycles",
+                packages=("jax", "libtpu"),
+                way=way,
+                topology=asked.topology.name,
+                layers=asked.layers,
+                rows=asked.rows,
+                length=asked.length,
+                in_kernels=cycles.in_kernels,
+                temporaries=memory.temp_size_in_bytes,
+                seconds_to_compile=round(seconds, 1),
+            )
+
+
+def lowered_step(
+    architecture: Architecture,
+    execution: Execution,
+    mesh: Mesh,
+    *,
+    rows: int,
+    length: int,
+    **heads: Any,
+) -> jax.stages.Lowered:
+    """Returns the step that `finetune` would compile for a mesh of devices that need not be there.
+
+    `heads`: a task and what it has, see `HeadsSection`; none: a classifier.
+    """
+    heads = heads or {"task": "sequence_classification", "problem": "single_label"}
+    task = FinetuneTask(
+        architecture=architecture,
+        execution=resolve_execution(
+            execution, architecture=architecture, mesh=mesh, longest=length
+        ),
+        heads=HeadsSection(mlm=False, next_sentence=False, labels=("a", "b"), **heads),
+    )
+    model, layout = define_model(task.build), batch_sharding(mesh)
+    optimizer = make_finetune_optimizer(
+        FinetuneOptimizerSection(),
+        model.axes,
+        depth=architecture.num_hidden_layers,
+        steps_per_epoch=1000,
+    )
+
+    def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=layout)
+
+    targets = {"label": array(jnp.int32), "labels": array(jnp.int32, length)}
+    batch: dict[str, Any] = {name: array(jnp.int32, length) for name in INPUTS} | targets
+    batch[WEIGHTS] = array(jnp.float32)
+    spec = StepSpec(task=task, model=model, optimizer=optimizer)
+    state = abstract_state(model, optimizer, mesh)
+    schedule = linear_schedule([ScheduleSegment(1000, 1e-4, 100)])
+    with jax.set_mesh(mesh):
+        return lower_train_step(spec, state, batch, schedule, accumulation=1)
+
+
+if __name__ == "__main__":
+    main()
