@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from bert_jax.kernels.attention_bodies import backward_kernel, forward_kernel, scale
-from bert_jax.kernels.attention_shape import Shape, padded
+from bert_jax.kernels.attention_shape import Shape, padded, padded_queries
 from bert_jax.kernels.launch import launch
 from bert_jax.kernels.random_bits import composes_words, line_words
 from bert_jax.parallel.rules import LogicalAxes, per_shard
@@ -142,15 +142,18 @@ def _forward(
 ) -> tuple[Array, tuple[Any, ...]]:
     queries, length = tokens.of_queries.shape[1], tokens.of_keys.shape[1]
     kernel = _Kernel(forward_kernel, queries=queries, length=length, columns=columns, rate=rate)
-    places = _padded(tokens.places)
+    in_kernel = padded_queries(queries, length=length), padded(length)
+    places = _padded(tokens.places, in_kernel[0])
     # Padding is a segment of its own, since others' padding may be one that is read: 0.
-    of_queries, of_keys = _padded(tokens.of_queries + 1), _padded(tokens.of_keys + 1)
+    segments = (tokens.of_queries + 1, tokens.of_keys + 1)
+    of_queries, of_keys = map(_padded, segments, in_kernel)
     numbers = jnp.arange(of_keys.shape[1], dtype=jnp.int32)
     words = (
         line_words(places[:, None], seeds[0][..., None]),
         line_words(numbers, seeds[1][..., None]),
     )
-    operands = (*words, of_queries, of_keys, *_scaled(qkv, bias, columns))
+    sizes = (in_kernel[0], in_kernel[1], in_kernel[1])
+    operands = (*words, of_queries, of_keys, *map(_padded, _scaled(qkv, bias, columns), sizes))
     out, logs = kernel(operands, _READ, results=("queries", "logs"))
     return out[:, :queries], (tokens, operands, out, logs)
 
@@ -163,7 +166,7 @@ def _backward(
     kernel = _Kernel(backward_kernel, queries=queries, length=length, columns=columns, rate=rate)
     slopes = ("slopes",) if queries == length else ("query_slopes", "key_slopes")
     *found, sums = kernel(
-        (*operands, out, logs, _padded(gradient)),
+        (*operands, out, logs, _padded(gradient, padded_queries(queries, length=length))),
         (*_READ, "queries", "logs", "queries"),
         results=(*slopes, "sums"),
     )
@@ -189,12 +192,12 @@ def _scaled(qkv: _Triple, bias: Array, columns: int) -> list[Array]:
     """Returns queries, keys and values as the kernels read them."""
     with_bias = [x.astype(jnp.float32) + each for x, each in zip(qkv, bias, strict=True)]
     with_bias[0] *= scale(columns)
-    return [_padded(x.astype(qkv[0].dtype)) for x in with_bias]
+    return [x.astype(qkv[0].dtype) for x in with_bias]
 
 
-def _padded(x: Array) -> Array:
+def _padded(x: Array, tokens: int) -> Array:
     """Returns an array [B, tokens, …] of as many tokens as the kernels have."""
-    missing = padded(x.shape[1]) - x.shape[1]
+    missing = tokens - x.shape[1]
     return jnp.pad(x, [(0, missing if at == 1 else 0) for at in range(x.ndim)]) if missing else x
 
 

@@ -186,6 +186,11 @@ def _lanes_of(head: int, shape: Shape) -> Array:
     return (lane >= head * shape.columns) & (lane < (head + 1) * shape.columns)
 
 
+def _across(x: Array, tile: int) -> Array:
+    """Returns numbers of keys, the same in all lanes [keys, 128], in as many as a tile has."""
+    return x[:, :tile] if tile < LANES else jnp.concatenate([x] * (tile // LANES), axis=1)
+
+
 def _where(keep: Array | None, x: Array) -> Array:
     return x if keep is None else jnp.where(keep, x, 0.0)
 
@@ -204,5 +209,5 @@ def _keep(read: Read, head: Head, shape: Shape) -> Array | None:
     )
     spread = jnp.transpose(jnp.broadcast_to(of_keys, (LANES, shape.padded)))
     columns = column_factors(spread, shape.rate)
-    wide = (jnp.concatenate([each] * (shape.tile // LANES), axis=1) for each in columns)
+    wide = (_across(each, shape.tile) for each in columns)
     return kept(row_factors(of_queries), tuple(wide))

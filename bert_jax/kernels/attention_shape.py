@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 LANES: Final = 128
+PACKED: Final = 16  # rows of a register of bfloat16
 # Scores of queries that are worked on at a time, of one head with all of its keys at least: what is
 # made of them must fit into VMEM, 16 MiB on v4. Forward there is less of it.
 _FORWARD: Final = 2**20
@@ -61,6 +62,17 @@ def padded(length: int) -> int:
     return -(-length // whole) * whole
 
 
+def padded_queries(queries: int, *, length: int) -> int:
+    """Returns the queries of a row in the kernels.
+
+    Few of them leave lanes of a register empty, which costs nothing; what they are padded to in HBM
+    does, so that is a register's rows and not its lanes.
+    """
+    if queries == length or queries > LANES:
+        return padded(queries)
+    return -(-queries // PACKED) * PACKED
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
     """What a kernel is compiled for."""
@@ -82,11 +94,13 @@ class Shape:
     @property
     def padded_queries(self) -> int:
         """Queries of a row in the kernel."""
-        return padded(self.queries)
+        return padded_queries(self.queries, length=self.length)
 
     @property
     def tile(self) -> int:
         """Queries of a row that are worked on at a time, all if they fit."""
+        if self.padded_queries <= LANES:
+            return self.padded_queries
         most = self._scores // self.padded
         return max(n for n in range(LANES, most + 1, LANES) if self.padded_queries % n == 0)
 

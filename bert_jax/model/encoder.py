@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from bert_jax.kernels.attention_shape import PACKED
 from bert_jax.model.add_norm import add_norm
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.config import Activation, Architecture, Execution, Remat
@@ -102,6 +103,7 @@ class Encoder(nnx.Module):
         layer = EncoderLayer(architecture=architecture, execution=execution)
         self.layers = stacked(layer, depth=self.depth)
         self.remat: Remat = execution.remat
+        self.fused = "fused" in (execution.attention, execution.norm, execution.ffn)
         self.unroll = execution.unroll or default_unroll(self.depth, on_tpu=False)
 
     def __call__(
@@ -131,13 +133,17 @@ class Encoder(nnx.Module):
         layers = self._layers(dropout_key)
         if queries_BQ is None:
             return self._scan(x_BLD, segment_ids, layers)[0]
+        wanted = queries_BQ.shape[1]
+        if self.fused:
+            # Or every kernel would pad what it reads, and cut what it writes.
+            queries_BQ = jnp.pad(queries_BQ, ((0, 0), (0, -wanted % PACKED)))
         params, keys = layers
         first, last = all_but_last(params)
         if self.depth > 1:
             before = first, None if keys is None else keys[:-1]
             x_BLD, _ = self._scan(x_BLD, segment_ids, before)
         of_last = last, None if keys is None else keys[-1]
-        return self._layer(x_BLD, segment_ids, of_last, queries_BQ)
+        return self._layer(x_BLD, segment_ids, of_last, queries_BQ)[:, :wanted]
 
     def every_layer(
         self,

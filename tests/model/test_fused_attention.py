@@ -135,7 +135,7 @@ def test_some_queries_have_what_they_have_among_all(
 
 @pytest.mark.parametrize(
     ("length", "queries", "padded", "tile", "rows"),
-    [(128, 21, 128, 128, 8), (512, 81, 128, 128, 4), (2048, 308, 384, 128, 1)],
+    [(128, 21, 32, 32, 8), (512, 81, 96, 96, 4), (2048, 308, 384, 128, 1)],
 )
 def test_few_queries_are_whole_registers_of_their_own(
     length: int, queries: int, padded: int, tile: int, rows: int
