@@ -103,6 +103,10 @@ def gathers(size: int, *, tensor: int = 1) -> dict[Kind, Bounds]:
     }
 
 
+def round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
 def activations(rows: int, width: int = F32) -> int:
     """Bytes of hidden states."""
     return rows * LENGTH * WIDTH * width
@@ -148,8 +152,9 @@ def test_tensor_parallel_sums_two_activations_a_block_each_way(attention: str) -
     of_loss = 2
     assert kernels == LAYERS * (7 if attention == "auto" else 5) + of_loss
     size, hidden = 2 * parameters(step), activations(ROWS // 2, BF16)
-    # Of the last layer queries, attention's output and the FFN are of what heads read alone.
-    read = (ROWS // 2) * (PREDICTIONS + 1) * WIDTH * BF16
+    # Of the last layer queries, attention's output and the FFN are of what heads read alone, in
+    # whole registers of 16.
+    read = (ROWS // 2) * round_up(PREDICTIONS + 1, 16) * WIDTH * BF16
     blocks = 2 * 2 * (LAYERS - 1) * hidden + hidden + 2 * 2 * read
     head = (ROWS // 2) * PREDICTIONS * WIDTH * BF16
     check(

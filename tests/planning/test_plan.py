@@ -151,9 +151,10 @@ def test_kernels_are_in_the_time_by_their_schedule(planned: dict[str, Any]) -> N
     inside = sum(one["cycles"] * one["calls"] for one in kernels)
     assert cycles["by_kind"]["custom kernels"] == cycles["in_kernels"] == inside
     work = planned["phases"][0]["train"]["compiled"]["work"]
-    # For each row, 2 heads side by side in 128 columns, 64 tokens padded to 128: 2 and 5 products;
-    # and so the 11 queries of the last layer.
-    attention = LAYERS * ROWS / 4 * (2 + 5) * 2 * 128 * 128 * HIDDEN
+    # For each row, 2 heads side by side in 128 columns, 64 tokens padded to 128: 2 and 5 products.
+    # The 11 queries of the last layer are padded to 16.
+    queries = (LAYERS - 1) * 128 + 16
+    attention = ROWS / 4 * (2 + 5) * 2 * queries * 128 * HIDDEN
     # One product forward and two backward, of a chip's 200 predictions in whole registers of 16,
     # and 1,024 pieces.
     loss = (1 + 2) * 2 * 208 * 1024 * HIDDEN
