@@ -12,11 +12,11 @@ from bert_jax.parallel.accelerators import peak_flops
 
 # Seconds to compile for rows of one length: at once, and for each layer. On a CPU as measured with
 # MiniLM on two cores, where a forward pass over scanned layers compiles as fast for twelve as for
-# six; on accelerators what the compiler for TPUs takes on as many.
+# six; on accelerators what the compiler for TPUs takes on as many, of layers that are unrolled.
 _CPU_STEP: Final = (1.5, 0.9)
 _CPU_FORWARD: Final = (1.0, 0.1)
-_ACCELERATOR_STEP: Final = (10.0, 1.5)
-_ACCELERATOR_FORWARD: Final = (3.3, 0.5)  # a third, as of the FLOPs
+_ACCELERATOR_STEP: Final = (18.0, 3.6)
+_ACCELERATOR_FORWARD: Final = (6.0, 1.2)  # a third, as of the FLOPs
 # FLOP/s of a core in a step, and the share of its peak that an accelerator reaches.
 _CORE_FLOPS: Final = 60e9
 _SHARE_OF_PEAK: Final = 0.3
