@@ -109,19 +109,21 @@ def lowered_step(
     *,
     rows: int,
     length: int,
-    **heads: Any,
 ) -> jax.stages.Lowered:
-    """Returns the step that `finetune` would compile for a mesh of devices that need not be there.
-
-    `heads`: a task and what it has, see `HeadsSection`; none: a classifier.
-    """
-    heads = heads or {"task": "sequence_classification", "problem": "single_label"}
+    """Returns a classifier's step, as `finetune` would compile it for devices that are not here."""
+    heads = HeadsSection(
+        mlm=False,
+        next_sentence=False,
+        task="sequence_classification",
+        problem="single_label",
+        labels=("a", "b"),
+    )
     task = FinetuneTask(
         architecture=architecture,
         execution=resolve_execution(
             execution, architecture=architecture, mesh=mesh, longest=length
         ),
-        heads=HeadsSection(mlm=False, next_sentence=False, labels=("a", "b"), **heads),
+        heads=heads,
     )
     model, layout = define_model(task.build), batch_sharding(mesh)
     optimizer = make_finetune_optimizer(
@@ -134,9 +136,8 @@ def lowered_step(
     def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=layout)
 
-    targets = {"label": array(jnp.int32), "labels": array(jnp.int32, length)}
-    batch: dict[str, Any] = {name: array(jnp.int32, length) for name in INPUTS} | targets
-    batch[WEIGHTS] = array(jnp.float32)
+    batch: dict[str, Any] = {name: array(jnp.int32, length) for name in INPUTS}
+    batch |= {"label": array(jnp.int32), WEIGHTS: array(jnp.float32)}
     spec = StepSpec(task=task, model=model, optimizer=optimizer)
     state = abstract_state(model, optimizer, mesh)
     schedule = linear_schedule([ScheduleSegment(1000, 1e-4, 100)])

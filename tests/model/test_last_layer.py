@@ -59,7 +59,11 @@ def states(task: Any, params: Any, batch: Any, *, read_all: bool) -> Any:
         ({"remat": "full"}, {}),
         ({"remat": "attention"}, {}),
         (FUSED, WIDE),
-        (FUSED | {"remat": "dots", "unroll": 1}, WIDE | {"num_hidden_layers": 3}),
+        pytest.param(
+            FUSED | {"remat": "dots", "unroll": 1},
+            WIDE | {"num_hidden_layers": 3},
+            marks=pytest.mark.chaos,
+        ),
     ],
 )
 def test_it_is_what_all_of_the_layer_has_there(
