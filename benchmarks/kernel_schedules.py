@@ -22,8 +22,8 @@ import jax
 from benchmarks.report import report
 from bert_jax.kernels import gelu_product, norm
 from bert_jax.kernels.attention import lower_alone as lower_attention
-from bert_jax.kernels.attention_shape import LANES
 from bert_jax.kernels.cross_entropy import lower_alone as lower_loss
+from bert_jax.kernels.registers import LANES
 from bert_jax.model.elementwise import gelu_slope
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection

@@ -89,9 +89,9 @@ def fused_attention(
 class _Tokens(NamedTuple):
     """What queries and keys are of, int32."""
 
-    places: Array  # of queries in their row, [B, Q] or [1, Q]
+    positions: Array  # of queries in their row, [B, Q] or [1, Q]
     of_queries: Array  # segments, [B, Q]
-    of_keys: Array  # [B, L]
+    of_keys: Array  # the same, [B, L]
 
 
 def lower_alone(
@@ -110,24 +110,24 @@ def lower_alone(
     """
     width = heads * columns
     row = jax.ShapeDtypeStruct((batch, length, width), dtype)
-    reading = jax.ShapeDtypeStruct((batch, queries or length, width), dtype)
-    places = None if queries is None else jax.ShapeDtypeStruct((batch, queries), jnp.int32)
+    attending = jax.ShapeDtypeStruct((batch, queries or length, width), dtype)
+    positions = None if queries is None else jax.ShapeDtypeStruct((batch, queries), jnp.int32)
     bias = jax.ShapeDtypeStruct((3, width), jnp.float32)
     segments = jax.ShapeDtypeStruct((batch, length), jnp.int32)
     seeds = jax.ShapeDtypeStruct((2, batch, heads), jnp.int32)
 
     def both(
-        qkv: _Triple, bias: Array, segments: Array, seeds: Array, places: Array | None
+        qkv: _Triple, bias: Array, segments: Array, seeds: Array, positions: Array | None
     ) -> object:
         def total(qkv: _Triple, bias: Array) -> Array:
             out = fused_attention(
-                qkv, bias, segments, seeds, columns=columns, rate=rate, queries_BQ=places
+                qkv, bias, segments, seeds, columns=columns, rate=rate, queries_BQ=positions
             )
             return out.astype(jnp.float32).sum()
 
         return jax.grad(total, argnums=(0, 1))(qkv, bias)
 
-    return jax.jit(both).lower((reading, row, row), bias, segments, seeds, places)
+    return jax.jit(both).lower((attending, row, row), bias, segments, seeds, positions)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -140,38 +140,35 @@ def _attend(
 def _forward(
     qkv: _Triple, bias: Array, tokens: _Tokens, seeds: Array, columns: int, rate: float
 ) -> tuple[Array, tuple[Any, ...]]:
-    queries, length = tokens.of_queries.shape[1], tokens.of_keys.shape[1]
-    kernel = _Kernel(forward_kernel, queries=queries, length=length, columns=columns, rate=rate)
-    in_kernel = padded_queries(queries, length=length), padded(length)
-    places = _padded(tokens.places, in_kernel[0])
+    kernel = _Kernel(forward_kernel, tokens, columns=columns, rate=rate)
+    q, k, v = _scaled(qkv, bias, columns)
     # Padding is a segment of its own, since others' padding may be one that is read: 0.
-    segments = (tokens.of_queries + 1, tokens.of_keys + 1)
-    of_queries, of_keys = map(_padded, segments, in_kernel)
-    numbers = jnp.arange(of_keys.shape[1], dtype=jnp.int32)
-    words = (
-        line_words(places[:, None], seeds[0][..., None]),
-        line_words(numbers, seeds[1][..., None]),
+    of_queries = kernel.with_padding(tokens.of_queries + 1)
+    of_keys = kernel.with_padding(tokens.of_keys + 1, keys=True)
+    positions = kernel.with_padding(tokens.positions)
+    operands = (
+        line_words(positions[:, None], seeds[0][..., None]),
+        line_words(jnp.arange(of_keys.shape[1], dtype=jnp.int32), seeds[1][..., None]),
+        *(of_queries, of_keys, kernel.with_padding(q)),
+        *(kernel.with_padding(each, keys=True) for each in (k, v)),
     )
-    sizes = (in_kernel[0], in_kernel[1], in_kernel[1])
-    operands = (*words, of_queries, of_keys, *map(_padded, _scaled(qkv, bias, columns), sizes))
     out, logs = kernel(operands, _READ, results=("queries", "logs"))
-    return out[:, :queries], (tokens, operands, out, logs)
+    return out[:, : kernel.queries], (tokens, operands, out, logs)
 
 
 def _backward(
     columns: int, rate: float, kept: tuple[Any, ...], gradient: Array
 ) -> tuple[_Triple, Array, None, None]:
     tokens, operands, out, logs = kept
-    queries, length = tokens.of_queries.shape[1], tokens.of_keys.shape[1]
-    kernel = _Kernel(backward_kernel, queries=queries, length=length, columns=columns, rate=rate)
-    slopes = ("slopes",) if queries == length else ("query_slopes", "key_slopes")
+    kernel = _Kernel(backward_kernel, tokens, columns=columns, rate=rate)
+    slopes = ("slopes",) if kernel.queries == kernel.length else ("query_slopes", "key_slopes")
     *found, sums = kernel(
-        (*operands, out, logs, _padded(gradient, padded_queries(queries, length=length))),
+        (*operands, out, logs, kernel.with_padding(gradient)),
         (*_READ, "queries", "logs", "queries"),
         results=(*slopes, "sums"),
     )
-    of_q = found[0][0, :, :queries]
-    of_k, of_v = found[-1][-2:, :, :length]
+    of_q = found[0][0, :, : kernel.queries]
+    of_k, of_v = found[-1][-2:, :, : kernel.length]
     return (of_q, of_k, of_v), sums.sum((1, 2)), None, None
 
 
@@ -195,26 +192,27 @@ def _scaled(qkv: _Triple, bias: Array, columns: int) -> list[Array]:
     return [x.astype(qkv[0].dtype) for x in with_bias]
 
 
-def _padded(x: Array, tokens: int) -> Array:
-    """Returns an array [B, tokens, …] of as many tokens as the kernels have."""
-    missing = tokens - x.shape[1]
-    return jnp.pad(x, [(0, missing if at == 1 else 0) for at in range(x.ndim)]) if missing else x
-
-
 class _Kernel:
     """A kernel, run by every device for each of its rows and groups of heads."""
 
-    def __init__(self, body: Any, *, queries: int, length: int, columns: int, rate: float) -> None:
+    def __init__(self, body: Any, tokens: _Tokens, *, columns: int, rate: float) -> None:
+        self.queries, self.length = tokens.of_queries.shape[1], tokens.of_keys.shape[1]
         self._body = body
         self._shape = functools.partial(
             Shape,
-            queries=queries,
-            length=length,
+            queries=self.queries,
+            length=self.length,
             columns=columns,
             rate=rate,
             forward=body is forward_kernel,
             composes=composes_words(),
         )
+
+    def with_padding(self, x: Array, *, keys: bool = False) -> Array:
+        """Returns an array [B, tokens, …] of as many queries, or keys, as the kernel has."""
+        most = padded(self.length) if keys else padded_queries(self.queries, length=self.length)
+        missing = most - x.shape[1]
+        return jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2))) if missing else x
 
     def __call__(
         self, operands: tuple[Array, ...], names: tuple[str, ...], *, results: tuple[str, ...]

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from bert_jax.kernels.attention_shape import LANES, Shape
+from bert_jax.kernels.attention_shape import Shape
 from bert_jax.kernels.random_bits import column_factors, kept, row_factors
+from bert_jax.kernels.registers import LANES
 
 Array = jax.Array
 Head = tuple[int, int]  # its row in the block, its number there

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-LANES: Final = 128
-PACKED: Final = 16  # rows of a register of bfloat16
+from bert_jax.kernels.registers import LANES, PACKED
+
 # Scores of queries that are worked on at a time, of one head with all of its keys at least: what is
 # made of them must fit into VMEM, 16 MiB on v4. Forward there is less of it.
 _FORWARD: Final = 2**20

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.kernels.cross_entropy_shape import FACTS, LANES, Shape
+from bert_jax.kernels.cross_entropy_shape import FACTS, Shape
+from bert_jax.kernels.registers import LANES
 
 Array = jax.Array
 

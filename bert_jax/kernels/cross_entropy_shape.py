@@ -7,8 +7,8 @@ from typing import Any, Final
 import jax
 from jax.experimental import pallas as pl
 
-LANES: Final = 128
-_ROWS: Final = 16  # of a vector register of bfloat16
+from bert_jax.kernels.registers import LANES, PACKED
+
 # Pieces of a tile. Backward less of them fit beside the gradients.
 _FORWARD: Final = 512
 _BACKWARD: Final = 256
@@ -156,7 +156,7 @@ def groups_of(rows: int, *, hidden: int, pieces: int, itemsize: int) -> tuple[in
         )
         return all(shape.held <= _VMEM for shape in shapes)
 
-    whole = -(-rows // _ROWS)  # registers
-    most = max((n for n in range(1, min(whole, _MOST) + 1) if fits(n * _ROWS, 2)), default=1)
-    groups = 1 if whole <= _MOST and fits(whole * _ROWS, 1) else -(-whole // most)
-    return groups, -(-whole // groups) * _ROWS
+    whole = -(-rows // PACKED)  # registers
+    most = max((n for n in range(1, min(whole, _MOST) + 1) if fits(n * PACKED, 2)), default=1)
+    groups = 1 if whole <= _MOST and fits(whole * PACKED, 1) else -(-whole // most)
+    return groups, -(-whole // groups) * PACKED

@@ -16,16 +16,14 @@ from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 
 from bert_jax.kernels.launch import launch
+from bert_jax.kernels.registers import LANES, PACKED, SUBLANES
 from bert_jax.parallel.rules import LogicalAxes, per_shard
 
 Array = jax.Array
 
-_SUBLANES: Final = 8  # of a register of float32
-_PACKED: Final = 16  # rows in a register of bfloat16
-_LANES: Final = 128
 # Rows and columns of a product: another one's epilogue fits beside it.
 _ROWS: Final = 256
-_COLUMNS: Final = (256, _LANES)
+_COLUMNS: Final = (256, LANES)
 # Of a block. Each of its four arrays lies in VMEM twice.
 _MOST_ROWS: Final = 1024
 _MOST_COLUMNS: Final = 768
@@ -41,8 +39,8 @@ _AXES: Final[dict[str, LogicalAxes]] = {
 
 def fits(*, inputs: int, outputs: int) -> bool:
     """Returns whether the kernel takes a matrix of so many rows and columns on a device."""
-    smallest = _LANES * (inputs + outputs) + 2 * _LANES * _LANES
-    return inputs % _LANES == outputs % _LANES == 0 and 2 * smallest <= _BYTES
+    smallest = LANES * (inputs + outputs) + 2 * LANES * LANES
+    return inputs % LANES == outputs % LANES == 0 and 2 * smallest <= _BYTES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ class Shape:
     @property
     def product(self) -> tuple[int, int]:
         """Rows and columns that are multiplied at a time."""
-        rows = min(_ROWS, -(-self.rows // _PACKED) * _PACKED)
+        rows = min(_ROWS, -(-self.rows // PACKED) * PACKED)
         return rows, next(count for count in _COLUMNS if self.inner % count == 0)
 
     @property
@@ -119,7 +117,7 @@ def _call(
     of_rows, of_columns = shape.block
     made = (
         jax.ShapeDtypeStruct(x.shape, x.dtype),
-        jax.ShapeDtypeStruct((shape.grid[1], _SUBLANES, inner), jnp.float32),
+        jax.ShapeDtypeStruct((shape.grid[1], SUBLANES, inner), jnp.float32),
     )
     found, sums = launch(
         functools.partial(_body, shape=shape, slope=slope),
@@ -137,7 +135,7 @@ def _call(
         ],
         out_specs=[
             pl.BlockSpec((of_rows, of_columns), lambda f, n: (n, f)),
-            pl.BlockSpec((1, _SUBLANES, of_columns), lambda f, n: (n, 0, f)),
+            pl.BlockSpec((1, SUBLANES, of_columns), lambda f, n: (n, 0, f)),
         ],
     )
     return found[:rows], sums
@@ -157,7 +155,7 @@ def _body(
     rows, columns = shape.product
     for first in range(0, shape.block[1], columns):
         across = slice(first, first + columns)
-        total = jnp.zeros((_SUBLANES, columns), jnp.float32)
+        total = jnp.zeros((SUBLANES, columns), jnp.float32)
         for top in range(0, shape.block[0], rows):
             down = slice(top, top + rows)
             contracted = (((1,), (1,)), ((), ()))
@@ -166,7 +164,7 @@ def _body(
             )
             found *= slope(x[down, across].astype(jnp.float32))
             out[down, across] = found.astype(out.dtype)
-            total += found.reshape(-1, _SUBLANES, columns).sum(axis=0)
+            total += found.reshape(-1, SUBLANES, columns).sum(axis=0)
         sums[0, :, across] = total
 
 

@@ -5,19 +5,18 @@ they are written, and sums along a token, which take long to come, are those of 
 """
 
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from bert_jax.kernels.norm_shape import CHUNK, LANES, Shape
+from bert_jax.kernels.norm_shape import CHUNK, Shape
 from bert_jax.kernels.random_bits import kept
+from bert_jax.kernels.registers import LANES, SUBLANES
 
 Array = jax.Array
 Chunk: TypeAlias = tuple[Any, Any]  # its row in the block, its tokens there
-
-_SUBLANES: Final = 8  # of a register of float32
 
 
 def forward_kernel(x: Any, scale: Any, bias: Any, out: Any, *, shape: Shape) -> None:
@@ -61,7 +60,7 @@ def backward_kernel(gradient: Any, x: Any, scale: Any, *refs: Any, shape: Shape)
         found = (of_out * normed, of_out, of_term)
         return tuple(so_far + _folded(new) for so_far, new in zip(total, found, strict=True))
 
-    none = (jnp.zeros((_SUBLANES, shape.width), jnp.float32),) * sums.shape[0]
+    none = (jnp.zeros((SUBLANES, shape.width), jnp.float32),) * sums.shape[0]
     for at, total in enumerate(_for_each_chunk(of_chunk, none, shape)):
         sums[at, 0, 0] = total.sum(axis=0, keepdims=True)
 
@@ -94,4 +93,4 @@ def _all_columns(lines: Array, shape: Shape) -> Array:
 
 def _folded(x: Array) -> Array:
     """Returns sums of whole registers; those inside of one are left to the end."""
-    return x.reshape(-1, _SUBLANES, x.shape[-1]).sum(axis=0)
+    return x.reshape(-1, SUBLANES, x.shape[-1]).sum(axis=0)

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-LANES: Final = 128
+from bert_jax.kernels.registers import LANES, PACKED
+
 # Bytes of a block of one array: backward four of them lie in VMEM twice.
 _BLOCK: Final = 2**20
 # Tokens of a block from which on more hide nothing: of short rows several make one.
 _TOKENS: Final = 512
-CHUNK: Final = 16  # tokens that are worked on at a time: a register of bfloat16 has as many
+CHUNK: Final = PACKED  # tokens that are worked on at a time
 # Chunks that are written out one after the other, for statistics of some to be made while others
 # are multiplied: more spill.
 _SIDE_BY_SIDE: Final = 8

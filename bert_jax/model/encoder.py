@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.kernels.attention_shape import PACKED
+from bert_jax.kernels.registers import PACKED
 from bert_jax.model.add_norm import add_norm
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.config import Activation, Architecture, Execution, Remat
@@ -139,11 +139,10 @@ class Encoder(nnx.Module):
             queries_BQ = jnp.pad(queries_BQ, ((0, 0), (0, -wanted % PACKED)))
         params, keys = layers
         first, last = all_but_last(params)
+        first_keys, last_keys = (None, None) if keys is None else (keys[:-1], keys[-1])
         if self.depth > 1:
-            before = first, None if keys is None else keys[:-1]
-            x_BLD, _ = self._scan(x_BLD, segment_ids, before)
-        of_last = last, None if keys is None else keys[-1]
-        return self._layer(x_BLD, segment_ids, of_last, queries_BQ)[:, :wanted]
+            x_BLD, _ = self._scan(x_BLD, segment_ids, (first, first_keys))
+        return self._layer(x_BLD, segment_ids, (last, last_keys), queries_BQ)[:, :wanted]
 
     def every_layer(
         self,

@@ -126,7 +126,10 @@ class _TrainStep(NamedTuple):
 def _train_step(
     config: RunConfig, *, architecture: Callable[[], Architecture | None]
 ) -> _TrainStep | None:
-    """Returns that of a configuration; None: it trains nothing, or `check_inputs` says why not."""
+    """Returns that of a configuration.
+
+    None: it trains nothing, its origin is no run directory, or `check_inputs` says why not.
+    """
     if (section := config.finetune) is not None:
         from bert_jax.runs.directory import open_run
 

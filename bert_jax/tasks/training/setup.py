@@ -140,16 +140,17 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
         )
     if not len(family.splits["train"].lengths):
         raise UserError("finetune.task: found no training example, allowed: one or more")
-    architecture, execution = origin.architecture, origin.model.execution
+    architecture = origin.architecture
     if section.dropout is not None:
         architecture = architecture.with_dropout(section.dropout)
-    if section.dtype is not None:
-        execution = execution.model_copy(update={"dtype": section.dtype})
     initialise(settings.mesh)
     mesh = make_mesh(settings.mesh)
     chosen = section.dtype is not None
+    execution = section.executed(origin.model.execution)
     execution = suited_to(execution, mesh, chosen=chosen, say=lambda line: None)
-    model = ModelSection.of(architecture, execution=execution, heads=family.heads)
+    # Which kernels this run has is for none that starts from it.
+    kept = origin.model.execution.model_copy(update={"dtype": execution.dtype})
+    model = ModelSection.of(architecture, execution=kept, heads=family.heads)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     _check_batch(section, mesh)
     task = FinetuneTask(
@@ -182,7 +183,7 @@ def _resolved(
     cost = training_cost(architecture, mesh, max_length=section.max_length, epochs=section.epochs)
     tokens = float(family.splits["train"].lengths.sum()) * cost.passes
     chosen = resolve_execution(
-        section.executed(execution),
+        execution,
         architecture=architecture,
         mesh=mesh,
         longest=section.max_length,
