@@ -1,16 +1,19 @@
 """The two pretraining heads: masked language model and next sentence."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.cross_entropy import NO_PIECE
 from bert_jax.model.config import Activation, Architecture, Dtype, Execution, Implementation
+from bert_jax.model.cpu_cross_entropy import cpu_cross_entropy
 from bert_jax.model.cross_entropy import Scored, cross_entropy, decoded_cross_entropy
 from bert_jax.model.initial import Constant
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, param
 from bert_jax.model.tied import decoded, shares_of
-from bert_jax.parallel.rules import constrain
+from bert_jax.parallel.rules import constrain, on_one_cpu, parts_in_use
 
 
 class MlmHead(nnx.Module):
@@ -33,6 +36,7 @@ class MlmHead(nnx.Module):
         self.activation: Activation = architecture.hidden_act
         self.vocab_size = architecture.vocab_size
         self.gradient_dtype: Dtype = execution.gradient_dtype
+        self.dtype: Dtype = execution.dtype
         self.loss: Implementation = execution.loss
 
     def __call__(
@@ -51,12 +55,21 @@ class MlmHead(nnx.Module):
         labels_BP: Int[Array, "batch predictions"],
     ) -> Scored:
         """Returns `cross_entropy` of the logits, in a kernel or not; for the shares see `tied`."""
-        if self.loss != "fused":
+        core = self._core()
+        if core is None:
             return cross_entropy(self._logits(hidden_BPD, table_VD, shares_SVD), labels_BP)
-        flat = decoded_cross_entropy(
+        flat = core(
             self._rows(hidden_BPD), table_VD, shares_SVD, self._bias(), labels_BP.reshape(-1)
         )
         return Scored(*(each.reshape(labels_BP.shape) for each in flat))
+
+    def _core(self) -> Callable[[Array, Array, Array, Array, Array], Scored] | None:
+        """Returns what decodes and scores at once where this run does; None: scores of logits."""
+        if self.loss == "fused":
+            return decoded_cross_entropy
+        if self.dtype == "float32" and on_one_cpu() and parts_in_use("vocab") == 1:
+            return cpu_cross_entropy
+        return None
 
     def _logits(self, hidden_BPD: Array, table_VD: Array, shares_SVD: Array) -> Array:
         logits_NV = add_bias(decoded(self._rows(hidden_BPD), table_VD, shares_SVD), self._bias())

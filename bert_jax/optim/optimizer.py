@@ -33,7 +33,8 @@ class MomentsState(NamedTuple):
 def make_optimizer(section: OptimizerSection, axes: Axes) -> optax.GradientTransformationExtraArgs:
     """Returns clip → moments → decay (→ trust ratio) → −learning rate.
 
-    ``update(…, learning_rate=rate)``: the rate comes from outside, see `scale_by_given_rate`.
+    ``update(…, learning_rate=rate)``: the rate comes from outside, see `scale_by_given_rate`; so
+    may the gradient's norm, see `clip_by_given_norm`.
     LAMB needs the axes, of every parameter, to keep the layers of a stacked parameter apart.
     """
     needed = tuple(flatten_dict(axes or {}).items()) if section.name == "lamb" else ()
@@ -46,7 +47,7 @@ def _make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     parts = []
     if section.clip_norm is not None:
-        parts.append(optax.clip_by_global_norm(section.clip_norm))
+        parts.append(clip_by_given_norm(section.clip_norm))
     if section.bias_correction:
         parts.append(optax.scale_by_adam(section.beta1, section.beta2, section.eps))
     else:
@@ -61,6 +62,30 @@ def without(section: AnySection, *names: str) -> AnySection:
     """Returns a section with the defaults in place of fields that the optimizer does not read."""
     fields = type(section).model_fields
     return section.model_copy(update={name: fields[name].default for name in names})
+
+
+def clip_by_given_norm(limit: float) -> optax.GradientTransformationExtraArgs:
+    """Scales gradients to a global norm of at most `limit`.
+
+    ``update(…, gradient_norm=norm)`` (float32 []) spares a second reading of all gradients where
+    the caller has their norm. As one factor in front of the moments it spares a writing, too.
+    Source: `tf.clip_by_global_norm`, as google-research/bert `optimization.py` uses it.
+    """
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        gradient_norm: jax.Array | None = None,
+        **_: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params
+        norm = optax.tree.norm(updates) if gradient_norm is None else gradient_norm
+        factor = limit / jnp.maximum(norm, limit)
+        return jax.tree.map(lambda update: factor * update, updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 def scale_by_given_rate() -> optax.GradientTransformationExtraArgs:

@@ -84,7 +84,12 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         healthy = state.healthy & finite & within
         rate = learning_rate(schedule, schedule_count(state.opt_state))
         updates, opt_state = spec.optimizer.update(
-            grads, state.opt_state, state.params, applied=healthy, learning_rate=rate
+            grads,
+            state.opt_state,
+            state.params,
+            applied=healthy,
+            gradient_norm=norm,
+            learning_rate=rate,
         )
         params = cast(Params, optax.apply_updates(state.params, updates))
         changed = TrainState(state.step + 1, state.rng, params, opt_state, healthy)

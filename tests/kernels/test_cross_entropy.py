@@ -1,4 +1,4 @@
-"""The fused loss of masked pieces against `cross_entropy` of logits, interpreted."""
+"""Losses that decode masked pieces themselves, against `cross_entropy` of logits."""
 
 import functools
 import types
@@ -14,6 +14,7 @@ from bert_jax.kernels import cross_entropy as kernels
 from bert_jax.kernels.cross_entropy import NO_PIECE
 from bert_jax.kernels.cross_entropy_shape import Shape, groups_of
 from bert_jax.model.config import Execution
+from bert_jax.model.cpu_cross_entropy import cpu_cross_entropy
 from bert_jax.model.cross_entropy import Scored, cross_entropy, decoded_cross_entropy
 from bert_jax.model.execution import choose_loss, resolve_execution
 from bert_jax.model.layers import ParamUse, add_bias, product
@@ -27,8 +28,12 @@ def fused(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
     return decoded_cross_entropy(rows, table, shares_of(table, "float32"), bias, labels)
 
 
+def on_a_cpu(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
+    return cpu_cross_entropy(rows, table, shares_of(table, "float32"), bias, labels)
+
+
 def xla(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
-    """As `MlmHead` computes it without the kernels."""
+    """As `MlmHead` computes it on accelerators without the kernels."""
     use = ParamUse(("hidden", "vocab"), "float32")
     logits = add_bias(product(rows, table.T, jnp.float32, use), bias)
     return Scored(*(each[0] for each in cross_entropy(logits[None], labels[None])))
@@ -69,6 +74,7 @@ def assert_same(found: Any, expected: Any) -> None:
         assert relative_error(one, another) < 2e-5
 
 
+BOTH = pytest.mark.parametrize("core", [fused, on_a_cpu])
 SIZES = [
     (12, 64, 256, 250),
     (5, 32, 128, 128),
@@ -77,12 +83,13 @@ SIZES = [
 ]
 
 
+@BOTH
 @pytest.mark.parametrize(("rows", "hidden", "pieces", "vocab_size"), SIZES)
 def test_it_gives_what_the_loss_of_logits_gives(
-    rows: int, hidden: int, pieces: int, vocab_size: int
+    core: Any, rows: int, hidden: int, pieces: int, vocab_size: int
 ) -> None:
     arrays = drawn(rows, hidden, pieces, vocab_size=vocab_size)
-    found = score(fused, *arrays)
+    found = score(core, *arrays)
     assert_same(found, score(xla, *arrays))
     (_, of_table, of_bias), _ = found
     assert (of_table[vocab_size:] == 0).all()
@@ -100,19 +107,21 @@ def test_rows_that_do_not_fit_into_vmem_come_in_batches(
     assert_same(score(functools.partial(fused), *arrays), score(xla, *arrays))
 
 
-def test_great_logits_neither_overflow_nor_vanish() -> None:
+@BOTH
+def test_great_logits_neither_overflow_nor_vanish(core: Any) -> None:
     arrays = drawn(12, 64, 256, vocab_size=250, size=1e4)
-    found = score(fused, *arrays)
+    found = score(core, *arrays)
     assert_same(found, score(xla, *arrays))
     assert all(jnp.isfinite(each).all() for each in jax.tree.leaves(found))
     assert found[1].loss.max() > 1e4
 
 
-def test_a_label_as_large_as_the_largest_is_right() -> None:
+@BOTH
+def test_a_label_as_large_as_the_largest_is_right(core: Any) -> None:
     arrays = drawn(12, 64, 256)
     arrays[1] = jnp.tile(arrays[1][:1], (256, 1))  # all logits of a row alike
     arrays[2] = jnp.zeros(256)
-    _, found = score(fused, *arrays)
+    _, found = score(core, *arrays)
     assert (found.right == 1).all()
     np.testing.assert_allclose(found.loss, np.log(256), rtol=1e-5)
 

@@ -255,6 +255,34 @@ def test_cross_entropy_is_minus_the_log_of_the_labels_share() -> None:
     np.testing.assert_array_equal(np.asarray(found.right), logits.argmax(-1) == labels)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "apart"),
+    [
+        ({"data": 1}, "float32", True),
+        ({"data": 1}, "bfloat16", False),
+        ({"data": 2}, "float32", False),
+        ({"tensor": 2}, "float32", False),
+    ],
+    ids=str,
+)
+def test_one_cpu_has_a_loss_of_pieces_of_its_own(
+    shape: dict[str, int], dtype: str, apart: bool
+) -> None:
+    """Elsewhere `cross_entropy` of the logits; the kernels' tests compare the two."""
+    task, params = small_task(dtype=dtype), small()[1]
+    mesh = make_mesh(MeshSection.model_validate(shape), jax.devices()[: max(shape.values())])
+
+    def loss(params: Any) -> Any:
+        batch = batch_of(4)
+        model, weights = model_of(task, params), task.weights(batch)
+        return task.loss(model, batch, weights=weights, dropout_key=None)[0]
+
+    with jax.set_mesh(mesh):
+        program = str(jax.make_jaxpr(loss)(params))
+    assert ("name=cpu_cross_entropy" in program) is apart
+    assert "name=_cross_entropy" in program  # of the next sentence
+
+
 def test_first_parameters_are_cut_normals_ones_and_zeros() -> None:
     """A standard normal cut at two deviations has a deviation of 0.8796; nothing rescales it."""
     params = fresh_params(small_task(vocab_size=2000, hidden_size=128, intermediate_size=256))
