@@ -39,6 +39,24 @@ def is_silent(host: Host) -> bool:
     return host.out == said
 
 
+def starve(job: Job, loaders: list[int], *, every: int) -> None:
+    """Stops a job's loader workers where a step is not in a checkpoint, `every` of which is."""
+    while True:
+        for loader in loaders:
+            os.kill(loader, signal.SIGSTOP)
+        job.wait_until(lambda: is_silent(job[0]))  # the batches that were read ahead are used up
+        step = last_step(job[0])
+        if step % every and (step + 1) % every:  # the line of the last step may be still to come
+            return
+        for loader in loaders:
+            os.kill(loader, signal.SIGCONT)
+        job.wait_until(lambda before=step: last_step(job[0]) > before)
+
+
+def last_step(host: Host) -> int:
+    return int(re.findall(r"^step (\d+)/", host.out, re.MULTILINE)[-1])
+
+
 def children(pid: int) -> list[int]:
     """The processes that a process has started: loader workers, and what starts those."""
     listed = Path(f"/proc/{pid}/task").glob("*/children")
@@ -108,13 +126,14 @@ def test_a_second_signal_ends_at_once_and_leaves_the_last_checkpoint_whole(
 ) -> None:
     """The step that the first one waits for does not come: its loader worker is stopped."""
     run = tmp_path / "run"
-    often = (*ENDLESS[:2], "train.checkpoint.every=2", "loader.workers=1", "loader.prefetch=1")
-    with start("pretrain", config, f"run_dir={run}", *often, count=1, directory=tmp_path) as job:
-        job.wait_until(lambda: (run / "checkpoints" / "4").exists())
+    often = (*ENDLESS[:2], "train.checkpoint.every=5", "train.log_every=1")
+    few = ("loader.workers=1", "loader.prefetch=1")
+    with start(
+        "pretrain", config, f"run_dir={run}", *often, *few, count=1, directory=tmp_path
+    ) as job:
+        job.wait_until(lambda: (run / "checkpoints" / "5").exists())
         stopped = [process_behind(child) for child in children(job[0].pid)]
-        for child in stopped:
-            os.kill(child, signal.SIGSTOP)
-        job.wait_until(lambda: is_silent(job[0]))  # the batches that were read ahead are used up
+        starve(job, stopped, every=5)
         os.kill(job[0].pid, signal.SIGTERM)
         time.sleep(1.5)
         assert not job[0].ended.is_set(), job.said()
