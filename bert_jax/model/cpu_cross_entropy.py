@@ -1,8 +1,8 @@
 """The loss of a vocabulary's pieces on one CPU, with half the passes over the logits.
 
-XLA's CPU compiler writes what a product is added to, once for each who reads it, and takes a pass
-for every sum. So the logits are written without their bias, and the exponentials over them, once:
-what softmax divides by, and a row's weight in the loss, multiply the rows of the products instead.
+XLA's CPU compiler writes logits with their bias beside those without, and takes a pass for every
+reduction. Here the logits are written without their bias, and their exponentials once. What softmax
+divides by, and a row's weight in the loss, multiply the rows of the products instead.
 Held to `bert_jax.model.cross_entropy`.
 
 Shape suffixes: N rows, D their columns, V pieces.
@@ -16,7 +16,8 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.model.cross_entropy import Scored
 
-# Pieces that are compared side by side: the compiler takes up a sum over lines, not one over lanes.
+# Pieces side by side: a maximum over an outer axis adds the bias as it reads; for one over the last
+# axis the sums would be written.
 _LANES: Final = 128
 # A product of one row is a loop of scalars.
 _LINES: Final = 8

@@ -40,7 +40,7 @@ def is_silent(host: Host) -> bool:
 
 
 def starve(job: Job, loaders: list[int], *, every: int) -> None:
-    """Stops a job's loader workers where a step is not in a checkpoint, `every` of which is."""
+    """Stops a job's loader workers at a step that no checkpoint holds; one in `every` is saved."""
     while True:
         for loader in loaders:
             os.kill(loader, signal.SIGSTOP)
