@@ -23,7 +23,7 @@ from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import Schedule, linear_schedule
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.rules import check_divides
-from bert_jax.runs.checkpoints import open_checkpoints, write_checkpoints
+from bert_jax.runs.checkpoints import read_checkpoints, write_checkpoints
 from bert_jax.runs.directory import CONFIG, claim_run, open_run, write_run
 from bert_jax.runs.execution import suited_to
 from bert_jax.runs.lock import hold_run
@@ -236,11 +236,14 @@ def take_over(
     wanted = abstract_params(define_model(origin.build), mesh)
     shared = [part for part in abstract if part in wanted]
     wanted |= {part: abstract[part] for part in shared}
-    with open_checkpoints(origin.directory) as checkpoints:
+
+    def read(checkpoints: Checkpointer) -> Params:
         step = checkpoints.latest_params()
         if step is None:
             raise UserError(f"--init-from: {run_dir} has no checkpoint")
-        found = checkpoints.restore_params(wanted, step=step)
+        return checkpoints.restore_params(wanted, step=step)
+
+    found = read_checkpoints(origin.directory, read)
     lacking = [part for part in HEADS if part in abstract and part not in shared]
     unused = [f"the {part} head" for part in found if part not in abstract]
     for heads, what in (([HEADS[part] for part in lacking], "start fresh"), (unused, "left out")):

@@ -1,7 +1,9 @@
 """The checkpoints of a run directory: the one place that chooses what stores them."""
 
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar
 
+import jax
 from etils import epath
 from jax.sharding import Mesh
 
@@ -19,11 +21,33 @@ from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import ModelDefinition, abstract_params, abstract_state, define_model
 
 DEFAULTS: Final = CheckpointSection()
+_READS: Final = 5  # of a run whose checkpoints are deleted meanwhile
+Found = TypeVar("Found")
 
 
 def open_checkpoints(run_dir: epath.PathLike) -> Checkpointer:
     """Opens a run's checkpoints to read them; nothing in the directory is changed."""
     return Checkpointer(epath.Path(run_dir) / CHECKPOINTS, DEFAULTS, read_only=True, say=warn_aloud)
+
+
+def read_checkpoints(run_dir: epath.PathLike, read: Callable[[Checkpointer], Found]) -> Found:
+    """Returns what `read` finds in a run's checkpoints, while the run goes on and deletes some.
+
+    A read that fails for one that has been deleted meanwhile begins again, with what is there then.
+    Only in one process: several would not agree on when. Raises what `read` raises, and UserError:
+    the run deletes faster than this machine reads.
+    """
+    for _ in range(_READS):
+        with open_checkpoints(run_dir) as checkpoints:
+            try:
+                return read(checkpoints)
+            except Exception:  # whatever Orbax and TensorStore make of a file that is gone
+                if jax.process_count() > 1 or not checkpoints.outdated():
+                    raise
+    raise UserError(
+        f"{epath.Path(run_dir) / CHECKPOINTS}: the run that goes on there deleted what was read, "
+        f"{_READS} times; allowed: a checkpoint that stays (train.checkpoint.keep_last)"
+    )
 
 
 def write_checkpoints(
@@ -63,29 +87,38 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
     checkpoint.
     """
     mesh = mesh or open_mesh()
-    with (
-        doing(f"reading the parameters of {run.directory}"),
-        open_checkpoints(run.directory) as checkpoints,
-    ):
-        model = define_model(run.build)
-        if checkpoint == "auto":
+    model = define_model(run.build)
+
+    def read(checkpoints: Checkpointer) -> LoadedParams:
+        asked = checkpoint
+        if asked == "auto":
             ranked = run.is_fine_tuned and checkpoints.best_step() is not None
-            checkpoint = "best" if ranked else "last"
-        step = find_step(checkpoints, checkpoint, where=str(run.directory))
+            asked = "best" if ranked else "last"
+        step = find_step(checkpoints, asked, where=str(run.directory))
         params = checkpoints.restore_params(abstract_params(model, mesh), step=step)
-    return LoadedParams(step, model, params, mesh)
+        return LoadedParams(step, model, params, mesh)
+
+    with doing(f"reading the parameters of {run.directory}"):
+        return read_checkpoints(run.directory, read)
 
 
 def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
     """Reads the moments that belong to parameters; None unless the optimizer was AdamW."""
     section = run.section("optimizer", OptimizerSection, verb="export")
-    with open_checkpoints(run.directory) as checkpoints:
+
+    def read(checkpoints: Checkpointer) -> MomentsState | None:
+        if loaded.step not in checkpoints.all_steps():
+            raise UserError(
+                f"{run.directory}: checkpoint {loaded.step} was deleted before its moments were "
+                "read: the run goes on; allowed: the same command again"
+            )
         if section.name != "adamw" or not checkpoints.has_optimizer(loaded.step):
             return None
         optimizer = make_optimizer(section, loaded.model.axes)
         abstract = abstract_state(loaded.model, optimizer, loaded.mesh)
-        restored = checkpoints.restore_optimizer(abstract, step=loaded.step)
-    return find_moments(restored.opt_state)
+        return find_moments(checkpoints.restore_optimizer(abstract, step=loaded.step).opt_state)
+
+    return read_checkpoints(run.directory, read)
 
 
 def find_step(checkpoints: Checkpointer, asked: str, *, where: str) -> int:

@@ -79,6 +79,10 @@ class Checkpointer:
         """Returns the steps of all finished checkpoints, oldest first; files are not compared."""
         return self._settled().steps()
 
+    def outdated(self) -> bool:
+        """Says whether another process has deleted a checkpoint since this one looked."""
+        return self._settled().outdated()
+
     def problem(self, step: int) -> str | None:
         """Returns what is wrong with a checkpoint; None if every file is what was saved."""
         return self._settled().problem(step)

@@ -84,6 +84,19 @@ class CheckpointDirectory:
             directory = self.path / str(step)
             replace_manifest(directory, read_manifest(directory, step=step)._replace(score=score))
 
+    def outdated(self) -> bool:
+        """Says whether a checkpoint is gone that was there when the manifests were read.
+
+        So it is where a run goes on meanwhile, and keeps newer ones only.
+        """
+        for step, entry in self._entries.items():
+            directory = self.path / str(step)
+            if not directory.exists():
+                return True
+            if entry.problem is None and not (directory / MANIFEST).exists():
+                return True
+        return False
+
     def newest(self, parts: Collection[str] | None) -> int | None:
         """Returns the newest checkpoint whose files are those that were saved.
 

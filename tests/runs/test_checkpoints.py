@@ -1,8 +1,17 @@
 """Opening a run's checkpoints."""
 
+import shutil
 from pathlib import Path
 
-from bert_jax.runs.checkpoints import open_checkpoints
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.runs.checkpoints import open_checkpoints, read_checkpoints
+from bert_jax.task import Params
+from bert_jax.train.checkpoint import Checkpointer
+from tests.train.checkpoints import abstract, save_steps, state_at
 
 
 def test_reading_leaves_a_run_without_checkpoints_as_it_is(tmp_path: Path) -> None:
@@ -11,3 +20,66 @@ def test_reading_leaves_a_run_without_checkpoints_as_it_is(tmp_path: Path) -> No
         assert checkpoints.all_steps() == []
         assert checkpoints.best_step() is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with checkpoints 4 and 8, and 12 still to come."""
+    save_steps(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints/12").rename(tmp_path / "to come")
+    return tmp_path
+
+
+def goes_on(run: Path) -> None:
+    """Does what a run does once a newer checkpoint is whole."""
+    (run / "to come").rename(run / "checkpoints/12")
+    for step in ("4", "8"):
+        shutil.rmtree(run / "checkpoints" / step)
+
+
+@pytest.mark.parametrize("after", ["scan", "choice"])
+def test_a_run_that_deletes_what_is_being_read_is_read_anew(run: Path, after: str) -> None:
+    chosen: list[int | None] = []
+
+    def read(checkpoints: Checkpointer) -> Params:
+        if not chosen and after == "scan":
+            goes_on(run)
+        chosen.append(None)  # in case that none is found
+        step = chosen[-1] = checkpoints.latest_params()
+        assert step is not None
+        if len(chosen) == 1:
+            goes_on(run)
+        return checkpoints.restore_params(abstract().params, step=step)
+
+    params = read_checkpoints(run, read)
+    assert chosen == ([None, 12] if after == "scan" else [8, 12])
+    for found, wanted in zip(
+        jax.tree.leaves(params), jax.tree.leaves(state_at(12).params), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_run_that_deletes_faster_than_it_can_be_read_is_one_line(run: Path) -> None:
+    def read(checkpoints: Checkpointer) -> None:
+        step = checkpoints.all_steps()[-1]
+        save_steps(run / "checkpoints", [step + 4])
+        shutil.rmtree(run / "checkpoints" / str(step))
+        checkpoints.restore_params(abstract().params, step=step)
+
+    with pytest.raises(
+        UserError, match="the run that goes on there deleted what was read, 5 times"
+    ):
+        read_checkpoints(run, read)
+
+
+def test_a_damaged_checkpoint_of_a_run_that_rests_is_refused_at_once(run: Path) -> None:
+    tried: list[int] = []
+
+    def read(checkpoints: Checkpointer) -> None:
+        tried.append(8)
+        checkpoints.restore_params(abstract().params, step=8)
+
+    (run / "checkpoints/8/manifest.json").write_text("{}")
+    with pytest.raises(UserError, match="8"):
+        read_checkpoints(run, read)
+    assert tried == [8]
