@@ -1,4 +1,4 @@
-"""Hugging Face's tokenizer files, to our WordPiece and back."""
+"""Hugging Face's tokenizer files, to our tokenizers and back."""
 
 import json
 from pathlib import Path
@@ -12,11 +12,12 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, shown
+from bert_jax.interop.hf_sentencepiece import sentencepiece_pipeline
 from bert_jax.section import Section
 from bert_jax.text import Tokenizer, load_tokenizer
-from bert_jax.text.sentence_piece import MODEL_FILE
+from bert_jax.text.sentence_piece import MODEL_FILE, SentencePieceTokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE
-from bert_jax.text.vocabulary import CLS, SEP, SPECIAL_PIECES, UNK
+from bert_jax.text.vocabulary import CLS, MASK, PAD, SEP, SPECIAL_PIECES, UNK
 from bert_jax.text.wordpiece import (
     CONTINUATION,
     MAX_WORD_CHARACTERS,
@@ -26,6 +27,8 @@ from bert_jax.text.wordpiece import (
 from bert_jax.validation import validate
 
 FAST: Final = "tokenizer.json"
+_SPECIAL: Final = {"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK}  # their names
+_INPUTS: Final = ["input_ids", "token_type_ids", "attention_mask"]
 
 
 class _Lenient(Section):
@@ -60,11 +63,13 @@ class _FastTokenizer(_Lenient):
 def read_hf_tokenizer(directory: Path) -> Tokenizer:
     """Opens a checkpoint's tokenizer: vocab.txt and tokenizer_config.json, or tokenizer.json.
 
-    If both vocabularies exist, they must be the same. Raises UserError: neither exists, they
-    disagree, or it is not BERT's kind of WordPiece tokenizer.
+    If both vocabularies exist, they must be the same. A SentencePiece model is read as such, and
+    tokenizer.json beside it is not. Raises UserError: none exists, they disagree, or it is not
+    BERT's kind of WordPiece tokenizer.
     """
     fast = directory / FAST
-    if not fast.exists():
+    of_sentencepiece = (directory / MODEL_FILE).exists() and not (directory / VOCAB_FILE).exists()
+    if of_sentencepiece or not fast.exists():
         return load_tokenizer(directory)
     read = _read_fast(fast)
     if (directory / VOCAB_FILE).exists():
@@ -87,14 +92,24 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 
 def write_hf_tokenizer(directory: Path, tokenizer: Tokenizer, *, max_length: int) -> None:
-    """Writes vocab.txt, tokenizer_config.json and tokenizer.json, or the SentencePiece model."""
+    """Writes our own files of a tokenizer, tokenizer_config.json for both, and tokenizer.json."""
     tokenizer.save(epath.Path(directory))
-    if not isinstance(tokenizer, WordPieceTokenizer):
-        return
-    settings_file = epath.Path(directory) / "tokenizer_config.json"
-    settings = read_json_object(settings_file) | {"model_max_length": max_length}
+    added: dict[str, object] = {"model_max_length": max_length}
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        # The class that takes tokenizer.json as it is. ALBERT's would make it anew from the pieces,
+        # with [UNK] where ALBERT has it.
+        added |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": _INPUTS}
+        added |= {f"{name}_token": piece for name, piece in _SPECIAL.items()}
+        pipeline = sentencepiece_pipeline(tokenizer)
+    else:
+        assert isinstance(tokenizer, WordPieceTokenizer)
+        pipeline = library_pipeline(tokenizer)
+        pipeline.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    settings_file = epath.Path(directory) / CONFIG_FILE
+    settings = read_json_object(settings_file) | added
     write_whole(settings_file, (json.dumps(settings, indent=2) + "\n").encode())
-    write_whole(epath.Path(directory) / FAST, _fast(tokenizer).to_str(pretty=True).encode())
+    _add_special(pipeline, tokenizer)
+    write_whole(epath.Path(directory) / FAST, pipeline.to_str(pretty=True).encode())
 
 
 def _read_fast(path: Path) -> WordPieceTokenizer:
@@ -141,15 +156,12 @@ def library_pipeline(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
     return pipeline
 
 
-def _fast(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
-    """Returns the pipeline with the special pieces added around and between texts."""
-    fast = library_pipeline(tokenizer)
+def _add_special(pipeline: tokenizers.Tokenizer, tokenizer: Tokenizer) -> None:
+    """Has the special pieces put around and between texts, and found in them."""
     special = tokenizer.special
-    fast.post_processor = processors.TemplateProcessing(
+    pipeline.post_processor = processors.TemplateProcessing(
         single=f"{CLS}:0 $A:0 {SEP}:0",
         pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
         special_tokens=[(CLS, special.cls), (SEP, special.sep)],
     )
-    fast.decoder = decoders.WordPiece(prefix=CONTINUATION)
-    fast.add_special_tokens([tokenizers.AddedToken(piece) for piece in SPECIAL_PIECES])
-    return fast
+    pipeline.add_special_tokens([tokenizers.AddedToken(piece) for piece in SPECIAL_PIECES])

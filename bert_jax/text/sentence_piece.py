@@ -41,8 +41,8 @@ class SentencePieceTokenizer(Tokenizer):
 
         Raises UserError: not a SentencePiece model, or a special piece is missing.
         """
-        self._model_bytes = model
-        self._drops_accents = lower_case if strip_accents is None else strip_accents
+        self.model = model
+        self.drops_accents = lower_case if strip_accents is None else strip_accents
         self._model = _open_model(model, source)
         super().__init__(
             [self._model.id_to_piece(i) for i in range(self._model.vocab_size())],
@@ -57,11 +57,11 @@ class SentencePieceTokenizer(Tokenizer):
             ],
             dtype=np.bool_,
         )
-        self.hash = _hash(model, lower_case=lower_case, strip_accents=self._drops_accents)
+        self.hash = _hash(model, lower_case=lower_case, strip_accents=self.drops_accents)
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text``; lone surrogates read as a space."""
-        prepared = prepare(text, lower_case=self.lower_case, strip_accents=self._drops_accents)
+        prepared = prepare(text, lower_case=self.lower_case, strip_accents=self.drops_accents)
         return self._model.encode(prepared, out_type=int)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -80,6 +80,14 @@ class SentencePieceTokenizer(Tokenizer):
         parts.append(self._model.decode(run))
         return " ".join(part for part in parts if part)
 
+    def scores(self) -> dict[str, float]:
+        """Returns the model's score of every piece that text can yield: log-probability or rank."""
+        return {
+            piece: self._model.get_score(token_id)
+            for token_id, piece in enumerate(self._vocabulary)
+            if not self._is_reserved(token_id)
+        }
+
     def save(self, directory: epath.PathLike) -> None:
         """Writes ``spiece.model`` and ``tokenizer_config.json``."""
         settings = {
@@ -87,14 +95,14 @@ class SentencePieceTokenizer(Tokenizer):
             "tokenizer_class": "AlbertTokenizer",
             "do_lower_case": self.lower_case,
             "strip_accents": self.strip_accents,
-            "keep_accents": not self._drops_accents,
+            "keep_accents": not self.drops_accents,
         }
-        self._write(directory, MODEL_FILE, self._model_bytes, settings)
+        self._write(directory, MODEL_FILE, self.model, settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets worker processes have a copy."""
         settings = {"lower_case": self.lower_case, "strip_accents": self.strip_accents}
-        return functools.partial(type(self), **settings), (self._model_bytes,)
+        return functools.partial(type(self), **settings), (self.model,)
 
     def _is_reserved(self, token_id: int) -> bool:
         model = self._model

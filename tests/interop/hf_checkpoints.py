@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 import torch
+from etils import epath
 from flax import nnx
 from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
@@ -17,10 +18,15 @@ from bert_jax.interop.hf_config import BARE, CLASSES, ClassName
 from bert_jax.interop.mapping import expand, their_tensors
 from bert_jax.interop.names import hf_names
 from bert_jax.model.bert import Bert
-from bert_jax.parallel.mesh import open_mesh
+from bert_jax.model.config import ModelSection, resolve_architecture
+from bert_jax.parallel.mesh import make_mesh, open_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.checkpoints import load_params
-from bert_jax.runs.directory import Run, open_run
-from bert_jax.train.state import define_model
+from bert_jax.runs.directory import CHECKPOINTS, Run, open_run, write_run
+from bert_jax.text import Tokenizer
+from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.sections import CheckpointSection
+from bert_jax.train.state import abstract_params, define_model, draw_params
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -101,6 +107,36 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
 def import_run(source: Path, run_dir: Path) -> Imported:
     """Imports a checkpoint through the verb and opens the run directory that it wrote."""
     return read_run(import_checkpoint(str(source), str(run_dir)))
+
+
+def fresh_run(root: Path, tokenizer: Tokenizer) -> Imported:
+    """Writes a small run of ours at its start, with fresh parameters, and opens it."""
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 40,
+        "initializer_range": 0.2,
+    }
+    section = ModelSection.model_validate(
+        {"architecture": sizes, "execution": {"dtype": "float32"}}
+    )
+    write_run(
+        epath.Path(root),
+        {},
+        run_dir=str(root),
+        model=section,
+        architecture=resolve_architecture(section, vocab_size=tokenizer.vocab_size),
+        tokenizer=tokenizer,
+        origin={},
+    )
+    model = define_model(open_run(root).build)
+    mesh = make_mesh(MeshSection(data=1), jax.devices()[:1])
+    params = draw_params(model, abstract_params(model, mesh), seed=5)
+    with Checkpointer(root / CHECKPOINTS, CheckpointSection()) as checkpointer:
+        checkpointer.save_params(params, step=3)
+    return read_run(root)
 
 
 def read_run(run_dir: Path) -> Imported:

@@ -11,27 +11,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from etils import epath
 from transformers import AutoTokenizer, BertConfig, PreTrainedModel
 
 from bert_jax.interop.hf_config import CLASSES, ClassName
 from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
-from bert_jax.model.config import ModelSection, resolve_architecture
-from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.directory import CHECKPOINTS, open_run, write_run
 from bert_jax.text import load_tokenizer
-from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.state import abstract_params, define_model, draw_params
 from bert_jax.verbs.export import export
 from tests.interop.hf_checkpoints import (
     Imported,
+    fresh_run,
     hf_config,
     hf_model,
     import_run,
     mixed_batch,
-    read_run,
     save,
     stored,
     torch_inputs,
@@ -193,36 +185,10 @@ def jax_batch(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
 @pytest.fixture(scope="module")
 def own_run(where: Path) -> Imported:
     """A run of ours at its start: fresh parameters, a vocabulary that is padded inside."""
-    root, vocab_size = where / "own", 150
     tokenizer_dir = where / "own-tokenizer"
     tokenizer_dir.mkdir()
-    write_tokenizer(tokenizer_dir, vocab_size)
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 40,
-        "initializer_range": 0.2,
-    }
-    section = ModelSection.model_validate(
-        {"architecture": sizes, "execution": {"dtype": "float32"}}
-    )
-    write_run(
-        epath.Path(root),
-        {},
-        run_dir=str(root),
-        model=section,
-        architecture=resolve_architecture(section, vocab_size=vocab_size),
-        tokenizer=load_tokenizer(tokenizer_dir),
-        origin={},
-    )
-    model = define_model(open_run(root).build)
-    mesh = make_mesh(MeshSection(data=1), jax.devices()[:1])
-    params = draw_params(model, abstract_params(model, mesh), seed=5)
-    with Checkpointer(root / CHECKPOINTS, CheckpointSection()) as checkpointer:
-        checkpointer.save_params(params, step=3)
-    return read_run(root)
+    write_tokenizer(tokenizer_dir, 150)
+    return fresh_run(where / "own", load_tokenizer(tokenizer_dir))
 
 
 @pytest.mark.parametrize("kind", ["BertForPreTraining", "BertForMaskedLM", "BertModel"])

@@ -94,7 +94,7 @@ def test_a_saved_tokenizer_opens_as_the_same(
 
 
 def test_hashes_are_equal_exactly_where_behaviour_is(tokenizer: SentencePieceTokenizer) -> None:
-    model = tokenizer._model_bytes
+    model = tokenizer.model
     cased = SentencePieceTokenizer(model, lower_case=False)
     accented = SentencePieceTokenizer(model, lower_case=True, strip_accents=False)
     explicit = SentencePieceTokenizer(model, lower_case=True, strip_accents=True)

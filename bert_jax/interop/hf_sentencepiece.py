@@ -1,0 +1,109 @@
+"""A SentencePiece model as a pipeline of Hugging Face's tokenizers library."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import tokenizers
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from bert_jax.text.sentence_piece import WORD_START, SentencePieceTokenizer
+from bert_jax.text.vocabulary import UNK
+
+_BPE: Final = 2  # TrainerSpec.ModelType; 1 is a unigram model, and we train no other
+# Below every piece of a text: a unigram model would else find "[unused1]" in a text that spells it.
+_NEVER: Final = 1000.0
+
+
+def sentencepiece_pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
+    """Returns the tokenizers library's pipeline over the same pieces, scores and settings.
+
+    docs/interop.md says on which text it differs from ours.
+    Source: `SpmConverter` in Hugging Face transformers, `convert_slow_tokenizer.py`.
+    """
+    trainer, charsmap = _read(tokenizer.model)
+    pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+    scores = tokenizer.scores()  # of text's pieces alone
+    if trainer == _BPE:
+        model: models.Model = models.BPE(
+            {piece: number for number, piece in enumerate(pieces)},
+            list(_merges(scores)),
+            unk_token=UNK,
+            fuse_unk=True,
+        )
+    else:
+        never = min(scores.values()) - _NEVER
+        model = models.Unigram(
+            [(piece, scores.get(piece, never)) for piece in pieces], unk_id=tokenizer.special.unk
+        )
+    pipeline = tokenizers.Tokenizer(model)
+    pipeline.normalizer = normalizers.Sequence(
+        [
+            *_fold(tokenizer),
+            normalizers.Precompiled(charsmap),
+            normalizers.Strip(),
+            normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
+        ]
+    )
+    pipeline.pre_tokenizer = pre_tokenizers.Metaspace(WORD_START, prepend_scheme="always")
+    pipeline.decoder = decoders.Metaspace(WORD_START, prepend_scheme="always")
+    return pipeline
+
+
+def _fold(tokenizer: SentencePieceTokenizer) -> Iterator[normalizers.Normalizer]:
+    """Yields the steps of `bert_jax.text.basic_tokenizer.fold`."""
+    if tokenizer.lower_case:
+        # `Lowercase` has no rule for a final sigma.
+        yield normalizers.Replace(tokenizers.Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς")
+        yield normalizers.Lowercase()
+    if tokenizer.drops_accents:
+        yield normalizers.NFD()
+        # `StripAccents` drops vowel signs of Indic scripts (Mc) as well.
+        yield normalizers.Replace(tokenizers.Regex(r"\p{Mn}"), "")
+        # `Precompiled` puts letters of Hangul together again by two, not by three.
+        yield normalizers.NFC()
+
+
+def _merges(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """Yields the pairs of pieces that make up another, in the order in which they are joined.
+
+    A SentencePiece model has none: it joins whichever neighbours make the best piece.
+    """
+    for piece in sorted(scores, key=lambda piece: -scores[piece]):
+        halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+        known = (pair for pair in halves if pair[0] in scores and pair[1] in scores)
+        yield from sorted(known, key=lambda pair: (-scores[pair[0]], -scores[pair[1]]))
+
+
+def _read(model: bytes) -> tuple[int, bytes]:
+    """Returns the kind of a serialised ``ModelProto`` and its compiled normalisation.
+
+    By a description of these two fields alone: the one that comes with sentencepiece wants a newer
+    protobuf than TensorFlow Datasets allow.
+    """
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="sentencepiece_parts.proto", syntax="proto2")
+    for message, name, number, kind in (
+        ("TrainerSpec", "model_type", 3, field.TYPE_INT32),
+        ("NormalizerSpec", "precompiled_charsmap", 2, field.TYPE_BYTES),
+    ):
+        file.message_type.add(name=message).field.add(
+            name=name, number=number, type=kind, label=field.LABEL_OPTIONAL
+        )
+    whole = file.message_type.add(name="ModelProto")
+    for name, number, message in (
+        ("trainer_spec", 2, "TrainerSpec"),
+        ("normalizer_spec", 3, "NormalizerSpec"),
+    ):
+        whole.field.add(
+            name=name,
+            number=number,
+            type=field.TYPE_MESSAGE,
+            type_name=f".{message}",
+            label=field.LABEL_OPTIONAL,
+        )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    parsed: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("ModelProto"))()
+    parsed.ParseFromString(model)
+    return parsed.trainer_spec.model_type, parsed.normalizer_spec.precompiled_charsmap
