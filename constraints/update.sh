@@ -19,9 +19,8 @@ for version in 311 312 313; do
         --no-annotate --no-header --system-certs --output-file "$work/py$version.raw"
     {
         echo "# Written by \`make constraints\` from setup.cfg; do not edit."
-        # torch on Linux may only be the CPU build, which needs none of the CUDA packages.
-        grep -Ev '^(cuda|nvidia|triton)' "$work/py$version.raw" |
-            sed "s/^torch==.*/torch==$TORCH+cpu ; sys_platform == 'linux'\ntorch==$TORCH ; sys_platform != 'linux'/"
+        # What torch's CUDA build needs it pins itself, and its CPU build needs none of it.
+        grep -Ev '^(cuda|nvidia|triton)' "$work/py$version.raw" | sed "s/^torch==.*/torch==$TORCH/"
     } >"$work/py$version.txt"
     previous=$version
 done

@@ -134,7 +134,8 @@ class Vm:
         """Runs the startup script as the machine does, with nothing but its own environment."""
         with Metadata(attributes) as metadata:
             told = {
-                "PATH": f"{self._bin}:{os.environ['PATH']}",
+                # The Python that runs the tests by its own name: a pyenv shim before it may fail.
+                "PATH": f"{self._bin}:{sys.base_prefix}/bin:{os.environ['PATH']}",
                 "HOME": str(self.home),
                 "BERT_JAX_HOME": str(self.home),
                 "BERT_JAX_ROOT": str(self._bin.parent),

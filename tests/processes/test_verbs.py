@@ -34,7 +34,7 @@ def test_evaluation_gives_the_figures_of_one_process(trained: Path, tmp_path: Pa
     one = start_one("evaluate", trained, directory=tmp_path)
     assert one.wait() == 0, one.err
     alone = json.loads((trained / "evaluation.json").read_text())
-    assert two["examples"] == alone["examples"] > 100
+    assert two["examples"] == alone["examples"] > 50  # as many as the Python's documentation gives
     assert two["scores"] == pytest.approx(alone["scores"], rel=1e-5)
 
 
