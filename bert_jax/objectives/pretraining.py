@@ -142,7 +142,12 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
     settings, section = plan.settings, plan.settings.train
     if jax.process_index() != 0:
         console = Console(quiet=True)
-    root = claim_run(settings.run_dir, architecture=plan.architecture, tokenizer=plan.tokenizer)
+    root = claim_run(
+        settings.run_dir,
+        verb="pretrain",
+        architecture=plan.architecture,
+        tokenizer=plan.tokenizer,
+    )
     for phase, opened in zip(section.phases, plan.phases, strict=True):
         if section.evaluation is not None and opened.evaluate is None:
             console.print(f"{phase.dataset} has no validation split: no evaluation", markup=False)

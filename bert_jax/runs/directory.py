@@ -4,7 +4,7 @@ import json
 import platform
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from etils import epath
 
@@ -26,6 +26,7 @@ CONFIG: Final = "config.yaml"
 TOKENIZER: Final = "tokenizer"
 CHECKPOINTS: Final = "checkpoints"
 PROVENANCE: Final = "provenance.json"
+RunVerb = Literal["pretrain", "finetune"]
 
 
 class Run(NamedTuple):
@@ -103,16 +104,20 @@ def open_run(directory: epath.PathLike) -> Run:
     return Run(root, tokenizer, architecture, section, settings)
 
 
-def claim_run(run_dir: str, *, architecture: Architecture, tokenizer: Tokenizer) -> epath.Path:
-    """Returns the run directory, made if it is not there.
+def claim_run(
+    run_dir: str, *, verb: RunVerb, architecture: Architecture, tokenizer: Tokenizer
+) -> epath.Path:
+    """Returns the directory of a verb's run, made if it is not there.
 
-    Raises UserError if the directory cannot be made, or holds a run of another architecture or
-    tokenizer.
+    Raises UserError if the directory cannot be made, or holds a run of another verb, architecture
+    or tokenizer.
     """
     root = epath.Path(run_dir)
     try:
         if (root / CONFIG).exists():
-            _same_model(open_run(root), architecture, tokenizer)
+            run = open_run(root)
+            _same_verb(run, verb)
+            _same_model(run, architecture, tokenizer)
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"run_dir: cannot write {root} ({error.strerror or error})") from error
@@ -140,6 +145,16 @@ def write_run(
     tokenizer.save(root / TOKENIZER)
     write_whole(root / CONFIG, dump_yaml(resolved).encode())
     write_whole(root / PROVENANCE, json.dumps(_provenance(tokenizer, origin), indent=2).encode())
+
+
+def _same_verb(run: Run, verb: RunVerb) -> None:
+    """Pretraining may go on in an import, which has no section of either verb."""
+    if run.is_fine_tuned != (verb == "finetune"):
+        wrote = "finetune" if run.is_fine_tuned else "pretrain" if run.has("train") else "import"
+        raise UserError(
+            f"run_dir: found {run.directory}, a run of `bert-jax {wrote}`, allowed: a new "
+            f"directory, or a run of `bert-jax {verb}` to go on with"
+        )
 
 
 def _same_model(run: Run, architecture: Architecture, tokenizer: Tokenizer) -> None:

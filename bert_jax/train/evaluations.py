@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import cast
 
+import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax.errors import RunStopped
 from bert_jax.narration import doing
 from bert_jax.parallel.stop_signal import STOP, EvaluationCut, StopSignal
 from bert_jax.task import Batch, Params, Task
@@ -31,7 +33,8 @@ def make_evaluation(
     """Returns a function from parameters to scores on a split; it compiles at the first call.
 
     Call it under `jax.set_mesh`. `open_batches` opens one pass over the split, every example once;
-    the processes hold `shares` different shares of a batch.
+    the processes hold `shares` different shares of a batch. The function raises RunStopped where
+    the parameters give sums that are not finite.
     """
     step = compile_evaluation(task, model, mesh, compile_step=compile_step)
 
@@ -42,6 +45,12 @@ def make_evaluation(
                 STOP.between_batches()
                 batch = cast(Batch, fed.batch)  # never in parts: there is one program
                 totals = sums_of.add(totals, sums_of.to_host(step(params, batch)))
+        lost = [name for name, sums in totals.items() if not np.isfinite(sums).all()]
+        if lost:
+            raise RunStopped(
+                f"evaluation: {', '.join(lost)}: found NaN or infinity, allowed: finite numbers; "
+                "the model has diverged"
+            )
         return task.score(totals)
 
     return evaluate

@@ -29,6 +29,11 @@ def restore_or_initialise(
         draw = functools.partial(draw_params, spec.step.model, seed=spec.seed)
         params = laid_out_as(spec.initial_params(abstract.params, draw), abstract.params)
         return initialise(params, spec.step.optimizer, abstract, seed=spec.seed), TrainProgress()
+    if not spec.checkpoints.has_optimizer(step):
+        raise UserError(
+            f"run_dir: found {spec.run_dir}, whose checkpoint {step} holds parameters alone, "
+            f"allowed: a new directory, with --init-from {spec.run_dir}"
+        )
     state = restore_state(spec.checkpoints, abstract, step=step)
     progress = _progress(spec.checkpoints.progress(step), step=step, phases=spec.phases)
     _check(progress, spec, say)

@@ -91,7 +91,7 @@ def test_an_imported_step_falls_into_its_phase() -> None:
 
 
 def test_a_run_goes_to_hugging_face_and_fills_the_same_words_when_it_is_back(
-    trained: Path, tmp_path: Path
+    trained: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     ok("export", trained, tmp_path / "hf")
     card = (tmp_path / "hf" / "README.md").read_text()
@@ -104,6 +104,10 @@ def test_a_run_goes_to_hugging_face_and_fills_the_same_words_when_it_is_back(
         invoke("fill-mask", at, sentence).stdout for at in (trained, tmp_path / "back")
     )
     assert first.splitlines()[1].split()[::2] == second.splitlines()[1].split()[::2]
+    config, back = write_config(tmp_path / "config.yaml", settings), tmp_path / "back"
+    line = refused("pretrain", config, f"run_dir={back}")
+    assert f"run_dir: found {back}, whose checkpoint 0 holds parameters alone, allowed: a" in line
+    assert line.endswith(f"with --init-from {back}")
 
 
 def test_a_run_goes_to_stablehlo_with_the_outputs_asked_for(trained: Path, tmp_path: Path) -> None:

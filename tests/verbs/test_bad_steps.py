@@ -322,3 +322,19 @@ def test_a_replica_with_a_flipped_bit_stops_the_run_before_it_is_saved(
     assert "step 10: replicas differ: device 5 (process 0, cpu) in " in result.stderr
     assert "nothing was saved, checkpoint 6 is untouched" in result.stderr
     assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {"6"}
+
+
+def test_parameters_that_go_wrong_in_the_last_steps_stop_the_run_at_its_evaluation(
+    config: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    diverging = ["optimizer.learning_rate=1e10", "optimizer.warmup_steps=0"]
+    last = ["train.phases.0.steps=2", "train.evaluation.every=2"]
+    command = ("pretrain", config, f"run_dir={run_dir}", *diverging, *last)
+    for _ in range(2):  # and again where it is asked to go on
+        result = invoke(*command)
+        assert result.exit_code == 1, (result.output, result.exception)
+        assert "found NaN or infinity, allowed: finite numbers; the model has" in result.stderr
+        assert "Traceback" not in result.output
+        assert "NaN" not in (run_dir / "metrics.jsonl").read_text()
+    assert not [path for path in (run_dir / "checkpoints").iterdir() if path.name.isdecimal()]

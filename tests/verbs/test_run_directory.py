@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import yaml
 from etils import epath
 from safetensors.numpy import load_file, save_file
 
@@ -16,6 +17,7 @@ from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import LOCK, hold_output, hold_run
 from bert_jax.train.time_account import describe_goodput, read_goodput
 from tests.project import invoke, one_phase, refused, write_config
+from tests.tasks.runs import tiny_config
 
 FIRST, LAST = 2, 4
 SENTENCE = "the function returns a [MASK] ."
@@ -127,6 +129,22 @@ def test_a_second_writer_is_refused_and_a_dead_one_forgotten(
     assert not (run / LOCK).exists()
     assert invoke("export", run, tmp_path / "exported").exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exported", "run"]
+
+
+def test_a_run_of_another_verb_is_not_gone_on_with(run: Path, config: Path, tmp_path: Path) -> None:
+    before = sorted(run.rglob("*"))
+    (tmp_path / "tables").mkdir()
+    values = tiny_config(tmp_path / "tables")
+    values["finetune"]["init_from"] = str(run)
+    tuning = write_config(tmp_path / "tuning.yaml", values)
+    line = refused("finetune", tuning, f"run_dir={run}")
+    assert f"run_dir: found {run}, a run of `bert-jax pretrain`, allowed: a new directory" in line
+    assert sorted(run.rglob("*")) == before
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["finetune"] = settings.pop("train")
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    line = refused("pretrain", config, f"run_dir={run}")
+    assert f"run_dir: found {run}, a run of `bert-jax finetune`, allowed: a new directory" in line
 
 
 def test_doctor_says_of_a_run_what_is_whole_and_what_is_damaged(run: Path) -> None:

@@ -83,7 +83,10 @@ def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: 
             f"compared by their dev figures"
         )
     root = claim_run(
-        settings.run_dir, architecture=prepared.architecture, tokenizer=prepared.origin.tokenizer
+        settings.run_dir,
+        verb="finetune",
+        architecture=prepared.architecture,
+        tokenizer=prepared.origin.tokenizer,
     )
     with hold_run(root) as check_lock:
         return _sweep(prepared, root, points, check_lock=check_lock, console=console)

@@ -201,7 +201,10 @@ def claim(prepared: TrainingSetup) -> epath.Path:
     """
     settings = prepared.settings
     root = claim_run(
-        settings.run_dir, architecture=prepared.architecture, tokenizer=prepared.origin.tokenizer
+        settings.run_dir,
+        verb="finetune",
+        architecture=prepared.architecture,
+        tokenizer=prepared.origin.tokenizer,
     )
     if (root / "config.yaml").exists():
         held = decisive_settings(run := open_run(root), prepared)
