@@ -23,7 +23,8 @@ def said_by(program: str) -> list[str]:
 @pytest.mark.parametrize(
     "module",
     [
-        *("bert_jax.config", "bert_jax.verbs.examples", "bert_jax.launch.local"),
+        *("bert_jax.config", "bert_jax.verbs.vocab", "bert_jax.verbs.examples"),
+        "bert_jax.launch.local",
         *("bert_jax.verbs.submit", "bert_jax.verbs.watch", "bert_jax.verbs.stop"),
         "bert_jax.verbs.jobs",
         *("bert_jax.cli.commands", "bert_jax.verbs.doctor"),

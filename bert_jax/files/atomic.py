@@ -145,8 +145,11 @@ def unfinished(path: pathlib.Path) -> pathlib.Path:
 
 
 def remove_unfinished(directory: pathlib.Path) -> None:
-    """Removes the temporary files that killed runs have left in a local directory."""
-    for path in directory.glob(f"*{_UNFINISHED}"):
+    """Removes what killed runs have left in a local directory: the names of `unfinished` alone.
+
+    The caller is its only writer. Other names with the same ending are the user's.
+    """
+    for path in directory.glob(f"*.{'[0-9a-f]' * 32}{_UNFINISHED}"):
         _remove(path)
 
 

@@ -7,15 +7,17 @@ import os
 import pathlib
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 import filelock
 from etils import epath
 
-from bert_jax.errors import RunStopped
+from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.remote import is_remote
+
+LOCK: Final = ".lock"
 
 _HEARTBEAT_SECONDS: Final = 15.0
 _MISSED_HEARTBEATS: Final = 3
@@ -140,6 +142,54 @@ class ObjectLock:
 
 
 Lock: TypeAlias = LocalLock | ObjectLock
+
+
+def lock_beside(output: epath.PathLike) -> epath.Path:
+    """Returns where the lock of what a verb writes lies: ``out/tokenizer`` → ``.tokenizer.lock``.
+
+    Beside it, since the file or directory may not be there yet, or be replaced as a whole.
+    """
+    # ``.`` has no name of its own, and a whole bucket nothing beside it.
+    path = epath.Path(output if is_remote(output) else os.path.abspath(output))
+    if is_remote(path) and os.fspath(path).rstrip("/").count("/") == 2:
+        return path / LOCK
+    return path.parent / f".{path.name}{LOCK}"
+
+
+def take_or_refuse(lock: Lock, path: epath.Path, *, what: str) -> None:
+    """Takes the lock at a path, making the directory that it lies in.
+
+    Raises UserError, which begins with `what` it is the lock of: another process holds it, or it
+    cannot be written.
+    """
+    try:
+        if not is_remote(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        taken = lock.take()
+    except OSError as error:
+        raise UserError(f"{what}: cannot be locked ({error.strerror or error})") from error
+    if not taken:
+        holder = lock.holder or "unknown"
+        raise UserError(
+            f"{what}: another process is writing there (host and process {holder}); allowed: one "
+            f"at a time"
+        )
+
+
+@contextlib.contextmanager
+def hold_alone(output: epath.PathLike, *, say: Callable[[str], None]) -> Iterator[Lock]:
+    """Keeps other processes from writing an output while the block lasts.
+
+    For a verb of one process: the lock that `bert_jax.runs.lock.hold_output` takes for a job of
+    several, without JAX. Raises UserError if another process is writing it.
+    """
+    path, what = lock_beside(output), os.fspath(output)
+    lock = lock_at(path, say=lambda line: say(f"{what}: {line}"))
+    take_or_refuse(lock, path, what=what)
+    try:
+        yield lock
+    finally:
+        lock.give_back()
 
 
 def _identity() -> str:

@@ -3,18 +3,13 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Final
 
 import jax
 from etils import epath
 
-from bert_jax.errors import UserError
-from bert_jax.files.lock import Lock, lock_at
-from bert_jax.files.remote import is_remote
+from bert_jax.files.lock import LOCK, Lock, lock_at, lock_beside, take_or_refuse
 from bert_jax.train.agreement import from_first_process
 from bert_jax.train.progress_display import warn_aloud
-
-LOCK: Final = ".lock"
 
 
 @contextlib.contextmanager
@@ -38,32 +33,16 @@ def hold_output(output: epath.PathLike) -> Iterator[Lock]:
 
     Raises UserError if another process is writing it.
     """
-    path = epath.Path(output)
-    with _hold(path.with_name(f".{path.name}{LOCK}"), what=os.fspath(output)) as lock:
+    with _hold(lock_beside(output), what=os.fspath(output)) as lock:
         yield lock
 
 
 @contextlib.contextmanager
 def _hold(path: epath.Path, *, what: str) -> Iterator[Lock]:
     lock = lock_at(path, say=lambda line: warn_aloud(f"{what}: {line}"))
-    from_first_process(lambda: _take(lock, path, what))
+    from_first_process(lambda: take_or_refuse(lock, path, what=what))
     try:
         yield lock
     finally:
         if jax.process_index() == 0:
             lock.give_back()
-
-
-def _take(lock: Lock, path: epath.Path, what: str) -> None:
-    try:
-        if not is_remote(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        taken = lock.take()
-    except OSError as error:
-        raise UserError(f"{what}: cannot be locked ({error.strerror or error})") from error
-    if not taken:
-        holder = lock.holder or "unknown"
-        raise UserError(
-            f"{what}: another process is writing there (host and process {holder}); allowed: one "
-            f"at a time"
-        )

@@ -1,10 +1,15 @@
 """`bert-jax vocab`: text → tokenizer."""
 
+import pathlib
+
 from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
+from bert_jax.files.atomic import remove_unfinished
+from bert_jax.files.lock import hold_alone
+from bert_jax.files.remote import is_remote
 from bert_jax.narration import doing, speaking
 from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab
 from bert_jax.section import need, under
@@ -21,18 +26,23 @@ def vocab(config: RunConfig, *, force: bool = False, console: Console | None = N
         console: where warnings are shown; standard output where none is given.
 
     Raises:
-        UserError: the section is missing, the output holds a tokenizer, or the text cannot give
-            such a vocabulary.
+        UserError: the section is missing, the output holds a tokenizer, another process is writing
+            it, or the text cannot give such a vocabulary.
     """
     section = need(config.vocab, "vocab", "vocab")
-    if not force and (epath.Path(section.output) / CONFIG_FILE).exists():
-        raise UserError(
-            f"vocab.output: {section.output} holds a tokenizer, which datasets and runs may have "
-            f"been made with; allowed: another directory, or --force"
-        )
     output = console or Console()
-    with speaking(output), under("vocab", VocabSection), doing("training the tokenizer"):
-        return train_vocab(
-            section,
-            progress=lambda line: output.print(line, style="yellow", markup=False, soft_wrap=True),
-        )
+
+    def say(line: str) -> None:
+        output.print(line, style="yellow", markup=False, soft_wrap=True)
+
+    with speaking(output), hold_alone(section.output, say=say):
+        directory = epath.Path(section.output)
+        if not force and (directory / CONFIG_FILE).exists():
+            raise UserError(
+                f"vocab.output: {section.output} holds a tokenizer, which datasets and runs may "
+                f"have been made with; allowed: another directory, or --force"
+            )
+        if not is_remote(directory):
+            remove_unfinished(pathlib.Path(directory))
+        with under("vocab", VocabSection), doing("training the tokenizer"):
+            return train_vocab(section, progress=say)

@@ -1,12 +1,15 @@
 """Every mistake of a user's gets one line that names it, and exit code 2."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bert_jax.files.atomic import unfinished
+from bert_jax.files.lock import hold_alone
 from tests.project import bert_jax, invoke, ok, project_config, refused, said, write_config
 
 
@@ -197,6 +200,39 @@ def test_vocab_replaces_a_tokenizer_only_by_force(
     path = write_config(tmp_path / "config.yaml", config)
     ok("vocab", path, "vocab.size=600", "--force")
     assert len((output / "vocab.txt").read_text().splitlines()) == 600
+
+
+def test_a_second_vocab_is_refused_and_what_a_killed_one_left_is_removed(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    output = tmp_path / "tokenizer"
+    config["vocab"]["output"] = str(output)
+    path = write_config(tmp_path / "config.yaml", config)
+    with hold_alone(output, say=print):
+        line = refused("vocab", path, "vocab.size=600")
+        holder = f"{os.uname().nodename} {os.getpid()}"
+        assert f"{output}: another process is writing there (host and process {holder})" in line
+        assert not output.exists()
+    output.mkdir()
+    left = unfinished(output / "vocab.txt")
+    for name in (left, output / "mine.tmp"):
+        name.write_text("half")
+    (tmp_path / ".tokenizer.lock").write_text("elsewhere 1\n")  # its holder was killed
+    ok("vocab", path, "vocab.size=600")
+    names = sorted(path.name for path in output.iterdir())
+    assert names == ["mine.tmp", "tokenizer_config.json", "vocab.txt"]
+    assert not (tmp_path / ".tokenizer.lock").exists()
+
+
+def test_a_vocabulary_may_be_written_where_one_stands(
+    tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`.` has no name that a lock could be called after."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    ok("vocab", write_config(tmp_path / "config.yaml", config), "vocab.output=.", "vocab.size=600")
+    assert (tmp_path / "here" / "vocab.txt").exists()
+    assert not list(tmp_path.glob("*.lock"))
 
 
 @pytest.mark.parametrize(
