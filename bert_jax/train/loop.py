@@ -58,10 +58,10 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
     tracker = StepTracker(progress, phases=spec.phases, intervals=spec.intervals)
     first, last = progress.step, tracker.last_step
     output = open_output(spec, watch, console, progress=progress, last=last)
-    loop = _Loop(spec, state, tracker, output)
-    if first:
-        output.display.say(f"resuming at step {first} of {last}")
     try:
+        loop = _Loop(spec, state, tracker, output)
+        if first:
+            output.display.say(f"resuming at step {first} of {last}")
         with (
             jax.set_mesh(spec.mesh),
             jax.transfer_guard_device_to_host("disallow"),

@@ -6,7 +6,6 @@ its own CRC32C, so that the CRC32C of the whole is the same whatever is in it.
 """
 
 import concurrent.futures
-import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, sha256_of
+from bert_jax.files.seal import is_intact, sealed
 
 # The parts of a checkpoint; the optimizer's has step and random key.
 PARAMS: Final = "params"
@@ -70,8 +70,7 @@ def write_manifest(directory: epath.Path, *, step: int, score: SelectionScore | 
 
 def replace_manifest(directory: epath.Path, manifest: Manifest) -> None:
     """Writes a manifest in one piece, in place of one that is there."""
-    body = _to_json(manifest)
-    write_whole(directory / MANIFEST, json.dumps({"sha256": _checksum(body), **body}, indent=1))
+    write_whole(directory / MANIFEST, json.dumps(sealed(_to_json(manifest)), indent=1))
 
 
 def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
@@ -80,11 +79,10 @@ def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
     Raises Damage: it cannot be read, is not what was written, or belongs to another step.
     """
     try:
-        body = read_json_object(directory / MANIFEST)
-        checksum = body.pop("sha256", None)
-        if checksum != _checksum(body):
+        content = read_json_object(directory / MANIFEST)
+        if not is_intact(content):
             raise Damage(f"{MANIFEST} differs from its own checksum")
-        manifest = _from_json(body)
+        manifest = _from_json(content)
     except UserError as error:
         raise Damage(str(error).removeprefix(f"{directory}/")) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -143,10 +141,6 @@ def _files(directory: epath.Path) -> dict[str, epath.Path]:
 def _records(paths: Iterable[epath.Path]) -> Iterator[FileRecord]:
     with concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="sha256") as threads:
         yield from threads.map(lambda p: FileRecord(p.stat().length, sha256_of(p)), paths)
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def _to_json(manifest: Manifest) -> dict[str, Any]:

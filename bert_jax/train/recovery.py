@@ -1,5 +1,6 @@
 """What a run does about bad steps: goes on without one, goes back to a checkpoint, or stops."""
 
+import json
 import math
 from typing import Final, NamedTuple
 
@@ -9,8 +10,10 @@ import pydantic
 from etils import epath
 
 from bert_jax.data.loader.data_position import DataPosition
-from bert_jax.errors import RunStopped
+from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object
+from bert_jax.files.seal import SEAL, is_intact, sealed, unsealed
 from bert_jax.section import Section
 from bert_jax.task import Sums
 from bert_jax.train.bad_steps import BadStep, BadStepGuard
@@ -23,7 +26,7 @@ from bert_jax.train.spec import TrainSpec
 from bert_jax.train.state import TrainState, abstract_like
 from bert_jax.train.step import StepFigures, StepLimits
 from bert_jax.train.step_tracker import StepTracker
-from bert_jax.validation import read_section
+from bert_jax.validation import validate
 
 ROLLBACKS: Final = "rollbacks.json"
 
@@ -64,7 +67,7 @@ class RollbackLog:
         Raises UserError: the file is damaged.
         """
         self._path = run_dir / ROLLBACKS
-        found = read_section(RollbackFile, self._path) if self._path.exists() else RollbackFile()
+        found = _read(self._path) if self._path.exists() else RollbackFile()
         self._all = [entry for entry in found.rollbacks if entry.checkpoint <= step]
 
     def to(self, step: int) -> list[Rollback]:
@@ -87,10 +90,20 @@ class RollbackLog:
         )
         self._all.append(entry)
         if jax.process_index() == 0:
-            write_whole(
-                self._path, RollbackFile(rollbacks=tuple(self._all)).model_dump_json(indent=1)
-            )
+            body = RollbackFile(rollbacks=tuple(self._all)).model_dump(mode="json")
+            write_whole(self._path, json.dumps(sealed(body), indent=1))
         return entry
+
+
+def _read(path: epath.Path) -> RollbackFile:
+    """Reads a file of rollbacks; those of earlier versions have no checksum."""
+    content = read_json_object(path)
+    if SEAL in content and not is_intact(content):
+        raise UserError(
+            f"{path}: found other values than were written (its SHA-256 differs), allowed: a copy "
+            f"of the file as it was, or a new run_dir"
+        )
+    return validate(RollbackFile, unsealed(content), source=str(path))
 
 
 class RunningStep(NamedTuple):

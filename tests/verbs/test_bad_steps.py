@@ -18,7 +18,7 @@ from bert_jax.train.example_log import read_example_log, times_seen
 from bert_jax.train.time_account import read_goodput
 from bert_jax.train.writer import read_metrics
 from tests.parallel.test_replica_checksum import corrupt
-from tests.project import DROPOUT, invoke, ok, one_phase, write_config
+from tests.project import DROPOUT, invoke, ok, one_phase, refused, write_config
 from tests.tasks.runs import tiny_config
 from tests.train.poison import (
     mark,
@@ -178,6 +178,14 @@ def test_a_rollback_leaves_the_data_out_also_after_a_kill(
 
     killed = resumed_at(6, run_dir, tmp_path / "right_after_it")
     del read[:]
+    rollbacks = killed / "rollbacks.json"
+    whole = rollbacks.read_text()
+    assert whole.count('"example_index": 72') == 1
+    rollbacks.write_text(whole.replace('"example_index": 72', '"example_index": 32'))
+    said = refused("pretrain", config, f"run_dir={killed}", ROLLBACK)
+    assert f"{rollbacks}: found other values than were written" in said
+    assert not read
+    rollbacks.write_text(whole)
     ok("pretrain", config, f"run_dir={killed}", ROLLBACK)
     assert min(read) == 9
     assert_same_run(killed, run_dir)
