@@ -3,6 +3,7 @@ import io
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,24 @@ def test_a_sweep_of_other_settings_is_refused(
     said = refused(base, tmp_path, single, "--seeds", "2")
     assert said.endswith(f"run_dir: {single} holds a single run; allowed: a new run_dir")
     assert sorted(swept.rglob("*")) == before
+
+
+def test_a_record_with_another_score_is_refused_and_one_of_an_earlier_version_taken(
+    base: dict[str, Any], swept: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(swept, root)
+    content = json.loads((root / "sweep.json").read_text())
+    changed = content["runs"][1]
+    score, changed["score"] = changed["score"], 0.99
+    (root / "sweep.json").write_text(json.dumps(content))
+    said = refused(base, tmp_path, root, sweep=SWEEP)
+    assert f"{root / 'sweep.json'}: run {changed['name']}: found other values than were" in said
+    changed["score"] = score
+    for run in content["runs"]:
+        del run["sha256"]
+    (root / "sweep.json").write_text(json.dumps(content))
+    assert "6 runs" in told(config(base, root, sweep=SWEEP))
 
 
 def test_one_point_is_an_ordinary_run(base: dict[str, Any], tmp_path: Path) -> None:

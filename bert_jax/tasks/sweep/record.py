@@ -13,6 +13,7 @@ from rich.table import Table
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
+from bert_jax.files.seal import SEAL, is_intact, sealed
 from bert_jax.runs.resume_check import refuse_other_settings
 from bert_jax.tasks.sweep.grid import RunResult, Spread, SweepPoint, best_of, cells_of
 from bert_jax.tasks.training.evaluation import write_csv
@@ -31,7 +32,8 @@ class SweepRecord:
     def __init__(self, root: epath.Path, *, settings: Mapping[str, Any], metric: str) -> None:
         """Reads what there is; `settings` are all that decides the sweep's numbers, nested.
 
-        Raises UserError: it holds a sweep of other settings, or a run that is no sweep.
+        Raises UserError: it holds a sweep of other settings, or a run that is no sweep; a result
+        is not what was written.
         """
         self._root, self._settings, self._metric = root, dict(settings), metric
         self.done = False  # whether the best run has been written
@@ -40,8 +42,8 @@ class SweepRecord:
             found = read_json_object(root / SWEEP)
             try:
                 held, self.done = found["settings"], found["done"]
-                results = [RunResult.from_json(row) for row in found["runs"]]
-            except (KeyError, TypeError) as error:
+                results = [self._result(row) for row in found["runs"]]
+            except (KeyError, TypeError, AttributeError) as error:
                 raise UserError(f"{root / SWEEP}: no whole record of a sweep ({error!r})") from None
             held = {"content": self._settings["content"], **held}  # older ones lack it
             refuse_other_settings(root, held=held, asked=self._settings, free=_FREE, what="sweep")
@@ -80,10 +82,20 @@ class SweepRecord:
             "metric": self._metric,
             "done": self.done,
             "best": None if best is None else best.point.name,
-            "runs": [result.to_json() for result in self.results],
+            "runs": [sealed(result.to_json()) for result in self.results],
             "cells": [_plain(cell) for cell in cells_of(self.results)],
         }
         write_whole(self._root / SWEEP, json.dumps(content, indent=2).encode())
+
+    def _result(self, row: Mapping[str, Any]) -> RunResult:
+        """Reads a result; those of earlier versions have no checksum."""
+        if SEAL in row and not is_intact(row):
+            raise UserError(
+                f"{self._root / SWEEP}: run {row.get('name')}: found other values than were "
+                f"written (its SHA-256 differs), allowed: a copy of the file as it was, or a new "
+                f"run_dir"
+            )
+        return RunResult.from_json(row)
 
     def show(self, console: Console) -> None:
         """Shows a line for each learning rate and number of epochs, and the best run."""
