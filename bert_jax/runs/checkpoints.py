@@ -16,7 +16,7 @@ from bert_jax.runs.directory import CHECKPOINTS, Run
 from bert_jax.task import Params
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_local import LocalCheckpoints, TieredCheckpoints
-from bert_jax.train.progress_display import warn_aloud
+from bert_jax.train.progress_display import warn_aloud, warn_here
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import ModelDefinition, abstract_params, abstract_state, define_model
 
@@ -65,7 +65,7 @@ def write_checkpoints(
     """
     path = epath.Path(run_dir) / CHECKPOINTS
     if section.local is not None and mesh is not None:
-        local = LocalCheckpoints(section.local, epath.Path(run_dir), mesh, say=warn_aloud)
+        local = LocalCheckpoints(section.local, epath.Path(run_dir), mesh, say=warn_here)
         return TieredCheckpoints(path, section, local, save_bytes=save_bytes, say=warn_aloud)
     return Checkpointer(path, section, save_bytes=save_bytes, say=warn_aloud)
 

@@ -26,8 +26,9 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.read import read_json_object
+from bert_jax.files.read import read_json_object, shown
 from bert_jax.files.remote import is_remote
+from bert_jax.files.seal import SEAL, is_intact, sealed
 from bert_jax.task import Params
 from bert_jax.train.agreement import from_all_processes, from_first_process
 from bert_jax.train.checkpoint import Checkpointer
@@ -65,8 +66,9 @@ class LocalCheckpoints:
 
         Checkpoints of starts that the run directory does not know belong to a run that lay there
         before, and are deleted. The caller is the run directory's only writer. Checkpoints of
-        another layout than this mesh's are not used. `say` gets a line about those that cannot be
-        used, or were not saved. Raises UserError: the directory cannot be written to.
+        another layout than this mesh's are not used. `say` gets a line about those of this host
+        that are damaged, or were not saved; on process 0 also about what all have in common.
+        Raises UserError: the directory cannot be written to.
         """
         if is_remote(section.directory):
             raise UserError(
@@ -79,11 +81,12 @@ class LocalCheckpoints:
         self._path = Path(section.directory) / of_run / f"process_{process}"
         own = [device.id for device in mesh.devices.flat if device.process_index == process]
         self._layout = f"{dict(mesh.shape)} over {jax.process_count()} processes, here {own}"
-        starts = from_first_process(lambda: _register(run_dir / STARTS))
+        starts = from_first_process(lambda: _register(run_dir / STARTS, say))
         self._starts: Sequence[str] = starts
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="local")
         self._saving: concurrent.futures.Future[None] | None = None
         self._verified: dict[int, bool] = {}
+        self._told: set[int] = set()  # damaged ones
 
         try:
             self._path.mkdir(parents=True, exist_ok=True)
@@ -105,7 +108,7 @@ class LocalCheckpoints:
         common = set.intersection(*map(set, everyone))
         if common:
             return max(common).step
-        if any(everyone):
+        if any(everyone) and jax.process_index() == 0:
             lists = "; ".join(
                 f"process {index}: {', '.join(str(have.step) for have in sorted(host)) or 'none'}"
                 for index, host in enumerate(everyone)
@@ -208,24 +211,28 @@ class LocalCheckpoints:
             )
 
     def _listed(self) -> list[_Have]:
-        """Returns what lies here of this run and layout, its files not compared."""
+        """Returns what lies here of this run and layout; its pieces, which are large, unread."""
         found = []
         for path in self._path.iterdir():
-            if not path.name.isdecimal():
+            if not path.name.isdecimal() or self._is_damaged(int(path.name), parts=[_SAVED]):
                 continue
-            try:
-                saved = self._saved(int(path.name))
-                if saved["start"] in self._starts and saved["layout"] == self._layout:
-                    found.append(_Have(int(path.name), saved["start"]))
-            except (UserError, KeyError):
-                continue  # cut off, or damaged
+            saved = self._saved(int(path.name))
+            if saved.get("start") in self._starts and saved.get("layout") == self._layout:
+                found.append(_Have(int(path.name), saved["start"]))
         return found
 
     def _whole(self, step: int) -> bool:
         if step not in self._verified:
-            directory = epath.Path(self._path / str(step))
-            self._verified[step] = damage(directory, step=step, parts=None) is None
+            self._verified[step] = not self._is_damaged(step, parts=None)
         return self._verified[step]
+
+    def _is_damaged(self, step: int, *, parts: Sequence[str] | None) -> bool:
+        """Returns whether files differ from the manifest, and says so once: disks that rot do."""
+        reason = damage(epath.Path(self._path / str(step)), step=step, parts=parts)
+        if reason is not None and step not in self._told:
+            self._told.add(step)
+            self._say(f"{self._path}: NOT WHOLE: checkpoint {step}: {reason}; going on without it")
+        return reason is not None
 
     def _saved(self, step: int) -> dict[str, Any]:
         return read_json_object(epath.Path(self._path / str(step) / _SAVED))
@@ -239,14 +246,27 @@ class LocalCheckpoints:
 
     def _delete(self, step: int) -> None:
         self._verified.pop(step, None)
+        self._told.discard(step)
         shutil.rmtree(self._path / str(step), ignore_errors=True)
 
 
-def _register(path: epath.Path) -> list[str]:
-    """Adds a start to those that the run directory knows, and returns them, the new one last."""
-    starts = read_json_object(path).get("starts", []) if path.exists() else []
+def _register(path: epath.Path, say: Callable[[str], None]) -> list[str]:
+    """Adds a start to those that the run directory knows, and returns them, the new one last.
+
+    Local checkpoints of a start that is lost there are lost as well: `say` gets a line.
+    """
+    held = read_json_object(path) if path.exists() else {"starts": []}
+    starts, problem = held.get("starts"), None
+    if not isinstance(starts, list):
+        starts, problem = [], f"found {shown(', '.join(held))}, allowed: starts"
+    elif unknown := held.keys() - {"starts", SEAL}:
+        problem = f"found {shown(', '.join(sorted(unknown)))}, allowed: starts, {SEAL}"
+    elif SEAL in held and not is_intact(held):
+        problem = f"found other values than were written (its {SEAL} differs)"
+    if problem is not None:
+        say(f"{path}: NOT WHOLE: {problem}; local checkpoints that it does not name are deleted")
     starts = [*map(str, starts), uuid.uuid4().hex][-_KEPT_STARTS:]
-    write_whole(path, json.dumps({"starts": starts}))
+    write_whole(path, json.dumps(sealed({"starts": starts})))
     return starts
 
 

@@ -107,4 +107,9 @@ def _format(name: str, value: float) -> str:
 def warn_aloud(line: str) -> None:
     """Prints a warning in red on standard error; of the processes of one job the first does."""
     if jax.process_index() == 0:
-        narrator_of(Console(stderr=True)).say(f"bert-jax: WARNING: {line}", style="bold red")
+        warn_here(line)
+
+
+def warn_here(line: str) -> None:
+    """Prints a warning of what concerns this host alone, whichever process of the job it is."""
+    narrator_of(Console(stderr=True)).say(f"bert-jax: WARNING: {line}", style="bold red")

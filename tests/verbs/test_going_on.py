@@ -1,9 +1,11 @@
 """Runs that go on: from checkpoints on local disks, and after an evaluation that was cut short."""
 
+import contextlib
 import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -87,6 +89,18 @@ def assert_same_run(found: Path, expected: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, *params)
 
 
+def flip(path: Path) -> None:
+    """Flips a bit in the middle."""
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+def cut(path: Path) -> None:
+    """Leaves the first half."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
 def test_a_run_goes_on_from_the_newest_whole_local_checkpoint(
     config: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -96,11 +110,11 @@ def test_a_run_goes_on_from_the_newest_whole_local_checkpoint(
     shutil.rmtree(run_dir / "checkpoints" / "8")
     saved = local_steps(config, run_dir)
     assert sorted(saved) == [6, 7]  # those of every fourth step are in the run directory
-    pieces = saved[7] / "pieces.npz"
-    raw = bytearray(pieces.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    pieces.write_bytes(raw)
-    assert "resuming at step 6 of 8" in ok("pretrain", config, f"run_dir={run_dir}").output
+    flip(saved[7] / "pieces.npz")
+    result = ok("pretrain", config, f"run_dir={run_dir}")
+    assert "resuming at step 6 of 8" in result.output
+    (line,) = (line for line in result.stderr.splitlines() if "WARNING" in line)
+    assert f"{saved[7].parent}: NOT WHOLE: checkpoint 7: pieces.npz has SHA-256" in line
     assert_same_run(run_dir, undisturbed)
 
     shutil.rmtree(run_dir / "checkpoints" / "8")
@@ -141,6 +155,70 @@ def test_local_checkpoints_of_a_run_that_was_deleted_are_not_taken_for_those_of_
     assert new.newest(above=0) is None
     new.close()
     assert not said
+
+
+@pytest.fixture
+def three_local(tmp_path: Path) -> Callable[[list[str]], LocalCheckpoints]:
+    """Opens the local checkpoints of a run that has saved three; `said` gets what it says."""
+    section = LocalCheckpointSection(directory=str(tmp_path / "local"), every=1, keep=3)
+    mesh = make_mesh(MeshSection(data=1), jax.devices()[:1])
+    run_dir = epath.Path(tmp_path / "run")
+    run_dir.mkdir()
+
+    def opened(said: list[str]) -> LocalCheckpoints:
+        return LocalCheckpoints(section, run_dir, mesh, say=said.append)
+
+    with contextlib.closing(opened([])) as first:
+        for step in (1, 2, 3):
+            first.save(state_at(step), step=step, progress={"step": step})
+    return opened
+
+
+@pytest.mark.parametrize("harm", [flip, cut])
+@pytest.mark.parametrize("name", ["pieces.npz", "saved.json", "manifest.json"])
+def test_a_damaged_local_checkpoint_is_named_once_and_passed_over(
+    three_local: Callable[[list[str]], LocalCheckpoints],
+    tmp_path: Path,
+    name: str,
+    harm: Callable[[Path], None],
+) -> None:
+    said: list[str] = []
+    (damaged,) = (tmp_path / "local").glob("*/process_0/3")
+    harm(damaged / name)
+    for _ in range(2):
+        with contextlib.closing(three_local(said)) as again:
+            assert again.newest(above=0) == again.newest(above=1) == 2
+            again.forget_after(2)
+    (line,) = said
+    assert line.startswith(f"{damaged.parent}: NOT WHOLE: checkpoint 3: {name}"), line
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "newest", "said"),
+    [
+        ('"starts"', '"stasts"', None, 'found "sha256, stasts", allowed: starts'),
+        ('"sha256"', '"sha257"', 3, 'found "sha257", allowed: starts, sha256'),
+        ('s": ["', 's": ["0', None, "found other values than were written (its sha256 differs)"),
+    ],
+)
+def test_a_damaged_register_of_starts_is_named(
+    three_local: Callable[[list[str]], LocalCheckpoints],
+    tmp_path: Path,
+    old: str,
+    new: str,
+    newest: int | None,
+    said: str,
+) -> None:
+    register, lines = tmp_path / "run" / "local_checkpoints.json", []
+    text = register.read_text()
+    assert old in text
+    register.write_text(text.replace(old, new))
+    with contextlib.closing(three_local(lines)) as again:
+        assert again.newest(above=0) == newest
+    (line,) = lines
+    assert f"{register}: NOT WHOLE: {said}" in line
+    with contextlib.closing(three_local(lines)):
+        assert len(lines) == 1  # it is whole again
 
 
 @pytest.mark.parametrize(
