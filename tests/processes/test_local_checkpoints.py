@@ -1,7 +1,6 @@
 """A job that is killed between two saves in the run directory goes on from its hosts' disks."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ def resumed_at(job: Job) -> int:
     return int(found[1])
 
 
-def test_what_all_hosts_have_counts_and_a_host_that_lost_its_own_is_named(
+def test_what_all_hosts_have_counts_and_a_host_without_a_whole_one_is_named(
     config: Path, tmp_path: Path
 ) -> None:
     run, local = tmp_path / "run", tmp_path / "local"
@@ -56,11 +55,14 @@ def test_what_all_hosts_have_counts_and_a_host_that_lost_its_own_is_named(
             job.wait_until(lambda reached=reached: last_step(run) >= reached)
             job.kill()
     (lost,) = local.glob("*/process_1")
-    shutil.rmtree(lost)
+    for pieces in lost.glob("*/pieces.npz"):
+        pieces.write_bytes(b"")
     last = in_the_run_directory()
     with started() as job:
         assert job.wait() == [0, 0], job.said()
         assert resumed_at(job) == last
     assert f"{local}: no checkpoint newer than {last} that every host has whole" in job[0].err
     assert "process 1: none" in job[0].err
+    assert f"{lost}: NOT WHOLE: checkpoint " in job[1].err  # it says so itself
+    assert "NOT WHOLE" not in job[0].err
     assert sorted(read_example_log(run)) == list(range(1, 401))
