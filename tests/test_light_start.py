@@ -111,7 +111,7 @@ def test_mistakes_that_need_no_jax_to_be_seen_are_told_before_it_is_loaded(tmp_p
         "optimizer.warmup_steps: found 1000, allowed: at most the 10 steps",
         "nowhere: no such directory; expected a run or",
         "none.csv: no such file",
-        'task.text: found "text", allowed: texts, label (line 1 of some.csv); did you mean',
+        'task.text: found "text", allowed: texts, label (the header of some.csv); did you mean',
     )
     assert len(told) == len(expected)
     for line, beginning in zip(told, expected, strict=True):

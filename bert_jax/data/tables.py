@@ -32,12 +32,14 @@ class TableRow(NamedTuple):
 
     @property
     def names_place(self) -> str:
-        """Location of the column names: ``line 1 of t.csv``."""
+        """Location of the column names: ``the header of t.csv``."""
         if self.path.suffix == ".parquet":
             return f"the schema of {self.path}"
         if not self.path.suffix:  # in memory
             return self.place
-        return f"line {self.line if self.path.suffix == '.jsonl' else 1} of {self.path}"
+        if self.path.suffix == ".jsonl":
+            return f"line {self.line} of {self.path}"
+        return f"the header of {self.path}"
 
     def text(self, name: str) -> str:
         """Returns the text in a column.
@@ -58,8 +60,8 @@ def read_table(path: Path) -> Iterator[TableRow]:
     After a line ``text,label``, ``good,1`` -> ``TableRow(path, 2, {"text": "good", "label": "1"})``
 
     A .tsv has no quoting, like the tables of GLUE; a .csv follows RFC 4180. Both have column names
-    in line 1. Every line of a .jsonl has its own names. Texts are in UTF-8, with or without a byte
-    order mark.
+    in their first line. Every line of a .jsonl has its own names. A blank line is no row, as for
+    `csv.DictReader` and pandas. Texts are in UTF-8, with or without a byte order mark.
 
     Raises:
         UserError: no such file or suffix; a line with too few or too many fields; a column twice;
@@ -88,12 +90,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 def read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yields the fields of each line of a .tsv, without quoting, or of each row of a .csv.
 
-    Each comes after the number of its (last) line, from 1.
+    Each comes after the number of its (last) line, from 1. Blank lines are left out; ``""`` alone
+    in a .csv is a row of one empty field.
 
     Raises:
         UserError: as `read_lines`, more columns than `MAX_COLUMNS`, or no CSV.
     """
-    tsv = ((number, line.split("\t", MAX_COLUMNS)) for number, line in read_lines(path))
+    tsv = ((number, line.split("\t", MAX_COLUMNS)) for number, line in read_lines(path) if line)
     for line, fields in _csv_rows(path) if path.suffix == ".csv" else tsv:
         if len(fields) > MAX_COLUMNS:
             raise UserError(
@@ -108,35 +111,38 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(read.read_lines(path, newline="", limit=FIELD_LIMIT), strict=True)
     try:
         for fields in reader:
-            yield reader.line_num, fields
+            if fields:  # of a blank line there are none
+                yield reader.line_num, fields
     except csv.Error as error:
         raise UserError(f"{path}: line {reader.line_num}: found no CSV ({error})") from None
 
 
 def _read_rows(path: Path) -> Iterator[TableRow]:
     rows = read_fields(path)
-    _, header = next(rows, (1, []))
+    first, header = next(rows, (1, []))
     if not any(header):
-        raise UserError(f"{path}: found no header, allowed: names of columns in line 1")
+        raise UserError(f"{path}: found no header, allowed: names of columns in the first line")
     for name, times in Counter(header).items():
         if times > 1:
-            raise UserError(f'{path}: line 1: found the column "{name}" twice, allowed: once')
-    for line, found in rows:
-        fields = found or [""]  # with one column, an empty line is an empty text
+            raise UserError(f'{path}: line {first}: found the column "{name}" twice, allowed: once')
+    for line, fields in rows:
         if len(fields) != len(header):
             raise ragged(path, line, found=len(fields), allowed=len(header))
         yield TableRow(path, line, dict(zip(header, fields, strict=True)))
 
 
-def ragged(path: Path, line: int, *, found: int, allowed: int) -> UserError:
-    """Returns the error for a line whose number of fields differs from the header's."""
-    return UserError(
-        f"{path}: line {line}: found {found} fields, allowed: {allowed}, as in the header"
-    )
+def ragged(
+    path: Path, line: int, *, found: int, allowed: int, like: str = "the header"
+) -> UserError:
+    """Returns the error of a line with too few fields or too many; `like` what it should be."""
+    fields = "1 field" if found == 1 else f"{found} fields"
+    return UserError(f"{path}: line {line}: found {fields}, allowed: {allowed}, as in {like}")
 
 
 def _read_jsonl(path: Path) -> Iterator[TableRow]:
     for number, line in read_lines(path):
+        if not line.strip():
+            continue
         try:
             values = read.parse_json_object(line, allowed="an object")
         except UserError as error:

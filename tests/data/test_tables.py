@@ -57,10 +57,46 @@ def test_a_field_longer_than_the_csv_modules_own_limit_is_read(tmp_path: Path) -
     assert len(rows(path)[0][1]["a"]) == 200_000
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a\n\nx\n\n\ny\n\n",
+        "a\r\n\r\nx\r\n\r\n",
+        "a,b\n\nx,1\n\ny,2\n\n",
+        # Not blank: a space, a field that is quoted and empty, fields that are all empty.
+        "a\n \nx\n",
+        "a,b\n,\nx,1\n",
+        'a,b\n"x\n\ny",1\n',
+        'a\nx\n""\n\ny\n',
+    ],
+)
+def test_a_blank_line_is_no_row_as_the_csv_module_has_it(
+    tmp_path: Path, suffix: str, content: str
+) -> None:
+    path, tsv = tmp_path / f"t{suffix}", suffix == ".tsv"
+    if tsv and '"' in content:
+        return  # it has no quotes
+    path.write_bytes(content.replace(",", "\t" if tsv else ",").encode())
+    with path.open(newline="") as file:
+        expected = list(csv.DictReader(file, delimiter="\t" if tsv else ","))
+    assert [values for _, values in rows(path)] == expected
+
+
+def test_blank_lines_are_counted_and_no_rows_of_jsonl(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('\n{"a": "x"}\n\n  \n{"a": ""}\n\n')
+    assert rows(path) == [(2, {"a": "x"}), (5, {"a": ""})]
+    path = tmp_path / "t.csv"
+    path.write_text('\n\na,b\n\nx,1\n\n"",""\n')
+    assert rows(path) == [(5, {"a": "x", "b": "1"}), (7, {"a": "", "b": ""})]
+    assert "t.csv: line 2: found the column" in refusal(path, b"\na,a\n")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("t.csv", b"a,b\n1,2\n3\n", "t.csv: line 3: found 1 fields, allowed: 2, as in the header"),
+        ("t.csv", b"a,b\n1,2\n3\n", "t.csv: line 3: found 1 field, allowed: 2, as in the header"),
         ("t.tsv", b"a\tb\n1\t2\t3\n", "t.tsv: line 2: found 3 fields, allowed: 2"),
         ("t.tsv", b"a\ta\n", 't.tsv: line 1: found the column "a" twice'),
         ("t.csv", b"", "t.csv: found no header"),

@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("t.csv", "sentence,label\nw1,0\n", ("--column", "sentense"), 'did you mean "sentence"?'),
         ("t.csv", "sentence,label\nw1,0\n", (), "--column: found none, allowed: sentence, label"),
-        ("t.csv", "a,b\nw1,0\nw2\n", ("--column", "a"), "line 3: found 1 fields, allowed: 2"),
+        ("t.csv", "a,b\nw1,0\nw2\n", ("--column", "a"), "line 3: found 1 field, allowed: 2"),
         ("t.tsv", 'a\tb\n"w1\t0\nw2\t1\t2\n', ("--column", "a"), "line 3: found 3 fields"),
         ("t.csv", 'a,b\n"w1"x,0\n', ("--column", "a"), "line 2: found no CSV"),
         ("t.csv", "", ("--column", "a"), "found no header"),
@@ -99,7 +99,7 @@ def test_a_mistake_in_the_last_line_leaves_no_output(run: Path, tmp_path: Path) 
     for output in ("o.npz", "o.jsonl", "o.parquet"):
         options = ("--column", "a")
         line = refusal(run, source, tmp_path / output, *options)
-        assert "line 3002: found 1 fields, allowed: 2" in line
+        assert "line 3002: found 1 field, allowed: 2" in line
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 

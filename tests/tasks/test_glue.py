@@ -233,9 +233,9 @@ def test_an_id_longer_than_any_number_is_none(tmp_path: Path) -> None:
         (
             "sst2",
             ["sentense\tlabel", "w1\t1"],
-            'found "sentence", allowed: sentense, label (line 1',
+            'found "sentence", allowed: sentense, label (the header',
         ),
-        ("sst2", ["sentence", "w1"], 'task.label: found "label", allowed: sentence (line 1 of'),
+        ("sst2", ["sentence", "w1"], 'task.label: found "label", allowed: sentence (the header of'),
         (
             "stsb",
             [HEADER_STSB + "\tscore", "0" + "\tx" * 8 + "\tnan"],

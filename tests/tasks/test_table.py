@@ -169,16 +169,16 @@ NUMBERS = ["text,label", "w1,1.5"]
 @pytest.mark.parametrize(
     ("lines", "changes", "expected"),
     [
-        (GOOD, {"text": "txt"}, 'task.text: found "txt", allowed: text, label (line 1 of '),
+        (GOOD, {"text": "txt"}, 'task.text: found "txt", allowed: text, label (the header of '),
         (GOOD, {"text": "txt"}, 'did you mean "text"?'),
-        (GOOD, {"label": "lable"}, 'task.label: found "lable", allowed: text, label (line 1'),
-        (GOOD, {"pair": "other"}, 'task.pair: found "other", allowed: text, label (line 1'),
-        (GOOD, {"id": "key"}, 'task.id: found "key", allowed: text, label (line 1'),
+        (GOOD, {"label": "lable"}, 'task.label: found "lable", allowed: text, label (the header'),
+        (GOOD, {"pair": "other"}, 'task.pair: found "other", allowed: text, label (the header'),
+        (GOOD, {"id": "key"}, 'task.id: found "key", allowed: text, label (the header'),
         ([*GOOD, "w3,"], {}, 'train.csv: line 4: "label" found no label, allowed: a, b'),
         (GOOD[:2], {}, 'train.csv: "label" found only "a" in 1 rows, allowed: two labels or more'),
         (["text,label", "w1,"], {}, '"label" found no label in 1 rows, allowed: two labels'),
         (GOOD[:1], {}, "train.csv: found no rows, allowed: one or more"),
-        ([*GOOD, "w3"], {}, "train.csv: line 4: found 1 fields, allowed: 2, as in the header"),
+        ([*GOOD, "w3"], {}, "train.csv: line 4: found 1 field, allowed: 2, as in the header"),
         (
             [*NUMBERS, "w,x"],
             {"problem": "regression"},

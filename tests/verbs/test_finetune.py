@@ -174,7 +174,8 @@ def test_predictions_of_a_file_with_and_without_labels(
     with labelled.open() as file:
         rows = list(csv.DictReader(file))
     bare = tmp_path / "bare.csv"
-    bare.write_text("text\n" + "".join(f"{row['text']}\n" for row in rows))
+    # A blank line is no row, nor is the last.
+    bare.write_text("text\n\n" + "".join(f"{row['text']}\n\n" for row in rows))
     said = ok("predict", tuned / "tuned", tmp_path / "without.csv", "--input", bare)
     assert "accuracy" not in said
     records = records_of(tmp_path / "with.jsonl")

@@ -69,7 +69,7 @@ GOOD_ROWS = "text,label\nword1,yes\nword2,no\nword3,yes\n"
     ("train", "dev", "expected"),
     [
         (GOOD_ROWS, "text,label\nword1,yse\n", ["dev.csv: line 2", '"yse"', 'did you mean "yes"?']),
-        (GOOD_ROWS, "text,label\nword1\n", ["dev.csv: line 2", "found 1 fields", "allowed: 2"]),
+        (GOOD_ROWS, "text,label\nword1\n", ["dev.csv: line 2", "found 1 field", "allowed: 2"]),
         ("text,label\nword1,yes\nword2,\nword3,no\n", GOOD_ROWS, ["train.csv: line 3"]),
         ("text,label\nword1,yes\nword2,yes\n", GOOD_ROWS, ["train.csv", "yes"]),
         ("text,label\n", GOOD_ROWS, ["train.csv"]),

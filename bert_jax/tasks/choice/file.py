@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.tables import TableRow, read_fields, read_table
+from bert_jax.data.tables import TableRow, ragged, read_fields, read_table
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.tasks.columns import require_columns
 
@@ -78,10 +78,7 @@ def _read_bare(path: Path) -> Iterator[TableRow]:
     for line, fields in read_fields(path):
         width = width or len(fields)
         if len(fields) != width:
-            raise UserError(
-                f"{path}: line {line}: found {len(fields)} fields, allowed: {width}, as in the "
-                "first line"
-            )
+            raise ragged(path, line, found=len(fields), allowed=width, like="the first line")
         yield TableRow(path, line, {str(number): field for number, field in enumerate(fields)})
 
 
