@@ -41,6 +41,11 @@ def did_you_mean(found: str, allowed: Iterable[str]) -> str:
     return f'; did you mean "{near[0]}"?' if near else ""
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun: ``"1 row"``, ``"1,200 rows"``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def first_line(error: BaseException) -> str:
     """Returns the beginning of what a library says of an error, for a line of our own."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bert_jax.errors import UserError, first_line
+from bert_jax.errors import UserError, counted, first_line
 from bert_jax.files import read
 
 SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet")
@@ -135,8 +135,9 @@ def ragged(
     path: Path, line: int, *, found: int, allowed: int, like: str = "the header"
 ) -> UserError:
     """Returns the error of a line with too few fields or too many; `like` what it should be."""
-    fields = "1 field" if found == 1 else f"{found} fields"
-    return UserError(f"{path}: line {line}: found {fields}, allowed: {allowed}, as in {like}")
+    return UserError(
+        f"{path}: line {line}: found {counted(found, 'field')}, allowed: {allowed}, as in {like}"
+    )
 
 
 def _read_jsonl(path: Path) -> Iterator[TableRow]:

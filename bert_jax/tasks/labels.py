@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, counted, did_you_mean
 from bert_jax.files.read import is_whole
 from bert_jax.model.config import HeadsSection, ProblemName
 from bert_jax.tasks.columns import TextRow
@@ -110,6 +110,28 @@ def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str]:
     return "single_label", "labels are whole numbers" if whole else "labels are names"
 
 
+def refuse_stray_labels(rows: Sequence[TextRow], *, column: str) -> None:
+    """Refuses labels that would be a regression but for a few.
+
+    Of ``["2.98", "3.1", "n/a"]`` each would be a class of its own. Raises UserError: more than half
+    of the labels are numbers, one at least is not whole, and others are no numbers: the first.
+    """
+    labelled = [row for row in rows if not is_missing(row)]
+    if any(isinstance(row.label, list) for row in labelled):
+        return
+    numbers = [number_of(row.label) for row in labelled]
+    known = [number for number in numbers if number is not None]
+    if 2 * len(known) <= len(labelled) or all(number.is_integer() for number in known):
+        return
+    for row, number in zip(labelled, numbers, strict=True):
+        if number is None:
+            raise UserError(
+                f'{row.place}: "{column}" found {row.label!r}, allowed: a number, as '
+                f"{len(known):,} of {len(labelled):,} labels are; or "
+                "finetune.task.problem=single_label, where each is the name of a class"
+            )
+
+
 def find_names(
     rows: Sequence[TextRow], *, column: str, problem: ProblemName, separator: str
 ) -> tuple[str, ...]:
@@ -125,7 +147,8 @@ def find_names(
         found = f'only "{names.pop()}"' if names else "no label"
         file = rows[0].place.rpartition(": ")[0]
         raise UserError(
-            f'{file}: "{column}" found {found} in {len(rows):,} rows, allowed: two labels or more'
+            f'{file}: "{column}" found {found} in {counted(len(rows), "row")}, allowed: two labels '
+            "or more"
         )
     if all(is_whole(name.removeprefix("-")) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))

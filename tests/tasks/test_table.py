@@ -45,12 +45,13 @@ def jsonl_of(path: Path, labels: list[Any]) -> Path:
         # Whole numbers are classes, and 10 comes after 9.
         (["10", "9", "10"], "single_label", ("9", "10"), [1, 0, 1]),
         (["1.5", "2", "-3e1"], "regression", ("label",), [1.5, 2.0, -30.0]),
-        (["1.5", "2", "x"], "single_label", ("1.5", "2", "x"), [0, 1, 2]),
+        (["1.5", "x", "y"], "single_label", ("1.5", "x", "y"), [0, 1, 2]),
+        (["1", "2", "x"], "single_label", ("1", "2", "x"), [0, 1, 2]),
         (["1_0.5", "2.5"], "single_label", ("1_0.5", "2.5"), [0, 1]),
         # More digits than Python reads as a number.
         (["9", "8" * 5_000], "single_label", ("8" * 5_000, "9"), [1, 0]),
     ],
-    ids=("names", "whole numbers", "numbers", "mixed", "underscores", "digits"),
+    ids=("names", "whole numbers", "numbers", "mixed", "mixed whole", "underscores", "digits"),
 )
 def test_the_problem_is_found_in_the_training_labels(
     tmp_path: Path, labels: list[str], problem: str, names: tuple[str, ...], targets: list[float]
@@ -62,6 +63,25 @@ def test_the_problem_is_found_in_the_training_labels(
     assert labels_of(family.splits["train"]) == targets
     assert labels_of(family.splits["dev"]) == targets[:1]
     assert family.notes[0].startswith(f"problem: {problem}, since labels are ")
+
+
+@pytest.mark.parametrize("cell", ["n/a", "nan", "inf", '"2,5"', "1_0.5"])
+def test_a_stray_cell_among_numbers_is_no_class_unless_asked_for(tmp_path: Path, cell: str) -> None:
+    found = [str(n / 4) for n in range(8)]
+    path = csv_of(tmp_path / "train.csv", [*found, cell, "bad"])
+    spelled = cell.strip('"')
+    assert refusal(tmp_path, "train", dev="unread.csv") == (
+        f"{path}: line 10: \"label\" found '{spelled}', allowed: a number, as 8 of 10 labels are; "
+        "or finetune.task.problem=single_label, where each is the name of a class"
+    )
+    asked = table(tmp_path, "train", dev="unread.csv", problem="single_label")
+    assert set(asked.heads.labels) == {*found, spelled, "bad"}
+    line = refusal(tmp_path, "train", dev="unread.csv", problem="regression")
+    assert f"line 10: \"label\" found '{spelled}', allowed: a number" in line
+    # A run that was trained on them before is still evaluated.
+    csv_of(path, [*found, cell, "bad"] * 2)
+    kept = table(tmp_path, "dev", labels=asked.heads.labels)
+    assert (kept.heads.problem, kept.heads.labels) == ("single_label", asked.heads.labels)
 
 
 def test_lists_are_several_labels(tmp_path: Path) -> None:
@@ -175,8 +195,8 @@ NUMBERS = ["text,label", "w1,1.5"]
         (GOOD, {"pair": "other"}, 'task.pair: found "other", allowed: text, label (the header'),
         (GOOD, {"id": "key"}, 'task.id: found "key", allowed: text, label (the header'),
         ([*GOOD, "w3,"], {}, 'train.csv: line 4: "label" found no label, allowed: a, b'),
-        (GOOD[:2], {}, 'train.csv: "label" found only "a" in 1 rows, allowed: two labels or more'),
-        (["text,label", "w1,"], {}, '"label" found no label in 1 rows, allowed: two labels'),
+        (GOOD[:2], {}, 'train.csv: "label" found only "a" in 1 row, allowed: two labels or more'),
+        (["text,label", "w1,"], {}, '"label" found no label in 1 row, allowed: two labels'),
         (GOOD[:1], {}, "train.csv: found no rows, allowed: one or more"),
         ([*GOOD, "w3"], {}, "train.csv: line 4: found 1 field, allowed: 2, as in the header"),
         (
@@ -276,7 +296,25 @@ def test_a_dev_set_is_made_and_said(tmp_path: Path) -> None:
     assert ids(alone, "dev") == ids(family, "dev")
     assert ids(table(tmp_path, "dev", seed=4), "dev") != ids(family, "dev")
     csv_of(tmp_path / "train.csv", ["a", "b"])
-    assert "found 2 rows, too few different ones to split off a dev set" in refusal(tmp_path)
+    assert "found 2 classes in 2 rows, none with two different rows" in refusal(tmp_path)
+
+
+def test_what_no_dev_set_can_be_split_off_is_told(tmp_path: Path) -> None:
+    path = csv_of(tmp_path / "train.csv", [str(n) for n in range(50)])
+    assert refusal(tmp_path) == (
+        f"{path}: found 50 classes in 50 rows, none with two different rows, so no dev set can be "
+        "split off; allowed: more rows of a class or finetune.task.dev, or "
+        "finetune.task.problem=regression for numbers that measure"
+    )
+    assert table(tmp_path, problem="regression").splits["dev"].examples == 5
+    assert table(tmp_path, "train", dev="unread.csv").heads.problem == "single_label"
+    write_lines(path, ["text,label", *["w1,a", "w2,b"] * 20])
+    assert refusal(tmp_path).endswith(
+        "found 2 classes in 40 rows, none with two different rows, so no dev set can be split "
+        "off; allowed: more rows of a class or finetune.task.dev"
+    )
+    write_lines(path, ["text,label", "w1,1.5"])
+    assert "found 1 row, too few different ones to split off a dev set" in refusal(tmp_path)
 
 
 def ids(family: Family, name: str) -> list[object]:

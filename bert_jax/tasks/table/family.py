@@ -11,12 +11,20 @@ import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import read_table
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, counted
 from bert_jax.model.config import ProblemName
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.columns import TextColumns, TextRow, text_row
 from bert_jax.tasks.family import DataRequest, Family, Record, needs_labels
-from bert_jax.tasks.labels import Labelling, find_names, find_problem, is_missing, spell_names
+from bert_jax.tasks.labels import (
+    Labelling,
+    find_names,
+    find_problem,
+    is_missing,
+    number_of,
+    refuse_stray_labels,
+    spell_names,
+)
 from bert_jax.tasks.sequence import SequenceTask, TextExample
 
 # The first ranks checkpoints. For one label that is accuracy, but macro F1 with class weights: who
@@ -51,7 +59,8 @@ class TableSection(Section):
     id: str | None = None
     """Column. None: the index of the row, from 0."""
     problem: Literal["auto", "single_label", "multi_label", "regression"] = "auto"
-    """`auto`: told by the labels."""
+    """`auto`: told by the labels. Numbers of which one at least has a fraction are a regression,
+    whole numbers are classes."""
     label_separator: str = pydantic.Field(default="|", min_length=1)
     """Between several labels in a text. JSON lines and Parquet may have lists."""
     threshold: float = pydantic.Field(default=0.5, gt=0, lt=1)
@@ -67,8 +76,8 @@ class TableSection(Section):
         The kind of problem and the names of the labels are found in the training set, unless they
         are given. Without a dev set, one is split off the training set; it depends on the file's
         rows and the seed alone. Raises UserError: a file or column that is not there; a line that
-        is no row; a label that is missing, unknown or no number; fewer than two labels; a role
-        without a file.
+        is no row; a label that is missing, unknown or no number, also where most are numbers with a
+        fraction; fewer than two labels; nothing to split off; a role without a file.
         """
         found = _read(self, request)
         labelling, notes = _labelling(self, request, found)
@@ -89,10 +98,7 @@ class TableSection(Section):
         if "train" in examples and self.dev is None:
             train, dev = hold_out(examples["train"], fraction=self.dev_fraction, seed=request.seed)
             if not dev:
-                raise UserError(
-                    f"{self.train}: found {len(train)} rows, too few different ones to split off a "
-                    f"dev set, allowed: more, or task.dev"
-                )
+                raise _nothing_to_hold_out(self.train, len(train), labelling)
             examples |= {"train": train, "dev": dev}
             notes.append(
                 f"dev: split off {self.train}, seed {request.seed}: {len(train):,} of train, "
@@ -132,6 +138,9 @@ def _labelling(
     """Returns what the labels mean, and how that was found out."""
     problem, notes = section.problem, []
     if problem == "auto":
+        # A model that has its labels was asked before.
+        if "train" in found and request.labels is None:
+            refuse_stray_labels(found["train"], column=section.label)
         problem, why = _problem(section, request, found)
         notes.append(f"problem: {problem}, since {why}")
     names = request.labels or find_names(
@@ -181,6 +190,22 @@ def _figures(section: TableSection, labelling: Labelling) -> tuple[str, ...]:
 def _no_benchmark(split: str, records: Sequence[Record], directory: Path) -> Sequence[Path]:
     del split, records, directory
     raise UserError('task.kind: found "table", which no benchmark takes, allowed: glue, squad')
+
+
+def _nothing_to_hold_out(train: str | None, rows: int, labelling: Labelling) -> UserError:
+    """Returns the error of a training set that no dev set can be split off."""
+    if labelling.problem != "single_label":
+        return UserError(
+            f"{train}: found {counted(rows, 'row')}, too few different ones to split off a dev "
+            "set, allowed: more, or finetune.task.dev"
+        )
+    numbers = all(number_of(name) is not None for name in labelling.names)
+    regression = ", or finetune.task.problem=regression for numbers that measure"
+    return UserError(
+        f"{train}: found {len(labelling.names):,} classes in {counted(rows, 'row')}, none with two "
+        "different rows, so no dev set can be split off; allowed: more rows of a class or "
+        f"finetune.task.dev{regression if numbers else ''}"
+    )
 
 
 def hold_out(
