@@ -41,6 +41,14 @@ class TableRow(NamedTuple):
             return f"line {self.line} of {self.path}"
         return f"the header of {self.path}"
 
+    def lacks(self, name: str, *, asked_by: str) -> UserError:
+        """Returns the error of a row without a column that the rows before it have."""
+        shown = ", ".join(name or "''" for name in self.values) or "none"
+        return UserError(
+            f'{self.place}: column "{name}" ({asked_by}) is missing, found: {shown}; allowed: all '
+            "columns in every row"
+        )
+
     def text(self, name: str) -> str:
         """Returns the text in a column.
 

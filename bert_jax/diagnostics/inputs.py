@@ -131,7 +131,7 @@ def _table(task: TableSection, role: str, path: str) -> str:
     asked += [] if role == "test" else [("label", task.label)]
     if not is_remote(path):
         for row in itertools.islice(read_table(Path(path)), 1):
-            require_columns(row, asked)
+            require_columns(row, asked, first=True)
     return told
 
 

@@ -88,8 +88,8 @@ def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
             f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}"
         )
     if path.suffix != ".txt":
-        for row in read_table(path):
-            yield _text_of(row, _resolve(row, columns))
+        for number, row in enumerate(read_table(path)):
+            yield _text_of(row, _resolve(row, columns, first=number == 0))
         return
     if columns.asked:
         option, name = next(iter(columns.asked.items()))
@@ -101,10 +101,12 @@ def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
         yield InputText(number, line, None, None)
 
 
-def _resolve(row: TableRow, columns: TextColumns) -> TextColumns:
+def _resolve(row: TableRow, columns: TextColumns, *, first: bool) -> TextColumns:
     """Returns the columns with `text` filled in, after checking that each exists."""
     names = list(row.values)
     for option, name in columns.asked.items():
+        if name not in names and not first:
+            raise row.lacks(name, asked_by=option)
         if name not in names:
             raise UserError(
                 f'{option}: found "{name}", allowed: {", ".join(names)} ({row.names_place})'

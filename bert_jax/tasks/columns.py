@@ -36,7 +36,7 @@ def text_row(row: TableRow, columns: TextColumns, *, index: int, labelled: bool)
     """
     named = columns._asdict()
     keys = ("text", "pair", "id", *(["label"] if labelled else []))
-    require_columns(row, ((key, named[key]) for key in keys))
+    require_columns(row, ((key, named[key]) for key in keys), first=index == 0)
     found_id = index if columns.id is None else row.values[columns.id]
     if isinstance(found_id, bool) or not isinstance(found_id, int | str):
         raise UserError(
@@ -54,19 +54,25 @@ def text_row(row: TableRow, columns: TextColumns, *, index: int, labelled: bool)
     )
 
 
-def require_columns(row: TableRow, asked: Iterable[tuple[str, str | None]]) -> None:
+def require_columns(row: TableRow, asked: Iterable[tuple[str, str | None]], *, first: bool) -> None:
     """Refuses a table that lacks a column.
 
     `asked` are keys of the task's section with the columns that they name; None is not read. Raises
-    UserError: naming the key and the columns that there are.
+    UserError: as `missing_column`.
     """
     for key, name in asked:
         if name is not None and name not in row.values:
-            raise missing_column(row, key, name)
+            raise missing_column(row, key, name, first=first)
 
 
-def missing_column(row: TableRow, key: str, name: str) -> UserError:
-    """Returns the error of a column that a table lacks."""
+def missing_column(row: TableRow, key: str, name: str, *, first: bool) -> UserError:
+    """Returns the error of a column that a table lacks.
+
+    Of the first row it names the key and the columns that there are. A later row of JSON lines or
+    in memory lacks what those before it have: the row is wrong, not the key.
+    """
+    if not first:
+        return row.lacks(name, asked_by=f"task.{key}")
     names = list(row.values)
     shown = ", ".join(name or "''" for name in names)
     return UserError(

@@ -116,6 +116,17 @@ def test_json_lines_are_read_too(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert family.splits["train"].row(0).targets == {"label": 1}
 
 
+def test_a_line_that_lacks_a_column_is_named_not_the_setting(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    row = '{"q": "the", "x": "dog", "y": "mill", "z": "in", "answer": 1}\n'
+    text = row + row.replace('"y"', '"yy"')
+    with pytest.raises(
+        UserError, match=r'line 2: column "y" \(task\.choices\) is missing, found: q'
+    ):
+        open_file(tokenizer, tmp_path, text, name="f.jsonl", **THREE)
+
+
 def test_long_questions_are_cut_and_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
     text = f"q,x,y,z,answer\n{'the ' * 10_000},dog,river,mill,0\n,dog,river,mill,0\n"
     family = open_file(tokenizer, tmp_path, text, max_length=10, **THREE)

@@ -240,7 +240,12 @@ def test_labels_of_other_kinds_are_refused(tmp_path: Path) -> None:
     lines = ['{"text": "w1", "label": "a"}', '{"txt": "w1", "label": "b"}']
     path = write_lines(tmp_path / "t.jsonl", lines)
     found = refusal(tmp_path, "train", train=str(path), dev="unread.csv")
-    assert 'task.text: found "text", allowed: txt, label (line 2 of' in found
+    assert found == (
+        f'{path}: line 2: column "text" (task.text) is missing, found: txt, label; allowed: all '
+        "columns in every row"
+    )
+    found = refusal(tmp_path, "train", train=str(path), text="txet", dev="unread.csv")
+    assert f'task.text: found "txet", allowed: text, label (line 1 of {path})' in found
 
 
 def test_a_label_may_be_missing_in_a_test_set(tmp_path: Path) -> None:

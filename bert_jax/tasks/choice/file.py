@@ -49,7 +49,7 @@ def read_choices(path: Path | MemoryTable, columns: ChoiceColumns, *, labelled: 
     """
     questions: list[ChoiceQuestion] = []
     for row in _table(path, columns):
-        require_columns(row, _asked(columns, labelled=labelled))
+        require_columns(row, _asked(columns, labelled=labelled), first=not questions)
         questions.append(_question(row, columns))
         if labelled and questions[-1].label is None:
             raise UserError(f"{row.place}: found no label, allowed: one in each line")

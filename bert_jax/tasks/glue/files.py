@@ -153,11 +153,12 @@ def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRow
 
 
 def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> TextRow:
-    text = _column(row, layout.text, "text")
-    pair = _column(row, layout.pair, "pair") if layout.pair else None
+    first = number == 0
+    text = _column(row, layout.text, "text", first=first)
+    pair = _column(row, layout.pair, "pair", first=first) if layout.pair else None
     label = None
     if labelled or any(name in row.values for name in layout.label):
-        label = _label(row, _column(row, layout.label, "label"), layout)
+        label = _label(row, _column(row, layout.label, "label", first=first), layout)
     index = next((row.values[name] for name in _IDS if name in row.values), number)
     if not isinstance(index, int):
         index = int(index) if is_whole(str(index)) else number
@@ -171,11 +172,11 @@ def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> TextRo
     )
 
 
-def _column(row: TableRow, names: Sequence[str], key: str) -> str:
+def _column(row: TableRow, names: Sequence[str], key: str, *, first: bool) -> str:
     for name in names:
         if name in row.values:
             return name
-    raise missing_column(row, key, names[0])
+    raise missing_column(row, key, names[0], first=first)
 
 
 def _label(row: TableRow, column: str, layout: GlueTask) -> Any:
