@@ -114,7 +114,7 @@ class LoadedModel:
             float32 [texts, width], or [width] of one text.
 
         Raises:
-            UserError: layers that the model lacks; a row that is no text.
+            UserError: layers that the model lacks; a row that is no text; no batch size.
         """
         settings = settings_for(
             self.architecture,

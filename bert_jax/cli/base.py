@@ -36,7 +36,7 @@ checkpoint_option = click.option(
     help="last, best, or a step. [default: the best of a fine-tuned run, else the last]",
 )
 batch_size_option = click.option(
-    "--batch-size", type=int, help="Rows at a time; changes no figure."
+    "--batch-size", type=int, help="Rows at a time, 1 or more; changes no figure."
 )
 data_change_option = click.option(
     "--allow-data-change",

@@ -27,6 +27,7 @@ from bert_jax.feature_extraction.probe import ProbeScore, mixed, probe
 from bert_jax.feature_extraction.texts import TextColumns, read_texts
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import is_remote
+from bert_jax.inference.batch_size import check_batch_size
 from bert_jax.inference.model import model_of_run
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
@@ -77,8 +78,7 @@ class ExtractionRequest:
             raise UserError(
                 f"{option}: found it with --level {self.level}, allowed: with --level sentence"
             )
-        if self.batch_size < 1:
-            raise UserError(f"--batch-size: found {self.batch_size}, allowed: 1 or more")
+        check_batch_size(self.batch_size)
         writers.check_output(Path(self.output), force=self.force)
         if self.probe_path is not None and self.probe_path.exists() and not self.force:
             raise UserError(

@@ -14,6 +14,7 @@ from bert_jax.data.rows.collate import collate_tokens
 from bert_jax.errors import UserError
 from bert_jax.feature_extraction.layers import LayerSelection, select_layers
 from bert_jax.feature_extraction.texts import EncodedText, InputText, encode
+from bert_jax.inference.batch_size import check_batch_size
 from bert_jax.inference.bucketed import BucketedInference
 from bert_jax.inference.model import InferenceModel
 from bert_jax.model.config import Architecture
@@ -56,8 +57,9 @@ def settings_for(
     """Returns the settings for a model; what is None is what fits it.
 
     Layers: see `select_layers`; without a pool, the mean; without a length, the model's positions,
-    at most 512. Raises UserError: layers or a length that the model does not have.
+    at most 512. Raises UserError: layers or a length that the model does not have; no batch size.
     """
+    check_batch_size(batch_size)
     depth, positions = architecture.num_hidden_layers, architecture.max_position_embeddings
     if max_length is not None and not 4 <= max_length <= positions:
         raise UserError(

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bert_jax.errors import UserError
+from bert_jax.inference.batch_size import check_batch_size
 from bert_jax.narration import narrator_of
 from bert_jax.objectives.evaluation import evaluate_objective
 from bert_jax.parallel.section import MeshSection
@@ -45,8 +46,9 @@ def evaluate(
         `auto` checkpoint on the run's own held-out split, else under ``evaluations/``.
 
     Raises:
-        UserError: no such run, checkpoint, dataset or split.
+        UserError: no such run, checkpoint, dataset or split; no batch size.
     """
+    check_batch_size(batch_size)
     run, console = open_run(run_dir), console or Console()
     split = split or own_split(run)
     if run.is_fine_tuned:

@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
+from bert_jax.inference.batch_size import check_batch_size
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import open_run
@@ -46,11 +47,12 @@ def predict(
         console: where the result is shown.
 
     Raises:
-        UserError: not a fine-tuned run, no such file, `output` exists, or a checkpoint that was
-            not evaluated on the dev file that its threshold comes from.
+        UserError: not a fine-tuned run, no such file, `output` exists, no batch size, or a
+            checkpoint that was not evaluated on the dev file that its threshold comes from.
     """
     target = PredictionOutput(Path(output), submission, force, probabilities)
     target.check()
+    check_batch_size(batch_size)
     initialise(mesh or MeshSection())  # the lock is one for all processes of the job
     with hold_output(target.path):
         result = predict_to(

@@ -139,6 +139,15 @@ def test_a_file_without_an_answer_that_is_in_its_context_is_refused(
         (["predict", "ORIGIN", "out.txt"], ["out.txt: found .txt", ".jsonl, .csv"]),
         (["predict", "none", "out.csv"], ["none: no such directory"]),
         (["evaluate", "none"], ["none: no such directory"]),
+        *(
+            ([*verb, "--batch-size", size], [f"--batch-size: found {size}, allowed: 1 or more"])
+            for verb in (
+                ["evaluate", "ORIGIN"],
+                ["predict", "ORIGIN", "out.csv"],
+                ["features", "ORIGIN", "in.txt", "out.npz"],
+            )
+            for size in ("-3", "0")
+        ),
     ],
 )
 def test_a_wrong_command_is_named(
