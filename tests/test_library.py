@@ -88,6 +88,8 @@ def test_a_hugging_face_directory_and_its_import_answer_alike(
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(model.params))
     with pytest.raises(UserError, match="allowed: a model that was fine-tuned"):
         model.predict(["w1"])
+    with pytest.raises(UserError, match="found 0, allowed: 1 or more"):
+        model.encode("w1", batch_size=0)
 
 
 def test_rows_of_every_form_are_predicted_as_by_hugging_face(

@@ -10,13 +10,20 @@ import pyarrow as pa
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.model.config import HeadsSection
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import Run
 from bert_jax.tasks.family import Family, Record
 from bert_jax.tasks.predictor import predict_splits, score_splits
-from bert_jax.tasks.training.evaluation import open_data, predictor_of, write_csv, write_records
+from bert_jax.tasks.training.evaluation import (
+    open_data,
+    predictor_of,
+    section_of,
+    write_csv,
+    write_records,
+)
 
 SUFFIXES: Final = (".jsonl", ".csv")
 
@@ -56,6 +63,16 @@ class PredictionOutput(NamedTuple):
         if path.exists() and not self.force:
             raise UserError(f"{path}: is already there; allowed: another name, or --force")
 
+    def check_task(self, heads: HeadsSection) -> None:
+        """Checks that a run's task has what is asked for; UserError: no probabilities of labels."""
+        if not self.probabilities or self.submission or self.path.suffix != ".csv":
+            return
+        if heads.task != "sequence_classification" or heads.problem == "regression":
+            raise UserError(
+                "--probabilities: this task predicts no label of a text, allowed: leave it out; a "
+                ".jsonl has all that is known of an example"
+            )
+
     def write(self, family: Family, records: Mapping[str, Sequence[Record]]) -> list[Path]:
         """Writes the records of all splits, and returns the files."""
         if self.submission:
@@ -75,21 +92,9 @@ class PredictionOutput(NamedTuple):
         else:
             columns = [*(["split"] if several else []), "id", "prediction"]
             table = {name: [_cell(row[name]) for row in rows] for name in columns}
-            table |= self._probabilities(rows) if self.probabilities else {}
+            table |= _probabilities(rows) if self.probabilities else {}
             write_csv(epath.Path(self.path), pa.table(table))
         return [self.path]
-
-    def _probabilities(self, rows: Sequence[Record]) -> dict[str, list[float]]:
-        """Returns a column for each label, of a task that has them."""
-        if not all(isinstance(row.get("probabilities"), dict) for row in rows):
-            raise UserError(
-                "--probabilities: this task predicts no label of a text, allowed: leave it out; a "
-                ".jsonl has all that is known of an example"
-            )
-        names = rows[0]["probabilities"] if rows else {}
-        return {
-            f"probability:{name}": [row["probabilities"][name] for row in rows] for name in names
-        }
 
 
 def predict_to(
@@ -102,6 +107,8 @@ def predict_to(
     mesh: MeshSection | None,
 ) -> Predictions:
     """Predicts a file or the test splits and writes the result, see `bert_jax.predict`."""
+    section_of(run)  # refuses a run that was not fine-tuned
+    output.check_task(run.heads)
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     family = open_data(
         run,
@@ -124,6 +131,12 @@ def predict_to(
     scores = score_splits(family, labelled) if labelled else None
     files = output.write(family, records) if jax.process_index() == 0 else []
     return Predictions(loaded.step, files, records, scores)
+
+
+def _probabilities(rows: Sequence[Record]) -> dict[str, list[float]]:
+    """Returns a column for each label; the task has them, see `PredictionOutput.check_task`."""
+    names = rows[0]["probabilities"] if rows else {}
+    return {f"probability:{name}": [row["probabilities"][name] for row in rows] for name in names}
 
 
 def _cell(value: Any) -> str:

@@ -46,7 +46,8 @@ def evaluate(
         `auto` checkpoint on the run's own held-out split, else under ``evaluations/``.
 
     Raises:
-        UserError: no such run, checkpoint, dataset or split; no batch size.
+        UserError: no such run, checkpoint, dataset or split; no batch size; a run
+            directory that cannot be written to, after the figures are shown.
     """
     check_batch_size(batch_size)
     run, console = open_run(run_dir), console or Console()
@@ -73,8 +74,8 @@ def evaluate(
     if jax.process_index() == 0:
         # An imported run has no dataset of its own: the one that is given takes its place.
         own_data = dataset is None or not run.has("train")
+        _show(result, console)  # first: what took minutes is not lost where nothing can be written
         write_evaluation(run, result, selected=checkpoint == "auto", own_data=own_data)
-        _show(result, console)
     return result
 
 

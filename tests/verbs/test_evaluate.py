@@ -1,6 +1,7 @@
 """`evaluate`: which file holds which figures, and what `predict` makes of them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from transformers import BertForPreTraining
 from bert_jax import narration
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.model.config import HeadsSection
+from bert_jax.tasks.labels import Labelling
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 from tests.interop.hf_checkpoints import hf_config, hf_model
-from tests.project import VOCAB_SIZE, ok, refused
+from tests.project import VOCAB_SIZE, invoke, ok, refused
 from tests.tasks.runs import tiny_run
 from tests.tasks.squad_data import question, squad, write
 
@@ -73,6 +75,31 @@ def test_no_evaluation_overwrites_another_and_each_checkpoint_has_its_threshold(
     tune(run / "evaluations" / f"dev-{BEST}.json", -1e9)
     assert answers(run, file) == {True}
     assert answers(run, file, "--checkpoint", BEST) == {False}
+
+
+def test_figures_are_shown_where_they_cannot_be_written(tmp_path: Path) -> None:
+    run, _ = squad_run(tmp_path)
+    (run / "evaluations").write_text("a file, where a directory would have to be")
+    result = invoke("evaluate", run, "--checkpoint", LAST)
+    assert result.exit_code == 2
+    assert re.search(r"step 20 dev \(2 examples\): .*f1 ", result.output)
+    assert f"evaluations/dev-{LAST}.json: cannot be written" in result.stderr
+
+
+def test_probabilities_are_refused_before_anything_is_predicted(tmp_path: Path) -> None:
+    labelling = Labelling("regression", ("label",))
+    task = {"kind": "table", "text": "text", "label": "label"}
+    config = {"finetune": {"init_from": "unused", "task": task}}
+    run = tiny_run(tmp_path, heads=labelling.heads, config=config)
+    (tmp_path / "in.csv").write_text("text\nword1\n")
+    ask = ("predict", run, tmp_path / "out.csv", "--input", tmp_path / "in.csv", "--probabilities")
+    # Before the checkpoint is looked for, which is not there.
+    for more in ((), ("--checkpoint", 99)):
+        assert "--probabilities: this task predicts no label of a text" in refused(*ask, *more)
+    assert not (tmp_path / "out.csv").exists()
+    (tmp_path / "squad").mkdir()
+    line = refused("predict", squad_run(tmp_path / "squad")[0], *ask[2:])
+    assert "--probabilities: this task predicts no label" in line
 
 
 @pytest.fixture
