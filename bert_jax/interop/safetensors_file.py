@@ -1,11 +1,16 @@
-"""One safetensors file, read and written one tensor at a time."""
+"""One safetensors file, read and written one tensor at a time.
 
+The format has no checksum. What is written here has one in its metadata: the SHA-256 of the whole
+file, taken with zeros in its own place.
+"""
+
+import hashlib
 import json
 import math
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import ml_dtypes  # noqa: F401 (gives numpy its bfloat16)
 import numpy as np
@@ -16,6 +21,10 @@ from bert_jax.files.read import parse_json_object, require_file
 from bert_jax.interop.mapping import TensorSpec
 
 WEIGHTS: Final = "model.safetensors"
+
+_SEAL: Final = "bert_jax_sha256"
+_UNSEALED: Final = b"0" * 64
+_CHUNK: Final = 1 << 22  # bytes
 
 # The format's names of types.
 DTYPES: Final[dict[str, str]] = {
@@ -40,7 +49,10 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads the header; UserError: damaged, incomplete, or a type that is not known."""
+        """Reads the header, and compares the file with its checksum if it has one.
+
+        Raises UserError: damaged, incomplete, or a type that is not known.
+        """
         require_file(path)
         self.path = str(path)
         self.files = [path]
@@ -53,7 +65,14 @@ class SafetensorsFile:
             ) from error
         with path.open("rb") as raw:
             (length,) = struct.unpack("<Q", raw.read(8))
-            header = parse_json_object(raw.read(length).decode())
+            encoded = raw.read(length)
+            header = parse_json_object(encoded.decode())
+            seal = (header.get("__metadata__") or {}).get(_SEAL)
+            if seal is not None and seal != _sha256(encoded.replace(seal.encode(), _UNSEALED), raw):
+                raise UserError(
+                    f"{path}: damaged: its SHA-256 is not the {_SEAL} in its metadata; allowed: "
+                    f"the file as it was exported, or one without that entry"
+                )
         self.specs: dict[str, TensorSpec] = {}
         self._offsets: dict[str, int] = {}
         for name in names:
@@ -84,7 +103,8 @@ def write_safetensors(
     or the place cannot be written to.
     """
     codes = {np.dtype(name): code for code, name in DTYPES.items()}
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    metadata = {"format": "pt", _SEAL: _UNSEALED.decode()}
+    header: dict[str, object] = {"__metadata__": metadata}
     offset = 0
     for name, (shape, dtype) in specs.items():
         end = offset + math.prod(shape) * dtype.itemsize
@@ -94,11 +114,23 @@ def write_safetensors(
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     try:
-        with path.open("wb") as file:
+        with path.open("w+b") as file:
             file.write(struct.pack("<Q", len(encoded)))
             file.write(encoded)
             for (expected, spec), (name, array) in zip(specs.items(), tensors, strict=True):
                 assert (name, array.shape) == (expected, spec.shape)
                 file.write(np.ascontiguousarray(array, dtype=spec.dtype).data)
+            file.seek(8 + len(encoded))
+            seal = _sha256(encoded, file)
+            file.seek(8 + encoded.index(_UNSEALED))
+            file.write(seal.encode())
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def _sha256(encoded: bytes, numbers: BinaryIO) -> str:
+    """Returns that of a file with this header, read on from where its numbers begin."""
+    found = hashlib.sha256(struct.pack("<Q", len(encoded)) + encoded)
+    while chunk := numbers.read(_CHUNK):
+        found.update(chunk)
+    return found.hexdigest()

@@ -9,12 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from transformers import AutoTokenizer, BertConfig, PreTrainedModel
 
+from bert_jax.errors import UserError
 from bert_jax.interop.hf_config import CLASSES, ClassName
 from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
+from bert_jax.interop.safetensors_file import SafetensorsFile
 from bert_jax.text import load_tokenizer
 from bert_jax.verbs.export import export
 from tests.interop.hf_checkpoints import (
@@ -248,3 +251,28 @@ def test_what_is_exported_tokenizes_as_the_run(where: Path, own_run: Imported) -
     special = own_run.run.tokenizer.special
     assert theirs("w1", "w2")["input_ids"][0] == special.cls
     assert theirs.model_max_length == own_run.run.architecture.max_position_embeddings
+
+
+def test_a_flipped_bit_in_exported_weights_is_refused(where: Path, own_run: Imported) -> None:
+    output = where / "flipped"
+    export(str(own_run.run.directory), str(output), to="hf")
+    weights = output / "model.safetensors"
+    whole = weights.read_bytes()
+    rng = np.random.default_rng(1)
+    header = int.from_bytes(whole[:8], "little") + 8
+    # Not in the entry's own name, without which the file counts as another program's.
+    places = [*rng.integers(8, header, 40), *rng.integers(header, len(whole), 40)]
+    for place in map(int, places):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << int(rng.integers(8))
+        weights.write_bytes(flipped)
+        with pytest.raises(UserError, match=r"model\.safetensors"):
+            SafetensorsFile(weights)
+    with pytest.raises(UserError, match="damaged: its SHA-256 is not the bert_jax_sha256 in its m"):
+        import_run(output, where / "of-flipped")
+    assert not (where / "of-flipped").exists()
+    weights.write_bytes(whole)
+    SafetensorsFile(weights)
+    # What another program writes anew has none, and is read.
+    safetensors.torch.save_file(safetensors.torch.load_file(weights), weights)
+    SafetensorsFile(weights)
