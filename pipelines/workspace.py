@@ -13,7 +13,7 @@ from etils import epath
 
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME
 from bert_jax.errors import UserError
-from bert_jax.files.atomic import disk_errors, remove_unfinished, unfinished, write_whole
+from bert_jax.files.atomic import remove_unfinished, unfinished, write_errors, write_whole
 from bert_jax.files.lock import lock_at
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import is_remote
@@ -83,7 +83,7 @@ class Workspace:
         self._lock = lock_at(self.output.with_name(self.output.name + ".lock"), say=say)
 
     def __enter__(self) -> Self:
-        with disk_errors(self.partial):
+        with write_errors(self.output):
             self.output.parent.mkdir(parents=True, exist_ok=True)
             if not self._lock.take():
                 raise UserError(

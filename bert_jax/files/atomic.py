@@ -36,6 +36,19 @@ def disk_errors(path: epath.PathLike) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def write_errors(path: epath.PathLike) -> Iterator[None]:
+    """Turns any error of a file system into a ``UserError``: ``path: cannot be written (reason)``.
+
+    For blocks that only write: what is read there would be named wrongly.
+    """
+    try:
+        with disk_errors(path):
+            yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
 def full_disk(error: Exception) -> str | None:
     """Returns what an error says of a full disk: ``No space left on device``; None of another."""
     if isinstance(error, OSError):
@@ -57,7 +70,7 @@ def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool
     """
     target = epath.Path(path)
     raw = content.encode() if isinstance(content, str) else content
-    with _write_errors(target):
+    with write_errors(target):
         if make_parent:
             target.parent.mkdir(parents=True, exist_ok=True)
         if is_remote(target):  # an object is visible only once it is complete
@@ -123,7 +136,7 @@ def new_directory(path: pathlib.Path, *, force: bool) -> Iterator[pathlib.Path]:
     """
     if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(f"{path}: is already there; allowed: a new directory, or --force")
-    with _write_errors(path):
+    with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _temporary(epath.Path(path)) as temporary:
             temporary.mkdir()
@@ -151,15 +164,6 @@ def remove_unfinished(directory: pathlib.Path) -> None:
     """
     for path in directory.glob(f"*.{'[0-9a-f]' * 32}{_UNFINISHED}"):
         _remove(path)
-
-
-@contextlib.contextmanager
-def _write_errors(path: epath.PathLike) -> Iterator[None]:
-    try:
-        with disk_errors(path):
-            yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 @contextlib.contextmanager

@@ -43,10 +43,17 @@ class LocalLock:
         self._lock = filelock.FileLock(path, timeout=0, thread_local=False)
 
     def take(self) -> bool:
-        """Returns whether the lock is ours now; False: another process holds it."""
+        """Returns whether the lock is ours now; False: another process holds it.
+
+        Raises OSError: the file cannot be made.
+        """
         try:
             self._lock.acquire()
         except filelock.Timeout:
+            if not self._path.exists():
+                # filelock takes a file that cannot be made, as in /proc, for one that is held.
+                self._path.touch()
+                return self.take()  # the holder has given it back just now
             with contextlib.suppress(OSError):
                 self.holder = self._path.read_text(errors="replace").strip()
             return False

@@ -2,8 +2,12 @@
 
 import importlib.resources
 import math
+import os
+import shutil
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from etils import epath
@@ -12,6 +16,7 @@ from rich.console import Console
 from bert_jax.config import RunConfig, load_config
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.files.atomic import write_errors
 from bert_jax.inference.fill_mask import Filled
 from bert_jax.narration import doing, narrator_of, speaking
 from bert_jax.objectives.example_source import VALIDATION
@@ -53,6 +58,9 @@ def demo(
         directory: where everything goes.
         overrides: ``key=value`` over ``configs/demo.yaml``.
         console: where it is told.
+
+    Raises:
+        UserError: nothing can be written there, or an override is wrong.
     """
     console = console or Console()
     with speaking(console):
@@ -63,6 +71,8 @@ def _demo(directory: str, overrides: Sequence[str], console: Console) -> Demo:
     started = time.monotonic()
     config = demo_config(directory, overrides)
     text = epath.Path(directory) / "text"
+    with write_errors(text):
+        text.mkdir(parents=True, exist_ok=True)
 
     console.rule("text: this Python's own documentation")
     if not list(text.glob("*.txt")):
@@ -88,12 +98,13 @@ def _demo(directory: str, overrides: Sequence[str], console: Console) -> Demo:
     console.rule("fill-mask")
     filled = fill_mask(run_dir, SENTENCES, console=console)
     seconds = time.monotonic() - started
+    command = _command()
     console.rule(f"done in {seconds:.0f} s")
     narrator_of(console).say(
         f"The run lies in {run_dir}. Next:\n"
-        f'  bert-jax fill-mask {run_dir} "the [MASK] module"\n'
-        f"  tensorboard --logdir {run_dir}/tensorboard\n"
-        f"  bert-jax pretrain configs/pretrain/base.yaml    (your own corpus: see README.md)"
+        f'  {command} fill-mask {run_dir} "the [MASK] module"\n'
+        f"  tensorboard --logdir {run_dir}/tensorboard    (needs: pip install tensorboard)\n"
+        f"  {command} pretrain configs/pretrain/base.yaml    (your own corpus: see README.md)"
     )
     return Demo(config, entropy, guess, result, filled, seconds)
 
@@ -114,6 +125,17 @@ def demo_config(directory: str, overrides: Sequence[str] = ()) -> RunConfig:
         importlib.resources.files("bert_jax.configs") / "demo.yaml"
     ) as path:
         return load_config(path, [*moved, *overrides])
+
+
+def _command() -> str:
+    """Returns how a shell finds this program: by its name, or beside the Python that runs it."""
+    if shutil.which("bert-jax"):
+        return "bert-jax"
+    beside = Path(sys.executable).with_name("bert-jax")
+    if not beside.exists():
+        return f"{sys.executable} -m bert_jax.cli"
+    here = Path.cwd()
+    return os.fspath(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
 def _commoner_label(dataset: epath.PathLike) -> float:

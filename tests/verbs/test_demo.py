@@ -1,11 +1,13 @@
 """The demo's path, shortened: the real one takes minutes and is `make demo`."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.project import ok
+from tests.project import ok, refused
 
 SHORT = (
     "train.phases.0.steps=6",
@@ -29,6 +31,10 @@ def test_the_demo_goes_from_text_to_filled_masks_and_goes_on_where_it_stopped(
     assert "always giving the commoner answer has 5" in said
     assert said.count("%  ") >= 3 * 4  # five candidates for each of three sentences
     assert f"The run lies in {tmp_path / 'demo' / 'run'}" in said
+    program = re.search(r"^  (\S+) fill-mask ", said, re.MULTILINE)
+    assert program is not None
+    assert shutil.which(program[1])  # also where bert-jax is not on the PATH
+    assert "pip install tensorboard" in said
 
     run = tmp_path / "demo" / "run"
     assert (run / "checkpoints" / "6").is_dir()
@@ -39,3 +45,14 @@ def test_the_demo_goes_from_text_to_filled_masks_and_goes_on_where_it_stopped(
     again = ok(*arguments)
     assert "step 3/6" not in again
     assert "tokenised" not in again
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"), [("file", "Not a directory"), ("file/demo", "Not a directory")]
+)
+def test_a_demo_in_a_place_that_cannot_be_written_to_is_refused(
+    tmp_path: Path, place: str, reason: str
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    line = refused("demo", "--dir", tmp_path / place)
+    assert f"{tmp_path / place}/text: cannot be written ({reason})" in line
