@@ -17,6 +17,7 @@ from bert_jax.data.dataset.provenance import (
 from bert_jax.data.dataset.schema import token_dtype
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.remote import absolute, is_remote
+from bert_jax.pipelines.changed_setting import AGES, name_change
 from bert_jax.pipelines.cleaning.tally import Tally, sum_tallies
 from bert_jax.pipelines.engines.engine import open_engine
 from bert_jax.pipelines.preparation import (
@@ -31,7 +32,7 @@ from bert_jax.pipelines.shards.tfds_metadata import write_metadata
 from bert_jax.pipelines.sources.documents import Problems
 from bert_jax.pipelines.sources.sources import Source, find_sources
 from bert_jax.pipelines.tokenised.corpus import OVERLAP_INDEX, describe_corpus, tokenise_corpus
-from bert_jax.pipelines.workspace import DatasetBuild, Workspace, shorten
+from bert_jax.pipelines.workspace import DatasetBuild, Workspace
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.sentences import check_language
 
@@ -77,7 +78,7 @@ def make_examples(
     ):
         # With the version of the format, since another version may cut and pair otherwise.
         settings = {"format_version": FORMAT_VERSION, **recipe.model_dump(mode="json")}
-        settings["the input files' age"] = [source.modified for source in sources]
+        settings[AGES] = [source.modified for source in sources]
         # Without on_error: a run that a damaged file has stopped may resume with on_error: skip.
         settings |= preparation.model_dump(mode="json", exclude={"on_error"})
         workspace.check_settings(settings)
@@ -139,7 +140,7 @@ def _already_made(
         if not output.exists():
             return None
     except Exception as error:  # each bucket library has its own
-        if not is_remote(output):
+        if not is_remote(output) and not isinstance(error, OSError):
             raise
         raise UserError(f"output: {output} cannot be reached ({first_line(error)})") from error
     if not output.is_dir():
@@ -155,16 +156,18 @@ def _already_made(
     _check_same(output, made.model_dump(mode="json"), recipe.model_dump(mode="json"))
     held = read_preparation(output)
     if held is not None or not preparation.is_plain:
-        values = {} if held is None else held.model_dump(mode="json")
-        _check_same(output, values, preparation.model_dump(mode="json"))
+        _check_same(
+            output,
+            (held or preparation.plain()).model_dump(mode="json"),
+            preparation.model_dump(mode="json"),
+        )
     return made
 
 
 def _check_same(output: epath.Path, made: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raises a ``UserError`` that names the first setting of a finished dataset that differs."""
-    for key, value in wanted.items():
-        if (held := made.get(key)) != value:
-            raise UserError(
-                f"output: {output} is a dataset in which {key} is {shorten(held)}, now "
-                f"{shorten(value)}; choose another directory or delete it"
-            )
+    """Raises a ``UserError`` that names a setting of a finished dataset that differs."""
+    if changed := [key for key, value in wanted.items() if made.get(key) != value]:
+        raise UserError(
+            f"output: {output} is a dataset made with other settings: "
+            f"{name_change(made, wanted, changed)}; choose another directory or delete it"
+        )

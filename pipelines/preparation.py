@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Self
 
 from etils import epath
 
@@ -44,6 +44,18 @@ class PreparationRecipe(Section):
             set(self.formats) <= {"text"}
             and self.on_error == "fail"
             and self.cleaning == CleaningSection()
+        )
+
+    def plain(self) -> Self:
+        """Returns the settings of a dataset that has no record of them."""
+        return self.model_copy(
+            update={
+                "formats": ("text",),
+                "on_error": "fail",
+                "cleaning": CleaningSection(),
+                "evaluation_sha256": (),
+                "minhash_version": None,
+            }
         )
 
 

@@ -1,5 +1,6 @@
 """The directory that a dataset is made in, until it is complete, and the progress of its stages."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -12,13 +13,16 @@ from typing import Any, Final, NamedTuple, Self
 from etils import epath
 
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME
-from bert_jax.errors import UserError
+from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import remove_unfinished, unfinished, write_errors, write_whole
 from bert_jax.files.lock import lock_at
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import is_remote
+from bert_jax.pipelines.changed_setting import name_change
+from bert_jax.pipelines.cleaning.tally import is_made
 from bert_jax.pipelines.engines.engine import Engine
 from bert_jax.pipelines.section import ExamplesSection
+from bert_jax.pipelines.unusable_text import UnusableText
 
 _SETTINGS: Final = "settings.json"
 
@@ -70,7 +74,8 @@ class Workspace:
     reader takes it for a dataset, comes last.
 
     A context manager that holds a lock, so that two processes never make one dataset. The directory
-    survives an exception: the next run resumes there.
+    survives an exception: the next run resumes there. Only after a user's mistake it goes, if it
+    holds nothing that a corrected run could use.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Workspace:
         self.partial = self.output if is_remote(self.output) else partial
         self.work = partial / "work"
         self._lock = lock_at(self.output.with_name(self.output.name + ".lock"), say=say)
+        self._is_ours = False  # what is in the directory is of this run's settings
 
     def __enter__(self) -> Self:
         with write_errors(self.output):
@@ -97,8 +103,15 @@ class Workspace:
                 raise
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        self._lock.give_back()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            # Another process may have taken a lock in a bucket: then the directory is its.
+            with contextlib.suppress(RunStopped, OSError):
+                if isinstance(error, UserError):
+                    self._lock.check()
+                    self._tidy(is_useless=isinstance(error, UnusableText))
+        finally:
+            self._lock.give_back()
 
     @property
     def is_begun(self) -> bool:
@@ -123,26 +136,49 @@ class Workspace:
                     f"{self.partial}: holds an unfinished run of another version of bert-jax; "
                     "finish it with that version, or delete the directory"
                 )
-            asked = json.loads(text)
-            changed = {key for key in asked if held.get(key) != asked[key]}
-            if not changed:
-                return
-            free = frozenset() if self._has_shards else _OF_SHARDS | _OF_PARTS
-            for key in asked:
-                if key in changed - free:
-                    raise UserError(
-                        f"{self.partial}: holds an unfinished run in which {key} was "
-                        f"{shorten(held.get(key))}, now {shorten(asked[key])}; "
-                        "finish that one, or delete the directory"
-                    )
-            if changed & _OF_PARTS:
-                for part in self.work.glob("part-*"):
-                    part.rmtree()
+            self._keep_or_clear(held, json.loads(text))
         write_whole(path, text)
+        self._is_ours = True
+
+    def _keep_or_clear(self, held: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+        """Leaves of an unfinished run what these settings can use; refuses to drop the rest."""
+        changed = {key for key in asked if held.get(key) != asked[key]}
+        if changed and not self._has_finished:
+            self._clear()
+            return
+        free = frozenset() if self._has_shards else _OF_SHARDS | _OF_PARTS
+        if fixed := changed - free:
+            change = name_change(held, asked, fixed)
+            raise UserError(
+                f"{self.partial}: holds an unfinished run with other settings: {change}; "
+                "finish that one, or delete the directory"
+            )
+        if changed & _OF_PARTS:
+            for part in self.work.glob("part-*"):
+                part.rmtree()
 
     @property
     def _has_shards(self) -> bool:
         return any(self.partial.glob("*.array_record*"))
+
+    @property
+    def _has_finished(self) -> bool:
+        """Whether anything is there that took long to make, and is whole."""
+        made = (path for name in ("part-*", "spill-*") for path in self.work.glob(name))
+        return self._has_shards or any(map(is_made, made))
+
+    def _tidy(self, *, is_useless: bool) -> None:
+        """Removes what no run could resume, and a directory with nothing in it."""
+        if self._is_ours and not self._has_shards and (is_useless or not self._has_finished):
+            self._clear()
+        if not is_remote(self.output):
+            for directory in (self.work, self.partial):
+                pathlib.Path(directory).rmdir()  # refused where there is something
+
+    def _clear(self) -> None:
+        self.work.rmtree(missing_ok=True)
+        if not is_remote(self.output):
+            self.work.mkdir()
 
     def publish(self) -> None:
         """Drops ``work/`` and gives the directory its final name.
@@ -176,9 +212,3 @@ class DatasetBuild(NamedTuple):
     workspace: Workspace
     engine: Engine
     say: Callable[[str], None]  # gets a line of text when a part or a shard is finished
-
-
-def shorten(value: Any) -> str:
-    """Returns a setting's value for a message, cut if it is long."""
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

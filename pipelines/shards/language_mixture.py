@@ -13,6 +13,7 @@ from bert_jax.pipelines.pairing.language_sampling import boosts, mixed_shares
 from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.shards.write_shard import ShardSummary
 from bert_jax.pipelines.tokenised.tokenise import SPLITS, read_summary
+from bert_jax.pipelines.unusable_text import UnusableText
 
 
 class LanguageCorpus(NamedTuple):
@@ -101,7 +102,9 @@ class SplitLanguages:
 
 def _check(section: ExamplesSection, name: str, language: LanguageCorpus) -> None:
     if not sum(language.documents.values()):
-        raise UserError(f"input: no document in the files of {name}, allowed: at least 2 documents")
+        raise UnusableText(
+            f"input: no document in the files of {name}, allowed: at least 2 documents"
+        )
     found, least = language.documents["train"], section.min_documents
     if found < least:
         raise UserError(

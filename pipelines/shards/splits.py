@@ -30,6 +30,7 @@ from bert_jax.pipelines.shards.write_shard import (
 )
 from bert_jax.pipelines.tokenised.documents import load_high_keys
 from bert_jax.pipelines.tokenised.tokenise import SPLITS
+from bert_jax.pipelines.unusable_text import UnusableText
 from bert_jax.pipelines.workspace import DatasetBuild, StageProgress, Workspace
 from bert_jax.text import SpecialIds
 
@@ -44,7 +45,7 @@ def count_shards(
     total = sum(sum(language.documents.values()) for language in languages.values())
     least = section.min_documents
     if total < least:
-        raise UserError(
+        raise UnusableText(
             f"input: {total} document, kind: {section.kind} needs at least {least}; separate "
             f'documents as documents: "{section.documents}" says, or choose another of its values'
         )

@@ -8,7 +8,6 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.dataset.provenance import CorpusRecord
-from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import absolute, each, load_array
 from bert_jax.pipelines.cleaning.contamination import build_index
@@ -26,6 +25,7 @@ from bert_jax.pipelines.tokenised.documents import (
     load_high_keys,
 )
 from bert_jax.pipelines.tokenised.tokenise import SPLITS, TokeniseJob, read_summary, tokenise_part
+from bert_jax.pipelines.unusable_text import UnusableText
 from bert_jax.pipelines.workspace import DatasetBuild, StageProgress
 
 OVERLAP_INDEX: Final = "evaluation"
@@ -88,7 +88,7 @@ def describe_corpus(parts: Sequence[epath.Path], *, unknown: int) -> CorpusRecor
         counts = counts + part_counts  # one by one: there may be thousands
     total = int(counts.sum())
     if not total:
-        raise UserError("input: no document in any of its files; allowed: at least 2 documents")
+        raise UnusableText("input: no document in any of its files; allowed: at least 2 documents")
     return CorpusRecord(
         documents=sum(sum(summary.documents.values()) for summary in summaries),
         sentences=sum(summary.sentences for summary in summaries),
@@ -185,7 +185,7 @@ def _check_ids(parts: Sequence[epath.Path], jobs: Sequence[CorpusJob], *, seed: 
     for job in jobs:
         for identity, _ in corpus_documents(job, Tally()):
             if document_key(identity, seed=seed) == twice:
-                raise UserError(
+                raise UnusableText(
                     f"input: found {len(alike)} documents with the id of another, such as "
                     f"{identity}, allowed: each id once in a file (of two dumps joined in one "
                     f"file, give each as a file of its own)"

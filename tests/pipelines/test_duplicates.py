@@ -205,16 +205,16 @@ def test_a_cleaned_dataset_has_each_document_once(corpus: Path) -> None:
         if piece.startswith("mark")
     )
     assert set(found) == {marker(d) for d in range(40)}
-    with pytest.raises(UserError, match="dataset in which cleaning is "):
+    with pytest.raises(UserError, match=r"settings: examples\.cleaning\.\w+ was "):
         make_examples(cleaned(corpus, cleaning=CleaningSection(duplicate_documents=True)))
-    with pytest.raises(UserError, match="dataset in which cleaning is "):
+    with pytest.raises(UserError, match=r"settings: examples\.cleaning\.\w+ was "):
         make_examples(cleaned(corpus, cleaning=CleaningSection()))
 
 
 def test_a_plain_dataset_has_no_record_of_its_preparation(corpus: Path) -> None:
     make_examples(section(corpus))
     assert read_preparation(corpus / "dataset") is None
-    with pytest.raises(UserError, match=r"dataset in which \w+ is null, now"):
+    with pytest.raises(UserError, match=r"settings: examples\.cleaning\.\w+ was .*, now"):
         make_examples(section(corpus, cleaning=EVERYTHING))
 
 

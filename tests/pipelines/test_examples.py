@@ -284,12 +284,12 @@ def test_a_finished_shard_that_was_damaged_since_is_made_again(corpus: Path) -> 
 
 def test_an_unfinished_run_is_not_mixed_with_another(corpus: Path) -> None:
     killed_run(corpus)
-    with pytest.raises(UserError, match=r"dataset\.partial: .* seed was 11, now 12"):
+    with pytest.raises(UserError, match=r"dataset\.partial: .* examples\.seed was 11, now 12"):
         make_examples(section(corpus, seed=12))
     with pytest.raises(UserError, match=r"max_seq_length"):
         make_examples(section(corpus, max_seq_length=32))
     os.utime(corpus / "text.txt", (1, 1))
-    with pytest.raises(UserError, match="the input files' age"):
+    with pytest.raises(UserError, match=r"examples\.input: text\.txt was written again since"):
         make_examples(section(corpus))
 
 
@@ -302,12 +302,18 @@ def test_an_unfinished_run_of_another_release_is_refused(corpus: Path) -> None:
         make_examples(section(corpus))
 
 
-def test_a_run_that_made_nothing_stands_in_nobodys_way(corpus: Path) -> None:
-    bad = corpus / "bad.txt"
-    bad.write_bytes(b"A sentence.\n\xff\n")
-    with pytest.raises(UserError, match="UTF-8"):
-        make_examples(section(corpus, input=(str(bad),)))
-    make_examples(section(corpus))
+def test_a_mistake_leaves_the_finished_parts_of_a_killed_run(corpus: Path) -> None:
+    killed_run(corpus)
+    partial = corpus / "dataset.partial"
+    before = sorted(partial.rglob("*"))
+    with pytest.raises(UserError, match="unfinished run with other settings"):
+        make_examples(section(corpus, max_seq_length=32))
+    good = (corpus / "text.txt").read_bytes()
+    (corpus / "text.txt").write_bytes(b"")
+    with pytest.raises(UserError, match=r"examples\.input: text\.txt had [\d,]+ bytes, now 0;"):
+        make_examples(section(corpus))
+    assert sorted(partial.rglob("*")) == before
+    (corpus / "text.txt").write_bytes(good)
 
 
 def test_a_finished_dataset_is_left_alone(corpus: Path) -> None:
@@ -317,7 +323,7 @@ def test_a_finished_dataset_is_left_alone(corpus: Path) -> None:
     assert make_examples(section(corpus, workers=2), progress=lines.append) == made
     assert lines == [f"{corpus / 'dataset'} is already made"]
     assert {p.name: p.stat().st_mtime_ns for p in (corpus / "dataset").iterdir()} == before
-    with pytest.raises(UserError, match="seed is 11, now 12"):
+    with pytest.raises(UserError, match=r"examples\.seed was 11, now 12"):
         make_examples(section(corpus, seed=12))
 
 

@@ -241,11 +241,11 @@ def test_one_language_by_its_code_gives_what_the_list_gives(corpus: Path, tmp_pa
 
 def test_what_is_asked_otherwise_is_not_taken_for_the_same(corpus: Path, tmp_path: Path) -> None:
     make_examples(section(corpus, tmp_path / "dataset", mixture=MixtureSection()))
-    with pytest.raises(UserError, match=r"mixture is \{\"smoothing\": 0\.7\}, now null"):
+    with pytest.raises(UserError, match=r"examples\.mixture was \{\"smoothing\": 0\.7\}, now null"):
         make_examples(section(corpus, tmp_path / "dataset"))
     swapped = {"en": (f"{corpus}/zh.txt",), "zh": (f"{corpus}/en.txt",)}
     swapped["is"] = (f"{corpus}/is.txt",)
-    with pytest.raises(UserError, match="in which text is"):
+    with pytest.raises(UserError, match=r"examples\.input: en\.txt was in en, now in zh, zh\.txt"):
         make_examples(
             section(corpus, tmp_path / "dataset", mixture=MixtureSection(), input=swapped)
         )

@@ -89,7 +89,16 @@ def test_bad_text_is_named_and_leaves_no_dataset(
     line = mistake(tmp_path, "examples", config)
     for part in expected:
         assert part in line
-    assert not output.exists()
+    assert not any(tmp_path.glob("dataset*"))
+
+
+def test_a_dataset_in_a_place_that_cannot_be_written_to_is_named(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    output = f"{tmp_path}/file/dataset"
+    line = mistake(tmp_path, "examples", config, f"examples.output={output}")
+    assert f"{output}: cannot be written (File exists)" in line
 
 
 def test_a_vocabulary_without_mask_is_refused(
