@@ -1,7 +1,8 @@
 """RunConfig: the sections that each package owns, from YAML and ``key=value`` overrides."""
 
+import contextlib
 import importlib.resources
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pydantic
@@ -75,7 +76,8 @@ def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfi
     """
     packaged = find_packaged(path)
     values = read_yaml(path) if packaged is None else parse_yaml(packaged, str(path))
-    return parse_config(values, overrides, source=str(path))
+    with _naming_overrides(overrides, source=str(path)):
+        return parse_config(values, overrides, source=str(path))
 
 
 def packaged_configs() -> list[str]:
@@ -139,10 +141,25 @@ def dump_config(config: RunConfig) -> str:
     return dump_yaml(config.model_dump(mode="json"))
 
 
+@contextlib.contextmanager
+def _naming_overrides(overrides: Sequence[str], *, source: str) -> Iterator[None]:
+    """Has messages about a key that an override gives name the override, not the file."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error).removeprefix(f"{source}: ")
+        wrong = message.partition(":")[0]
+        given = (override.partition("=")[0] for override in overrides)
+        if message != str(error) and any(f"{wrong}.".startswith(f"{key}.") for key in given):
+            raise UserError(f"override {message}") from error
+        raise
+
+
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise UserError(f'"{override}": found no "=", allowed: key=value, such as mesh.tensor=2')
+        absent = 'no key before "="' if equals else 'no "="'
+        raise UserError(f'"{override}": found {absent}, allowed: key=value, such as mesh.tensor=2')
     *parents, last = key.split(".")
     if len(parents) > MAX_DEPTH:
         raise UserError(f'"{override:.60}…": found {len(parents)} dots, allowed: {MAX_DEPTH}')

@@ -119,7 +119,10 @@ def _first_error(
     error: pydantic.ValidationError, root: type[pydantic.BaseModel], above: str
 ) -> str:
     """Says the first error in one line: key, found, allowed, nearest name."""
-    first = error.errors()[0]
+    errors = error.errors()
+    first = errors[0]
+    if first["type"] == "missing":  # perhaps for a slip of the pen in its name
+        first = next((each for each in errors if each["type"] == "extra_forbidden"), first)
     location, sections = _walk(root, first["loc"])
     key = ".".join([*([above] if above else []), *(f"{part!s:.60}" for part in location)])
     context = first.get("ctx", {})

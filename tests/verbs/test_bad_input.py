@@ -36,7 +36,13 @@ def mistake(tmp_path: Path, verb: str, config: dict[str, Any], *arguments: str) 
         ("optimizer.name=adamv", ["optimizer.name", '"adamv"', "adamw, lamb", "did you mean"]),
         ("train.phases.0.steps=1.5", ["train.phases.0.steps", "1.5", "integer"]),
         ("train.phases.7.steps=1", ['"7"', "0 to 1"]),
-        ("seed", ["key=value"]),
+        ("seed", ['"seed": found no "=", allowed: key=value']),
+        ("=5", ['"=5": found no key before "="', "key=value"]),
+        (
+            "train.phases.0={dataset: x, stpes: 3}",
+            ['override train.phases.0.stpes: unknown key; did you mean "steps"?'],
+        ),
+        ("modle={}", ['bert-jax: override modle: unknown key; did you mean "model"?']),
         ("model.dtype=float32", ["model.dtype: unknown key", 'did you mean "execution.dtype"?']),
         ("model.size=bas", ["model.size", '"bas"', 'did you mean "base"?']),
         ("objective.masking.rate=1.5", ["objective.masking.rate", "1.5", "less than 1"]),
@@ -48,6 +54,14 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(
     line = mistake(tmp_path, "pretrain", config, override)
     for part in expected:
         assert part in line
+
+
+def test_a_mistake_in_the_file_is_not_blamed_on_an_override(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    config["mesh"]["tensr"] = 2
+    line = mistake(tmp_path, "pretrain", config, "mesh.tensor=1", "seed=3")
+    assert f"{tmp_path / 'config.yaml'}: mesh.tensr: unknown key" in line
 
 
 def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
