@@ -198,6 +198,18 @@ def test_a_run_that_stopped_goes_on_in_the_bucket(corpus: Path, bucket: Path) ->
     assert {n: (bucket / "dataset" / n).stat().st_mtime_ns for n in shards} == shards
 
 
+def test_a_corpus_without_text_leaves_nothing_in_the_bucket(corpus: Path, bucket: Path) -> None:
+    good = (corpus / "text0.txt").read_bytes()
+    for number in range(2):
+        (corpus / f"text{number}.txt").write_text("")
+    with pytest.raises(UserError, match="input: no document"):
+        make_examples(wanted(corpus))
+    assert files(bucket) == {}
+    assert FakeObject.held == {}
+    (corpus / "text0.txt").write_bytes(good)
+    make_examples(wanted(corpus))
+
+
 def test_other_files_in_the_bucket_are_never_overwritten(corpus: Path, bucket: Path) -> None:
     (bucket / "dataset").mkdir(parents=True)
     (bucket / "dataset" / "thesis.tex").write_text("x")
