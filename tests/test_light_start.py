@@ -106,7 +106,7 @@ def test_mistakes_that_need_no_jax_to_be_seen_are_told_before_it_is_loaded(tmp_p
     told = done.stdout.splitlines()
     expected = (
         "dataset: no such directory; expected a dataset",
-        'pretrain.yaml: train.phases.0.stepz: unknown key; did you mean "steps"?',
+        'override train.phases.0.stepz: unknown key; did you mean "steps"?',
         "nowhere: found no such directory, allowed: a tokenizer directory",
         "optimizer.warmup_steps: found 1000, allowed: at most the 10 steps",
         "nowhere: no such directory; expected a run or",

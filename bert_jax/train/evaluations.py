@@ -21,6 +21,10 @@ from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.writer import VALIDATION
 
 
+class Diverged(RunStopped):
+    """Parameters that give sums of metrics that are not finite."""
+
+
 def make_evaluation(
     task: Task,
     model: ModelDefinition,
@@ -33,8 +37,7 @@ def make_evaluation(
     """Returns a function from parameters to scores on a split; it compiles at the first call.
 
     Call it under `jax.set_mesh`. `open_batches` opens one pass over the split, every example once;
-    the processes hold `shares` different shares of a batch. The function raises RunStopped where
-    the parameters give sums that are not finite.
+    the processes hold `shares` different shares of a batch. The function raises Diverged.
     """
     step = compile_evaluation(task, model, mesh, compile_step=compile_step)
 
@@ -47,7 +50,7 @@ def make_evaluation(
                 totals = sums_of.add(totals, sums_of.to_host(step(params, batch)))
         lost = [name for name, sums in totals.items() if not np.isfinite(sums).all()]
         if lost:
-            raise RunStopped(
+            raise Diverged(
                 f"evaluation: {', '.join(lost)}: found NaN or infinity, allowed: finite numbers; "
                 "the model has diverged"
             )
@@ -65,7 +68,11 @@ class Evaluations:
         self.cut = False  # whether a signal cut one short: save, and stop
 
     def run(self, phase: Phase, params: Params, stop: StopSignal) -> SelectionScore | None:
-        """Returns the parameters' selection score; None without data, or if a signal came."""
+        """Returns the parameters' selection score; None without data, or if a signal came.
+
+        None too where they have diverged, while there are steps to come: these find it out, and
+        answer as `bad_steps` says. Raises Diverged at the last step, after which none will.
+        """
         if phase.evaluate is None:
             return None
         progress, output = self._tracker.progress, self._output
@@ -74,6 +81,11 @@ class Evaluations:
                 self.scores = scores = phase.evaluate(self._whole(params))
         except EvaluationCut:
             progress.unevaluated = self.cut = True
+            return None
+        except Diverged as error:
+            if progress.step >= self._tracker.last_step:
+                raise
+            output.display.say(f"step {progress.step}: {error}", style="bold red")
             return None
         output.writer.write(VALIDATION, progress.step, scores)
         remark = phase.watch.remark(scores) if phase.watch else ""

@@ -346,3 +346,10 @@ def test_parameters_that_go_wrong_in_the_last_steps_stop_the_run_at_its_evaluati
         assert "Traceback" not in result.output
         assert "NaN" not in (run_dir / "metrics.jsonl").read_text()
     assert not [path for path in (run_dir / "checkpoints").iterdir() if path.name.isdecimal()]
+    # With steps to come these decide, and dump what they find.
+    earlier = ["train.phases.0.steps=16", "train.evaluation.every=2"]
+    result = invoke("pretrain", config, f"run_dir={tmp_path / 'longer'}", *diverging, *earlier)
+    assert result.exit_code == 1, (result.output, result.exception)
+    assert "step 2: evaluation: mlm_loss, nsp_loss: found NaN" in result.output
+    assert "after 3 skips" in result.stderr
+    assert list((tmp_path / "longer").glob("bad_step_*"))
