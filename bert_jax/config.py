@@ -143,7 +143,7 @@ def dump_config(config: RunConfig) -> str:
 
 @contextlib.contextmanager
 def _naming_overrides(overrides: Sequence[str], *, source: str) -> Iterator[None]:
-    """Has messages about a key that an override gives name the override, not the file."""
+    """Makes an error in a key that an override sets name the override, not the file."""
     try:
         yield
     except UserError as error:

@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from bert_jax.errors import UserError
+
 SEAL: Final = "sha256"
 
 
@@ -22,6 +24,18 @@ def is_intact(content: Mapping[str, Any]) -> bool:
     False without a seal.
     """
     return content.get(SEAL) == _checksum(unsealed(content))
+
+
+def refuse_changed(content: Mapping[str, Any], *, where: str) -> None:
+    """Raises UserError, which begins with `where`, if an object is not what was sealed.
+
+    Those of earlier versions have no seal, and pass.
+    """
+    if SEAL in content and not is_intact(content):
+        raise UserError(
+            f"{where}: found other values than were written (its SHA-256 differs), allowed: a copy "
+            "of the file as it was, or a new run_dir"
+        )
 
 
 def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:

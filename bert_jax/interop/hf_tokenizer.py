@@ -17,7 +17,7 @@ from bert_jax.section import Section
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.sentence_piece import MODEL_FILE, SentencePieceTokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE
-from bert_jax.text.vocabulary import CLS, MASK, PAD, SEP, SPECIAL_PIECES, UNK
+from bert_jax.text.vocabulary import CLS, SEP, SPECIAL_PIECES, UNK, SpecialIds
 from bert_jax.text.wordpiece import (
     CONTINUATION,
     MAX_WORD_CHARACTERS,
@@ -27,7 +27,6 @@ from bert_jax.text.wordpiece import (
 from bert_jax.validation import validate
 
 FAST: Final = "tokenizer.json"
-_SPECIAL: Final = {"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK}  # their names
 _INPUTS: Final = ["input_ids", "token_type_ids", "attention_mask"]
 
 
@@ -92,14 +91,15 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 
 def write_hf_tokenizer(directory: Path, tokenizer: Tokenizer, *, max_length: int) -> None:
-    """Writes our own files of a tokenizer, tokenizer_config.json for both, and tokenizer.json."""
+    """Writes vocab.txt or spiece.model, tokenizer_config.json and tokenizer.json."""
     tokenizer.save(epath.Path(directory))
     added: dict[str, object] = {"model_max_length": max_length}
     if isinstance(tokenizer, SentencePieceTokenizer):
         # The class that takes tokenizer.json as it is. ALBERT's would make it anew from the pieces,
         # with [UNK] where ALBERT has it.
         added |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": _INPUTS}
-        added |= {f"{name}_token": piece for name, piece in _SPECIAL.items()}
+        special = zip(SpecialIds._fields, SPECIAL_PIECES, strict=True)
+        added |= {f"{name}_token": piece for name, piece in special}
         pipeline = sentencepiece_pipeline(tokenizer)
     else:
         assert isinstance(tokenizer, WordPieceTokenizer)
@@ -157,7 +157,7 @@ def library_pipeline(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
 
 
 def _add_special(pipeline: tokenizers.Tokenizer, tokenizer: Tokenizer) -> None:
-    """Has the special pieces put around and between texts, and found in them."""
+    """Makes a pipeline put special pieces around and between texts, and recognise them."""
     special = tokenizer.special
     pipeline.post_processor = processors.TemplateProcessing(
         single=f"{CLS}:0 $A:0 {SEP}:0",

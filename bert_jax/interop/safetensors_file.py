@@ -114,23 +114,29 @@ def write_safetensors(
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     try:
-        with path.open("w+b") as file:
+        with path.open("wb") as file:
+            found = _begun(encoded)
             file.write(struct.pack("<Q", len(encoded)))
             file.write(encoded)
             for (expected, spec), (name, array) in zip(specs.items(), tensors, strict=True):
                 assert (name, array.shape) == (expected, spec.shape)
-                file.write(np.ascontiguousarray(array, dtype=spec.dtype).data)
-            file.seek(8 + len(encoded))
-            seal = _sha256(encoded, file)
+                numbers = np.ascontiguousarray(array, dtype=spec.dtype).data
+                found.update(numbers)
+                file.write(numbers)
             file.seek(8 + encoded.index(_UNSEALED))
-            file.write(seal.encode())
+            file.write(found.hexdigest().encode())
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
+def _begun(encoded: bytes) -> "hashlib._Hash":
+    """Returns the SHA-256 of a file with this header, up to where its numbers begin."""
+    return hashlib.sha256(struct.pack("<Q", len(encoded)) + encoded)
+
+
 def _sha256(encoded: bytes, numbers: BinaryIO) -> str:
-    """Returns that of a file with this header, read on from where its numbers begin."""
-    found = hashlib.sha256(struct.pack("<Q", len(encoded)) + encoded)
+    """Returns that of a whole file with this header, read on from where its numbers begin."""
+    found = _begun(encoded)
     while chunk := numbers.read(_CHUNK):
         found.update(chunk)
     return found.hexdigest()

@@ -31,11 +31,11 @@ def open_checkpoints(run_dir: epath.PathLike) -> Checkpointer:
 
 
 def read_checkpoints(run_dir: epath.PathLike, read: Callable[[Checkpointer], Found]) -> Found:
-    """Returns what `read` finds in a run's checkpoints, while the run goes on and deletes some.
+    """Returns what `read` finds in a run's checkpoints, even if the run trains and deletes some.
 
-    A read that fails for one that has been deleted meanwhile begins again, with what is there then.
-    Only in one process: several would not agree on when. Raises what `read` raises, and UserError:
-    the run deletes faster than this machine reads.
+    If a checkpoint was deleted while it was read, the directory is listed and read again. Only in
+    one process: several would have to agree on when. Raises what `read` raises, and UserError: the
+    run deletes checkpoints faster than this machine reads them.
     """
     for _ in range(_READS):
         with open_checkpoints(run_dir) as checkpoints:

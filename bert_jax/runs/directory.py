@@ -148,7 +148,7 @@ def write_run(
 
 
 def _same_verb(run: Run, verb: RunVerb) -> None:
-    """Pretraining may go on in an import, which has no section of either verb."""
+    """Pretraining may resume in an imported run, which has the section of neither verb."""
     if run.is_fine_tuned != (verb == "finetune"):
         wrote = "finetune" if run.is_fine_tuned else "pretrain" if run.has("train") else "import"
         raise UserError(

@@ -10,10 +10,10 @@ import pydantic
 from etils import epath
 
 from bert_jax.data.loader.data_position import DataPosition
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import RunStopped
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
-from bert_jax.files.seal import SEAL, is_intact, sealed, unsealed
+from bert_jax.files.seal import refuse_changed, sealed, unsealed
 from bert_jax.section import Section
 from bert_jax.task import Sums
 from bert_jax.train.bad_steps import BadStep, BadStepGuard
@@ -96,13 +96,8 @@ class RollbackLog:
 
 
 def _read(path: epath.Path) -> RollbackFile:
-    """Reads a file of rollbacks; those of earlier versions have no checksum."""
     content = read_json_object(path)
-    if SEAL in content and not is_intact(content):
-        raise UserError(
-            f"{path}: found other values than were written (its SHA-256 differs), allowed: a copy "
-            f"of the file as it was, or a new run_dir"
-        )
+    refuse_changed(content, where=str(path))
     return validate(RollbackFile, unsealed(content), source=str(path))
 
 

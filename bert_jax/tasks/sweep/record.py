@@ -13,7 +13,7 @@ from rich.table import Table
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
-from bert_jax.files.seal import SEAL, is_intact, sealed
+from bert_jax.files.seal import refuse_changed, sealed
 from bert_jax.runs.resume_check import refuse_other_settings
 from bert_jax.tasks.sweep.grid import RunResult, Spread, SweepPoint, best_of, cells_of
 from bert_jax.tasks.training.evaluation import write_csv
@@ -88,13 +88,7 @@ class SweepRecord:
         write_whole(self._root / SWEEP, json.dumps(content, indent=2).encode())
 
     def _result(self, row: Mapping[str, Any]) -> RunResult:
-        """Reads a result; those of earlier versions have no checksum."""
-        if SEAL in row and not is_intact(row):
-            raise UserError(
-                f"{self._root / SWEEP}: run {row.get('name')}: found other values than were "
-                f"written (its SHA-256 differs), allowed: a copy of the file as it was, or a new "
-                f"run_dir"
-            )
+        refuse_changed(row, where=f"{self._root / SWEEP}: run {row.get('name')}")
         return RunResult.from_json(row)
 
     def show(self, console: Console) -> None:
