@@ -41,7 +41,7 @@ class StopSignal:
         self._unsaved = False  # a step was dispatched that no checkpoint holds
         self._wait_for_save: Callable[[], None] = lambda: None
         self._where = "before the first step: nothing had to be saved"
-        self._limit: int | None = None  # not to be passed before the agreement
+        self._limit: int | None = None  # not to be passed before the agreement, or the end
         self._stop_at: int | None = None  # the agreement
         self._requested: tuple[str, float] | None = None  # signal, time
         self._owns_process = False
@@ -159,11 +159,10 @@ class StopSignal:
     def _request(self, name: str) -> None:
         if self._channel is None:
             with self._lock:
-                unsaved = self._unsaved or not self._owns_process
-                if unsaved:
-                    self._stop_at = self._steps + 1
+                steps, unsaved = self._answer()
+                self._stop_at = steps + 1 if unsaved else None
             if not unsaved:
-                self._end(name)
+                self._end_beside(name)
         elif self._channel.index == 0:
             self._on_request(0, {"signal": name})
         else:
@@ -199,18 +198,21 @@ class StopSignal:
 
     def _on_agreed(self, _: int, message: Message) -> None:
         if message["stop_at"] is None:
-            # Not in the channel's thread, which is to hear what the others still have to say.
             assert self._requested is not None
-            name = self._requested[0]
-            threading.Thread(target=self._end, args=(name,), daemon=True).start()
+            self._end_beside(self._requested[0])
             return
         with self._lock:
             self._stop_at = int(message["stop_at"])
             self._lock.notify_all()
 
     def _answer(self) -> tuple[int, bool]:
+        """Returns steps, and whether one is unsaved; from now on none begins but by agreement."""
         self._limit = self._steps + 1
         return self._steps, self._unsaved or not self._owns_process
+
+    def _end_beside(self, name: str) -> None:
+        """Ends in a thread of its own: this one has others to hear, or a second signal."""
+        threading.Thread(target=self._end, args=(name,), daemon=True).start()
 
     def _end(self, name: str) -> None:
         """Ends the process, which has nothing to save, once its last checkpoint is whole."""

@@ -196,10 +196,12 @@ class Checkpointer:
         self._found.retire(self._section)
 
     def _settled(self) -> CheckpointDirectory:
-        """Returns the directory after the save under way, if there is one."""
+        """Returns the directory after the save under way, if there is one.
+
+        Two threads may wait for the same one: the train loop's, and that which a signal came to.
+        """
         if self._saving is not None:
-            saving, self._saving = self._saving, None
-            saving.result()
+            self._saving.result()
         return self._found
 
     def _fail(self, step: int, error: SaveFailed) -> None:

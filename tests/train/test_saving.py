@@ -1,16 +1,19 @@
-"""How arrays that several devices hold are written."""
+"""How checkpoints are written: arrays that several devices hold, saves that others wait for."""
 
+import threading
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.errors import UserError
 from bert_jax.train import checkpoint_orbax
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.sections import CheckpointSection
+from tests.train.checkpoints import state_at
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -79,3 +82,33 @@ def test_a_kernel_that_was_saved_with_heads_apart_is_read_as_a_matrix(tmp_path: 
             checkpoints.restore_params({"kernel": larger}, step=1)
     assert found.sharding == layouts[1]
     np.testing.assert_array_equal(found, numbers.reshape(2, 16, 24))
+
+
+def test_a_save_that_two_threads_wait_for_ends_before_the_next_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a signal's thread waits for a slow bucket, and the train loop comes to its next."""
+    slow, other_waits = threading.Event(), threading.Event()
+    finalize = checkpoint_orbax._ManifestWriter.finalize
+
+    def finalize_late(self: checkpoint_orbax._ManifestWriter, directory: epath.Path) -> None:
+        assert slow.wait(60)
+        finalize(self, directory)
+
+    monkeypatch.setattr(checkpoint_orbax._ManifestWriter, "finalize", finalize_late)
+    with Checkpointer(tmp_path, CheckpointSection()) as checkpoints:
+        checkpoints.save(state_at(4), step=4, progress={"step": 4})
+
+        def wait() -> None:
+            other_waits.set()
+            checkpoints.wait()
+
+        other = threading.Thread(target=wait)
+        other.start()
+        assert other_waits.wait(60)
+        other.join(0.2)  # it is in `wait` by then
+        threading.Timer(0.5, slow.set).start()
+        checkpoints.save(state_at(8), step=8, progress={"step": 8})
+        other.join()
+    with Checkpointer(tmp_path, CheckpointSection(), read_only=True) as checkpoints:
+        assert [checkpoints.problem(step) for step in (4, 8)] == [None, None]
