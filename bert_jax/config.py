@@ -1,8 +1,7 @@
 """RunConfig: the sections that each package owns, from YAML and ``key=value`` overrides."""
 
-import contextlib
 import importlib.resources
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pydantic
@@ -23,7 +22,7 @@ from bert_jax.pipelines.vocabulary.train import VocabSection
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.train.sections import TrainSection
-from bert_jax.validation import validate
+from bert_jax.validation import InvalidValue, validate
 
 _CONFIGS: Final = "bert_jax.configs"
 _SUFFIX: Final = ".yaml"
@@ -76,8 +75,7 @@ def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfi
     """
     packaged = find_packaged(path)
     values = read_yaml(path) if packaged is None else parse_yaml(packaged, str(path))
-    with _naming_overrides(overrides, source=str(path)):
-        return parse_config(values, overrides, source=str(path))
+    return parse_config(values, overrides, source=str(path))
 
 
 def packaged_configs() -> list[str]:
@@ -123,7 +121,7 @@ def parse_config(values: Any, overrides: Sequence[str] = (), *, source: str) -> 
     Args:
         values: what the YAML file holds.
         overrides: see `load_config`.
-        source: the file's name, for messages.
+        source: the file's name, for messages. A mistake in what an override sets names that.
 
     Raises:
         UserError: as `load_config`.
@@ -133,26 +131,18 @@ def parse_config(values: Any, overrides: Sequence[str] = (), *, source: str) -> 
     if isinstance(values, dict):
         for override in overrides:
             _override(values, override)
-    return validate(RunConfig, values, source=source)
+    try:
+        return validate(RunConfig, values, source=source)
+    except InvalidValue as error:
+        given = (override.partition("=")[0] for override in overrides)
+        if any(f"{error.key}.".startswith(f"{key}.") for key in given):
+            raise UserError(f"override {error.key}: {error.problem}") from error
+        raise
 
 
 def dump_config(config: RunConfig) -> str:
     """Returns the configuration as YAML with every setting spelled out."""
     return dump_yaml(config.model_dump(mode="json"))
-
-
-@contextlib.contextmanager
-def _naming_overrides(overrides: Sequence[str], *, source: str) -> Iterator[None]:
-    """Makes an error in a key that an override sets name the override, not the file."""
-    try:
-        yield
-    except UserError as error:
-        message = str(error).removeprefix(f"{source}: ")
-        wrong = message.partition(":")[0]
-        given = (override.partition("=")[0] for override in overrides)
-        if message != str(error) and any(f"{wrong}.".startswith(f"{key}.") for key in given):
-            raise UserError(f"override {message}") from error
-        raise
 
 
 def _override(values: dict[str, Any], override: str) -> None:

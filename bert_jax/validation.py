@@ -20,28 +20,39 @@ _BAD: Final = re.compile("[\0\ud800-\udfff]")
 KIND: Final = "kind"
 
 
+class InvalidValue(UserError):
+    """A value that its section does not take.
+
+    Attributes:
+        key: of the value, from the top of the file; empty for the whole.
+        problem: what was found, and what is allowed.
+    """
+
+    def __init__(self, source: str, key: str, problem: str) -> None:
+        super().__init__(": ".join(filter(None, (source, key, problem))))
+        self.key, self.problem = key, problem
+
+
 def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
     """Returns a section filled with values.
 
     The values are nested, as YAML or JSON has them, and come from the file that `source` names for
-    messages; `key` is the section's place in it, empty for the whole. Raises UserError for an
+    messages; `key` is the section's place in it, empty for the whole. Raises InvalidValue for an
     unknown key, a value of the wrong type, a missing one.
     """
     if not isinstance(values, Mapping):
-        raise UserError(
-            f"{_at(source, key)}: found {type(values).__name__}, allowed: keys and values"
-        )
+        found = type(values).__name__
+        raise InvalidValue(source, key, f"found {found}, allowed: keys and values")
     if (problem := _not_plain(values)) is not None:
         place, found = problem
-        raise UserError(
-            f"{_at(source, '.'.join(filter(None, [key, *(name[:60] for name in place)])))}: {found}"
-        )
+        below = ".".join(filter(None, [key, *(name[:60] for name in place)]))
+        raise InvalidValue(source, below, found)
     values = _without_retired(section, values, source=source, key=key)
     try:
         # Through JSON: strict about types, and YAML has no sequence but lists.
         return section.model_validate_json(json.dumps(values))
     except pydantic.ValidationError as error:
-        raise UserError(f"{source}: {_first_error(error, section, key)}") from error
+        raise InvalidValue(source, *_first_error(error, section, key)) from error
 
 
 def read_section(section: type[S], path: epath.Path) -> S:
@@ -57,17 +68,15 @@ def _without_retired(
 ) -> dict[str, Any]:
     """Returns values without the keys that are gone, in this section and those below it.
 
-    Raises UserError if another value of one is asked for than what is done now.
+    Raises InvalidValue if another value of one is asked for than what is done now.
     """
     kept: dict[str, Any] = {}
     for name, value in values.items():
         below = f"{key}.{name}".strip(".")
         if (gone := section.retired.get(name)) is not None:
             if value != gone.written:
-                raise UserError(
-                    f"{source}: {below}: found {shown(value)}, allowed: no such key any more; "
-                    f"{gone.why}"
-                )
+                found = f"found {shown(value)}, allowed: no such key any more; {gone.why}"
+                raise InvalidValue(source, below, found)
             continue
         field = section.model_fields.get(name)
         if field is not None and isinstance(value, Mapping):
@@ -111,14 +120,10 @@ def _bad_text(text: str) -> str:
     return "" if found is None else "NUL" if found[0] == "\0" else "halves of surrogate pairs"
 
 
-def _at(source: str, key: str) -> str:
-    return f"{source}: {key}" if key else source
-
-
 def _first_error(
     error: pydantic.ValidationError, root: type[pydantic.BaseModel], above: str
-) -> str:
-    """Says the first error in one line: key, found, allowed, nearest name."""
+) -> tuple[str, str]:
+    """Returns the key of the first error, and in one line: found, allowed, nearest name."""
     errors = error.errors()
     first = errors[0]
     if first["type"] == "missing":  # perhaps for a slip of the pen in its name
@@ -131,25 +136,23 @@ def _first_error(
         near = _one_level_down(str(location[-1]), sections) or did_you_mean(
             str(location[-1]), names
         )
-        return f"{key}: unknown key{near}; allowed: {', '.join(names)}"
+        return key, f"unknown key{near}; allowed: {', '.join(names)}"
     if first["type"] == "missing":
-        return f"{key}: missing ({first['msg'].lower()})"
+        return key, f"missing ({first['msg'].lower()})"
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         kinds = [each.model_fields[KIND].default for each in sections]
         found = context.get("tag")
         spelled = "nothing" if found is None else f'"{found:.60}"'
-        return f"{key}.{KIND}: found {spelled}, allowed: {', '.join(kinds)}" + (
-            "" if found is None else did_you_mean(found, kinds)
-        )
+        near = "" if found is None else did_you_mean(found, kinds)
+        return f"{key}.{KIND}", f"found {spelled}, allowed: {', '.join(kinds)}{near}"
     found = first["input"]
     spelled = shown(found, most=200)
     message = str(context["error"]) if "error" in context else first["msg"]
     if first["type"] == "literal_error" and isinstance(found, str):
         allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-        return (
-            f"{key}: found {spelled}, allowed: {', '.join(allowed)}{did_you_mean(found, allowed)}"
-        )
-    return f"{key}: found {spelled}, {message[:1].lower()}{message[1:]}"
+        near = did_you_mean(found, allowed)
+        return key, f"found {spelled}, allowed: {', '.join(allowed)}{near}"
+    return key, f"found {spelled}, {message[:1].lower()}{message[1:]}"
 
 
 def _walk(

@@ -110,5 +110,8 @@ def test_a_key_that_is_gone_opens_with_what_earlier_versions_wrote_and_is_refuse
     phases = [{"dataset": "data", "steps": 1}]
     config = parse_config({"train": {"phases": phases, "rng": "auto"}}, source="run.yaml")
     assert config == parse_config({"train": {"phases": phases}}, source="run.yaml")
-    with pytest.raises(UserError, match=r"^run.yaml: train.rng: found \"?rbg\"?, allowed: no such"):
+    refused = r": found \"?rbg\"?, allowed: no such"
+    with pytest.raises(UserError, match=rf"^run.yaml: train.rng{refused}"):
+        parse_config({"train": {"phases": phases, "rng": "rbg"}}, source="run.yaml")
+    with pytest.raises(UserError, match=rf"^override train.rng{refused}"):
         parse_config({"train": {"phases": phases}}, ["train.rng=rbg"], source="run.yaml")

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeAlias
 
@@ -83,6 +83,7 @@ class MemoryTable:
         Raises:
             UserError: a tuple of more.
         """
+        columns: Collection[str] | None = None
         for number, row in enumerate(self.rows, start=1):
             values = (row,) if isinstance(row, str) else row
             if isinstance(values, tuple):
@@ -92,7 +93,8 @@ class MemoryTable:
                         f"{', '.join(names)}, or a dict of columns"
                     )
                 values = dict(zip(names, values, strict=False))
-            yield TableRow(Path(NAME), number, values)
+            columns = values if columns is None else columns
+            yield TableRow(Path(NAME), number, values, columns)
 
     def has(self, column: str, *, width: int) -> bool:
         """Whether a row has a column, by its name or as a tuple of so many."""

@@ -3,11 +3,11 @@
 import csv
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bert_jax.errors import UserError, counted, first_line
+from bert_jax.errors import UserError, counted, did_you_mean, first_line
 from bert_jax.files import read
 
 SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet")
@@ -23,6 +23,7 @@ class TableRow(NamedTuple):
     path: Path
     line: int  # its last line, from 1; for .parquet and in memory the row, from 1
     values: Mapping[str, Any]  # by column; text, or any other type of JSON and Parquet
+    columns: Collection[str]  # of the table: the header's, or those of the first row
 
     @property
     def place(self) -> str:
@@ -31,7 +32,7 @@ class TableRow(NamedTuple):
         return f"{self.path}: {unit} {self.line}"
 
     @property
-    def names_place(self) -> str:
+    def _names_place(self) -> str:
         """Location of the column names: ``the header of t.csv``."""
         if self.path.suffix == ".parquet":
             return f"the schema of {self.path}"
@@ -41,13 +42,37 @@ class TableRow(NamedTuple):
             return f"line {self.line} of {self.path}"
         return f"the header of {self.path}"
 
-    def lacks(self, name: str, *, asked_by: str) -> UserError:
-        """Returns the error of a row without a column that the rows before it have."""
-        shown = ", ".join(name or "''" for name in self.values) or "none"
-        return UserError(
-            f'{self.place}: column "{name}" ({asked_by}) is missing, found: {shown}; allowed: all '
-            "columns in every row"
-        )
+    def require(self, asked: Iterable[tuple[str, str | None]]) -> None:
+        """Refuses a row without one of some columns.
+
+        They come after the key or option that names each; None is not asked for. Raises UserError:
+        the table has no such column, so the key is wrong; or this row of JSON lines or in memory
+        lacks what the first one has.
+        """
+        for key, name in asked:
+            if name is None or name in self.values:
+                continue
+            found = ", ".join(each or "''" for each in self.values) or "none"
+            if name in self.columns:
+                raise UserError(
+                    f'{self.place}: column "{name}" ({key}) is missing, found: {found}; allowed: '
+                    "all columns in every row"
+                )
+            raise UserError(
+                f'{key}: found "{name}", allowed: {found} ({self._names_place})'
+                f"{did_you_mean(name, self.values)}"
+            )
+
+    def only_column(self, key: str, *, but: Collection[str]) -> str:
+        """Returns the one column that is none of some others.
+
+        Raises UserError: there is none, or there are several, of which `key` would have to name it.
+        """
+        rest = [name for name in self.values if name not in but]
+        if len(rest) != 1:
+            found = ", ".join(self.values)
+            raise UserError(f"{key}: found none, allowed: {found} ({self._names_place})")
+        return rest[0]
 
     def text(self, name: str) -> str:
         """Returns the text in a column.
@@ -65,7 +90,7 @@ class TableRow(NamedTuple):
 def read_table(path: Path) -> Iterator[TableRow]:
     """Yields the rows of a .jsonl, .csv, .tsv or .parquet in order.
 
-    After a line ``text,label``, ``good,1`` -> ``TableRow(path, 2, {"text": "good", "label": "1"})``
+    After a line ``text,label``, the values of ``good,1`` are ``{"text": "good", "label": "1"}``.
 
     A .tsv has no quoting, like the tables of GLUE; a .csv follows RFC 4180. Both have column names
     in their first line. Every line of a .jsonl has its own names. A blank line is no row, as for
@@ -136,7 +161,7 @@ def _read_rows(path: Path) -> Iterator[TableRow]:
     for line, fields in rows:
         if len(fields) != len(header):
             raise ragged(path, line, found=len(fields), allowed=len(header))
-        yield TableRow(path, line, dict(zip(header, fields, strict=True)))
+        yield TableRow(path, line, dict(zip(header, fields, strict=True)), header)
 
 
 def ragged(
@@ -149,6 +174,7 @@ def ragged(
 
 
 def _read_jsonl(path: Path) -> Iterator[TableRow]:
+    columns: Collection[str] | None = None
     for number, line in read_lines(path):
         if not line.strip():
             continue
@@ -156,7 +182,8 @@ def _read_jsonl(path: Path) -> Iterator[TableRow]:
             values = read.parse_json_object(line, allowed="an object")
         except UserError as error:
             raise UserError(f"{path}: line {number}: {error}") from None
-        yield TableRow(path, number, values)
+        columns = values if columns is None else columns
+        yield TableRow(path, number, values, columns)
 
 
 def _read_parquet(path: Path) -> Iterator[TableRow]:
@@ -170,6 +197,6 @@ def _read_parquet(path: Path) -> Iterator[TableRow]:
             table = pq.ParquetFile(file)
             batches = (batch.to_pylist() for batch in table.iter_batches(BATCH_ROWS))
             for number, values in enumerate(itertools.chain.from_iterable(batches), start=1):
-                yield TableRow(path, number, values)
+                yield TableRow(path, number, values, values)
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{path}: found no Parquet ({first_line(error)})") from None

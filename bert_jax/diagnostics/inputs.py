@@ -17,7 +17,6 @@ from bert_jax.interop.hub import is_hub_name
 from bert_jax.interop.local import is_checkpoint
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
-from bert_jax.tasks.columns import require_columns
 from bert_jax.tasks.glue.family import GlueSection
 from bert_jax.tasks.glue.tfds import NAME as TFDS
 from bert_jax.tasks.section import FinetuneSection
@@ -127,11 +126,11 @@ def _directory(path: str) -> str:
 def _table(task: TableSection, role: str, path: str) -> str:
     """Looks at a table's first row: are the columns there that the task names?"""
     told = _file(path)
-    asked = [("text", task.text), ("pair", task.pair), ("id", task.id)]
-    asked += [] if role == "test" else [("label", task.label)]
+    asked = [("task.text", task.text), ("task.pair", task.pair), ("task.id", task.id)]
+    asked += [] if role == "test" else [("task.label", task.label)]
     if not is_remote(path):
         for row in itertools.islice(read_table(Path(path)), 1):
-            require_columns(row, asked, first=True)
+            row.require(asked)
     return told
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax.data.rows.collate import assemble
 from bert_jax.data.tables import SUFFIXES as TABLES
 from bert_jax.data.tables import TableRow, read_lines, read_table
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError
 from bert_jax.text import Tokenizer
 
 SUFFIXES: Final = (".txt", *TABLES)
@@ -88,8 +88,8 @@ def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
             f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}"
         )
     if path.suffix != ".txt":
-        for number, row in enumerate(read_table(path)):
-            yield _text_of(row, _resolve(row, columns, first=number == 0))
+        for row in read_table(path):
+            yield _text_of(row, _resolve(row, columns))
         return
     if columns.asked:
         option, name = next(iter(columns.asked.items()))
@@ -101,23 +101,13 @@ def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
         yield InputText(number, line, None, None)
 
 
-def _resolve(row: TableRow, columns: TextColumns, *, first: bool) -> TextColumns:
+def _resolve(row: TableRow, columns: TextColumns) -> TextColumns:
     """Returns the columns with `text` filled in, after checking that each exists."""
-    names = list(row.values)
-    for option, name in columns.asked.items():
-        if name not in names and not first:
-            raise row.lacks(name, asked_by=option)
-        if name not in names:
-            raise UserError(
-                f'{option}: found "{name}", allowed: {", ".join(names)} ({row.names_place})'
-                f"{did_you_mean(name, names)}"
-            )
+    asked = columns.asked
+    row.require(asked.items())
     if columns.text is not None:
         return columns
-    rest = [name for name in names if name not in columns.asked.values()]
-    if len(rest) != 1:
-        raise UserError(f"--column: found none, allowed: {', '.join(names)} ({row.names_place})")
-    return columns._replace(text=rest[0])
+    return columns._replace(text=row.only_column("--column", but=asked.values()))
 
 
 def _text_of(row: TableRow, columns: TextColumns) -> InputText:

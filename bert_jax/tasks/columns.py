@@ -1,11 +1,10 @@
 """Columns of a table by name: one or two texts, a label, an id."""
 
 import math
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from bert_jax.data.tables import TableRow
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError
 
 
 class TextRow(NamedTuple):
@@ -36,7 +35,7 @@ def text_row(row: TableRow, columns: TextColumns, *, index: int, labelled: bool)
     """
     named = columns._asdict()
     keys = ("text", "pair", "id", *(["label"] if labelled else []))
-    require_columns(row, ((key, named[key]) for key in keys), first=index == 0)
+    row.require((f"task.{key}", named[key]) for key in keys)
     found_id = index if columns.id is None else row.values[columns.id]
     if isinstance(found_id, bool) or not isinstance(found_id, int | str):
         raise UserError(
@@ -51,31 +50,4 @@ def text_row(row: TableRow, columns: TextColumns, *, index: int, labelled: bool)
         pair=None if columns.pair is None else row.text(columns.pair),
         # Parquet has NaN where a column of numbers has no value.
         label=None if isinstance(label, float) and math.isnan(label) else label,
-    )
-
-
-def require_columns(row: TableRow, asked: Iterable[tuple[str, str | None]], *, first: bool) -> None:
-    """Refuses a table that lacks a column.
-
-    `asked` are keys of the task's section with the columns that they name; None is not read. Raises
-    UserError: as `missing_column`.
-    """
-    for key, name in asked:
-        if name is not None and name not in row.values:
-            raise missing_column(row, key, name, first=first)
-
-
-def missing_column(row: TableRow, key: str, name: str, *, first: bool) -> UserError:
-    """Returns the error of a column that a table lacks.
-
-    Of the first row it names the key and the columns that there are. A later row of JSON lines or
-    in memory lacks what those before it have: the row is wrong, not the key.
-    """
-    if not first:
-        return row.lacks(name, asked_by=f"task.{key}")
-    names = list(row.values)
-    shown = ", ".join(name or "''" for name in names)
-    return UserError(
-        f'task.{key}: found "{name}", allowed: {shown} ({row.names_place})'
-        f"{did_you_mean(name, names)}"
     )

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import TableRow, ragged, read_fields, read_table
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.tasks.columns import require_columns
 
 
 class ChoiceColumns(NamedTuple):
@@ -49,7 +48,7 @@ def read_choices(path: Path | MemoryTable, columns: ChoiceColumns, *, labelled: 
     """
     questions: list[ChoiceQuestion] = []
     for row in _table(path, columns):
-        require_columns(row, _asked(columns, labelled=labelled), first=not questions)
+        row.require(_asked(columns, labelled=labelled))
         questions.append(_question(row, columns))
         if labelled and questions[-1].label is None:
             raise UserError(f"{row.place}: found no label, allowed: one in each line")
@@ -79,13 +78,14 @@ def _read_bare(path: Path) -> Iterator[TableRow]:
         width = width or len(fields)
         if len(fields) != width:
             raise ragged(path, line, found=len(fields), allowed=width, like="the first line")
-        yield TableRow(path, line, {str(number): field for number, field in enumerate(fields)})
+        values = {str(number): field for number, field in enumerate(fields)}
+        yield TableRow(path, line, values, values)
 
 
 def _asked(columns: ChoiceColumns, *, labelled: bool) -> list[tuple[str, str | None]]:
-    asked = [("text", columns.text), *(("choices", name) for name in columns.choices)]
-    asked += [("stem", columns.stem), ("id", columns.id)]
-    return [*asked, ("label", columns.label)] if labelled else asked
+    asked = [("task.text", columns.text), *(("task.choices", name) for name in columns.choices)]
+    asked += [("task.stem", columns.stem), ("task.id", columns.id)]
+    return [*asked, ("task.label", columns.label)] if labelled else asked
 
 
 def _question(row: TableRow, columns: ChoiceColumns) -> ChoiceQuestion:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import TableRow, ragged, read_fields, read_table
 from bert_jax.files.read import is_whole
-from bert_jax.tasks.columns import TextRow, missing_column
+from bert_jax.tasks.columns import TextRow
 from bert_jax.tasks.labels import label_number
 
 TaskName: TypeAlias = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
@@ -147,18 +147,17 @@ def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRow
             fields = fields[: len(header)]
         if len(fields) != len(header):
             raise ragged(path, line, found=len(fields), allowed=len(header))
-        row = TableRow(path, line, dict(zip(header, fields, strict=True)))
+        row = TableRow(path, line, dict(zip(header, fields, strict=True)), header)
         found.append(_row(row, len(found), layout, labelled))
     return GlueRows(found, tuple(skipped), tuple(trimmed))
 
 
 def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> TextRow:
-    first = number == 0
-    text = _column(row, layout.text, "text", first=first)
-    pair = _column(row, layout.pair, "pair", first=first) if layout.pair else None
+    text = _column(row, layout.text, "text")
+    pair = _column(row, layout.pair, "pair") if layout.pair else None
     label = None
     if labelled or any(name in row.values for name in layout.label):
-        label = _label(row, _column(row, layout.label, "label", first=first), layout)
+        label = _label(row, _column(row, layout.label, "label"), layout)
     index = next((row.values[name] for name in _IDS if name in row.values), number)
     if not isinstance(index, int):
         index = int(index) if is_whole(str(index)) else number
@@ -172,11 +171,12 @@ def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> TextRo
     )
 
 
-def _column(row: TableRow, names: Sequence[str], key: str, *, first: bool) -> str:
-    for name in names:
-        if name in row.values:
-            return name
-    raise missing_column(row, key, names[0], first=first)
+def _column(row: TableRow, names: Sequence[str], key: str) -> str:
+    """Returns the first of the names that a column has, in this row or else in the table."""
+    known = (name for where in (row.values, row.columns) for name in names if name in where)
+    name = next(known, names[0])
+    row.require([(f"task.{key}", name)])
+    return name
 
 
 def _label(row: TableRow, column: str, layout: GlueTask) -> Any:
