@@ -11,8 +11,8 @@ from bert_jax.data.google_bert.reader import is_google_bert, open_google_bert
 from bert_jax.diagnostics.findings import Finding, ok, problem, warn
 from bert_jax.errors import UserError
 from bert_jax.files.line_log import parse_lines, pieces
-from bert_jax.files.read import read_bytes, read_json_object
-from bert_jax.runs.directory import CHECKPOINTS, PROVENANCE, open_run
+from bert_jax.files.read import read_bytes
+from bert_jax.runs.directory import CHECKPOINTS, PROVENANCE, open_run, read_run_provenance
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
 from bert_jax.train.manifest import foreign_files, read_manifest
 from bert_jax.train.time_account import describe_goodput, read_goodput
@@ -31,7 +31,7 @@ def check_run(run_dir: str) -> Iterator[Finding]:
     provenance: Mapping[str, object] = {}
     try:
         run = open_run(root)
-        provenance = read_json_object(root / PROVENANCE)
+        provenance = read_run_provenance(root)
         if provenance.get("tokenizer_hash") != run.tokenizer.hash:
             raise UserError(f"{root / PROVENANCE}: made with another tokenizer than {root} holds")
         yield ok("configuration", "config.yaml, tokenizer and provenance.json agree")

@@ -1,16 +1,21 @@
-"""JSON objects that carry a SHA-256 of their own values: what is changed afterwards is noticed.
+"""JSON and YAML that carry a SHA-256 of their own: what is changed afterwards is noticed.
 
 A flipped digit is a number as good as any: nothing but a checksum tells it from what was written.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from etils import epath
+
 from bert_jax.errors import UserError
+from bert_jax.files.read import read_json_object
 
 SEAL: Final = "sha256"
+_FIRST_LINE: Final = re.compile(rf"# {SEAL}: [0-9a-f]{{64}}")
 
 
 def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +39,7 @@ def refuse_changed(content: Mapping[str, Any], *, where: str) -> None:
     if SEAL in content and not is_intact(content):
         raise UserError(
             f"{where}: found other values than were written (its SHA-256 differs), allowed: a copy "
-            "of the file as it was, or a new run_dir"
+            "of the file as it was"
         )
 
 
@@ -43,5 +48,36 @@ def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key != SEAL}
 
 
+def read_sealed(path: epath.Path) -> dict[str, Any]:
+    """Returns the values of a JSON object in a file, without its seal.
+
+    Raises UserError: as `read_json_object` and `refuse_changed`.
+    """
+    content = read_json_object(path)
+    refuse_changed(content, where=str(path))
+    return unsealed(content)
+
+
+def sealed_yaml(text: str) -> str:
+    """Returns YAML after a comment of one line, ``# sha256: 9f86d081…``, its checksum."""
+    return f"# {SEAL}: {_sha256(text)}\n{text}"
+
+
+def refuse_changed_yaml(text: str, *, where: str) -> None:
+    """Raises UserError, which begins with `where`, if YAML is not what `sealed_yaml` was given.
+
+    Without the first line it passes: who edits the file on purpose deletes that.
+    """
+    if _FIRST_LINE.match(text) and text != sealed_yaml(text.partition("\n")[2]):
+        raise UserError(
+            f"{where}: found other values than were written (its SHA-256 differs), allowed: a copy "
+            "of the file as it was; if you edited it, delete its first line"
+        )
+
+
 def _checksum(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return _sha256(json.dumps(body, sort_keys=True))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

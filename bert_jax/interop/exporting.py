@@ -9,7 +9,7 @@ import jax
 from etils import epath
 
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.read import read_json_object, read_text
+from bert_jax.files.read import read_text
 from bert_jax.interop.hf import write_hf
 from bert_jax.interop.mapping import Pretrained
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
@@ -17,7 +17,7 @@ from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tf_bert import write_tf
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.checkpoints import LoadedParams, load_moments, load_params
-from bert_jax.runs.directory import CONFIG, PROVENANCE, TOKENIZER, Run, describe
+from bert_jax.runs.directory import CONFIG, TOKENIZER, Run, describe, read_run_provenance
 from bert_jax.runs.evaluation import read_evaluation
 
 Format = Literal["hf", "tf", "stablehlo"]
@@ -104,7 +104,7 @@ def model_card(
     `usage` says in Markdown how to load it, `heads` in words what is on the encoder.
     """
     sizes = run.architecture.model_dump()
-    provenance = read_json_object(run.directory / PROVENANCE)
+    provenance = read_run_provenance(run.directory)
     parts = [
         FRONT_MATTER,
         f"# {title}\n",

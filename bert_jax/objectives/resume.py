@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from bert_jax.files.read import read_json_object
 from bert_jax.kernels.random_bits import MASKS_VERSION
 from bert_jax.narration import narrator_of
 from bert_jax.objectives.section import ObjectiveSection, PretrainSettings
 from bert_jax.optim.sections import OptimizerSection
-from bert_jax.runs.directory import PROVENANCE, Run
+from bert_jax.runs.directory import Run, read_run_provenance
 from bert_jax.runs.resume_check import SettingChange, find_changes, refuse_other_settings
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.progress import IMPORTED, TrainProgress
@@ -53,7 +52,7 @@ def check_resume(
     if step is None:
         return {}
     saved = checkpoints.progress(step)
-    provenance = read_json_object(run.directory / PROVENANCE)
+    provenance = read_run_provenance(run.directory)
     if not saved or IMPORTED in saved or not run.has("train"):
         return provenance
     progress = TrainProgress.from_json(saved)

@@ -10,8 +10,9 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.read import read_json_object
-from bert_jax.files.yaml_file import dump_yaml, read_yaml
+from bert_jax.files.read import read_json_object, read_text
+from bert_jax.files.seal import read_sealed, refuse_changed_yaml, sealed, sealed_yaml
+from bert_jax.files.yaml_file import MAX_BYTES, dump_yaml, parse_yaml
 from bert_jax.kernels.random_bits import MASKS_VERSION
 from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, HeadsSection, ModelSection, resolve_architecture
@@ -88,7 +89,9 @@ def open_run(directory: epath.PathLike) -> Run:
     if not (root / CONFIG).exists():
         what = "no config.yaml in it" if root.exists() else "no such directory"
         raise UserError(f"{root}: {what}; expected a run directory of `bert-jax pretrain`")
-    settings = read_yaml(root / CONFIG)
+    text = read_text(root / CONFIG, limit=MAX_BYTES)
+    refuse_changed_yaml(text, where=str(root / CONFIG))
+    settings = parse_yaml(text, str(root / CONFIG))
     if not isinstance(settings, dict):
         raise UserError(f"{root / CONFIG}: found no keys, allowed: what `bert-jax pretrain` wrote")
     tokenizer = load_tokenizer(root / TOKENIZER)
@@ -98,7 +101,7 @@ def open_run(directory: epath.PathLike) -> Run:
     except UserError as error:
         raise UserError(
             f"{error} (written by bert-jax {_version_of(root)}, this is {__version__}: rename the "
-            f"key in that file, or use the version that wrote it)"
+            f"key in that file and delete its first line, or use the version that wrote it)"
         ) from error
     architecture = resolve_architecture(section, vocab_size=tokenizer.vocab_size)
     return Run(root, tokenizer, architecture, section, settings)
@@ -143,8 +146,17 @@ def write_run(
     spelled_out = ModelSection.of(architecture, execution=model.execution, heads=model.heads)
     resolved = {**settings, "run_dir": run_dir, "model": spelled_out.model_dump(mode="json")}
     tokenizer.save(root / TOKENIZER)
-    write_whole(root / CONFIG, dump_yaml(resolved).encode())
-    write_whole(root / PROVENANCE, json.dumps(_provenance(tokenizer, origin), indent=2).encode())
+    write_whole(root / CONFIG, sealed_yaml(dump_yaml(resolved)).encode())
+    provenance = sealed(_provenance(tokenizer, origin))
+    write_whole(root / PROVENANCE, json.dumps(provenance, indent=2).encode())
+
+
+def read_run_provenance(root: epath.Path) -> dict[str, Any]:
+    """Returns what a run's provenance.json says, ``{}`` if there is none yet.
+
+    Raises UserError: it cannot be read, or is not what was written.
+    """
+    return read_sealed(root / PROVENANCE) if (root / PROVENANCE).exists() else {}
 
 
 def _same_verb(run: Run, verb: RunVerb) -> None:

@@ -12,8 +12,7 @@ from etils import epath
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.errors import RunStopped
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.read import read_json_object
-from bert_jax.files.seal import refuse_changed, sealed, unsealed
+from bert_jax.files.seal import read_sealed, sealed
 from bert_jax.section import Section
 from bert_jax.task import Sums
 from bert_jax.train.bad_steps import BadStep, BadStepGuard
@@ -67,7 +66,9 @@ class RollbackLog:
         Raises UserError: the file is damaged.
         """
         self._path = run_dir / ROLLBACKS
-        found = _read(self._path) if self._path.exists() else RollbackFile()
+        found = RollbackFile()
+        if self._path.exists():
+            found = validate(RollbackFile, read_sealed(self._path), source=str(self._path))
         self._all = [entry for entry in found.rollbacks if entry.checkpoint <= step]
 
     def to(self, step: int) -> list[Rollback]:
@@ -93,12 +94,6 @@ class RollbackLog:
             body = RollbackFile(rollbacks=tuple(self._all)).model_dump(mode="json")
             write_whole(self._path, json.dumps(sealed(body), indent=1))
         return entry
-
-
-def _read(path: epath.Path) -> RollbackFile:
-    content = read_json_object(path)
-    refuse_changed(content, where=str(path))
-    return validate(RollbackFile, unsealed(content), source=str(path))
 
 
 class RunningStep(NamedTuple):

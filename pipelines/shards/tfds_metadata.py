@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from etils import epath
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, Provenance
 from bert_jax.data.dataset.schema import DATASET_NAME
 from bert_jax.files.atomic import disk_errors, write_whole
+from bert_jax.files.seal import sealed
 
 if TYPE_CHECKING:  # importing TFDS takes a third of a second
     import tensorflow_datasets as tfds
@@ -52,7 +54,8 @@ def write_metadata(directory: epath.Path, provenance: Provenance) -> None:
             description=_DESCRIPTION,
             check_data=False,  # that check needs TensorFlow
         )
-    write_whole(directory / PROVENANCE_NAME, provenance.model_dump_json(indent=1) + "\n")
+    values = sealed(provenance.model_dump(mode="json"))
+    write_whole(directory / PROVENANCE_NAME, json.dumps(values, indent=1) + "\n")
 
 
 def features(dtype: np.dtype) -> Mapping[str, tfds.features.FeatureConnector]:

@@ -10,6 +10,7 @@ import pytest
 
 from bert_jax.files.atomic import unfinished
 from bert_jax.files.lock import hold_alone
+from bert_jax.files.seal import sealed, unsealed
 from tests.project import bert_jax, invoke, ok, project_config, refused, said, write_config
 
 
@@ -132,8 +133,8 @@ def test_a_dataset_of_another_tokenizer_is_refused(
 ) -> None:
     dataset = copy_dataset(project, tmp_path)
     provenance = json.loads((dataset / "provenance.json").read_text())
-    provenance["tokenizer_hash"] = "0" * 64
-    (dataset / "provenance.json").write_text(json.dumps(provenance))
+    other = unsealed(provenance) | {"tokenizer_hash": "0" * 64}
+    (dataset / "provenance.json").write_text(json.dumps(sealed(other)))
     line = mistake(tmp_path, "pretrain", config, f"train.phases.0.dataset={dataset}")
     assert "train.phases.0.dataset" in line
     assert "another tokenizer" in line

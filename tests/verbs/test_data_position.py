@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.files.seal import sealed, unsealed
 from bert_jax.kernels.random_bits import MASKS_VERSION
 from bert_jax.train.example_log import read_example_log, times_seen
 from bert_jax.train.time_account import read_goodput
@@ -149,7 +150,7 @@ def test_data_that_changed_are_refused_by_name_or_gone_on_with_aloud(
     # A run of before there were versions of dropout's masks.
     provenance = json.loads((run_dir / "provenance.json").read_text())
     assert provenance.pop("dropout_masks") == MASKS_VERSION
-    (run_dir / "provenance.json").write_text(json.dumps(provenance))
+    (run_dir / "provenance.json").write_text(json.dumps(sealed(unsealed(provenance))))
     output = ok("pretrain", config, *more, "seed=4", "--allow-data-change")
     assert f"dropout masks: version 1 up to step 4, version {MASKS_VERSION} from here on" in output
     assert "--allow-data-change: dataset was " in output

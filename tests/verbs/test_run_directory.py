@@ -147,6 +147,30 @@ def test_a_run_of_another_verb_is_not_gone_on_with(run: Path, config: Path, tmp_
     assert f"run_dir: found {run}, a run of `bert-jax finetune`, allowed: a new directory" in line
 
 
+def test_no_verb_takes_a_damaged_record_for_what_the_run_was(
+    run: Path, config: Path, tmp_path: Path
+) -> None:
+    """Numbers that are as good as any other: nothing but a checksum tells them apart."""
+    written = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(written.replace("e-12", "e-02"))
+    for verb in (
+        ("fill-mask", run, SENTENCE),
+        ("export", run, tmp_path / "exported"),
+        ("pretrain", config, f"run_dir={run}"),
+    ):
+        line = refused(*verb)
+        assert f"{run / 'config.yaml'}: found other values than were written" in line
+    (run / "config.yaml").write_text(written)
+    provenance = (run / "provenance.json").read_text()
+    (run / "provenance.json").write_text(
+        provenance.replace('"dropout_masks": ', '"dropout_masks": 1')
+    )
+    for verb in (("export", run, tmp_path / "exported"), ("pretrain", config, f"run_dir={run}")):
+        line = refused(*verb)
+        assert f"{run / 'provenance.json'}: found other values than were written" in line
+    assert not (tmp_path / "exported").exists()
+
+
 def test_doctor_says_of_a_run_what_is_whole_and_what_is_damaged(run: Path) -> None:
     whole = invoke("doctor", run)
     assert whole.exit_code == 0, whole.output

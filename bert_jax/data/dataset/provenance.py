@@ -9,6 +9,7 @@ from etils import epath
 from bert_jax.data.dataset.recipe import MixtureSection, PairingSection
 from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object
+from bert_jax.files.seal import refuse_changed, unsealed
 from bert_jax.section import Section
 from bert_jax.validation import validate
 
@@ -179,6 +180,7 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
             "upgrade bert-jax"
         )
     try:
-        return validate(Provenance, content, source=str(path))
+        refuse_changed(content, where=str(path))
+        return validate(Provenance, unsealed(content), source=str(path))
     except UserError as error:
         raise UserError(f"{error}; copy or make it again") from None

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.errors import UserError
-from bert_jax.files.read import read_json_object
 from bert_jax.model.config import Architecture, Execution, ModelSection
 from bert_jax.model.execution import default_unroll, resolve_execution
 from bert_jax.model.shape_cost import training_cost
@@ -22,7 +21,7 @@ from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finet
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.rules import batch_parts, check_divides
 from bert_jax.runs.checkpoints import load_params
-from bert_jax.runs.directory import PROVENANCE, Run, claim_run, open_run
+from bert_jax.runs.directory import Run, claim_run, open_run, read_run_provenance
 from bert_jax.runs.execution import SLOWER, suited_to
 from bert_jax.runs.resume_check import find_changes, refuse_other_settings
 from bert_jax.section import under
@@ -87,8 +86,7 @@ class TrainingSetup(NamedTuple):
         found: dict[str, Any] = {"init_from": self.section.init_from, "content": self.content}
         if files := hub_files(self.section.task):
             found["files"] = {role: file.record for role, file in files.items()}
-        path = root / PROVENANCE
-        held = read_json_object(path) if path.exists() else {}
+        held = read_run_provenance(root)
         before = held.get("content", self.content)
         changes = [
             {"content": change.key, "was": change.was, "now": change.now}
@@ -325,8 +323,7 @@ def _frozen(task: FinetuneTask, section: FinetuneSection, model: ModelDefinition
 def decisive_settings(run: Run, prepared: TrainingSetup) -> dict[str, Any]:
     """Returns what decided the numbers of a fine-tuned run, as `TrainingSetup.decisive` does."""
     section = run.section("finetune", FinetuneSection, verb="finetune")
-    path = run.directory / PROVENANCE
-    provenance = read_json_object(path) if path.exists() else {}
+    provenance = read_run_provenance(run.directory)
     return {
         "seed": run.seed,
         "finetune": section.model_dump(mode="json"),
