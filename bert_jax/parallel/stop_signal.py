@@ -8,6 +8,7 @@ comparison. Where no process has an unsaved step, all end at once.
 """
 
 import contextlib
+import dataclasses
 import os
 import signal
 import threading
@@ -29,6 +30,31 @@ class EvaluationCut(Exception):
     """A request to stop came in an evaluation, which ends on all processes after the same batch."""
 
 
+@dataclasses.dataclass
+class _Request:
+    """What a signal has asked for, and what came of it."""
+
+    signal: str = ""  # its name
+    came: float = 0.0
+    limit: int | None = None  # of steps: not to be passed before the agreement, or the end
+    answers: dict[int, tuple[int, bool]] = dataclasses.field(default_factory=dict)
+    stop_at: int | None = None  # the agreement
+
+    def begin(self, name: str) -> None:
+        """Takes a signal for the request, unless there has been one."""
+        if not self.signal:
+            self.signal, self.came = name, time.monotonic()
+
+    @property
+    def is_old(self) -> bool:
+        """Whether a signal that comes now is another request."""
+        return bool(self.signal) and time.monotonic() - self.came > _SAME_REQUEST_SECONDS
+
+    def halts(self, steps: int) -> bool:
+        """Whether a process has to wait for the agreement, or its end, after so many steps."""
+        return self.limit is not None and self.stop_at is None and steps >= self.limit
+
+
 class StopSignal:
     """This process's ear for signals. There is one, `STOP`; the train loop asks it at every step.
 
@@ -40,15 +66,12 @@ class StopSignal:
         self._steps = 0  # dispatched, and batches of evaluations
         self._unsaved = False  # a step was dispatched that no checkpoint holds
         self._wait_for_save: Callable[[], None] = lambda: None
-        self._where = "before the first step: nothing had to be saved"
-        self._limit: int | None = None  # not to be passed before the agreement, or the end
-        self._stop_at: int | None = None  # the agreement
-        self._requested: tuple[str, float] | None = None  # signal, time
+        self._saved_step = 0  # which the last checkpoint holds, or is about to
+        self._request = _Request()
         self._owns_process = False
         self._pipe: SignalPipe | None = None
         self._channel: Channel | None = None
         self._also: Callable[[int], bool] = lambda _: False
-        self._answers: dict[int, tuple[int, bool]] = {}
         self._cutting = False  # in an evaluation that may be cut short
 
     def listen(self, *, owns_process: bool) -> None:
@@ -103,8 +126,7 @@ class StopSignal:
         """
         with self._lock:
             self._unsaved, self._wait_for_save = False, wait_for_save
-            if step:
-                self._where = f"at step {step}: its checkpoint stands"
+            self._saved_step = step
             if self._channel is not None:
                 self._channel.step = step
 
@@ -141,26 +163,25 @@ class StopSignal:
     def _count_step(self) -> bool:
         """Counts a step, or a batch that counts like one; says whether it is time to stop."""
         self._steps += 1
-        while self._limit is not None and self._stop_at is None and self._steps >= self._limit:
+        while self._request.halts(self._steps):
             self._lock.wait()  # a round trip; a death on the way ends the process
-        return self._stop_at is not None and self._steps >= self._stop_at
+        return self._request.stop_at is not None and self._steps >= self._request.stop_at
 
     def _hear(self, number: int) -> None:
-        now, name = time.monotonic(), signal.Signals(number).name
+        name = signal.Signals(number).name
         with self._lock:
-            first = self._requested
-            if first is None:
-                self._requested = name, now
-        if first is None:
-            self._request(name)
-        elif self._owns_process and self._is_second(now):
+            first = not self._request.signal
+            self._request.begin(name)
+        if first:
+            self._ask(name)
+        elif self._owns_process and self._request.is_old:
             self._end_at_once(number)
 
-    def _request(self, name: str) -> None:
+    def _ask(self, name: str) -> None:
         if self._channel is None:
             with self._lock:
                 steps, unsaved = self._answer()
-                self._stop_at = steps + 1 if unsaved else None
+                self._request.stop_at = steps + 1 if unsaved else None
             if not unsaved:
                 self._end_beside(name)
         elif self._channel.index == 0:
@@ -172,42 +193,42 @@ class StopSignal:
         """Process 0: asks all for their counts, at the first request."""
         assert self._channel is not None
         with self._lock:
-            if self._limit is not None:
+            if self._request.limit is not None:
                 return
-            self._requested = self._requested or (str(message["signal"]), time.monotonic())
-            self._answers[0] = self._answer()
+            self._request.begin(str(message["signal"]))
+            self._request.answers[0] = self._answer()
         self._channel.send("count", signal=message["signal"])
 
     def _on_count(self, _: int, message: Message) -> None:
         assert self._channel is not None
         with self._lock:
-            self._requested = self._requested or (str(message["signal"]), time.monotonic())
+            self._request.begin(str(message["signal"]))
             steps, unsaved = self._answer()
         self._channel.send("counted", steps=steps, unsaved=unsaved)
 
     def _on_counted(self, sender: int, message: Message) -> None:
         """Process 0: decides when all have answered."""
         assert self._channel is not None
-        self._answers[sender] = int(message["steps"]), bool(message["unsaved"])
-        if len(self._answers) < self._channel.count:
+        self._request.answers[sender] = int(message["steps"]), bool(message["unsaved"])
+        if len(self._request.answers) < self._channel.count:
             return
-        unsaved = any(unsaved for _, unsaved in self._answers.values())
-        stop_at = max(steps for steps, _ in self._answers.values()) + 1 if unsaved else None
+        answers = self._request.answers.values()
+        unsaved = any(unsaved for _, unsaved in answers)
+        stop_at = max(steps for steps, _ in answers) + 1 if unsaved else None
         self._channel.send("agreed", stop_at=stop_at)
         self._on_agreed(0, {"stop_at": stop_at})
 
     def _on_agreed(self, _: int, message: Message) -> None:
         if message["stop_at"] is None:
-            assert self._requested is not None
-            self._end_beside(self._requested[0])
+            self._end_beside(self._request.signal)
             return
         with self._lock:
-            self._stop_at = int(message["stop_at"])
+            self._request.stop_at = int(message["stop_at"])
             self._lock.notify_all()
 
     def _answer(self) -> tuple[int, bool]:
         """Returns steps, and whether one is unsaved; from now on none begins but by agreement."""
-        self._limit = self._steps + 1
+        self._request.limit = self._steps + 1
         return self._steps, self._unsaved or not self._owns_process
 
     def _end_beside(self, name: str) -> None:
@@ -216,7 +237,10 @@ class StopSignal:
 
     def _end(self, name: str) -> None:
         """Ends the process, which has nothing to save, once its last checkpoint is whole."""
-        code, line = INTERRUPTED, f"stopped by {name} {self._where}"
+        held = "before the first step: nothing had to be saved"
+        if self._saved_step:
+            held = f"at step {self._saved_step}: its checkpoint stands"
+        code, line = INTERRUPTED, f"stopped by {name} {held}"
         try:
             self._wait_for_save()
         except Exception as error:
@@ -225,18 +249,15 @@ class StopSignal:
             self._channel.hang_up()
         end_now(code, line)
 
-    def _is_second(self, now: float) -> bool:
-        return self._requested is not None and now - self._requested[1] > _SAME_REQUEST_SECONDS
-
     def _end_at_once(self, number: int) -> None:
         if self._channel is not None:
             self._channel.fail(128 + number, f"a second {signal.Signals(number).name}")
-        stands = self._where.partition(": ")[2]
+        stands = "the last whole checkpoint stands" if self._saved_step else "nothing was saved"
         end_now(128 + number, f"a second {signal.Signals(number).name}: ended at once; {stands}")
 
     def _handler(self, number: int, _: object) -> None:
         """Runs in the main thread. The interpreter has told the other thread already."""
-        if not self._owns_process and self._is_second(time.monotonic()):
+        if not self._owns_process and self._request.is_old:
             assert self._pipe is not None
             self._pipe.give_back(number)
             os.kill(os.getpid(), number)
@@ -247,8 +268,8 @@ class StopSignal:
             return
         self._pipe.close()
         self._pipe = None
-        self._requested = self._stop_at = self._limit = None
-        self._unsaved = False
+        self._request, self._unsaved, self._saved_step = _Request(), False, 0
+        self._wait_for_save = lambda: None
 
 
 STOP: Final = StopSignal()

@@ -39,7 +39,9 @@ def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
     config = write_config(tmp_path / "config.yaml", values)
     one, two = tmp_path / "one", tmp_path / "two"
     alone("finetune", config, f"run_dir={one}", directory=tmp_path)
-    with start("finetune", config, f"run_dir={two}", count=2, directory=tmp_path) as job:
+    # Parameters are split over both, so that neither has them whole.
+    split = ("mesh.data=1", "mesh.fsdp=2")
+    with start("finetune", config, f"run_dir={two}", *split, count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
         assert "best: step" in job[0].out
         # But for what Gloo says, and what takes long before it has joined.

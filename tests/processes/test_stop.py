@@ -144,7 +144,7 @@ def test_a_second_signal_ends_at_once_and_leaves_the_last_checkpoint_whole(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
     said = re.search(
-        r"bert-jax: a second SIGTERM: ended at once; its checkpoint stands\n", job[0].err
+        r"bert-jax: a second SIGTERM: ended at once; the last whole checkpoint stands\n", job[0].err
     )
     assert said, job.said()
     with open_checkpoints(run) as checkpoints:

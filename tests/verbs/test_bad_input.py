@@ -155,6 +155,10 @@ def test_a_damaged_shard_is_named(tmp_path: Path, project: Path, config: dict[st
         (["mesh.tensor=4"], ["mesh.tensor: found 4", "2 heads"]),
         (["mesh.data=0"], ["mesh.data: found 0"]),
         (["mesh.data=-1", "mesh.fsdp=-1"], ["data and fsdp are both -1"]),
+        (
+            ["train.evaluation.batch_size=12"],
+            ["train.evaluation.batch_size: found 12", "allowed: a multiple of 8"],
+        ),
         (["train.phases.0.batch_size=12"], ["train.phases.0.batch_size: found 12", "8"]),
         (
             ["model.architecture.max_position_embeddings=16"],

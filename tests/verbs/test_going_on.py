@@ -15,15 +15,16 @@ from click.testing import CliRunner, Result
 from etils import epath
 
 from bert_jax.cli.commands import cli
-from bert_jax.errors import RunStopped
+from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.lock import LocalLock
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.stop_signal import STOP
-from bert_jax.runs.checkpoints import load_params
+from bert_jax.runs.checkpoints import load_params, write_checkpoints
 from bert_jax.runs.directory import open_run
+from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_local import LocalCheckpoints
-from bert_jax.train.sections import LocalCheckpointSection
+from bert_jax.train.sections import CheckpointSection, LocalCheckpointSection
 from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.writer import read_metrics
 from tests.project import project_config, write_config
@@ -221,6 +222,59 @@ def test_a_damaged_register_of_starts_is_named(
         assert len(lines) == 1  # it is whole again
 
 
+def open_both(run_dir: Path | str, local: Path) -> Checkpointer:
+    """The checkpoints of a run directory, and those on this host's own disk."""
+    tier = LocalCheckpointSection(directory=str(local), every=1, keep=9)
+    mesh = make_mesh(MeshSection(data=1), jax.devices()[:1])
+    return write_checkpoints(run_dir, CheckpointSection(local=tier), mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "newest", "without_local"),
+    [([8], 7, 4), ([4, 8], 7, None)],
+    ids=["the newest", "all"],
+)
+def test_a_local_checkpoint_is_newer_than_the_whole_one_before_a_damaged_one(
+    tmp_path: Path, damaged: list[int], newest: int, without_local: int | None
+) -> None:
+    run_dir, local = tmp_path / "run", tmp_path / "local"
+    run_dir.mkdir()
+    with open_both(run_dir, local) as checkpoints:
+        for step in (4, 5, 6, 7, 8):
+            saved = {"step": step, "progress": {"step": step}}
+            if step % 4:
+                checkpoints.save_local(state_at(step), **saved)
+            else:
+                checkpoints.save(state_at(step), **saved)
+    for step in damaged:
+        flip(run_dir / "checkpoints" / str(step) / "params" / "manifest.ocdbt")
+    with open_both(run_dir, local) as checkpoints:
+        assert checkpoints.latest_step() == newest
+        assert checkpoints.progress(newest) == {"step": newest}
+        restored = checkpoints.restore_params(abstract().params, step=newest)
+        jax.tree.map(np.testing.assert_array_equal, restored, state_at(newest).params)
+    shutil.rmtree(local)
+    with open_both(run_dir, local) as checkpoints:
+        if without_local is None:
+            with pytest.raises(UserError, match="no whole checkpoint"):
+                checkpoints.latest_step()
+        else:
+            assert checkpoints.latest_step() == without_local
+
+
+def test_runs_of_one_relative_name_keep_their_local_checkpoints_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for project, step in (("one", 1), ("two", 2)):
+        (tmp_path / project / "runs" / "base").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / project)
+        with open_both("runs/base", tmp_path / "local") as checkpoints:
+            checkpoints.save_local(state_at(step), step=step, progress={})
+    for project, step in (("one", 1), ("two", 2)):
+        with open_both(tmp_path / project / "runs" / "base", tmp_path / "local") as checkpoints:
+            assert checkpoints.latest_step() == step
+
+
 @pytest.mark.parametrize(
     ("local", "said"),
     [
@@ -258,7 +312,7 @@ def test_a_signal_cuts_an_evaluation_short_and_the_next_start_makes_up_for_it(
         batches.append(len(batches))
         if len(batches) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-            while STOP._requested is None:  # the thread that hears it
+            while not STOP._request.signal:  # the thread that hears it
                 time.sleep(0.001)
         between_batches()
 
