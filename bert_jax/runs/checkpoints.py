@@ -8,6 +8,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.files.remote import is_remote
 from bert_jax.narration import doing
 from bert_jax.optim.optimizer import MomentsState, find_moments, make_optimizer
 from bert_jax.optim.sections import OptimizerSection
@@ -63,9 +64,11 @@ def write_checkpoints(
     nothing is saved on the hosts' own disks. Raises UserError if the run's directory or the local
     one cannot be written.
     """
-    path = epath.Path(run_dir) / CHECKPOINTS
+    root = epath.Path(run_dir)
+    root = root if is_remote(root) else root.resolve()  # two runs may both be called runs/base
+    path = root / CHECKPOINTS
     if section.local is not None and mesh is not None:
-        local = LocalCheckpoints(section.local, epath.Path(run_dir), mesh, say=warn_here)
+        local = LocalCheckpoints(section.local, root, mesh, say=warn_here)
         return TieredCheckpoints(path, section, local, save_bytes=save_bytes, say=warn_aloud)
     return Checkpointer(path, section, save_bytes=save_bytes, say=warn_aloud)
 

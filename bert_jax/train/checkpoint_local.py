@@ -288,14 +288,38 @@ class TieredCheckpoints(Checkpointer):
         self._local, self._chosen = local, -1  # the local step that the run goes on from
 
     def latest_step(self) -> int | None:
-        """Returns the newest step that is whole, on all hosts or in the run directory."""
+        """Returns the newest step that is whole, on all hosts or in the run directory.
+
+        Raises UserError: there are checkpoints in the run directory, and none is whole anywhere.
+        """
         newest = max(self.all_steps(), default=0)
         found = self._local.newest(above=newest)
-        self._chosen = -1 if found is None else found
         if found is None:
-            found = super().latest_step()
-        self._local.forget_after(found or 0)
-        return found
+            return self._without_local(newest)
+        return self._choose(found)
+
+    def _without_local(self, newest: int) -> int | None:
+        """Returns the newest whole step where none is local above the newest that is listed.
+
+        That may be damaged: then a local one that is newer than the whole one before it is better.
+        """
+        failed = whole = None
+        try:
+            whole = super().latest_step()
+        except UserError as error:
+            failed = error
+        if (whole or 0) < newest and (found := self._local.newest(above=whole or 0)) is not None:
+            return self._choose(found)
+        if failed is not None:
+            raise failed
+        self._chosen = -1
+        self._local.forget_after(whole or 0)
+        return whole
+
+    def _choose(self, step: int) -> int:
+        self._chosen = step
+        self._local.forget_after(step)
+        return step
 
     def has_optimizer(self, step: int) -> bool:
         """Says whether a checkpoint is more than parameters."""
