@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from bert_jax.model.initial import Initial
@@ -151,6 +152,20 @@ def laid_out_as(params: Params, abstract: Params) -> Params:
     """Returns parameters in the layout of others; call it on every process."""
     wanted = _Layout.of(abstract)
     return params if wanted == _Layout.of(params) else _computed(_same, wanted)(params)
+
+
+def gathered(params: Params) -> Params:
+    """Returns parameters that each process has whole; call it on every process.
+
+    Arrays with parts on other processes' devices come to the host, one at a time.
+    """
+
+    def whole(leaf: jax.Array) -> Any:
+        if leaf.is_fully_addressable:
+            return leaf
+        return multihost_utils.process_allgather(leaf, tiled=True)
+
+    return jax.tree.map(whole, params)
 
 
 class _Layout(NamedTuple):

@@ -25,6 +25,7 @@ from bert_jax.tasks.registry import TaskSection
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.training.report import write_report
 from bert_jax.train.progress_display import format_scores
+from bert_jax.train.state import gathered
 
 ROLES: Final = ("dev", "test")
 PREDICTIONS: Final = "predictions"
@@ -48,6 +49,7 @@ def conclude(
         loaded = load_params(run, checkpoint="auto", mesh=mesh)
         records = predict_splits(predictor, loaded.params, family, family.dev)
     scores = score_splits(family, records)
+    loaded = loaded._replace(params=gathered(loaded.params))  # the report is of one process
     if jax.process_index() == 0:
         for name, found in records.items():
             write_records(run.directory / PREDICTIONS / f"{name}.jsonl", found)
