@@ -94,19 +94,19 @@ class Checkpointer:
         step: int,
         progress: Mapping[str, Any],
         selection_score: SelectionScore | None = None,
-    ) -> None:
+    ) -> bool:
         """Starts saving the state as `step`; the next save or leaving the context waits for it.
 
         The run is healthy. `progress` is plain JSON: data position, phase, metrics not yet
-        reported; the score is of an evaluation at this step. Raises RunStopped: this or the save
-        before failed, and `on_error` is `stop`.
+        reported; the score is of an evaluation at this step. Returns whether it began, or was there
+        already. Raises RunStopped: this or the save before failed, and `on_error` is `stop`.
         """
         parts = {
             PARAMS: state.params,
             OPTIMIZER: trees.optimizer_tree(state),
             PROGRESS: dict(progress),
         }
-        self._save(step, parts, selection_score)
+        return self._save(step, parts, selection_score)
 
     def save_local(self, state: TrainState, *, step: int, progress: Mapping[str, Any]) -> None:
         """Does nothing: see `bert_jax.train.checkpoint_local`."""
@@ -150,6 +150,11 @@ class Checkpointer:
         """Reads the parameters alone."""
         return self._restore(abstract_params, step=step, item=PARAMS)
 
+    def settle(self) -> None:
+        """Waits for the save under way; RunStopped: the last failed, and `on_error` is `stop`."""
+        self._settled()
+        self._stop_if_failed()
+
     def wait(self) -> None:
         """Waits until all saves are whole; RunStopped: the last failed, with any `on_error`."""
         self._settled()
@@ -171,18 +176,18 @@ class Checkpointer:
 
     def _save(
         self, step: int, items: Mapping[str, Any], selection_score: SelectionScore | None
-    ) -> None:
-        self._settled()
-        self._stop_if_failed()
+    ) -> bool:
+        self.settle()
         if step in self._found.steps() and self._found.problem(step) is None:
-            return
+            return True
         try:
             self._files.start(self._path / str(step), items, step=step, score=selection_score)
         except SaveFailed as error:
             self._fail(step, error)
             self._stop_if_failed()
-            return
+            return False
         self._saving = self._thread.submit(self._finish, step, list(items), selection_score)
+        return True
 
     def _finish(self, step: int, parts: list[str], score: SelectionScore | None) -> None:
         """Waits until a checkpoint is whole, and only then deletes those not to be kept."""

@@ -27,6 +27,7 @@ from bert_jax.train.progress_display import warn_aloud
 from bert_jax.train.recovery import Recovery, RollbackDue, RunningStep
 from bert_jax.train.replicas import ReplicaCheck
 from bert_jax.train.restore import restore_or_initialise
+from bert_jax.train.rollbacks import RollbackLog
 from bert_jax.train.spec import Phase, TrainSpec
 from bert_jax.train.state import TrainState, abstract_state
 from bert_jax.train.step import HEALTHY, TrainStep
@@ -53,13 +54,14 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
     watch = Stopwatch(spec.run_dir, started=spec.started)
     abstract = abstract_state(spec.step.model, spec.step.optimizer, spec.mesh)
     with watch.on("restore"), doing("making or restoring the state"):
-        state, progress = restore_or_initialise(spec, abstract, say=warn_aloud)
+        rollbacks = RollbackLog(spec.run_dir)
+        state, progress = restore_or_initialise(spec, abstract, rollbacks, say=warn_aloud)
     spec.write_config(spec.run_dir)
     tracker = StepTracker(progress, phases=spec.phases, intervals=spec.intervals)
     first, last = progress.step, tracker.last_step
     output = open_output(spec, watch, console, progress=progress, last=last)
     try:
-        loop = _Loop(spec, state, tracker, output)
+        loop = _Loop(spec, state, tracker, output, rollbacks)
         if first:
             output.display.say(f"resuming at step {first} of {last}")
         with (
@@ -85,10 +87,16 @@ class _Loop:
     """A run in motion: its state, its bookkeeping, and where figures go."""
 
     def __init__(
-        self, spec: TrainSpec, state: TrainState, tracker: StepTracker, output: Output
+        self,
+        spec: TrainSpec,
+        state: TrainState,
+        tracker: StepTracker,
+        output: Output,
+        rollbacks: RollbackLog,
     ) -> None:
         self.spec, self.state, self.tracker, self.output = spec, state, tracker, output
-        self.recovery, self.replicas = Recovery(spec, tracker, output), ReplicaCheck(spec)
+        self.recovery = Recovery(spec, tracker, output, rollbacks)
+        self.replicas = ReplicaCheck(spec)
         self.evaluations = Evaluations(spec, tracker, output)
         self.watchdog = Watchdog(spec.watchdog, output.watch, spec.run_dir)
         self.profile = StepProfile(spec.profile, spec.run_dir, say=output.display.say)
@@ -144,8 +152,8 @@ class _Loop:
                     score = self.evaluations.run(phase, self.state.params, stop)
                 stopping = due.stop or self.evaluations.cut
                 if due.save or stopping or tracker.out_of_patience:
-                    self._save(score)
-                    stop.saved(step, spec.checkpoints.wait)
+                    if self._save(score):
+                        stop.saved(step, spec.checkpoints.wait)
                 elif due.save_local:
                     self._save(None, local=True)
                 if due.end_phase or stopping or tracker.out_of_patience:
@@ -176,21 +184,26 @@ class _Loop:
         reports.add(running.batch)
         return applied
 
-    def _save(self, selection_score: SelectionScore | None, *, local: bool = False) -> None:
-        """Starts saving state and progress together, in the run directory or on the local disk."""
+    def _save(self, selection_score: SelectionScore | None, *, local: bool = False) -> bool:
+        """Starts saving state and progress together, in the run directory or on the local disk.
+
+        Returns whether the run directory holds the step, or is about to.
+        """
         progress, output, checkpoints = self.tracker.progress, self.output, self.spec.checkpoints
         self.spec.check_lock()
         if (failure := failure_of(output.flush)) is not None:
             checkpoints.not_saved(progress.step, failure)
-            return
+            return False
         saved = {"step": progress.step, "progress": progress.to_json()}
         with output.watch.on("save"):
             if local:
                 checkpoints.save_local(self.state, **saved)
+                began = False
             else:
-                checkpoints.save(self.state, **saved, selection_score=selection_score)
+                began = checkpoints.save(self.state, **saved, selection_score=selection_score)
         output.watch.saved(progress.step)
         output.watch.write(output.writer, step=progress.step)
+        return began
 
     def _say_why(self, *, stopped: bool, end_phase: bool) -> None:
         """Says why the run ends before its last step, if it does."""

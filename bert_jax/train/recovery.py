@@ -1,99 +1,23 @@
 """What a run does about bad steps: goes on without one, goes back to a checkpoint, or stops."""
 
-import json
 import math
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import pydantic
-from etils import epath
 
-from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.errors import RunStopped
-from bert_jax.files.atomic import write_whole
-from bert_jax.files.seal import read_sealed, sealed
-from bert_jax.section import Section
 from bert_jax.task import Sums
 from bert_jax.train.bad_steps import BadStep, BadStepGuard
 from bert_jax.train.dump import write_dump
 from bert_jax.train.output import Output
 from bert_jax.train.prefetch import DeviceBatch
-from bert_jax.train.progress import TrainProgress
 from bert_jax.train.restore import restore_or_initialise
+from bert_jax.train.rollbacks import RollbackLog
 from bert_jax.train.spec import TrainSpec
 from bert_jax.train.state import TrainState, abstract_like
 from bert_jax.train.step import StepFigures, StepLimits
 from bert_jax.train.step_tracker import StepTracker
-from bert_jax.validation import validate
-
-ROLLBACKS: Final = "rollbacks.json"
-
-
-class Rollback(Section):
-    """A return to a checkpoint."""
-
-    checkpoint: int = pydantic.Field(ge=0)  # the step that the run went back to; 0 is its start
-    bad_step: int = pydantic.Field(ge=1)  # the step that went bad
-    reason: str  # what was wrong with it
-    phase: int = pydantic.Field(ge=0)  # of the bad step
-    first: int = pydantic.Field(ge=0)  # the first row that is left out, counted over the phase
-    position: DataPosition  # the data position to go on from
-
-    def apply(self, progress: TrainProgress) -> None:
-        """Moves the progress of the checkpoint past the data."""
-        if progress.phase < self.phase:
-            progress.start_phase(self.phase)
-        progress.position = self.position
-
-
-class RollbackFile(Section):
-    """What `ROLLBACKS` holds."""
-
-    rollbacks: tuple[Rollback, ...] = ()
-
-
-class RollbackLog:
-    """The rollbacks of a run, oldest first: what data was left out, and from which checkpoint on.
-
-    Its file says it from the moment of the decision: a run that is stopped before the next
-    checkpoint resumes past the same data.
-    """
-
-    def __init__(self, run_dir: epath.Path, *, step: int) -> None:
-        """Reads those that count at a checkpoint's step: later ones will be decided again.
-
-        Raises UserError: the file is damaged.
-        """
-        self._path = run_dir / ROLLBACKS
-        found = RollbackFile()
-        if self._path.exists():
-            found = validate(RollbackFile, read_sealed(self._path), source=str(self._path))
-        self._all = [entry for entry in found.rollbacks if entry.checkpoint <= step]
-
-    def to(self, step: int) -> list[Rollback]:
-        """Returns those to one checkpoint; the last says where the data goes on."""
-        return [entry for entry in self._all if entry.checkpoint == step]
-
-    def add(self, bad: BadStep, progress: TrainProgress, *, at: TrainProgress) -> Rollback:
-        """Writes down a rollback from the progress `at` a bad step to another, and returns it."""
-        assert at.position is not None
-        start = progress.position if progress.phase == at.phase else None
-        if before := self.to(progress.step):
-            start = before[-1].position
-        entry = Rollback(
-            checkpoint=progress.step,
-            bad_step=bad.step,
-            reason=bad.reason,
-            phase=at.phase,
-            first=start.example_index if start else 0,
-            position=at.position,
-        )
-        self._all.append(entry)
-        if jax.process_index() == 0:
-            body = RollbackFile(rollbacks=tuple(self._all)).model_dump(mode="json")
-            write_whole(self._path, json.dumps(sealed(body), indent=1))
-        return entry
 
 
 class RunningStep(NamedTuple):
@@ -116,14 +40,13 @@ class RollbackDue(Exception):
 class Recovery:
     """Judges the steps of a run, and answers bad ones as its settings say; on all hosts alike."""
 
-    def __init__(self, spec: TrainSpec, tracker: StepTracker, output: Output) -> None:
-        """Moves the progress past data that an earlier rollback to the same checkpoint left out."""
-        self._spec, self._tracker = spec, tracker
+    def __init__(
+        self, spec: TrainSpec, tracker: StepTracker, output: Output, rollbacks: RollbackLog
+    ) -> None:
+        """Takes the run's rollbacks so far."""
+        self._spec, self._tracker, self._rollbacks = spec, tracker, rollbacks
         self._output, self._display = output, output.display
         self.guard = BadStepGuard(spec.bad_steps)
-        self._rollbacks = RollbackLog(spec.run_dir, step=tracker.progress.step)
-        if before := self._rollbacks.to(tracker.progress.step):
-            before[-1].apply(tracker.progress)
 
     def limits(self, step: int) -> StepLimits:
         """Returns what a step is judged by: loss and gradient norm of a spike."""
@@ -147,7 +70,6 @@ class Recovery:
             self._record(bad, step=bad.step)
             return _thawed(state) if bad.response == "skip" else state
         spec, progress = self._spec, self._tracker.progress
-        spec.checkpoints.wait()
         last = spec.checkpoints.latest_step()
         if bad.response == "rollback":
             before = self._rollbacks.to(last or 0)
@@ -163,13 +85,17 @@ class Recovery:
     def roll_back(self, bad: BadStep, state: TrainState) -> TrainState:
         """Goes back to the last checkpoint, its data position moved past the bad step.
 
-        The memory of the given state is given back before the other is read.
+        The memory of the given state is given back before the other is read. Raises RunStopped: the
+        last save failed, and the settings say to stop.
         """
+        self._spec.checkpoints.settle()
         abstract = jax.tree.map(abstract_like, state)
         for leaf in jax.tree.leaves(state):
             leaf.delete()
         with self._output.watch.on("restore"):
-            state, progress = restore_or_initialise(self._spec, abstract, say=self._display.say)
+            state, progress = restore_or_initialise(
+                self._spec, abstract, self._rollbacks, say=self._display.say
+            )
         progress.unevaluated = False  # a start has made up for it, and its figures stand
         left_out = self._rollbacks.add(bad, progress, at=self._tracker.progress)
         left_out.apply(progress)

@@ -30,7 +30,6 @@ class ReplicaCheck:
         if self._every is None:
             return
         if found := find_deviations(state, self._spec.mesh):
-            self._spec.checkpoints.wait()
             last = self._spec.checkpoints.latest_step()
             held = "there is no checkpoint" if last is None else f"checkpoint {last} is untouched"
             raise RunStopped(f"step {step}: {describe(found)}; nothing was saved, {held}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bert_jax.data.loader.data_position import describe_differences
 from bert_jax.errors import UserError
 from bert_jax.train.progress import IMPORTED, TrainProgress
+from bert_jax.train.rollbacks import RollbackLog
 from bert_jax.train.spec import Phase, TrainSpec
 from bert_jax.train.state import TrainState, draw_params, initialise, laid_out_as
 
@@ -17,27 +18,37 @@ if TYPE_CHECKING:  # it brings Orbax with it
 
 
 def restore_or_initialise(
-    spec: TrainSpec, abstract: TrainState, *, say: Callable[[str], None]
+    spec: TrainSpec, abstract: TrainState, rollbacks: RollbackLog, *, say: Callable[[str], None]
 ) -> tuple[TrainState, TrainProgress]:
     """Returns the last checkpoint's state and progress, or fresh ones where there is none.
 
-    `say` gets a line if the data have changed, and may. Raises UserError: the checkpoint is of
-    another model, or of other phases or data.
+    The progress is past the data that rollbacks to that checkpoint have left out. `say` gets a line
+    if the data have changed, and may. Raises UserError: the checkpoint is of another model, or of
+    other phases or data.
     """
     step = spec.checkpoints.latest_step()
     if step is None:
         draw = functools.partial(draw_params, spec.step.model, seed=spec.seed)
         params = laid_out_as(spec.initial_params(abstract.params, draw), abstract.params)
-        return initialise(params, spec.step.optimizer, abstract, seed=spec.seed), TrainProgress()
+        state = initialise(params, spec.step.optimizer, abstract, seed=spec.seed)
+        progress = TrainProgress()
+    else:
+        state, progress = _restore(spec, abstract, step=step)
+    rollbacks.apply(progress)
+    _check(progress, spec, say)
+    return state, progress
+
+
+def _restore(
+    spec: TrainSpec, abstract: TrainState, *, step: int
+) -> tuple[TrainState, TrainProgress]:
     if not spec.checkpoints.has_optimizer(step):
         raise UserError(
             f"run_dir: found {spec.run_dir}, whose checkpoint {step} holds parameters alone, "
             f"allowed: a new directory, with --init-from {spec.run_dir}"
         )
     state = restore_state(spec.checkpoints, abstract, step=step)
-    progress = _progress(spec.checkpoints.progress(step), step=step, phases=spec.phases)
-    _check(progress, spec, say)
-    return state, progress
+    return state, _progress(spec.checkpoints.progress(step), step=step, phases=spec.phases)
 
 
 def restore_state(checkpoints: Checkpointer, abstract: TrainState, *, step: int) -> TrainState:

@@ -119,9 +119,14 @@ class TrainSpec:
 def check_batches(section: sections.TrainSection, mesh: Mesh) -> None:
     """Refuses batch sizes that do not divide evenly into devices and microbatches.
 
-    Raises UserError: naming the phase and the multiple that is allowed.
+    Raises UserError: naming the key and the multiple that is allowed.
     """
     parts = batch_parts(mesh)
+    if section.evaluation is not None and (size := section.evaluation.batch_size or 0) % parts:
+        raise UserError(
+            f"train.evaluation.batch_size: found {size}, allowed: a multiple of {parts} (data × "
+            f"fsdp)"
+        )
     for index, phase in enumerate(section.phases):
         unit = parts * phase.accumulation
         if phase.batch_size % unit:
