@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import os
 import pathlib
 import shutil
@@ -157,12 +158,14 @@ def unfinished(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
 
 
-def remove_unfinished(directory: pathlib.Path) -> None:
+def remove_unfinished(directory: pathlib.Path, *, of: str | None = None) -> None:
     """Removes what killed runs have left in a local directory: the names of `unfinished` alone.
 
-    The caller is its only writer. Other names with the same ending are the user's.
+    The caller is the only writer of the directory, or of the name `of` in it. Other names with the
+    same ending are the user's.
     """
-    for path in directory.glob(f"*.{'[0-9a-f]' * 32}{_UNFINISHED}"):
+    name = "*" if of is None else glob.escape(of)
+    for path in directory.glob(f"{name}.{'[0-9a-f]' * 32}{_UNFINISHED}"):
         _remove(path)
 
 

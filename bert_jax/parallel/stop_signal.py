@@ -213,7 +213,8 @@ class StopSignal:
         if len(self._request.answers) < self._channel.count:
             return
         answers = self._request.answers.values()
-        unsaved = any(unsaved for _, unsaved in answers)
+        # One that is a step ahead may have begun a save that the others have still to join.
+        unsaved = any(unsaved for _, unsaved in answers) or len({steps for steps, _ in answers}) > 1
         stop_at = max(steps for steps, _ in answers) + 1 if unsaved else None
         self._channel.send("agreed", stop_at=stop_at)
         self._on_agreed(0, {"stop_at": stop_at})

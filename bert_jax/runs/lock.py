@@ -2,12 +2,15 @@
 
 import contextlib
 import os
+import pathlib
 from collections.abc import Callable, Iterator
 
 import jax
 from etils import epath
 
+from bert_jax.files.atomic import remove_unfinished
 from bert_jax.files.lock import LOCK, Lock, lock_at, lock_beside, take_or_refuse
+from bert_jax.files.remote import is_remote
 from bert_jax.train.agreement import from_first_process
 from bert_jax.train.progress_display import warn_aloud
 
@@ -31,9 +34,13 @@ def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
 def hold_output(output: epath.PathLike) -> Iterator[Lock]:
     """Keeps other processes from writing the same file or directory while the block lasts.
 
-    Raises UserError if another process is writing it.
+    What those that were killed at it have left beside it is removed. Raises UserError if another
+    process is writing it.
     """
     with _hold(lock_beside(output), what=os.fspath(output)) as lock:
+        if jax.process_index() == 0 and not is_remote(output):
+            path = pathlib.Path(output)
+            remove_unfinished(path.parent, of=path.name)
         yield lock
 
 

@@ -82,3 +82,22 @@ def test_a_second_run_of_a_program_agrees_anew() -> None:
             assert not channel.said[1:]
             channel.handlers["counted"](2, {"steps": steps - 1, "unsaved": True})
             assert channel.said[1:] == [("agreed", {"stop_at": steps + 1})]
+
+
+def test_processes_that_are_a_step_apart_save_once_more() -> None:
+    """Each has saved what it has counted, but a save may have begun that one has not come to."""
+    stop, channel = StopSignal(), FakeChannel()
+    stop.agree_over(channel, lambda _: False)  # pyright: ignore[reportArgumentType]
+    stop.listen(owns_process=True)
+    try:
+        for step in range(1, 9):
+            assert not stop.due(step)
+        stop.saved(8, lambda: None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not channel.said:
+            time.sleep(0.001)
+        for process, steps in ((1, 7), (2, 8)):
+            channel.handlers["counted"](process, {"steps": steps, "unsaved": False})
+        assert channel.said[1:] == [("agreed", {"stop_at": 9})]
+    finally:
+        stop._stop_listening()

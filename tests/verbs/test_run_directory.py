@@ -127,8 +127,10 @@ def test_a_second_writer_is_refused_and_a_dead_one_forgotten(
     (run / LOCK).write_text("elsewhere 1\n")  # its holder was killed
     assert invoke("pretrain", config, f"run_dir={run}").exit_code == 0
     assert not (run / LOCK).exists()
+    for name in (f"exported.{'0a' * 16}.tmp", "exported.tmp"):  # of a killed export, and a user's
+        (tmp_path / name).mkdir()
     assert invoke("export", run, tmp_path / "exported").exit_code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["exported", "run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exported", "exported.tmp", "run"]
 
 
 def test_a_run_of_another_verb_is_not_gone_on_with(run: Path, config: Path, tmp_path: Path) -> None:
