@@ -26,6 +26,13 @@ class RunStopped(Exception):
     """
 
 
+class Diverged(RunStopped):
+    """A run whose numbers went bad: a loss, a gradient or what the model predicts is not finite.
+
+    More steps would not mend it. Any other `RunStopped` says nothing about the model.
+    """
+
+
 class PeerLost(Exception):
     """Another process of the job is gone, or never came; exit code 4.
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import Diverged, UserError
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file
 from bert_jax.model.config import HeadsSection
@@ -75,12 +75,12 @@ class Collector:
 
         float32, unpadded: [labels] for sequence classification, [choices] for a choice, [pieces,
         labels] for token classification, [pieces, 2] (start, end) for question answering. Raises
-        ValueError: another shape, or a row that was added already; RunStopped: they are not finite.
+        ValueError: another shape, or a row that was added already; Diverged: they are not finite.
         """
         if row not in self._missing:
             raise ValueError(f"logits of row {row}: found twice, allowed: once")
         if not np.isfinite(logits).all():
-            raise RunStopped(
+            raise Diverged(
                 f"logits of row {row}: found NaN or infinity, allowed: finite numbers; the model "
                 "has diverged"
             )

@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.errors import RunStopped
+from bert_jax.errors import Diverged
 from bert_jax.narration import doing
 from bert_jax.parallel.stop_signal import STOP, EvaluationCut, StopSignal
 from bert_jax.task import Batch, Params, Task
@@ -19,10 +19,6 @@ from bert_jax.train.spec import HostBatches, Phase, TrainSpec
 from bert_jax.train.state import ModelDefinition, abstract_params, laid_out_as
 from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.writer import VALIDATION
-
-
-class Diverged(RunStopped):
-    """Parameters that give sums of metrics that are not finite."""
 
 
 def make_evaluation(
@@ -84,7 +80,7 @@ class Evaluations:
             return None
         except Diverged as error:
             if progress.step >= self._tracker.last_step:
-                raise
+                raise Diverged(f"step {progress.step}: {error}") from None
             output.display.say(f"step {progress.step}: {error}", style="bold red")
             return None
         output.writer.write(VALIDATION, progress.step, scores)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data.rows.collate import assemble
-from bert_jax.errors import RunStopped
+from bert_jax.errors import Diverged
 from bert_jax.tasks.labels import Labelling
 from bert_jax.tasks.sequence import SequenceSplit, TextExample, notes_of
 from bert_jax.text import Tokenizer
@@ -162,7 +162,7 @@ def test_every_row_is_taken_once(tokenizer: Tokenizer) -> None:
 
 def test_a_model_that_has_diverged_makes_no_records(tokenizer: Tokenizer) -> None:
     collector = split_of([TextExample(5, "w1", None, 1, 2)], ONE, tokenizer).collect()
-    with pytest.raises(RunStopped, match="row 0: found NaN or infinity, allowed: finite"):
+    with pytest.raises(Diverged, match="row 0: found NaN or infinity, allowed: finite"):
         collector.add(0, np.asarray([np.nan, 0], np.float32))
 
 

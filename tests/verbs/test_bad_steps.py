@@ -1,8 +1,9 @@
 """NaN and spikes in a real run: skipped, rolled back, stopped, resumed and replayed, by command."""
 
+import itertools
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import bert_jax
 from bert_jax.parallel.stop_signal import StopSignal
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
+from bert_jax.tasks.predictor import Predictor
 from bert_jax.train import loop
 from bert_jax.train.checkpoint_orbax import OrbaxFiles, SaveFailed
 from bert_jax.train.example_log import read_example_log, times_seen
@@ -311,6 +313,67 @@ def test_fine_tuning_rolls_back_past_the_data(
     found = read_goodput(run_dir)
     assert found is not None
     assert found.seconds["lost"] > 0  # four steps and a dump
+
+
+def diverge_in(patch: pytest.MonkeyPatch, evaluations: Collection[int]) -> None:
+    """Evaluates NaN in place of the parameters, in some of a fine-tuning run's evaluations."""
+    predict, numbers = Predictor.__call__, itertools.count()
+
+    def diverged(self: Predictor, params: Any, split: Any) -> Any:
+        if next(numbers) in evaluations:
+            params = jax.tree.map(lambda leaf: leaf * np.nan, params)
+        return predict(self, params, split)
+
+    patch.setattr(Predictor, "__call__", diverged)
+
+
+# One length, so that there is one program to compile for.
+THREE_EPOCHS = {"epochs": 3, "max_length": 8}
+DIVERGED = "logits of row 0: found NaN or infinity, allowed: finite numbers; the model has diverged"
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_fine_tuning_goes_on_after_an_evaluation_that_is_not_finite(
+    bad: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the best checkpoint nor patience takes it for a score."""
+    diverge_in(monkeypatch, {bad})
+    # At this learning rate no evaluation is better than the first.
+    settings = THREE_EPOCHS | {"optimizer": {"learning_rate": 1e-9}, "patience": 2}
+    config = write_config(tmp_path / "config.yaml", tiny_config(tmp_path, **settings))
+    assert f"step {10 * bad + 10}: {DIVERGED}\n" in ok("finetune", config)
+    run_dir = tmp_path / "tuned"
+    assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [
+        step for step in (10, 20, 30) if step != 10 * bad + 10
+    ]
+    assert load_params(open_run(run_dir), checkpoint="best").step != 10 * bad + 10
+    assert json.loads((run_dir / "evaluation.json").read_text())["step"] != 10 * bad + 10
+
+
+def test_fine_tuning_ends_where_its_last_evaluation_is_not_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(tmp_path / "config.yaml", tiny_config(tmp_path, **THREE_EPOCHS))
+    run_dir, told = tmp_path / "tuned", f"bert-jax: step 30: {DIVERGED}"
+    diverge_in(monkeypatch, {1, 2})
+    result = invoke("finetune", config)
+    assert result.exit_code == 1, (result.output, result.exception)
+    assert result.stderr.splitlines() == [told]
+    # The newest, which has no score, and the best; the last step is not saved.
+    assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {"10", "20"}
+    assert not (run_dir / "evaluation.json").exists()
+    diverge_in(monkeypatch, range(9))
+    texts = ("--input", tmp_path / "rows-48-2.csv")
+    for command in (("evaluate", run_dir), ("predict", run_dir, tmp_path / "out.jsonl", *texts)):
+        result = invoke(*command)
+        assert result.exit_code == 1, (result.output, result.exception)
+        assert [line for line in result.stderr.splitlines() if "bert-jax" in line] == [
+            f"bert-jax: {DIVERGED}"
+        ]
+    assert not (run_dir / "evaluation.json").exists()
+    assert not (tmp_path / "out.jsonl").exists()
+    monkeypatch.undo()
+    assert "resuming at step 20" in ok("finetune", config)
 
 
 def test_a_damaged_dump_is_refused_in_one_line(
