@@ -27,9 +27,9 @@ class RunStopped(Exception):
 
 
 class Diverged(RunStopped):
-    """A run whose numbers went bad: a loss, a gradient or what the model predicts is not finite.
+    """A run whose numbers went bad: not finite, or a spike at which its settings say to stop.
 
-    More steps would not mend it. Any other `RunStopped` says nothing about the model.
+    The same run again would end there again; any other `RunStopped` says nothing of its numbers.
     """
 
 

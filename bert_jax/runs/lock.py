@@ -23,11 +23,12 @@ def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
     free at once on a file system, and after 45 seconds in a bucket. The directory exists.
     Raises UserError if another process is writing there.
 
-    Yields what to call before writing: it makes sure that the lock is still ours, with a RunStopped
-    when this machine stood still for so long that another process has taken it.
+    Yields what each process calls before anything is written: it makes sure that the lock is still
+    ours, with a RunStopped on all of them when the first one's machine stood still for so long that
+    another process has taken it.
     """
     with _hold(run_dir / LOCK, what=str(run_dir)) as lock:
-        yield lock.check if jax.process_index() == 0 else lambda: None
+        yield lambda: from_first_process(lock.check)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import jax
 
-from bert_jax.errors import UserError
+from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import why_not_written
 from bert_jax.parallel.channel import current_channel
 
@@ -14,7 +14,7 @@ from bert_jax.parallel.channel import current_channel
 def from_first_process(find_out: Callable[[], Any]) -> Any:
     """Returns what the first process finds out, plain JSON, on all processes; each must call it.
 
-    Raises UserError: what it raised there, on all processes.
+    Raises UserError, RunStopped: what it raised there, on all processes.
     """
     if (channel := current_channel()) is None or jax.process_count() == 1:
         return find_out()
@@ -22,11 +22,11 @@ def from_first_process(find_out: Callable[[], Any]) -> Any:
     if channel.index == 0:
         try:
             answer = {"found": find_out()}
-        except UserError as error:
-            answer = {"error": str(error)}
+        except (UserError, RunStopped) as error:
+            answer = {"error": str(error), "mistake": isinstance(error, UserError)}
     answer = channel.exchange(answer)[0]
     if "error" in answer:
-        raise UserError(answer["error"])
+        raise (UserError if answer["mistake"] else RunStopped)(answer["error"])
     return answer["found"]
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bert_jax.errors import RunStopped
+from bert_jax.errors import Diverged
 from bert_jax.task import Sums
 from bert_jax.train.bad_steps import BadStep, BadStepGuard
 from bert_jax.train.dump import write_dump
@@ -61,7 +61,7 @@ class Recovery:
         """Answers a bad step that has been counted; returns the state to go on from.
 
         The given state is frozen before the step, unless the response is a warning. Raises
-        RollbackDue: call `roll_back`; RunStopped: as set, or after too many; the step has been
+        RollbackDue: call `roll_back`; Diverged: as set, or after too many; the step has been
         written out.
         """
         if bad.response in ("warn", "skip"):
@@ -80,7 +80,7 @@ class Recovery:
             raise RollbackDue(bad)
         self._record(bad, step=bad.step)
         held = "there is no checkpoint yet" if last is None else f"checkpoint {last} is untouched"
-        raise RunStopped(f"{bad}; {held}; look at the step with `bert-jax replay {folder}`")
+        raise Diverged(f"{bad}; {held}; look at the step with `bert-jax replay {folder}`")
 
     def roll_back(self, bad: BadStep, state: TrainState) -> TrainState:
         """Goes back to the last checkpoint, its data position moved past the bad step.

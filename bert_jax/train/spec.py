@@ -98,7 +98,8 @@ class TrainSpec:
     seed: int
     run_dir: epath.Path
     checkpoints: Checkpointer
-    # Raises RunStopped when another process has taken the run directory: before each save.
+    # Raises RunStopped on all processes, each of which calls it before each save, when another job
+    # has taken the run directory.
     check_lock: Callable[[], None]
     # What draws fresh parameters of their shapes, or of some parts' → those to start from.
     initial_params: Callable[[Params, DrawParams], Params]

@@ -131,6 +131,7 @@ class Job(Sequence[Host]):
 
 
 _NUMBERS = itertools.count()
+COMMAND_LINE = ("-m", "bert_jax.cli")
 
 
 def start(
@@ -140,6 +141,7 @@ def start(
     devices: int = 1,
     each: Sequence[Sequence[str]] | None = None,
     environment: Mapping[str, str | None] | None = None,
+    program: Sequence[object] = COMMAND_LINE,
 ) -> Job:
     """Starts `count` processes that find each other on loopback.
 
@@ -150,6 +152,7 @@ def start(
         devices: simulated devices of each process.
         each: more arguments, of process 0, 1, …
         environment: changes of it; None removes.
+        program: what Python runs.
     """
     port, run = free_port(), next(_NUMBERS)
     hosts = []
@@ -164,6 +167,7 @@ def start(
                 index=index,
                 directory=directory / f"job{run}",
                 environment=environment,
+                program=program,
             )
         )
     return Job(hosts)
@@ -174,13 +178,14 @@ def start_one(
     index: int = 0,
     directory: Path,
     environment: Mapping[str, str | None] | None = None,
+    program: Sequence[object] = COMMAND_LINE,
 ) -> Host:
     """Starts one process with just these arguments."""
     directory.mkdir(parents=True, exist_ok=True)
     number = next(_NUMBERS)
     changed = {**everything(), **(environment or {})}
     return Host(
-        ("-m", "bert_jax.cli", *map(str, arguments)),
+        [str(argument) for argument in (*program, *arguments)],
         {name: value for name, value in changed.items() if value is not None},
         index=index,
         files=directory / f"{number}.{index}",

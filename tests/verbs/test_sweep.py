@@ -14,7 +14,8 @@ import yaml
 from rich.console import Console
 
 from bert_jax.config import RunConfig, parse_config
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import Diverged, RunStopped, UserError
+from bert_jax.files.lock import LocalLock
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
 from bert_jax.tasks.predictor import Predictor
@@ -24,7 +25,7 @@ from bert_jax.train.loop import Outcome
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs.export import export
 from bert_jax.verbs.finetune import finetune, finetune_settings
-from tests.project import invoke
+from tests.project import invoke, ok
 from tests.tasks.runs import tiny_config
 from tests.traces import traces
 
@@ -200,7 +201,7 @@ def test_a_sweep_of_which_no_run_ends_well_says_so_and_writes_no_best_run(
     base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_: Any, **__: Any) -> Any:
-        raise RunStopped("step 3: loss not finite")
+        raise Diverged("step 3: loss not finite")
 
     monkeypatch.setattr(sweep_verb, "run_finetuning", breaks)
     with pytest.raises(
@@ -210,6 +211,58 @@ def test_a_sweep_of_which_no_run_ends_well_says_so_and_writes_no_best_run(
     reasons = {run["degenerate"] for run in runs(tmp_path).values()}
     assert reasons == {"stopped: step 3: loss not finite"}
     assert not (tmp_path / "config.yaml").exists()
+
+
+# What there is of the first run when another process takes the lock: its beginning, or all of it.
+@pytest.mark.parametrize("there", ["config.yaml", "report.html"])
+def test_a_sweep_that_loses_its_lock_ends_there_and_goes_on_with_the_same_run(
+    base: dict[str, Any], tmp_path: Path, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, names = tmp_path / "run", [f"seed{seed}-lr0.001-epochs2" for seed in (0, 1)]
+    record = root / "sweep.json"
+    before: list[str] = []
+
+    def lose_it(lock: LocalLock) -> None:
+        if (root / "runs" / names[0] / there).exists():
+            before.append(record.read_text())
+            raise RunStopped("another process has taken the lock")
+
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(base | {"run_dir": str(root)}))
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalLock, "check", lose_it)
+        result = invoke("finetune", file, "--seeds", 2)
+    assert result.exit_code == 1, (result.output, result.exception)
+    assert result.stderr.splitlines() == ["bert-jax: another process has taken the lock"]
+    assert before == [record.read_text()]
+    assert not runs(root)
+    assert [path.name for path in (root / "runs").iterdir()] == names[:1]
+    assert "2 runs" in ok("finetune", file, "--seeds", 2)
+    assert list(runs(root)) == names
+    assert all(run["score"] is not None for run in runs(root).values())
+
+
+def test_a_sweep_that_loses_its_lock_after_its_runs_writes_no_best_run(
+    base: dict[str, Any], swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, checks = tmp_path / "run", []
+    shutil.copytree(swept, root, ignore=shutil.ignore_patterns("sweep.csv"))
+    for name in ("config.yaml", "evaluation.json", "report.html"):
+        (root / name).unlink()
+    shutil.rmtree(root / "checkpoints")
+    content = json.loads((root / "sweep.json").read_text()) | {"done": False}
+    (root / "sweep.json").write_text(json.dumps(content))
+    before = sorted(root.rglob("*"))
+
+    def lose_it(lock: LocalLock) -> None:
+        checks.append(lock)
+        if len(checks) == 2:  # the first is of the record, which is written again
+            raise RunStopped("another process has taken the lock")
+
+    monkeypatch.setattr(LocalLock, "check", lose_it)
+    with pytest.raises(RunStopped, match="taken the lock"):
+        told(config(base, root, sweep=SWEEP))
+    assert sorted(root.rglob("*")) == before
 
 
 def refused(

@@ -1,7 +1,7 @@
 """The record of a sweep: `sweep.json`, `sweep.csv`, and the table on the screen."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -29,13 +29,22 @@ _FREE: Final = ("finetune.log_every", "finetune.report_sentence", "finetune.exam
 class SweepRecord:
     """The runs of a sweep that are done; written after each, so that none is run twice."""
 
-    def __init__(self, root: epath.Path, *, settings: Mapping[str, Any], metric: str) -> None:
+    def __init__(
+        self,
+        root: epath.Path,
+        *,
+        settings: Mapping[str, Any],
+        metric: str,
+        check_lock: Callable[[], None],
+    ) -> None:
         """Reads what there is; `settings` are all that decides the sweep's numbers, nested.
 
-        Raises UserError: it holds a sweep of other settings, or a run that is no sweep; a result
-        is not what was written.
+        `check_lock` raises RunStopped when another process has taken the directory. Raises
+        UserError: it holds a sweep of other settings, or a run that is no sweep; a result is not
+        what was written.
         """
         self._root, self._settings, self._metric = root, dict(settings), metric
+        self._check_lock = check_lock
         self.done = False  # whether the best run has been written
         self._results: dict[SweepPoint, RunResult] = {}
         if (root / SWEEP).exists():
@@ -60,22 +69,26 @@ class SweepRecord:
         return point in self._results
 
     def add(self, result: RunResult) -> None:
-        """Adds a result and writes all."""
+        """Adds a result and writes all, as `write` does."""
         self._results[result.point] = result
         self.write()
 
     def finish(self) -> None:
-        """Says that the best run is in the sweep's directory, and writes `sweep.csv`."""
+        """Says that the best run is in the sweep's directory, and writes `sweep.csv` too."""
         self.done = True
-        if jax.process_index() == 0:
-            rows = [_flat(result) for result in self.results]
-            write_csv(self._root / TABLE, pa.Table.from_pylist(rows))
         self.write()
 
     def write(self) -> None:
-        """Writes `sweep.json`."""
+        """Writes `sweep.json`; each process must call it.
+
+        Raises RunStopped: another process has taken the directory, and nothing is written.
+        """
+        self._check_lock()
         if jax.process_index() != 0:
             return
+        if self.done:
+            rows = [_flat(result) for result in self.results]
+            write_csv(self._root / TABLE, pa.Table.from_pylist(rows))
         best = best_of(self.results)
         content = {
             "settings": self._settings,

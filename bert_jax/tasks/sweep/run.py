@@ -21,7 +21,7 @@ import jax
 from etils import epath
 from rich.console import Console
 
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import Diverged, RunStopped, UserError
 from bert_jax.files.read import read_text
 from bert_jax.runs.checkpoints import load_params, write_checkpoints
 from bert_jax.runs.directory import claim_run, open_run, write_run
@@ -74,7 +74,8 @@ def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: 
 
     Takes what `plan` has returned. Returns the best run's step and figures, or that a signal
     stopped the sweep. Raises UserError: the configuration does not fit the data, the origin or the
-    run directory, or its runs cannot be compared; RunStopped: no run ended with a figure.
+    run directory, or its runs cannot be compared; RunStopped: no run ended with a figure, or one
+    was stopped by anything but its numbers, and the same command goes on with it.
     """
     prepared = prepare(settings)
     if not prepared.family.dev:
@@ -101,7 +102,12 @@ def _sweep(
     console: Console,
 ) -> Outcome:
     settings = prepared.settings
-    record = SweepRecord(root, settings=prepared.decisive(), metric=prepared.family.best_metric)
+    record = SweepRecord(
+        root,
+        settings=prepared.decisive(),
+        metric=prepared.family.best_metric,
+        check_lock=check_lock,
+    )
     if not record.done:
         tell_data(prepared, console)
         record.write()
@@ -122,7 +128,7 @@ def _sweep(
             if result is None:
                 return Outcome(0, True, {})
             record.add(result)
-        _promote(prepared, root, record, predictor, console)
+        _promote(prepared, root, record, predictor, check_lock=check_lock, console=console)
     record.show(console)
     best = best_of(record.results)
     assert best is not None  # otherwise it would not be done
@@ -143,15 +149,18 @@ def point_settings(
 def _run_point(
     prepared: TrainingSetup, point: SweepPoint, run: Callable[..., Outcome], console: Console
 ) -> RunResult | None:
-    """Runs one point, from where it was stopped; None if it is stopped again."""
+    """Runs one point, from where it was stopped; None if it is stopped again.
+
+    Numbers that went bad are its result: they would again.
+    """
     started = time.monotonic()
     root = claim(prepared)
     try:
         outcome = run(prepared, root)
-    except RunStopped as stopped:
-        _say(console, f"{point.name}: {stopped}")
+    except Diverged as error:
+        _say(console, f"{point.name}: {error}")
         seconds = time.monotonic() - started
-        return RunResult(point, None, 0, {}, f"stopped: {stopped}", seconds)
+        return RunResult(point, None, 0, {}, f"stopped: {error}", seconds)
     if outcome.interrupted:
         return None
     found = read_evaluation(open_run(root))
@@ -169,6 +178,8 @@ def _promote(
     root: epath.Path,
     record: SweepRecord,
     predictor: Predictor,
+    *,
+    check_lock: Callable[[], None],
     console: Console,
 ) -> None:
     best = best_of(record.results)
@@ -178,6 +189,7 @@ def _promote(
         )
     run = open_run(root / RUNS / best.point.name)
     loaded = load_params(run, checkpoint="auto", mesh=prepared.mesh)
+    check_lock()
     with write_checkpoints(root) as checkpoints:
         # There already, if the process was killed below.
         if checkpoints.latest_step() is None:
@@ -201,6 +213,7 @@ def _promote(
         prepared.family,
         predictor,
         mesh=prepared.mesh,
+        check_lock=check_lock,
         console=console,
         seeds=[result.to_json() for result in record.results if result.score is not None],
     )

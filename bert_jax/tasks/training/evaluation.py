@@ -1,7 +1,7 @@
 """Evaluation of a fine-tuned run: figures, predictions, the report."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -37,18 +37,21 @@ def conclude(
     predictor: Predictor,
     *,
     mesh: jax.sharding.Mesh,
+    check_lock: Callable[[], None],
     console: Console,
     seeds: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, float]:
     """Evaluates a run's best checkpoint, and writes figures, dev predictions and the report.
 
     The family has the dev splits opened. Returns the figures, which the console shows; `seeds` has
-    a row for each run of a sweep, for the report.
+    a row for each run of a sweep, for the report. `check_lock` raises RunStopped, and nothing is
+    written, when another process has taken the directory.
     """
     with doing("predicting dev with the best checkpoint"):
         loaded = load_params(run, checkpoint="auto", mesh=mesh)
         records = predict_splits(predictor, loaded.params, family, family.dev)
     scores = score_splits(family, records)
+    check_lock()
     loaded = loaded._replace(params=gathered(loaded.params))  # the report is of one process
     if jax.process_index() == 0:
         for name, found in records.items():

@@ -35,8 +35,8 @@ def run_finetuning(
     """Trains to the end, and writes figures, predictions and the report.
 
     The directory comes from `claim`; runs of a sweep share the predictor of dev splits.
-    `check_lock` raises RunStopped when another process has taken the directory. Raises RunStopped:
-    numbers went bad, see `bert_jax.train.recovery`.
+    `check_lock` raises RunStopped when another process has taken the directory. Raises Diverged:
+    numbers went bad, see `bert_jax.train.recovery`; RunStopped: anything else that ends a run.
     """
     with write_checkpoints(root, CheckpointSection(keep_last=1)) as checkpoints:
         spec = _train_spec(prepared, root, checkpoints, predictor, check_lock=check_lock)
@@ -44,7 +44,12 @@ def run_finetuning(
     if outcome.interrupted:
         return outcome
     scores = conclude(
-        open_run(root), prepared.family, predictor, mesh=prepared.mesh, console=console
+        open_run(root),
+        prepared.family,
+        predictor,
+        mesh=prepared.mesh,
+        check_lock=check_lock,
+        console=console,
     )
     return Outcome(outcome.step, False, scores)
 

@@ -1,0 +1,23 @@
+"""``python -m tests.processes.lost_lock PATH VERB …``: the command line, losing its lock.
+
+It is lost as soon as there is a file at the path.
+"""
+
+import sys
+from pathlib import Path
+
+from bert_jax.cli import main
+from bert_jax.errors import RunStopped
+from bert_jax.files.lock import LocalLock
+
+_PATH = Path(sys.argv.pop(1))
+
+
+def _check(lock: LocalLock) -> None:
+    if _PATH.exists():
+        raise RunStopped("another process has taken the lock")
+
+
+if __name__ == "__main__":
+    LocalLock.check = _check
+    main()

@@ -1,0 +1,42 @@
+"""Several processes run a sweep as one does, and end it together."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.forked.client import IMPORTS
+from tests.processes.hosts import start
+from tests.project import write_config
+from tests.tasks.runs import tiny_config
+
+RUNS = ["seed0-lr0.001-epochs1", "seed1-lr0.001-epochs1"]
+
+
+def config_file(directory: Path) -> Path:
+    """Of a run with one length to compile for, on CPUs."""
+    values = tiny_config(directory, epochs=1, max_length=8)
+    return write_config(directory / "config.yaml", values | {"mesh": {"platform": "cpu"}})
+
+
+@pytest.fixture(autouse=True)
+def _imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(IMPORTS, "sklearn.metrics")
+
+
+def test_two_processes_end_a_sweep_together_when_its_lock_is_lost(tmp_path: Path) -> None:
+    """Process 0 alone holds the lock, and finds it out when the first run is to be saved."""
+    run = tmp_path / "swept"
+    begun = run / "runs" / RUNS[0] / "config.yaml"
+    with start(
+        *("finetune", config_file(tmp_path), f"run_dir={run}", "--seeds", 2),
+        count=2,
+        directory=tmp_path,
+        program=("-m", "tests.processes.lost_lock", begun),
+    ) as job:
+        assert job.wait() == [1, 1], job.said()
+        for host in job:
+            assert "bert-jax: another process has taken the lock\n" in host.err
+    assert json.loads((run / "sweep.json").read_text())["runs"] == []
+    assert [path.name for path in (run / "runs").iterdir()] == RUNS[:1]
+    assert not list((run / "runs" / RUNS[0] / "checkpoints").iterdir())
