@@ -111,7 +111,9 @@ def _finetune(settings: FinetuneSettings, console: Console) -> Outcome:
             )
         tell_data(prepared, console)
         predictor = make_predictor(prepared)
-        return run_finetuning(prepared, root, predictor, check_lock=check_lock, console=console)
+        return run_finetuning(
+            prepared, root, predictor, check_lock=check_lock, console=console
+        ).outcome
 
 
 def finetune_settings(config: RunConfig) -> FinetuneSettings:

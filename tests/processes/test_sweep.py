@@ -24,6 +24,27 @@ def _imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(IMPORTS, "sklearn.metrics")
 
 
+def test_two_processes_run_a_sweep_and_wait_for_what_the_first_writes(tmp_path: Path) -> None:
+    """One learning rate at which nothing is learnt: the flag comes of the predictions."""
+    swept = tmp_path / "swept"
+    rates = "finetune.sweep.learning_rates=[1e-3, 1e-9]"
+    with start(
+        *("finetune", config_file(tmp_path), f"run_dir={swept}", rates),
+        count=2,
+        directory=tmp_path,
+        program=("-m", "tests.processes.slow_writes"),
+    ) as job:
+        assert job.wait() == [0, 0], job.said()
+        assert f"best run: {RUNS[0]}" in job[0].out
+    learnt, unlearnt = json.loads((swept / "sweep.json").read_text())["runs"]
+    assert (learnt["name"], learnt["step"], learnt["degenerate"]) == (RUNS[0], 10, None)
+    assert unlearnt["degenerate"] is not None
+    for root in (swept, swept / "runs" / RUNS[0]):
+        figures = json.loads((root / "evaluation.json").read_text())
+        assert (figures["step"], figures["scores"]) == (10, learnt["scores"])
+        assert (root / "report.html").exists()
+
+
 def test_two_processes_end_a_sweep_together_when_its_lock_is_lost(tmp_path: Path) -> None:
     """Process 0 alone holds the lock, and finds it out when the first run is to be saved."""
     run = tmp_path / "swept"

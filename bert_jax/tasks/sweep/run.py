@@ -12,7 +12,6 @@ resumes within the run that was stopped. They share one predictor, and equal ste
 
 import dataclasses
 import functools
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -22,19 +21,18 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.errors import Diverged, RunStopped, UserError
-from bert_jax.files.read import read_text
 from bert_jax.runs.checkpoints import load_params, write_checkpoints
 from bert_jax.runs.directory import claim_run, open_run, write_run
-from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.lock import hold_run
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.scores import degenerate
 from bert_jax.tasks.section import FinetuneSettings
 from bert_jax.tasks.sweep.grid import RunResult, SweepPoint, SweepSection, best_of, points_of
 from bert_jax.tasks.sweep.record import SWEEP, SweepRecord
-from bert_jax.tasks.training.evaluation import PREDICTIONS, conclude
-from bert_jax.tasks.training.run import run_finetuning
+from bert_jax.tasks.training.evaluation import conclude
+from bert_jax.tasks.training.run import FinishedRun, run_finetuning
 from bert_jax.tasks.training.setup import TrainingSetup, claim, make_predictor, prepare, tell_data
+from bert_jax.train.agreement import from_first_process
 from bert_jax.train.loop import Outcome
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.writer import copy_metrics
@@ -147,7 +145,7 @@ def point_settings(
 
 
 def _run_point(
-    prepared: TrainingSetup, point: SweepPoint, run: Callable[..., Outcome], console: Console
+    prepared: TrainingSetup, point: SweepPoint, run: Callable[..., FinishedRun], console: Console
 ) -> RunResult | None:
     """Runs one point, from where it was stopped; None if it is stopped again.
 
@@ -156,21 +154,17 @@ def _run_point(
     started = time.monotonic()
     root = claim(prepared)
     try:
-        outcome = run(prepared, root)
+        best = run(prepared, root).best
     except Diverged as error:
         _say(console, f"{point.name}: {error}")
         seconds = time.monotonic() - started
         return RunResult(point, None, 0, {}, f"stopped: {error}", seconds)
-    if outcome.interrupted:
+    if best is None:
         return None
-    found = read_evaluation(open_run(root))
-    assert found is not None  # `conclude` has written it
-    lines = read_text(root / PREDICTIONS / f"{prepared.family.dev[0]}.jsonl").splitlines()
-    why = degenerate(prepared.family, [json.loads(line) for line in lines])
+    family = prepared.family
+    why = degenerate(family, best.records[family.dev[0]])
     seconds = time.monotonic() - started
-    metric = prepared.family.best_metric
-    scores = dict(found.scores)
-    return RunResult(point, scores[metric], found.step, scores, why, seconds)
+    return RunResult(point, best.scores[family.best_metric], best.step, best.scores, why, seconds)
 
 
 def _promote(
@@ -197,7 +191,8 @@ def _promote(
             checkpoints.save_params(loaded.params, step=loaded.step, selection_score=score)
     of_best = point_settings(prepared.settings, best.point, run_dir=str(root))
     own = of_best.with_finetune(sweep=prepared.section.sweep)
-    if jax.process_index() == 0:
+
+    def write() -> None:
         copy_metrics(run.directory, root)
         write_run(
             root,
@@ -208,6 +203,8 @@ def _promote(
             tokenizer=prepared.origin.tokenizer,
             origin={**prepared.origin_record(root), "best_of": SWEEP},
         )
+
+    from_first_process(write)  # then all of them open it
     conclude(
         open_run(root),
         prepared.family,

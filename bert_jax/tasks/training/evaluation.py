@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import pyarrow as pa
@@ -31,6 +31,14 @@ ROLES: Final = ("dev", "test")
 PREDICTIONS: Final = "predictions"
 
 
+class Conclusion(NamedTuple):
+    """A run's best checkpoint on its dev splits; every process has it."""
+
+    step: int
+    scores: Mapping[str, float]
+    records: Mapping[str, Sequence[Record]]  # by split
+
+
 def conclude(
     run: Run,
     family: Family,
@@ -40,12 +48,12 @@ def conclude(
     check_lock: Callable[[], None],
     console: Console,
     seeds: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, float]:
+) -> Conclusion:
     """Evaluates a run's best checkpoint, and writes figures, dev predictions and the report.
 
-    The family has the dev splits opened. Returns the figures, which the console shows; `seeds` has
-    a row for each run of a sweep, for the report. `check_lock` raises RunStopped, and nothing is
-    written, when another process has taken the directory.
+    The family has the dev splits opened. The first process writes, and its console shows the
+    figures; `seeds` has a row for each run of a sweep, for the report. `check_lock` raises
+    RunStopped, and nothing is written, when another process has taken the directory.
     """
     with doing("predicting dev with the best checkpoint"):
         loaded = load_params(run, checkpoint="auto", mesh=mesh)
@@ -62,7 +70,7 @@ def conclude(
             write_report(run, family, loaded, records=records, seeds=seeds)
         line = f"best: step {loaded.step}: {format_scores(scores)}"
         console.print(line, markup=False, soft_wrap=True)
-    return scores
+    return Conclusion(loaded.step, scores, records)
 
 
 def evaluate_task(

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from etils import epath
@@ -14,7 +14,7 @@ from bert_jax.parallel.mesh import process_share
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import open_run, write_run
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
-from bert_jax.tasks.training.evaluation import conclude
+from bert_jax.tasks.training.evaluation import Conclusion, conclude
 from bert_jax.tasks.training.setup import TrainingSetup, origin_params
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_selection import CheckpointSelection
@@ -24,6 +24,13 @@ from bert_jax.train.spec import Intervals, Phase, TrainSpec
 from bert_jax.train.step import StepSpec
 
 
+class FinishedRun(NamedTuple):
+    """How a fine-tuning run ended."""
+
+    outcome: Outcome
+    best: Conclusion | None  # None: a signal stopped the run
+
+
 def run_finetuning(
     prepared: TrainingSetup,
     root: epath.Path,
@@ -31,7 +38,7 @@ def run_finetuning(
     *,
     check_lock: Callable[[], None],
     console: Console,
-) -> Outcome:
+) -> FinishedRun:
     """Trains to the end, and writes figures, predictions and the report.
 
     The directory comes from `claim`; runs of a sweep share the predictor of dev splits.
@@ -42,8 +49,8 @@ def run_finetuning(
         spec = _train_spec(prepared, root, checkpoints, predictor, check_lock=check_lock)
         outcome = train(spec, console=console)
     if outcome.interrupted:
-        return outcome
-    scores = conclude(
+        return FinishedRun(outcome, None)
+    best = conclude(
         open_run(root),
         prepared.family,
         predictor,
@@ -51,7 +58,7 @@ def run_finetuning(
         check_lock=check_lock,
         console=console,
     )
-    return Outcome(outcome.step, False, scores)
+    return FinishedRun(Outcome(outcome.step, False, best.scores), best)
 
 
 def _train_spec(

@@ -1,0 +1,30 @@
+"""``python -m tests.processes.slow_writes VERB …``: the command line, its runs written slowly.
+
+Long enough for the other processes to come to what follows, if they do not wait.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bert_jax.cli import main
+from bert_jax.tasks.sweep import run as sweep_run
+from bert_jax.tasks.training import evaluation
+
+_SECONDS = 1.0
+
+
+def _slowly(write: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(write)
+    def slow(*arguments: Any, **options: Any) -> Any:
+        time.sleep(_SECONDS)
+        return write(*arguments, **options)
+
+    return slow
+
+
+if __name__ == "__main__":
+    evaluation.write_records = _slowly(evaluation.write_records)
+    sweep_run.copy_metrics = _slowly(sweep_run.copy_metrics)
+    main()
