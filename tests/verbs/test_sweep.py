@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -20,7 +21,9 @@ from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.sweep import run as sweep_verb
+from bert_jax.tasks.training import setup
 from bert_jax.tasks.training.run import FinishedRun, run_finetuning
+from bert_jax.train import writer
 from bert_jax.train.loop import Outcome
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs.export import export
@@ -301,6 +304,33 @@ def test_a_sweep_of_other_settings_is_refused(
     said = refused(base, tmp_path, single, "--seeds", "2")
     assert said.endswith(f"run_dir: {single} holds a single run; allowed: a new run_dir")
     assert sorted(swept.rglob("*")) == before
+
+
+def test_a_sweep_resumes_with_other_settings_that_decide_no_number(
+    base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed after the first of its runs."""
+    changed = {
+        "log_every": 7,
+        "report_sentence": "good1 word3",
+        "example_log": True,
+        "checksum_every": 10,
+        "watchdog": None,
+        "bad_steps": {"limit": 5},
+        "trackers": ["mlflow"],
+    }
+    monkeypatch.setattr(setup, "require_trackers", lambda *_, **__: None)
+    monkeypatch.setattr(writer, "Trackers", mock.MagicMock())  # the package is not there
+    assert changed.keys() == {name.split(".")[1] for name in setup.FREE}
+    dies = Killed()
+    monkeypatch.setattr(sweep_verb, "run_finetuning", dies.after(1))
+    with pytest.raises(KeyboardInterrupt):
+        told(config(base, tmp_path), seeds=2)
+    monkeypatch.setattr(sweep_verb, "run_finetuning", dies.after(2))
+    assert "1 of them done" in told(config(base, tmp_path, **changed), seeds=2)
+    assert dies.ran == list(runs(tmp_path))
+    settings = json.loads((tmp_path / "sweep.json").read_text())["settings"]["finetune"]
+    assert (settings["watchdog"], settings["bad_steps"]["limit"]) == (None, 5)
 
 
 def test_a_record_with_another_score_is_refused_and_one_of_an_earlier_version_taken(

@@ -17,13 +17,11 @@ from bert_jax.files.seal import refuse_changed, sealed
 from bert_jax.runs.resume_check import refuse_other_settings
 from bert_jax.tasks.sweep.grid import RunResult, Spread, SweepPoint, best_of, cells_of
 from bert_jax.tasks.training.evaluation import write_csv
+from bert_jax.tasks.training.setup import FREE
 from bert_jax.train.progress_display import format_scores
 
 SWEEP: Final = "sweep.json"
 TABLE: Final = "sweep.csv"
-
-# Settings that change no number.
-_FREE: Final = ("finetune.log_every", "finetune.report_sentence", "finetune.example_log")
 
 
 class SweepRecord:
@@ -55,7 +53,7 @@ class SweepRecord:
             except (KeyError, TypeError, AttributeError) as error:
                 raise UserError(f"{root / SWEEP}: no whole record of a sweep ({error!r})") from None
             held = {"content": self._settings["content"], **held}  # older ones lack it
-            refuse_other_settings(root, held=held, asked=self._settings, free=_FREE, what="sweep")
+            refuse_other_settings(root, held=held, asked=self._settings, free=FREE, what="sweep")
             self._results = {result.point: result for result in results}
         elif (root / "config.yaml").exists():
             raise UserError(f"run_dir: {root} holds a single run; allowed: a new run_dir")

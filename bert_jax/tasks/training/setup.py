@@ -36,7 +36,8 @@ from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import DrawParams, ModelDefinition, define_model
 from bert_jax.train.trackers import require_trackers
 
-# What may change when a run resumes: it decides no number, or what to do when numbers go bad.
+# What may change when a run or a sweep resumes: it decides no number, or what to do when numbers go
+# bad.
 FREE: Final = (
     "finetune.log_every",
     "finetune.trackers",
