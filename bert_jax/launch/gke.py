@@ -10,7 +10,15 @@ from bert_jax.errors import UserError
 from bert_jax.files.yaml_file import dump_yaml
 from bert_jax.launch.job import JOB_LABEL, Attempt
 from bert_jax.launch.jobset import DIRECTORY, GROUP, PLURAL, VERSION, jobset
-from bert_jax.launch.launcher import Existing, Observation, OutOfQuota, Request, State
+from bert_jax.launch.launcher import (
+    Existing,
+    Observation,
+    OutOfQuota,
+    Owner,
+    Request,
+    State,
+    Unavailable,
+)
 from bert_jax.launch.pace import NOT_INSTALLED, Again, Pace, persistently, until_gone
 
 try:
@@ -59,12 +67,12 @@ class GkeJobSets:
             if error.status != 409:
                 raise
             found = self._get(attempt.resource)
-            if found is None or found["metadata"].get("labels", {}).get(JOB_LABEL) != (
-                attempt.job.name
-            ):
+            if found is None:
+                raise Unavailable(f"{what}: one of that name has just been deleted") from error
+            if not _is_ours(found, Owner.of(attempt)):
                 raise UserError(
                     f"submit.name: {attempt.resource} exists in namespace {self._namespace} and "
-                    f"is not of job {attempt.job.name}; give the job another name"
+                    f"is not of job {attempt.job.directory}; give the job another name"
                 ) from error
 
     def observe(self, attempt: Attempt) -> Observation:
@@ -74,7 +82,7 @@ class GkeJobSets:
         had run before: JobSet makes new ones, which wait anew.
         """
         found = self._get(attempt.resource)
-        if found is None:
+        if found is None or not _is_ours(found, Owner.of(attempt)):
             return Observation(State.ABSENT)
         seen, waits_since = self._look(found)
         hours = attempt.job.wait_hours
@@ -86,13 +94,13 @@ class GkeJobSets:
 
     def delete(self, attempt: Attempt) -> None:
         """Has the JobSet and its pods deleted, and waits until they are."""
-        self._delete(attempt.resource)
+        self._delete(attempt.resource, Owner.of(attempt))
 
     def remove(self, existing: Existing) -> None:
         """Deletes what `existing` has found, whoever made it."""
         namespace = existing.zone.rpartition("/")[2]
         GkeJobSets(cluster=self._cluster, namespace=namespace, pace=self._pace)._delete(
-            existing.resource
+            existing.resource, existing.owner
         )
 
     def existing(self) -> list[Existing]:
@@ -119,7 +127,7 @@ class GkeJobSets:
             zone=f"{self._cluster or 'cluster'}/{namespace}",
             state=state,
             bills=state in (State.STARTING, State.ACTIVE, State.DELETING),
-            directory=metadata.get("annotations", {}).get(DIRECTORY, ""),
+            directory=_directory(item),
         )
 
     def _no_jobset(self) -> UserError:
@@ -241,10 +249,13 @@ class GkeJobSets:
                     return condition.message or "unschedulable", pod.metadata.creation_timestamp
         return None
 
-    def _delete(self, name: str) -> None:
+    def _delete(self, name: str, owner: Owner) -> None:
         method = self._jobsets.delete_namespaced_custom_object
 
         def is_gone() -> bool:
+            found = self._get(name)  # each time: what is gone may be followed by another job's
+            if found is None or not _is_ours(found, owner):
+                return True
             try:
                 # In the foreground: it is there until its pods are gone.
                 self._send(method, f"JobSet {name}", name=name, propagation_policy="Foreground")
@@ -255,6 +266,14 @@ class GkeJobSets:
             return False
 
         until_gone(is_gone, what=f"JobSet {name}", pace=self._pace)
+
+
+def _directory(found: dict[str, Any]) -> str:
+    return (found["metadata"].get("annotations") or {}).get(DIRECTORY, "")
+
+
+def _is_ours(found: dict[str, Any], owner: Owner) -> bool:
+    return owner.has(found["metadata"].get("labels") or {}, _directory(found))
 
 
 def _message(error: ApiException) -> str:

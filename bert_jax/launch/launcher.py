@@ -2,10 +2,11 @@
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from typing import Protocol
 
 from bert_jax.errors import RunStopped
-from bert_jax.launch.job import Attempt
+from bert_jax.launch.job import JOB_LABEL, Attempt
 
 
 class State(enum.Enum):
@@ -29,6 +30,26 @@ class Observation:
 
 
 @dataclasses.dataclass(frozen=True)
+class Owner:
+    """The job that something was made for. Another bucket may have a job of the same name."""
+
+    job: str  # its name
+    directory: str  # of its files; empty where that cannot be seen
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> "Owner":
+        """Returns the job of an attempt."""
+        return cls(attempt.job.name, str(attempt.job.directory))
+
+    def has(self, labels: Mapping[str, str], directory: str) -> bool:
+        """Whether something is this job's, by its labels and the directory that it was told.
+
+        One that shows no directory is judged by its label: nothing of ours is made without both.
+        """
+        return labels.get(JOB_LABEL) == self.job and directory in ("", self.directory)
+
+
+@dataclasses.dataclass(frozen=True)
 class Existing:
     """Something that was made for a job and still exists."""
 
@@ -38,6 +59,11 @@ class Existing:
     state: State  # of it
     bills: bool  # whether money is spent on it now
     directory: str = ""  # of the job, as the machines were told; empty where that cannot be seen
+
+    @property
+    def owner(self) -> Owner:
+        """The job that it was made for."""
+        return Owner(self.job, self.directory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +86,12 @@ class Unavailable(RunStopped):
 class Launcher(Protocol):
     """Makes, watches and deletes the machines of attempts.
 
-    Every operation may be repeated: to make what exists under that name and label, or to delete
-    what is gone, succeeds. Any method but `render` raises Unavailable: the service does not answer,
-    or deletes for too long.
+    Every operation may be repeated: to make what exists under that name for the same job, or to
+    delete what is gone, succeeds. What another job, or somebody else, has under that name is not
+    the attempt's: it is seen as absent, and never deleted.
+
+    Any method but `render` raises Unavailable: the service does not answer, or deletes for too
+    long.
     """
 
     def render(self, attempt: Attempt) -> list[Request]:
@@ -90,5 +119,8 @@ class Launcher(Protocol):
         ...
 
     def remove(self, existing: Existing) -> None:
-        """Has something of `existing` deleted, as `delete` has: also what no job is known of."""
+        """Has something of `existing` deleted, as `delete` has: also what no job is known of.
+
+        What has its name by now and is another job's stays.
+        """
         ...

@@ -23,8 +23,8 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.launch import machine
 from bert_jax.launch.bundle import startup_script
-from bert_jax.launch.job import Attempt
-from bert_jax.launch.launcher import Existing, Observation, Request, State
+from bert_jax.launch.job import JOB_LABEL, Attempt
+from bert_jax.launch.launcher import Existing, Observation, Owner, Request, State
 
 _RECORD = "machine.json"
 
@@ -171,7 +171,7 @@ class LocalLauncher:
         record = directory / _RECORD
         if record.exists():
             found = _read(directory)
-            if found["directory"] != str(attempt.job.directory):
+            if not _is_ours(found, Owner.of(attempt)):
                 raise UserError(
                     f"{attempt.resource}: is a machine of {found['directory']}; allowed: another "
                     "--name"
@@ -201,22 +201,22 @@ class LocalLauncher:
 
     def observe(self, attempt: Attempt) -> Observation:
         """Returns whether hosts live. Those of which none does have failed, or are done."""
-        return self._observe(self._of(attempt))
+        return self._observe(self._of(attempt), Owner.of(attempt))
 
     def delete(self, attempt: Attempt) -> None:
         """Ends the hosts, which may save first."""
-        self._delete(self._of(attempt))
+        self._delete(self._of(attempt), Owner.of(attempt))
 
     def remove(self, existing: Existing) -> None:
         """Ends the hosts of something that exists, whoever made it."""
-        self._delete(self._directory / existing.resource)
+        self._delete(self._directory / existing.resource, existing.owner)
 
     def existing(self) -> list[Existing]:
         """Returns all machines of this user's jobs; those whose processes live count as billing."""
         found = []
         for record in sorted(self._directory.glob(f"*/{_RECORD}")):
             values = _read(record.parent)
-            state = self._observe(record.parent).state
+            state = self._observe(record.parent, Owner(values["job"], values["directory"])).state
             found.append(
                 Existing(
                     job=values["job"],
@@ -232,17 +232,23 @@ class LocalLauncher:
     def _of(self, attempt: Attempt) -> Path:
         return self._directory / attempt.resource
 
-    def _observe(self, directory: Path) -> Observation:
+    def _observe(self, directory: Path, owner: Owner) -> Observation:
         if not (directory / _RECORD).exists():
             return Observation(State.ABSENT)
+        found = _read(directory)
+        if not _is_ours(found, owner):
+            return Observation(State.ABSENT)
         hosts = LocalMachine(directory)
-        if any(hosts.alive(worker) for worker in range(_read(directory)["hosts"])):
+        if any(hosts.alive(worker) for worker in range(found["hosts"])):
             return Observation(State.ACTIVE)
         return Observation(State.FAILED, "no process of it lives")
 
-    def _delete(self, directory: Path) -> None:
-        if (directory / _RECORD).exists():
-            hosts = range(_read(directory)["hosts"])
+    def _delete(self, directory: Path, owner: Owner) -> None:
+        if (directory / _RECORD).exists():  # else a creation was cut off before its first host
+            found = _read(directory)
+            if not _is_ours(found, owner):
+                return
+            hosts = range(found["hosts"])
             LocalMachine(directory).kill(hosts, grace_seconds=self._grace_seconds)
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -253,6 +259,10 @@ def _told(attempt: Attempt, worker: int, *, port: int) -> dict[str, str]:
     if attempt.hosts > 1:
         told[machine.COORDINATOR] = f"127.0.0.1:{port}"
     return told
+
+
+def _is_ours(found: Mapping[str, Any], owner: Owner) -> bool:
+    return owner.has({JOB_LABEL: found["job"]}, found["directory"])
 
 
 def _read(directory: Path) -> dict[str, Any]:

@@ -2,14 +2,21 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 from bert_jax.errors import UserError, first_line
 from bert_jax.launch import machine
 from bert_jax.launch.google_calls import GoogleCalls, exceptions
 from bert_jax.launch.job import JOB_LABEL, Attempt, JobFiles
-from bert_jax.launch.launcher import Existing, Observation, Request, State
+from bert_jax.launch.launcher import (
+    Existing,
+    Observation,
+    Owner,
+    Request,
+    State,
+    Unavailable,
+)
 from bert_jax.launch.pace import NOT_INSTALLED, Pace, until_gone
 from bert_jax.launch.queued_resource import as_command, as_json, creation, parent, place
 
@@ -63,11 +70,12 @@ class QueuedResources:
             self._calls.send(self._client.create_queued_resource, request, what=what)
         except exceptions.AlreadyExists as error:
             found = self._get(self._name(attempt))
-            job = found and _labels(found).get(JOB_LABEL)
-            if job != attempt.job.name:
+            if found is None:
+                raise Unavailable(f"{what}: one of that name has just been deleted") from error
+            if not _is_ours(found, Owner.of(attempt)):
                 raise UserError(
                     f"submit.name: {attempt.resource} exists in {attempt.placement.zone} and is "
-                    f"not of job {attempt.job.name}; give the job another name"
+                    f"not of job {attempt.job.directory}; give the job another name"
                 ) from error
         except exceptions.NotFound as error:
             raise UserError(f"{what}: {error.message}") from error
@@ -75,22 +83,18 @@ class QueuedResources:
     def observe(self, attempt: Attempt) -> Observation:
         """Returns how the queued resource is."""
         found = self._get(self._name(attempt))
-        if found is None:
+        if found is None or not _is_ours(found, Owner.of(attempt)):
             return Observation(State.ABSENT)
         return Observation(_state(found), _why(found))
 
     def delete(self, attempt: Attempt) -> None:
         """Has the queued resource and its machines deleted, and waits until they are."""
         project, zone, _ = place(attempt)
-        slices = attempt.placement.slices
-        nodes = [attempt.resource]
-        if slices > 1:
-            nodes = [f"{attempt.resource}-{index}" for index in range(slices)]
-        self._delete(parent(project, zone), attempt.resource, nodes)
+        self._delete(parent(project, zone), attempt.resource, Owner.of(attempt))
 
     def remove(self, existing: Existing) -> None:
         """Deletes what `existing` has found, whoever made it."""
-        self._delete(parent(self._project, existing.zone), existing.resource, [existing.resource])
+        self._delete(parent(self._project, existing.zone), existing.resource, existing.owner)
 
     def existing(self) -> list[Existing]:
         """Returns queued resources with our label in all zones, and machines without one."""
@@ -98,9 +102,9 @@ class QueuedResources:
         owned = set()
         for resource in self._pages("queued_resources"):
             owned.add(resource.name)
-            if job := _labels(resource).get(JOB_LABEL):
+            node = _node_of(resource)
+            if job := node.labels.get(JOB_LABEL):
                 bills = resource.state.state in _BILLING
-                node = resource.tpu.node_spec[0].node
                 found.append(_existing(node, job, resource.name, _state(resource), bills=bills))
         for node in self._pages("nodes"):
             job = node.labels.get(JOB_LABEL)
@@ -124,43 +128,74 @@ class QueuedResources:
         except exceptions.NotFound:
             return None
 
-    def _delete(self, location: str, resource: str, nodes: list[str]) -> None:
+    def _delete(self, location: str, resource: str, owner: Owner) -> None:
         name = f"{location}/queuedResources/{resource}"
         request = tpu_v2.DeleteQueuedResourceRequest(name=name, force=True)
-        self._until_gone(self._client.delete_queued_resource, request, name)
-        for node in nodes:  # they went with it; one that was left would bill on unseen
-            name = f"{location}/nodes/{node}"
-            self._until_gone(self._client.delete_node, tpu_v2.DeleteNodeRequest(name=name), name)
 
-    def _until_gone(self, method: Callable[..., object], request: object, name: str) -> None:
         def is_gone() -> bool:
-            try:
-                self._calls.send(method, request, what=f"deletion of {_last(name)}")
-            except exceptions.NotFound:
+            found = self._get(name)  # each time: what is gone may be followed by another job's
+            if found is None or not _is_ours(found, owner):
                 return True
-            except exceptions.FailedPrecondition:
-                pass  # between two states, in which it cannot be deleted
-            return False
+            return self._is_deleted(self._client.delete_queued_resource, request, name)
 
         until_gone(is_gone, what=name, pace=self._pace)
+        # Its nodes went with it; one that was left would bill on unseen. Names do not tell which:
+        # base-1-3 may be a slice of base-1, or attempt 3 of job base-1.
+        for node in list(self._pages("nodes", location)):
+            if owner.has(node.labels, _directory(node)) and resource in _names(node):
+                each = tpu_v2.DeleteNodeRequest(name=node.name)
+                until_gone(
+                    functools.partial(self._is_deleted, self._client.delete_node, each, node.name),
+                    what=node.name,
+                    pace=self._pace,
+                )
 
-    def _pages(self, kind: Literal["queued_resources", "nodes"]) -> Iterator[Any]:
+    def _is_deleted(self, method: Callable[..., object], request: object, name: str) -> bool:
+        """Asks for a deletion; returns whether there was nothing to delete any more."""
+        try:
+            self._calls.send(method, request, what=f"deletion of {_last(name)}")
+        except exceptions.NotFound:
+            return True
+        except exceptions.FailedPrecondition:
+            pass  # between two states, in which it cannot be deleted
+        return False
+
+    def _pages(
+        self, kind: Literal["queued_resources", "nodes"], location: str | None = None
+    ) -> Iterator[Any]:
+        """Yields what there is in a zone, or in all of them, which need not all answer."""
         client, request = self._client, tpu_v2.ListNodesRequest
         if kind == "queued_resources":
             request = tpu_v2.ListQueuedResourcesRequest
-        everywhere = request(parent=parent(self._project, "-"))
+        where = request(parent=location or parent(self._project, "-"))
+        what = f"list of {kind}"
         page: Any
-        for page in self._calls.pages(
-            getattr(client, f"list_{kind}"), everywhere, what=f"list of {kind}"
-        ):
+        for page in self._calls.pages(getattr(client, f"list_{kind}"), where, what=what):
             yield from getattr(page, kind)
+            if page.unreachable and location is not None:
+                raise Unavailable(f"{what}: {location} does not answer")
             if page.unreachable:
                 _log.warning("zones that did not answer: %s", ", ".join(page.unreachable))
 
 
-def _labels(resource: tpu_v2.QueuedResource) -> Mapping[str, str]:
+def _node_of(resource: tpu_v2.QueuedResource) -> tpu_v2.Node:
+    """Returns what was asked for."""
     specs = resource.tpu.node_spec
-    return specs[0].node.labels if specs else {}
+    return specs[0].node if specs else tpu_v2.Node()
+
+
+def _directory(node: tpu_v2.Node) -> str:
+    return node.metadata.get(machine.attribute(machine.JOB), "")
+
+
+def _names(node: tpu_v2.Node) -> tuple[str, str]:
+    """Returns a node's own name, and that of the queued resource that made it."""
+    return _last(node.name), _last(node.queued_resource)
+
+
+def _is_ours(resource: tpu_v2.QueuedResource, owner: Owner) -> bool:
+    node = _node_of(resource)
+    return owner.has(node.labels, _directory(node))
 
 
 def _state(resource: tpu_v2.QueuedResource) -> State:
@@ -190,5 +225,5 @@ def _existing(node: tpu_v2.Node, job: str, name: str, state: State, *, bills: bo
         zone=name.split("/")[3],
         state=state,
         bills=bills,
-        directory=node.metadata.get(machine.attribute(machine.JOB), ""),
+        directory=_directory(node),
     )

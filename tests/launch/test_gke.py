@@ -248,6 +248,23 @@ def test_a_name_that_another_job_has_is_refused(world: World) -> None:
         world.launcher.create(gke_attempt())
 
 
+def test_what_another_job_of_that_name_has_is_neither_adopted_nor_seen_nor_deleted(
+    world: World,
+) -> None:
+    world.launcher.create(gke_attempt())
+    mine = make_attempt("gs://mine", image=IMAGE)
+    with pytest.raises(UserError, match=r"base-1 exists in .* is not of job gs://mine/jobs/base;"):
+        world.launcher.create(mine)
+    assert world.launcher.observe(mine).state is State.ABSENT
+    world.launcher.delete(mine)
+    (existing,) = world.launcher.existing()
+    world.launcher.remove(dataclasses.replace(existing, directory="gs://mine/jobs/base"))
+    assert list(world.cluster.jobsets) == ["base-1"]
+    world.cluster.jobsets["base-1"]["metadata"]["labels"]["bert-jax-job"] = "payroll"
+    world.launcher.delete(gke_attempt())
+    assert list(world.cluster.jobsets) == ["base-1"]
+
+
 def test_a_cluster_that_kubectl_does_not_know_is_said(world: World) -> None:
     with pytest.raises(UserError, match=r'submit\.cluster: found "other", .*_pool; get it'):
         GkeJobSets(cluster="other").observe(gke_attempt())

@@ -116,6 +116,17 @@ def test_a_name_that_a_job_elsewhere_has_is_refused(
         launcher.create(Attempt(other, 1, other.placements[0]))
 
 
+def test_what_a_job_elsewhere_has_is_neither_seen_nor_ended(
+    launcher: LocalLauncher, attempt: Attempt, tmp_path: Path
+) -> None:
+    launcher.create(attempt)
+    other = job_in(tmp_path / "other")
+    theirs = Attempt(other, 1, other.placements[0])
+    assert launcher.observe(theirs).state is State.ABSENT
+    launcher.delete(theirs)
+    assert launcher.observe(attempt).state is State.ACTIVE
+
+
 # A host that says that its run is done, and ends.
 DONE = """
 cd "$BERT_JAX_JOB/attempts/$BERT_JAX_ATTEMPT"

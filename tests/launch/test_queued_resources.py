@@ -168,6 +168,62 @@ def test_a_name_that_another_job_has_is_refused(world: World) -> None:
         world.launcher.create(attempt)
 
 
+def test_what_another_job_of_that_name_has_is_neither_adopted_nor_seen_nor_deleted(
+    world: World, tmp_path: Path
+) -> None:
+    """Two who share a project have submitted the same configuration, each to a bucket of theirs."""
+    theirs = world.attempt()
+    world.launcher.create(theirs)
+    world.wait_for(theirs, State.ACTIVE)
+    before = world.service.billing()
+    mine = stage(make_attempt(str(tmp_path / "mine")), SCRIPT)
+    with pytest.raises(UserError, match=r"base-1 exists in us-west4-a and is not of job .*/mine/"):
+        world.launcher.create(mine)
+    assert world.launcher.observe(mine).state is State.ABSENT
+    world.launcher.delete(mine)
+    assert world.service.billing() == before
+    (existing,) = world.launcher.existing()
+    world.launcher.remove(dataclasses.replace(existing, directory=str(mine.job.directory)))
+    assert world.service.billing() == before
+    world.launcher.remove(existing)
+    assert world.service.billing() == []
+
+
+def test_what_is_labelled_as_another_jobs_is_not_deleted(world: World) -> None:
+    attempt = world.attempt()
+    world.launcher.create(attempt)
+    world.wait_for(attempt, State.ACTIVE)
+    world.service.give_to("base-1", job="payroll")
+    before = world.service.billing()
+    world.launcher.delete(attempt)
+    assert world.service.billing() == before
+
+
+def test_slices_are_told_from_attempts_of_a_job_whose_name_has_a_number(world: World) -> None:
+    """Both have nodes called bert-1-3."""
+    theirs = world.attempt(name="bert-1", number=3)
+    world.launcher.create(theirs)
+    world.wait_for(theirs, State.ACTIVE)
+    before = world.service.billing()
+    mine = world.attempt(name="bert", slices=4)
+    world.launcher.create(mine)
+    world.launcher.delete(mine)
+    assert world.service.billing() == before
+    assert world.service.phase("bert-1") is None
+
+
+def test_slices_that_their_queued_resource_has_left_are_deleted_too(world: World) -> None:
+    mine = world.attempt(name="bert", slices=4)
+    zone = f"projects/{PROJECT}/locations/us-west4-a"
+    told = {"bert-jax-job": str(mine.job.directory)}
+    for name in ("nodes/bert-1-2", "nodes/bert-1-3"):
+        left = tpu_v2.Node(name=f"{zone}/{name}", labels={"bert-jax-job": "bert"}, metadata=told)
+        left.queued_resource = f"{zone}/queuedResources/bert-1"
+        world.service.make_by_hand(left)
+    world.launcher.delete(mine)
+    assert world.service.billing() == []
+
+
 def test_a_suspended_resource_says_by_whom_and_is_deleted(world: World) -> None:
     attempt = world.attempt(provisioning="spot")
     world.launcher.create(attempt)

@@ -130,10 +130,11 @@ class TpuService:
         held.nodes.clear()
 
     def give_to(self, name: str, *, job: str) -> None:
-        """Labels a queued resource as another job's."""
+        """Labels a queued resource and its nodes as another job's."""
         held = self._named(name)
         assert held is not None
-        held.message.tpu.node_spec[0].node.labels["bert-jax-job"] = job
+        for node in (held.message.tpu.node_spec[0].node, *held.nodes):
+            node.labels["bert-jax-job"] = job
 
     def make_by_hand(self, node: tpu_v2.Node) -> None:
         """A node that no queued resource owns."""
@@ -191,8 +192,10 @@ class TpuService:
         return operations_pb2.Operation(name="operations/2", done=False)
 
     def list_nodes(self, request: tpu_v2.ListNodesRequest) -> tpu_v2.ListNodesResponse:
-        """ListNodes."""
-        return tpu_v2.ListNodesResponse(nodes=[n for h in self._held.values() for n in h.nodes])
+        """ListNodes: of a zone, or of all for ``-``."""
+        place = request.parent.removesuffix("-")
+        every = [node for held in self._held.values() for node in held.nodes]
+        return tpu_v2.ListNodesResponse(nodes=[n for n in every if n.name.startswith(place)])
 
     def delete_node(self, request: tpu_v2.DeleteNodeRequest) -> operations_pb2.Operation:
         """DeleteNode."""
