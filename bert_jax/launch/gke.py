@@ -12,6 +12,7 @@ from bert_jax.launch.job import JOB_LABEL, Attempt
 from bert_jax.launch.jobset import DIRECTORY, GROUP, PLURAL, VERSION, jobset
 from bert_jax.launch.launcher import (
     Existing,
+    NotOurs,
     Observation,
     OutOfQuota,
     Owner,
@@ -70,7 +71,7 @@ class GkeJobSets:
             if found is None:
                 raise Unavailable(f"{what}: one of that name has just been deleted") from error
             if not _is_ours(found, Owner.of(attempt)):
-                raise UserError(
+                raise NotOurs(
                     f"submit.name: {attempt.resource} exists in namespace {self._namespace} and "
                     f"is not of job {attempt.job.directory}; give the job another name"
                 ) from error

@@ -5,7 +5,7 @@ import enum
 from collections.abc import Mapping
 from typing import Protocol
 
-from bert_jax.errors import RunStopped
+from bert_jax.errors import RunStopped, UserError
 from bert_jax.launch.job import JOB_LABEL, Attempt
 
 
@@ -83,6 +83,10 @@ class Unavailable(RunStopped):
     """The service does not answer, after its launcher has tried for a while; later it may."""
 
 
+class NotOurs(UserError):
+    """What has the attempt's name was made for another job, or by somebody else."""
+
+
 class Launcher(Protocol):
     """Makes, watches and deletes the machines of attempts.
 
@@ -101,8 +105,8 @@ class Launcher(Protocol):
     def create(self, attempt: Attempt) -> None:
         """Asks for the machines, which run `tpu_setup/startup.sh` when they start.
 
-        Raises UserError for what only the user can mend: no permission, no such zone, a name that
-        another job has; OutOfQuota: no quota there.
+        Raises UserError for what only the user can mend: no permission, no such zone; NotOurs: a
+        name that another job has; OutOfQuota: no quota there.
         """
         ...
 

@@ -18,13 +18,12 @@ from typing import Any, Final
 import psutil
 from etils import epath
 
-from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.launch import machine
 from bert_jax.launch.bundle import startup_script
 from bert_jax.launch.job import JOB_LABEL, Attempt
-from bert_jax.launch.launcher import Existing, Observation, Owner, Request, State
+from bert_jax.launch.launcher import Existing, NotOurs, Observation, Owner, Request, State
 
 _RECORD = "machine.json"
 
@@ -166,13 +165,13 @@ class LocalLauncher:
         ]
 
     def create(self, attempt: Attempt) -> None:
-        """Starts the hosts that do not live. Raises UserError if the name is another job's."""
+        """Starts the hosts that do not live. Raises NotOurs if the name is another job's."""
         directory = self._of(attempt)
         record = directory / _RECORD
         if record.exists():
             found = _read(directory)
             if not _is_ours(found, Owner.of(attempt)):
-                raise UserError(
+                raise NotOurs(
                     f"{attempt.resource}: is a machine of {found['directory']}; allowed: another "
                     "--name"
                 )

@@ -11,6 +11,7 @@ from bert_jax.launch.google_calls import GoogleCalls, exceptions
 from bert_jax.launch.job import JOB_LABEL, Attempt, JobFiles
 from bert_jax.launch.launcher import (
     Existing,
+    NotOurs,
     Observation,
     Owner,
     Request,
@@ -73,7 +74,7 @@ class QueuedResources:
             if found is None:
                 raise Unavailable(f"{what}: one of that name has just been deleted") from error
             if not _is_ours(found, Owner.of(attempt)):
-                raise UserError(
+                raise NotOurs(
                     f"submit.name: {attempt.resource} exists in {attempt.placement.zone} and is "
                     f"not of job {attempt.job.directory}; give the job another name"
                 ) from error

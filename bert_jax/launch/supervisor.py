@@ -19,7 +19,7 @@ from bert_jax.files.lock import Lock
 from bert_jax.launch import verdict as verdicts
 from bert_jax.launch.heartbeats import Hosts, Silence, read_hosts
 from bert_jax.launch.job import JobFiles
-from bert_jax.launch.launcher import Launcher, OutOfQuota, State
+from bert_jax.launch.launcher import Launcher, NotOurs, OutOfQuota, State
 from bert_jax.launch.supervisor_state import (
     AttemptRecord,
     Outcome,
@@ -152,6 +152,8 @@ class Supervisor:
             return self._end(verdicts.Verdict("quota", str(error)))
         except UserError as error:
             self._mistake = error
+            if isinstance(error, NotOurs):  # of this attempt nothing exists
+                self._change(end="over", reason=str(error), deleted=self._clock())
             return self._finish("failed", str(error))
         self._tell(f"asked for {attempt.placement.place}")
         return self._change(created=self._clock(), state=State.WAITING)

@@ -30,7 +30,7 @@ class AttemptRecord(Section):
     # host was silent), or the job is `over`. Written before its deletion.
     end: End | None = None
     reason: str = ""  # the same in words
-    deleted: float | None = None  # when its machines were gone
+    deleted: float | None = None  # when its machines were gone, or it was refused any
     step: int | None = None  # the last one that its hosts have told
 
     def of(self, job: Job) -> Attempt:

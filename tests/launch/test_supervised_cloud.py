@@ -122,6 +122,19 @@ def test_a_user_without_permission_is_told_which(cloud: Cloud) -> None:
     assert cloud.service.made == []
 
 
+def test_a_name_that_somebody_else_has_ends_the_job_and_their_machines_stay(cloud: Cloud) -> None:
+    theirs = Attempt(cloud.job, 1, cloud.job.placements[0])
+    cloud.launcher.create(theirs)
+    while cloud.launcher.observe(theirs).state is not State.ACTIVE:
+        pass
+    cloud.service.give_to("base-1", job="payroll")
+    with pytest.raises(UserError, match="give the job another name"):
+        cloud.supervisor().run()
+    assert read_state(cloud.files).outcome == "failed"
+    assert cloud.service.billing() == [_node("base-1")]
+    assert not cloud.service.requests["DeleteQueuedResource"]
+
+
 @pytest.mark.parametrize(
     "cloud",
     [{"placements": PLACES, "limits": LimitsSection(wait_hours=1.0)}],

@@ -9,7 +9,7 @@ import pytest
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.launch import supervisor_state
 from bert_jax.launch.job import Attempt, JobPlacement
-from bert_jax.launch.launcher import OutOfQuota, State, Unavailable
+from bert_jax.launch.launcher import NotOurs, OutOfQuota, State, Unavailable
 from bert_jax.launch.section import LimitsSection
 from bert_jax.launch.supervisor_state import read_state
 from bert_jax.launch.watching import lease
@@ -122,6 +122,19 @@ def test_without_permission_the_job_ends_with_what_the_user_can_mend(tmp_path: P
         world.supervisor().run()
     ends(world, "failed")
     assert world.launcher.requests["create"] == 1
+
+
+def test_a_name_that_is_not_the_jobs_ends_it_and_deletes_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+
+    def refuse(attempt: Attempt) -> None:
+        raise NotOurs("base-1 exists and is not of this job")
+
+    world.launcher.on_create = refuse
+    with pytest.raises(NotOurs, match="base-1 exists"):
+        world.supervisor().run()
+    ends(world, "failed")
+    assert world.launcher.requests["delete"] == 0
 
 
 @pytest.mark.parametrize("by_itself", [True, False], ids=["service", "supervisor"])
