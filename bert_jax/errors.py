@@ -19,6 +19,13 @@ class UserError(Exception):
         super().__init__(message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…")
 
 
+class NoCredentials(UserError):
+    """No credentials for a cloud, or none that it takes: they may have run out since a start.
+
+    Who has begun something does not give it up for that: the user may log in again.
+    """
+
+
 class RunStopped(Exception):
     """A run that stopped itself, such as on a loss that is not finite; exit code 1.
 

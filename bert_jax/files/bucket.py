@@ -13,7 +13,7 @@ import re
 import urllib.parse
 from typing import Any, Final
 
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import NoCredentials, RunStopped, UserError
 from bert_jax.files.patience import (
     FIRST_PAUSE_SECONDS,
     GIVE_UP_SECONDS,
@@ -104,9 +104,9 @@ class Bucket(GCSFileSystem):
                 "once it answers, the same command goes on"
             ) from error
         except (HttpError, OSError, google.auth.exceptions.GoogleAuthError) as error:
-            if (line := self._mistake(error, address)) is None:
+            if (mistake := self._mistake(error, address)) is None:
                 raise
-            raise UserError(line) from error
+            raise mistake from error
         finally:
             self._repeats += patience.tries
 
@@ -117,26 +117,28 @@ class Bucket(GCSFileSystem):
         passing = (asyncio.TimeoutError, ConnectionError, google.auth.exceptions.TransportError)
         return is_retriable(error) or isinstance(error, passing)
 
-    def _mistake(self, error: Exception, address: re.Match[str] | None) -> str | None:
+    def _mistake(self, error: Exception, address: re.Match[str] | None) -> UserError | None:
         """Returns what a user can mend; ``None`` for what the caller handles, a missing object."""
         where = _where(address)
         refused = isinstance(error, HttpError) and error.code == 401
         if refused or isinstance(error, google.auth.exceptions.GoogleAuthError):
             if self.credentials.credentials is None:
-                return f"{where}: found no credentials for Google Cloud; {LOGIN}"
-            return f"{where}: credentials refused ({reason_of(error)}); {LOGIN}"
+                return NoCredentials(f"{where}: found no credentials for Google Cloud; {LOGIN}")
+            return NoCredentials(f"{where}: credentials refused ({reason_of(error)}); {LOGIN}")
         if address is None or not address["objects"]:
             return None  # who may use a bucket's objects need not see the bucket itself
         bucket = f"gs://{address['bucket']}"
         if str(error).startswith("Forbidden"):
             reason = str(error).splitlines()[-1]
-            return (
+            return UserError(
                 f"{where}: no permission ({reason}); needed on {bucket}: roles/storage.objectUser"
             )
         # To list a bucket that exists, or to begin an upload to it, always succeeds.
         starts = address["name"] is None and "upload_id=" not in address.string
         if isinstance(error, FileNotFoundError) and starts:
-            return f"{bucket}: no such bucket; make it: gcloud storage buckets create {bucket}"
+            return UserError(
+                f"{bucket}: no such bucket; make it: gcloud storage buckets create {bucket}"
+            )
         return None
 
     def _open(self, path: Any, mode: str = "rb", *args: Any, **kwargs: Any) -> GCSFile:

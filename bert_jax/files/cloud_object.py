@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import NoCredentials, RunStopped, UserError
 from bert_jax.files.patience import (
     FIRST_PAUSE_SECONDS,
     GIVE_UP_SECONDS,
@@ -97,7 +97,7 @@ class CloudObject:
             importlib.import_module("google.auth.exceptions").GoogleAuthError,
             known.Unauthorized,
         ) as error:
-            raise UserError(f"{self._path}: no access ({reason_of(error)}); {LOGIN}") from error
+            raise NoCredentials(f"{self._path}: no access ({reason_of(error)}); {LOGIN}") from error
         except known.NotFound as error:
             raise UserError(f"{self._path}: no such bucket") from error
         except known.Forbidden as error:

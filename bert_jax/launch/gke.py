@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from bert_jax.errors import UserError
+from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files.yaml_file import dump_yaml
 from bert_jax.launch.job import JOB_LABEL, Attempt
 from bert_jax.launch.jobset import DIRECTORY, GROUP, PLURAL, VERSION, jobset
@@ -176,12 +176,17 @@ class GkeJobSets:
         return self._call(functools.partial(method, **place, plural=PLURAL, **values), what)
 
     def _call(self, method: Callable[..., Any], what: str) -> Any:
-        return persistently(
-            lambda: method(_request_timeout=self._pace.timeout),
-            what=what,
-            judge=lambda error: self._judge(error, what),
-            pace=self._pace,
-        )
+        try:
+            return persistently(
+                lambda: method(_request_timeout=self._pace.timeout),
+                what=what,
+                judge=lambda error: self._judge(error, what),
+                pace=self._pace,
+            )
+        except (NoCredentials, Unavailable):
+            for cached in ("_api", "_jobsets"):
+                self.__dict__.pop(cached, None)  # that a user has logged in again, a new one sees
+            raise
 
     def _judge(self, error: Exception, what: str) -> Again | Exception:
         if isinstance(error, urllib3.exceptions.HTTPError):
@@ -193,7 +198,7 @@ class GkeJobSets:
             after = (error.headers or {}).get("Retry-After", "")
             return Again(float(after) if str(after).isdecimal() else 0.0)
         if error.status == 401:
-            return UserError(f"{what}: credentials refused ({said}); run `gcloud auth login`")
+            return NoCredentials(f"{what}: credentials refused ({said}); run `gcloud auth login`")
         if error.status == 403 and "exceeded quota" in said:
             return OutOfQuota(f"{what}: {said}")
         if error.status == 403:

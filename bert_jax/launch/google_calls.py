@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from bert_jax.errors import UserError
+from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files.patience import LOGIN, reason_of
 from bert_jax.launch.launcher import OutOfQuota
 from bert_jax.launch.pace import NOT_INSTALLED, Again, Pace, persistently
@@ -61,7 +61,8 @@ class GoogleCalls:
         """Returns what a method of a client answers; `what` it asks for is for messages.
 
         Raises:
-            UserError: no credentials, no permission, the API is off, an invalid request.
+            NoCredentials: there are none, or they are not taken.
+            UserError: no permission, the API is off, an invalid request.
             OutOfQuota: no quota.
             Unavailable: no answer.
             google.api_core.exceptions.NotFound: for the caller, as are the next ones.
@@ -78,7 +79,8 @@ class GoogleCalls:
     def client(self, make: Callable[..., Answer], transport: Callable[..., Any]) -> Answer:
         """Returns a client, which finds its credentials when it is made; of the stand-in, if any.
 
-        Raises UserError if there are none, or the stand-in's address is not this machine's.
+        Raises NoCredentials if there are none, UserError if the stand-in's address is not this
+        machine's.
         """
         if (channel := _emulated_channel()) is not None:
             return make(transport=transport(channel=channel))
@@ -104,7 +106,7 @@ class GoogleCalls:
                 return Again(_retry_after(error))
             return OutOfQuota(f"{what}: {reason_of(error)}")
         if isinstance(error, auth_errors.GoogleAuthError | exceptions.Unauthenticated):
-            return UserError(
+            return NoCredentials(
                 f"{self.service}.googleapis.com: no credentials ({reason_of(error)}); {LOGIN}"
             )
         if isinstance(error, exceptions.Forbidden):

@@ -106,7 +106,8 @@ class Launcher(Protocol):
         """Asks for the machines, which run `tpu_setup/startup.sh` when they start.
 
         Raises UserError for what only the user can mend: no permission, no such zone; NotOurs: a
-        name that another job has; OutOfQuota: no quota there.
+        name that another job has; NoCredentials, of which no request has got through; OutOfQuota:
+        no quota there.
         """
         ...
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from bert_jax.errors import NoCredentials
 from bert_jax.files.patience import (
     FIRST_PAUSE_SECONDS,
     GIVE_UP_SECONDS,
@@ -55,7 +56,7 @@ def persistently(
 
     `what` is asked for, for messages: ``queued resource bert-1``. `judge` says of an error whether
     to go on, or what to raise instead. Raises Unavailable after `Pace.give_up` without an answer,
-    or what `judge` has returned.
+    or when credentials have run out meanwhile; else what `judge` has returned.
     """
     patience, began, longest = Patience(what), pace.clock(), FIRST_PAUSE_SECONDS
     while True:
@@ -65,6 +66,9 @@ def persistently(
             verdict = judge(error)
             if verdict is error:
                 raise
+            if isinstance(verdict, NoCredentials) and patience.tries:
+                # A try before it may have been done, and its answer lost.
+                raise Unavailable(f"{what}: no answer, and then {verdict}") from error
             if isinstance(verdict, Exception):
                 raise verdict from error
             waited = pace.clock() - began

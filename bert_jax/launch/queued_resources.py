@@ -1,11 +1,12 @@
 """Cloud TPU's queued resources: a request waits for capacity, becomes machines, may lose them."""
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
-from bert_jax.errors import UserError, first_line
+from bert_jax.errors import NoCredentials, UserError, first_line
 from bert_jax.launch import machine
 from bert_jax.launch.google_calls import GoogleCalls, exceptions
 from bert_jax.launch.job import JOB_LABEL, Attempt, JobFiles
@@ -68,7 +69,8 @@ class QueuedResources:
         request = creation(attempt, script)
         what = f"queued resource {attempt.resource}"
         try:
-            self._calls.send(self._client.create_queued_resource, request, what=what)
+            with self._connected() as client:
+                self._calls.send(client.create_queued_resource, request, what=what)
         except exceptions.AlreadyExists as error:
             found = self._get(self._name(attempt))
             if found is None:
@@ -117,6 +119,15 @@ class QueuedResources:
     def _client(self) -> tpu_v2.TpuClient:
         return self._calls.client(tpu_v2.TpuClient, TpuGrpcTransport)
 
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[tpu_v2.TpuClient]:
+        """Gives the client, for one request."""
+        try:
+            yield self._client
+        except (NoCredentials, Unavailable):
+            self.__dict__.pop("_client", None)  # that a user has logged in again, a new one sees
+            raise
+
     def _name(self, attempt: Attempt) -> str:
         project, zone, _ = place(attempt)
         return f"{parent(project, zone)}/queuedResources/{attempt.resource}"
@@ -125,7 +136,8 @@ class QueuedResources:
         request = tpu_v2.GetQueuedResourceRequest(name=name)
         what = f"queued resource {_last(name)}"
         try:
-            return self._calls.send(self._client.get_queued_resource, request, what=what)
+            with self._connected() as client:
+                return self._calls.send(client.get_queued_resource, request, what=what)
         except exceptions.NotFound:
             return None
 
@@ -137,7 +149,7 @@ class QueuedResources:
             found = self._get(name)  # each time: what is gone may be followed by another job's
             if found is None or not _is_ours(found, owner):
                 return True
-            return self._is_deleted(self._client.delete_queued_resource, request, name)
+            return self._is_deleted("delete_queued_resource", request, name)
 
         until_gone(is_gone, what=name, pace=self._pace)
         # Its nodes went with it; one that was left would bill on unseen. Names do not tell which:
@@ -146,15 +158,18 @@ class QueuedResources:
             if owner.has(node.labels, _directory(node)) and resource in _names(node):
                 each = tpu_v2.DeleteNodeRequest(name=node.name)
                 until_gone(
-                    functools.partial(self._is_deleted, self._client.delete_node, each, node.name),
+                    functools.partial(self._is_deleted, "delete_node", each, node.name),
                     what=node.name,
                     pace=self._pace,
                 )
 
-    def _is_deleted(self, method: Callable[..., object], request: object, name: str) -> bool:
+    def _is_deleted(self, method: str, request: object, name: str) -> bool:
         """Asks for a deletion; returns whether there was nothing to delete any more."""
         try:
-            self._calls.send(method, request, what=f"deletion of {_last(name)}")
+            with self._connected() as client:
+                self._calls.send(
+                    getattr(client, method), request, what=f"deletion of {_last(name)}"
+                )
         except exceptions.NotFound:
             return True
         except exceptions.FailedPrecondition:
@@ -165,18 +180,19 @@ class QueuedResources:
         self, kind: Literal["queued_resources", "nodes"], location: str | None = None
     ) -> Iterator[Any]:
         """Yields what there is in a zone, or in all of them, which need not all answer."""
-        client, request = self._client, tpu_v2.ListNodesRequest
+        request = tpu_v2.ListNodesRequest
         if kind == "queued_resources":
             request = tpu_v2.ListQueuedResourcesRequest
         where = request(parent=location or parent(self._project, "-"))
         what = f"list of {kind}"
         page: Any
-        for page in self._calls.pages(getattr(client, f"list_{kind}"), where, what=what):
-            yield from getattr(page, kind)
-            if page.unreachable and location is not None:
-                raise Unavailable(f"{what}: {location} does not answer")
-            if page.unreachable:
-                _log.warning("zones that did not answer: %s", ", ".join(page.unreachable))
+        with self._connected() as client:
+            for page in self._calls.pages(getattr(client, f"list_{kind}"), where, what=what):
+                yield from getattr(page, kind)
+                if page.unreachable and location is not None:
+                    raise Unavailable(f"{what}: {location} does not answer")
+                if page.unreachable:
+                    _log.warning("zones that did not answer: %s", ", ".join(page.unreachable))
 
 
 def _node_of(resource: tpu_v2.QueuedResource) -> tpu_v2.Node:

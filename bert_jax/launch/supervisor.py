@@ -13,7 +13,7 @@ from typing import Final
 
 from etils import epath
 
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import NoCredentials, RunStopped, UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.lock import Lock
 from bert_jax.launch import verdict as verdicts
@@ -30,7 +30,7 @@ from bert_jax.launch.supervisor_state import (
 )
 
 # What a bucket or a service may answer today and not tomorrow: credentials that have run out are
-# among it. Machines that run are not left alone for it.
+# among it. Machines that run are not left alone for it, and a job is not ended.
 _PASSING = (RunStopped, UserError, OSError)
 _DUMP: Final = re.compile(r"bad_step_(\d+)")
 
@@ -128,7 +128,7 @@ class Supervisor:
         if record.end is not None:
             return None  # still to be deleted
         if record.created is None:
-            return self._create(record)
+            return self._create(record, asked=True)
         return self._observe(record)
 
     def _begin(self) -> None:
@@ -142,17 +142,20 @@ class Supervisor:
         write_whole(self._files.attempt(number), placement.model_dump_json(indent=1))
         self._write(self.state.model_copy(update={"attempts": (*self.state.attempts, record)}))
         self._silence = Silence()
-        return self._create(record)
+        return self._create(record, asked=False)
 
-    def _create(self, record: AttemptRecord) -> None:
+    def _create(self, record: AttemptRecord, *, asked: bool) -> None:
+        """Asks for machines. `asked`: so it was before, and they may exist, the answer lost."""
         attempt = record.of(self.job)
         try:
             self._launcher.create(attempt)
         except OutOfQuota as error:
             return self._end(verdicts.Verdict("quota", str(error)))
         except UserError as error:
+            if isinstance(error, NoCredentials) and (asked or record.number > 1):
+                raise  # in passing, see there
             self._mistake = error
-            if isinstance(error, NotOurs):  # of this attempt nothing exists
+            if not asked or isinstance(error, NotOurs):  # of this attempt nothing exists
                 self._change(end="over", reason=str(error), deleted=self._clock())
             return self._finish("failed", str(error))
         self._tell(f"asked for {attempt.placement.place}")
@@ -221,9 +224,7 @@ class Supervisor:
         try:
             self._launcher.delete(record.of(self.job))
         except UserError as error:
-            if record.created is not None:
-                raise UserError(f"cannot be deleted and may bill: {error}") from error
-            # What may not be deleted could not be made either.
+            raise UserError(f"cannot be deleted and may bill: {error}") from error
         self._change(deleted=self._clock(), state=State.ABSENT)
         if record.created is not None:
             self._tell("deleted")

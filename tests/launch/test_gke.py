@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bert_jax.errors import UserError
+from bert_jax.errors import NoCredentials, UserError
 from bert_jax.launch.gke import GkeJobSets
 from bert_jax.launch.job import Attempt
 from bert_jax.launch.launcher import OutOfQuota, State, Unavailable
@@ -206,7 +206,7 @@ def test_a_cluster_that_never_answers_is_given_up(world: World) -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "line"),
     [
-        ((401, {}, "Unauthorized"), UserError, r"credentials refused \(Unauthorized\)"),
+        ((401, {}, "Unauthorized"), NoCredentials, r"credentials refused \(Unauthorized\)"),
         ((403, {}, "cannot create"), UserError, r"\(cannot create\); needed: roles/container"),
         ((403, {}, "exceeded quota: chips"), OutOfQuota, "JobSet base-1: exceeded quota: chips"),
         ((422, {}, "name is too long"), UserError, "the cluster refuses it: name is too long"),
@@ -220,6 +220,18 @@ def test_what_a_cluster_refuses_is_one_line_at_once(
         world.launcher.create(gke_attempt())
     assert world.clock.slept == []
     assert world.cluster.jobsets == {}
+
+
+def test_who_logs_in_again_is_seen_by_the_next_request(world: World) -> None:
+    """A client keeps the token that it found when it was made."""
+    attempt = gke_attempt()
+    world.launcher.create(attempt)
+    first = world.launcher._jobsets
+    world.cluster.errors = [(401, {}, "Unauthorized")]
+    with pytest.raises(NoCredentials):
+        world.launcher.observe(attempt)
+    assert world.launcher.observe(attempt).state is State.STARTING
+    assert world.launcher._jobsets is not first
 
 
 def test_who_may_look_into_one_namespace_alone_sees_what_is_there(world: World) -> None:

@@ -11,8 +11,8 @@ import pytest
 from google.cloud import tpu_v2
 from google.rpc import code_pb2
 
-from bert_jax.errors import UserError
-from bert_jax.launch.google_calls import EMULATOR
+from bert_jax.errors import NoCredentials, UserError
+from bert_jax.launch.google_calls import EMULATOR, GoogleCalls
 from bert_jax.launch.job import Attempt
 from bert_jax.launch.launcher import OutOfQuota, State, Unavailable
 from bert_jax.launch.queued_resources import QueuedResources
@@ -320,6 +320,34 @@ def test_a_creation_whose_answer_is_lost_makes_one_resource(world: World) -> Non
     world.launcher.create(world.attempt())
     assert world.service.requests["CreateQueuedResource"] == 2
     assert len(world.service.made) == 1
+
+
+def test_credentials_that_run_out_between_two_tries_do_not_say_that_nothing_was_made(
+    world: World,
+) -> None:
+    expired = tpu_service.status(code_pb2.UNAUTHENTICATED, "token expired")
+    lost = tpu_service.status(code_pb2.UNAVAILABLE, "try again")
+    world.service.faults.next_errors["CreateQueuedResource"] = [lost, expired]
+    with pytest.raises(Unavailable, match=r"queued resource base-1: no answer, and then .*expired"):
+        world.launcher.create(world.attempt())
+
+
+def test_who_logs_in_again_is_seen_by_the_next_request(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client keeps the credentials that it found when it was made."""
+    made, client = [], GoogleCalls.client
+    monkeypatch.setattr(GoogleCalls, "client", lambda *a: made.append(1) or client(*a))
+    attempt = world.attempt()
+    world.launcher.create(attempt)
+    world.launcher.observe(attempt)
+    assert len(made) == 1
+    expired = tpu_service.status(code_pb2.UNAUTHENTICATED, "token expired")
+    world.service.faults.next_errors["GetQueuedResource"] = [expired]
+    with pytest.raises(NoCredentials):
+        world.launcher.observe(attempt)
+    assert world.launcher.observe(attempt).state is State.WAITING
+    assert len(made) == 2
 
 
 def test_a_service_that_never_answers_is_given_up_after_ten_minutes(world: World) -> None:

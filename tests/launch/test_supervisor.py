@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import NoCredentials, RunStopped, UserError
 from bert_jax.launch import supervisor_state
 from bert_jax.launch.job import Attempt, JobPlacement
 from bert_jax.launch.launcher import NotOurs, OutOfQuota, State, Unavailable
 from bert_jax.launch.section import LimitsSection
 from bert_jax.launch.supervisor_state import read_state
 from bert_jax.launch.watching import lease
-from tests.launch.scripted import HOUR, PACE, World, bucket_outage
+from tests.launch.scripted import HOUR, PACE, Machines, World, bucket_outage
 
 TWO = (
     JobPlacement(on="v5e:2x4", zone="us-west4-a", dollars_per_hour=10.0),
@@ -135,6 +135,82 @@ def test_a_name_that_is_not_the_jobs_ends_it_and_deletes_nothing(tmp_path: Path)
         world.supervisor().run()
     ends(world, "failed")
     assert world.launcher.requests["delete"] == 0
+
+
+class Login:
+    """Credentials that run out and come back."""
+
+    def __init__(self, world: World) -> None:
+        self.valid, self.world = True, world
+        self._count = world.launcher._count
+        world.launcher._count = self._checked
+
+    def _checked(self, method: str) -> None:
+        self._count(method)
+        if not self.valid:
+            raise NoCredentials("tpu.googleapis.com: no credentials")
+
+    def make_without_answer(self, attempt: Attempt) -> None:
+        """Makes the machines, and then nothing is heard."""
+        self.world.launcher.machines[attempt.resource] = Machines(attempt)
+        self.world.launcher.created.append(attempt.resource)
+        self.world.launcher.on_create = lambda attempt: None
+        self.valid = False
+        raise Unavailable("503 the answer is lost")
+
+
+def test_credentials_that_run_out_after_a_lost_answer_lose_no_machines(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    login = Login(world)
+    world.launcher.on_create = login.make_without_answer
+    world.clock.after(HOUR, lambda: setattr(login, "valid", True))
+    world.activate(1, after=HOUR + 60, steps=steps())
+    world.clock.after(2 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=9))
+    world.supervisor().run()
+    ends(world, "done")
+    assert world.launcher.created == ["base-1"]
+    assert "base-1: trying again: tpu.googleapis.com: no credentials" in world.said
+
+
+def test_a_job_is_not_over_while_what_may_exist_cannot_be_deleted(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    login = Login(world)
+    world.launcher.on_create = login.make_without_answer
+    world.clock.after(600, lambda: world.files.stop.write_text("{}"))
+    world.clock.after(HOUR, lambda: setattr(login, "valid", True))
+    world.supervisor().run()
+    ends(world, "stopped")
+    assert world.clock.now >= 1_000_000 + HOUR
+    line = "base-1: trying again: cannot be deleted and may bill: tpu.googleapis.com: no credential"
+    assert any(said.startswith(line) for said in world.said)
+
+
+def test_credentials_that_run_out_before_machines_are_asked_for_again_are_waited_for(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    login = Login(world)
+    world.activate(1, steps=steps())
+    world.clock.after(HOUR, lambda: world.launcher.become("base-1", State.SUSPENDED))
+
+    def expire(attempt: Attempt) -> None:
+        login.valid = False
+        world.clock.after(HOUR, lambda: setattr(login, "valid", True))
+
+    world.launcher.on_delete = expire
+    world.activate(2, after=2.5 * HOUR, steps=steps(400))
+    world.clock.after(3 * HOUR, lambda: world.beat(2, "done", exit_code=0, step=900))
+    world.supervisor().run()
+    assert [record.end for record in ends(world, "done").attempts] == ["taken", "over"]
+
+
+def test_who_has_no_credentials_to_begin_with_is_told_so_at_once(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    Login(world).valid = False
+    with pytest.raises(NoCredentials):
+        world.supervisor().run()
+    ends(world, "failed")
+    assert world.launcher.requests == {"create": 1, "observe": 0, "delete": 0}
 
 
 @pytest.mark.parametrize("by_itself", [True, False], ids=["service", "supervisor"])

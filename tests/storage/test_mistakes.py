@@ -11,7 +11,7 @@ from gcsfs.retry import HttpError, validate_response
 
 from bert_jax.diagnostics.findings import Finding
 from bert_jax.diagnostics.storage import check_run_dir
-from bert_jax.errors import UserError
+from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files import bucket as client
 from bert_jax.files.cloud_object import CloudObject
 from tests.storage.cloud import Cloud, forget_clients
@@ -81,7 +81,7 @@ def test_credentials_that_ran_out_are_tried_again_and_then_named(
     fs = fsspec.filesystem("gcs", finalize_on_close=True)
     monkeypatch.setattr(fs.credentials, "credentials", object())
     with pytest.raises(
-        UserError, match=r"a: credentials refused \(Invalid Credentials, 401\); run"
+        NoCredentials, match=r"a: credentials refused \(Invalid Credentials, 401\); run"
     ):
         fs.cat_file(str(path))
     assert len(tries) == 4
