@@ -73,7 +73,7 @@ def check_quotas(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFin
         name = quota.spot if spot else quota.on_demand
         try:
             limit = _limit(calls, project, name, zone)
-        except (UserError, RunStopped, exceptions.NotFound) as error:
+        except (UserError, RunStopped) as error:
             yield PreflightFinding("unknown", f"quota {name}: {first_line(error)}", placement)
             continue
         yield _compare(name, placement, limit=limit, needed=needed)
@@ -96,7 +96,9 @@ def _compare(
 
 def _types(calls: GoogleCalls, client: tpu_v2.TpuClient, project: str, zone: str) -> list[str]:
     request = tpu_v2.ListAcceleratorTypesRequest(parent=parent(project, zone), page_size=1000)
-    pages = calls.pages(client.list_accelerator_types, request, what=f"TPUs of {zone}")
+    expected = (exceptions.NotFound,)
+    what = f"TPUs of {zone}"
+    pages = calls.pages(client.list_accelerator_types, request, what=what, expected=expected)
     found: list[str] = []
     with contextlib.suppress(exceptions.NotFound):  # no such zone, or none with TPUs
         for page in pages:

@@ -33,7 +33,7 @@ _INSTALL: Final = (
     "kubectl apply --server-side -f "
     "https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
 )
-_PASSING: Final = (408, 429, 500, 502, 503, 504)
+_PASSING: Final = (408, 409, 429)  # of 4xx; all else passes but these
 
 
 class GkeJobSets:
@@ -61,12 +61,11 @@ class GkeJobSets:
         body = jobset(attempt)
         what = f"JobSet {attempt.resource}"
         try:
-            self._send(self._jobsets.create_namespaced_custom_object, what, body=body)
+            method = self._jobsets.create_namespaced_custom_object
+            self._send(method, what, expected=(404, 409), body=body)
         except ApiException as error:
             if error.status == 404:
                 raise self._no_jobset() from error
-            if error.status != 409:
-                raise
             found = self._get(attempt.resource)
             if found is None:
                 raise Unavailable(f"{what}: one of that name has just been deleted") from error
@@ -106,18 +105,20 @@ class GkeJobSets:
 
     def existing(self) -> list[Existing]:
         """Returns JobSets with our label in all namespaces, or in ours if others are not ours."""
+        try:
+            return [self._existing(item) for item in self._list()]
+        except ApiException as error:  # 404
+            raise self._no_jobset() from error
+
+    def _list(self) -> list[dict[str, Any]]:
         what, ours = "list of JobSets", {"label_selector": JOB_LABEL}
         everywhere = {"group": GROUP, "version": VERSION, "plural": PLURAL, **ours}
         try:
             method = functools.partial(self._jobsets.list_cluster_custom_object, **everywhere)
-            items = self._call(method, what)["items"]
+            return self._call(method, what, expected=(404,))["items"]
         except UserError:
-            items = self._send(self._jobsets.list_namespaced_custom_object, what, **ours)["items"]
-        except ApiException as error:
-            if error.status == 404:
-                raise self._no_jobset() from error
-            raise
-        return [self._existing(item) for item in items]
+            method = self._jobsets.list_namespaced_custom_object
+            return self._send(method, what, expected=(404,), **ours)["items"]
 
     def _existing(self, item: dict[str, Any]) -> Existing:
         metadata, state = item["metadata"], self._look(item)[0].state
@@ -171,16 +172,22 @@ class GkeJobSets:
             )
         return fits[0]
 
-    def _send(self, method: Callable[..., Any], what: str, **values: Any) -> Any:
+    def _send(
+        self, method: Callable[..., Any], what: str, *, expected: tuple[int, ...], **values: Any
+    ) -> Any:
         place = {"group": GROUP, "version": VERSION, "namespace": self._namespace}
-        return self._call(functools.partial(method, **place, plural=PLURAL, **values), what)
+        method = functools.partial(method, **place, plural=PLURAL, **values)
+        return self._call(method, what, expected=expected)
 
-    def _call(self, method: Callable[..., Any], what: str) -> Any:
+    def _call(
+        self, method: Callable[..., Any], what: str, *, expected: tuple[int, ...] = ()
+    ) -> Any:
+        """Returns an answer. Raises ApiException with a status that is expected, and no other."""
         try:
             return persistently(
                 lambda: method(_request_timeout=self._pace.timeout),
                 what=what,
-                judge=lambda error: self._judge(error, what),
+                judge=lambda error: self._judge(error, what, expected),
                 pace=self._pace,
             )
         except (NoCredentials, Unavailable):
@@ -188,13 +195,13 @@ class GkeJobSets:
                 self.__dict__.pop(cached, None)  # that a user has logged in again, a new one sees
             raise
 
-    def _judge(self, error: Exception, what: str) -> Again | Exception:
+    def _judge(self, error: Exception, what: str, expected: tuple[int, ...]) -> Again | Exception:
         if isinstance(error, urllib3.exceptions.HTTPError):
             return Again()
-        if not isinstance(error, ApiException):
+        if not isinstance(error, ApiException) or error.status in expected:
             return error
-        said = _message(error)
-        if error.status in _PASSING:
+        said, status = _message(error), error.status or 0  # 0: no answer that could be read
+        if status in _PASSING or not 400 <= status < 500:
             after = (error.headers or {}).get("Retry-After", "")
             return Again(float(after) if str(after).isdecimal() else 0.0)
         if error.status == 401:
@@ -203,18 +210,14 @@ class GkeJobSets:
             return OutOfQuota(f"{what}: {said}")
         if error.status == 403:
             return UserError(f"{what}: no permission ({said}); needed: roles/container.developer")
-        if error.status in (400, 422):
-            return UserError(f"{what}: the cluster refuses it: {said}")
-        return error
+        return UserError(f"{what}: the cluster refuses it: {said}")
 
     def _get(self, name: str) -> dict[str, Any] | None:
         method = self._jobsets.get_namespaced_custom_object
         try:
-            return self._send(method, f"JobSet {name}", name=name)
-        except ApiException as error:
-            if error.status == 404:
-                return None
-            raise
+            return self._send(method, f"JobSet {name}", expected=(404,), name=name)
+        except ApiException:
+            return None
 
     def _look(self, found: dict[str, Any]) -> tuple[Observation, float | None]:
         """Returns how a JobSet is, and of one that waits since when."""
@@ -264,11 +267,15 @@ class GkeJobSets:
                 return True
             try:
                 # In the foreground: it is there until its pods are gone.
-                self._send(method, f"JobSet {name}", name=name, propagation_policy="Foreground")
-            except ApiException as error:
-                if error.status == 404:
-                    return True
-                raise
+                self._send(
+                    method,
+                    f"JobSet {name}",
+                    expected=(404,),
+                    name=name,
+                    propagation_policy="Foreground",
+                )
+            except ApiException:
+                return True
             return False
 
         until_gone(is_gone, what=f"JobSet {name}", pace=self._pace)

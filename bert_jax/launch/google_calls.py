@@ -38,15 +38,9 @@ _ROLES: Final = {
 _PERMISSION: Final = re.compile(r"\b([a-z]+)\.[a-zA-Z]+\.[a-zA-Z]+\b")
 _DISABLED: Final = ("SERVICE_DISABLED", "API_DISABLED")
 _RATE: Final = ("RATE_LIMIT_EXCEEDED", "rateLimitExceeded")
-_PASSING: Final = (
-    exceptions.ServiceUnavailable,
-    exceptions.GatewayTimeout,  # DEADLINE_EXCEEDED too
-    exceptions.InternalServerError,
-    exceptions.BadGateway,
-    exceptions.Aborted,
-    exceptions.Cancelled,
-    auth_errors.TransportError,
-)
+# 4xx all the same; every 5xx passes.
+_PASSING: Final = (exceptions.Aborted, exceptions.Cancelled, auth_errors.TransportError)
+_Expected = tuple[type[exceptions.GoogleAPICallError], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,22 +51,28 @@ class GoogleCalls:
     service: str  # ``tpu``: the first part of its address and of its permissions
     pace: Pace  # of tries
 
-    def send(self, method: Callable[..., Answer], request: Any, *, what: str) -> Answer:
+    def send(
+        self,
+        method: Callable[..., Answer],
+        request: Any,
+        *,
+        what: str,
+        expected: _Expected = (),
+    ) -> Answer:
         """Returns what a method of a client answers; `what` it asks for is for messages.
+
+        What is `expected` of Google's errors is raised as it is. Every other one is one of these.
 
         Raises:
             NoCredentials: there are none, or they are not taken.
-            UserError: no permission, the API is off, an invalid request.
+            UserError: no permission, the API is off, a request that is refused.
             OutOfQuota: no quota.
-            Unavailable: no answer.
-            google.api_core.exceptions.NotFound: for the caller, as are the next ones.
-            google.api_core.exceptions.AlreadyExists: something of that name exists.
-            google.api_core.exceptions.FailedPrecondition: not in its present state.
+            Unavailable: no answer, or none but errors of the service's own.
         """
         return persistently(
             lambda: method(request=request, retry=None, timeout=self.pace.timeout),
             what=what,
-            judge=lambda error: self._judge(error, what),
+            judge=lambda error: error if isinstance(error, expected) else self._judge(error, what),
             pace=self.pace,
         )
 
@@ -89,10 +89,17 @@ class GoogleCalls:
             make, what=address, judge=lambda error: self._judge(error, address), pace=self.pace
         )
 
-    def pages(self, method: Callable[..., Answer], request: Any, *, what: str) -> Iterator[Answer]:
+    def pages(
+        self,
+        method: Callable[..., Answer],
+        request: Any,
+        *,
+        what: str,
+        expected: _Expected = (),
+    ) -> Iterator[Answer]:
         """Yields the pages of a list, as `send` returns them."""
         while True:
-            page: Any = self.send(method, request, what=what)
+            page: Any = self.send(method, request, what=what, expected=expected)
             yield page
             if not page.next_page_token:
                 return
@@ -111,10 +118,10 @@ class GoogleCalls:
             )
         if isinstance(error, exceptions.Forbidden):
             return UserError(self._forbidden(error))
-        if isinstance(error, exceptions.FailedPrecondition):
-            return error
-        if isinstance(error, exceptions.BadRequest):
+        if isinstance(error, exceptions.ClientError):
             return UserError(f"{what}: the service refuses the request: {reason_of(error)}")
+        if isinstance(error, exceptions.GoogleAPIError):
+            return Again(_retry_after(error))
         return error
 
     def _forbidden(self, error: exceptions.GoogleAPICallError) -> str:

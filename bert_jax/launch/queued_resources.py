@@ -70,7 +70,10 @@ class QueuedResources:
         what = f"queued resource {attempt.resource}"
         try:
             with self._connected() as client:
-                self._calls.send(client.create_queued_resource, request, what=what)
+                expected = (exceptions.AlreadyExists,)
+                self._calls.send(
+                    client.create_queued_resource, request, what=what, expected=expected
+                )
         except exceptions.AlreadyExists as error:
             found = self._get(self._name(attempt))
             if found is None:
@@ -80,8 +83,6 @@ class QueuedResources:
                     f"submit.name: {attempt.resource} exists in {attempt.placement.zone} and is "
                     f"not of job {attempt.job.directory}; give the job another name"
                 ) from error
-        except exceptions.NotFound as error:
-            raise UserError(f"{what}: {error.message}") from error
 
     def observe(self, attempt: Attempt) -> Observation:
         """Returns how the queued resource is."""
@@ -137,7 +138,10 @@ class QueuedResources:
         what = f"queued resource {_last(name)}"
         try:
             with self._connected() as client:
-                return self._calls.send(client.get_queued_resource, request, what=what)
+                expected = (exceptions.NotFound,)
+                return self._calls.send(
+                    client.get_queued_resource, request, what=what, expected=expected
+                )
         except exceptions.NotFound:
             return None
 
@@ -167,9 +171,9 @@ class QueuedResources:
         """Asks for a deletion; returns whether there was nothing to delete any more."""
         try:
             with self._connected() as client:
-                self._calls.send(
-                    getattr(client, method), request, what=f"deletion of {_last(name)}"
-                )
+                expected = (exceptions.NotFound, exceptions.FailedPrecondition)
+                what = f"deletion of {_last(name)}"
+                self._calls.send(getattr(client, method), request, what=what, expected=expected)
         except exceptions.NotFound:
             return True
         except exceptions.FailedPrecondition:

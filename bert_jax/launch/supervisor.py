@@ -6,14 +6,15 @@ the attempt's number, and every request may be repeated.
 """
 
 import contextlib
+import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from etils import epath
 
-from bert_jax.errors import NoCredentials, RunStopped, UserError
+from bert_jax.errors import NoCredentials, RunStopped, UserError, first_line
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.lock import Lock
 from bert_jax.launch import verdict as verdicts
@@ -32,7 +33,12 @@ from bert_jax.launch.supervisor_state import (
 # What a bucket or a service may answer today and not tomorrow: credentials that have run out are
 # among it. Machines that run are not left alone for it, and a job is not ended.
 _PASSING = (RunStopped, UserError, OSError)
+UNFORESEEN: Final = "trying again after what nobody foresaw"
+"""Begins the line on an error that is neither a service's nor a bucket's."""
+
 _DUMP: Final = re.compile(r"bad_step_(\d+)")
+
+_log: Final = logging.getLogger("bert_jax.launch")
 
 
 class Supervisor:
@@ -101,16 +107,13 @@ class Supervisor:
     def _look(self) -> None:
         """Does what is to be done now, and writes down what was seen."""
         began = self._clock()
-        try:
+        with self._whatever_happens():
             if self.state.outcome is None:
                 self._advance()
             record = self.state.current
             if record is not None and record.end is not None:
                 self._delete(record)
-        except _PASSING as error:
-            self._tell(f"trying again: {error}")
-        with contextlib.suppress(*_PASSING):
-            self._write(self.state.model_copy(update={"seen": self._clock()}))
+        self._note()
         self._until_next_look = self._pace.poll + self._clock() - began
 
     def _advance(self) -> None:
@@ -237,6 +240,22 @@ class Supervisor:
     def _dump(self, said: str) -> str:
         dump = newest_dump(self.job.run_dir)
         return "" if dump is None or dump in said else f"; see `bert-jax replay {dump}`"
+
+    @contextlib.contextmanager
+    def _whatever_happens(self) -> Iterator[None]:
+        """Tells what goes wrong in the block. Who ended by it would leave machines that bill."""
+        try:
+            yield
+        except _PASSING as error:
+            self._tell(f"trying again: {error}")
+        except Exception as error:  # a fault of this program, or of a client
+            _log.debug("a look has failed", exc_info=True)
+            self._tell(f"{UNFORESEEN}: {type(error).__name__}: {first_line(error)}")
+
+    def _note(self) -> None:
+        """Writes down what is known, or leaves it to the next look."""
+        with self._whatever_happens(), contextlib.suppress(*_PASSING):
+            self._write(self.state.model_copy(update={"seen": self._clock()}))
 
     def _change(self, **changes: object) -> None:
         self.state = self.state.with_last(**changes)

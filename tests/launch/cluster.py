@@ -67,6 +67,7 @@ class Cluster:
         jobsets: by name.
         unscheduled: why no pod gets a machine; None: all do.
         pods_made: when.
+        pods_missing: with which message a list of pods is answered 404; None: it is not.
         errors: status, headers and message of the next answers.
         lingering: how often a JobSet that is deleted is still there.
         installed: whether it knows JobSets.
@@ -76,6 +77,7 @@ class Cluster:
     jobsets: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     unscheduled: str | None = None
     pods_made: str = "2026-01-01T00:00:00Z"
+    pods_missing: str | None = None
     errors: list[tuple[int, dict[str, str], str]] = dataclasses.field(default_factory=list)
     lingering: int = 2
     installed: bool = True
@@ -85,6 +87,8 @@ class Cluster:
 
     def answer(self, method: str, path: str, query: str, body: Any) -> tuple[int, Any]:
         """Returns status and body."""
+        if _PODS.fullmatch(path) and self.pods_missing is not None:
+            return 404, {"message": self.pods_missing}
         if _PODS.fullmatch(path):
             return 200, {"kind": "PodList", "apiVersion": "v1", "items": self._pods(query)}
         found = _PATH.fullmatch(path)

@@ -13,7 +13,7 @@ from bert_jax.launch import heartbeats
 from bert_jax.launch.job import Attempt, HostStatus, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Existing, Observation, Request, State, Unavailable
 from bert_jax.launch.section import SubmitSection
-from bert_jax.launch.supervisor import Supervisor
+from bert_jax.launch.supervisor import UNFORESEEN, Supervisor
 from bert_jax.launch.verdict import WatchPace
 
 HOUR = 3600.0
@@ -140,6 +140,17 @@ class ScriptedLauncher:
         self.machines[resource].state, self.machines[resource].message = state, message
 
 
+class Said(list[str]):
+    """What a supervisor says. That it met a fault of its own fails the test, unless it is meant."""
+
+    faults_meant = False
+
+    def append(self, line: str, /) -> None:
+        """Takes a line."""
+        assert self.faults_meant or UNFORESEEN not in line, line
+        super().append(line)
+
+
 class World:
     """One job, its cloud and its clock."""
 
@@ -160,7 +171,7 @@ class World:
         self.files = JobFiles(self.job.directory)
         self.files.directory.mkdir(parents=True)
         self.files.job.write_text(self.job.model_dump_json())
-        self.said: list[str] = []
+        self.said = Said()
         self.ended: set[int] = set()
         self.lock = lock_at(self.files.lease, say=self.said.append)
         assert self.lock.take()

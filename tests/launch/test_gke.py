@@ -191,10 +191,22 @@ def test_a_cluster_that_fails_in_passing_is_asked_again_when_it_says(world: Worl
         (503, {}, "try again"),
         (429, {"Retry-After": "17"}, "too many requests"),
         (500, {}, "etcd"),
+        (599, {}, "a proxy's own"),
     ]
     world.launcher.create(gke_attempt())
-    assert world.clock.slept == [1.0, 17.0, 4.0]
+    assert world.clock.slept == [1.0, 17.0, 4.0, 8.0]
     assert list(world.cluster.jobsets) == ["base-1"]
+
+
+def test_an_answer_that_only_some_requests_expect_is_an_error_of_ours_elsewhere(
+    world: World,
+) -> None:
+    world.launcher.create(gke_attempt())
+    world.cluster.errors = [(409, {}, "the object has been modified")]
+    assert world.launcher.observe(gke_attempt()).state is State.STARTING
+    world.cluster.pods_missing = "no such thing"
+    with pytest.raises(UserError, match="pods of base-1: the cluster refuses it: no such thing"):
+        world.launcher.observe(gke_attempt())
 
 
 def test_a_cluster_that_never_answers_is_given_up(world: World) -> None:
@@ -210,6 +222,7 @@ def test_a_cluster_that_never_answers_is_given_up(world: World) -> None:
         ((403, {}, "cannot create"), UserError, r"\(cannot create\); needed: roles/container"),
         ((403, {}, "exceeded quota: chips"), OutOfQuota, "JobSet base-1: exceeded quota: chips"),
         ((422, {}, "name is too long"), UserError, "the cluster refuses it: name is too long"),
+        ((418, {}, "a teapot"), UserError, "the cluster refuses it: a teapot"),
     ],
 )
 def test_what_a_cluster_refuses_is_one_line_at_once(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from google.cloud import tpu_v2
+from google.rpc import code_pb2
 
 from bert_jax.errors import UserError
 from bert_jax.launch import google_calls, watching
@@ -19,7 +20,7 @@ from bert_jax.launch.supervisor import Supervisor
 from bert_jax.launch.supervisor_state import SupervisorState, read_state
 from bert_jax.launch.watching import watch_job
 from tests.launch.scripted import HOUR, PACE, World, bucket_outage
-from tests.launch.tpu_service import PROJECT, TpuService, denied, too_fast
+from tests.launch.tpu_service import PROJECT, TpuService, denied, status, too_fast
 
 PLACES = tuple(
     JobPlacement(on="v5e:2x4", zone=zone, dollars_per_hour=10.0)
@@ -112,6 +113,38 @@ def test_quota_that_is_missed_in_the_queue_sends_it_elsewhere(cloud: Cloud) -> N
     found = cloud.ends("done")
     assert "Quota limit exceeded" in found.attempts[0].reason
     assert found.attempts[1].placement == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "code"),
+    [
+        ("GetQueuedResource", code_pb2.UNKNOWN),
+        ("GetQueuedResource", code_pb2.DATA_LOSS),
+        ("GetQueuedResource", code_pb2.UNIMPLEMENTED),
+        ("GetQueuedResource", code_pb2.FAILED_PRECONDITION),
+        ("GetQueuedResource", code_pb2.ALREADY_EXISTS),
+        ("DeleteQueuedResource", code_pb2.UNKNOWN),
+        ("DeleteQueuedResource", code_pb2.OUT_OF_RANGE),
+        ("ListNodes", code_pb2.NOT_FOUND),
+    ],
+)
+def test_no_error_of_the_service_ends_a_supervisor_whose_machines_bill(
+    cloud: Cloud, method: str, code: int
+) -> None:
+    errors = [status(code, "stream terminated")] * 3
+    cloud.clock.after(HOUR, lambda: cloud.service.faults.next_errors.update({method: errors}))
+    cloud.clock.after(2 * HOUR, lambda: cloud.beat(1, "done", exit_code=0, step=900))
+    cloud.supervisor().run()
+    assert len(cloud.ends("done").attempts) == 1
+    assert errors == []
+
+
+def test_a_request_that_is_refused_as_untimely_is_one_line(cloud: Cloud) -> None:
+    refused = status(code_pb2.FAILED_PRECONDITION, "the zone is being moved")
+    cloud.service.faults.next_errors["CreateQueuedResource"] = [refused]
+    with pytest.raises(UserError, match="the service refuses the request: the zone is being moved"):
+        cloud.supervisor().run()
+    cloud.ends("failed")
 
 
 def test_a_user_without_permission_is_told_which(cloud: Cloud) -> None:

@@ -261,6 +261,40 @@ def test_a_service_that_fails_now_and_then_or_for_an_hour_changes_nothing(tmp_pa
     assert any("trying again: 503" in line for line in world.said)
 
 
+def test_a_fault_that_nobody_foresaw_is_said_once_and_looked_at_again(tmp_path: Path) -> None:
+    """Who ended by it would leave machines that bill, and limits that nobody keeps."""
+    world = World(tmp_path)
+    world.said.faults_meant = True
+    world.activate(1, steps=steps())
+    observe = world.launcher.observe
+
+    def fail(attempt: Attempt) -> Any:
+        raise KeyError("replicatedJobs\nand more")
+
+    world.clock.after(HOUR, lambda: setattr(world.launcher, "observe", fail))
+    world.clock.after(2 * HOUR, lambda: setattr(world.launcher, "observe", observe))
+    world.clock.after(3 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
+    world.supervisor().run()
+    assert len(ends(world, "done").attempts) == 1
+    said = [line for line in world.said if "KeyError" in line]
+    assert len(said) == 1
+    assert said[0].startswith("base-1: trying again after what nobody foresaw: KeyError: ")
+
+
+def test_a_limit_is_kept_although_machines_cannot_be_looked_at(tmp_path: Path) -> None:
+    world = World(tmp_path, limits=LimitsSection(cost=25.0))
+    world.said.faults_meant = True
+    world.activate(1, steps=steps())
+
+    def fail(attempt: Attempt) -> Any:
+        raise KeyError("replicatedJobs")
+
+    world.clock.after(HOUR, lambda: setattr(world.launcher, "observe", fail))
+    world.supervisor().run()
+    found = ends(world, "limit")
+    assert 24.0 < found.dollars(world.job.placements, world.clock.now) <= 25.0
+
+
 def test_a_worker_that_never_starts_is_replaced_and_twice_ends_the_job(tmp_path: Path) -> None:
     world = World(tmp_path)
 
