@@ -2,7 +2,7 @@
 
 All that it knows is in the bucket, so it may be killed at any moment and started again, anywhere:
 what it is about to ask for is written down before it is asked for, under a name that follows from
-the attempt's number, and every request may be repeated.
+the attempt's number, an end before its machines are deleted, and every request may be repeated.
 """
 
 import contextlib
@@ -87,7 +87,7 @@ class Supervisor:
         return self.state
 
     def stop(self, why: str) -> None:
-        """Ends the job; `run` then deletes its machines."""
+        """Ends the job; `run` then writes that down and deletes its machines."""
         if self.state.outcome is None:
             self._finish("stopped", why)
 
@@ -112,6 +112,7 @@ class Supervisor:
                 self._advance()
             record = self.state.current
             if record is not None and record.end is not None:
+                self._note()  # a deletion lasts: who follows, if this is killed, must know the end
                 self._delete(record)
         self._note()
         self._until_next_look = self._pace.poll + self._clock() - began

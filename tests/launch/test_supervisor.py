@@ -391,6 +391,69 @@ def test_a_supervisor_killed_at_the_end_is_followed_by_one_that_deletes(tmp_path
     ends(world, "done")
 
 
+def test_a_job_that_is_interrupted_again_while_it_is_deleted_stays_over(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def take_a_while(attempt: Attempt) -> None:
+        world.launcher.machines.clear()
+        raise KeyboardInterrupt
+
+    world.clock.after(HOUR, interrupt)
+    supervisor = world.supervisor()
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    supervisor.stop("by Ctrl-C")
+    world.launcher.on_delete = take_a_while
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    world.launcher.on_delete = lambda attempt: None
+    world.supervisor().run()
+    ends(world, "stopped")
+    assert world.launcher.created == ["base-1"]
+
+
+def test_why_an_attempt_ended_is_in_the_bucket_before_it_is_deleted(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+    world.clock.after(HOUR, lambda: world.launcher.become("base-1", State.SUSPENDED))
+    world.activate(2, after=2 * HOUR, steps=steps(400))
+    world.clock.after(3 * HOUR, lambda: world.beat(2, "done", exit_code=0, step=900))
+    found = []
+
+    def look(attempt: Attempt) -> None:
+        state = read_state(world.files)
+        found.append((state.attempts[-1].end, state.outcome))
+
+    world.launcher.on_delete = look
+    world.supervisor().run()
+    ends(world, "done")
+    assert found == [("taken", None), ("over", "done")]
+
+
+def test_what_cannot_be_written_is_deleted_all_the_same(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+    begin, end = bucket_outage()
+    world.clock.after(HOUR, begin)
+    world.clock.after(HOUR, lambda: world.launcher.become("base-1", State.SUSPENDED))
+
+    def mend(attempt: Attempt) -> None:
+        end()
+
+    world.launcher.on_delete = mend
+    world.activate(2, after=2 * HOUR, steps=steps(400))
+    world.clock.after(3 * HOUR, lambda: world.beat(2, "done", exit_code=0, step=900))
+    try:
+        world.supervisor().run()
+    finally:
+        end()
+    ends(world, "done")
+
+
 def test_the_second_supervisor_is_refused_and_touches_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     with (
