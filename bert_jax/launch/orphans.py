@@ -9,9 +9,10 @@ from etils import epath
 
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.launch.heartbeats import read_hosts
-from bert_jax.launch.job import Attempt, JobFiles, job_directory
+from bert_jax.launch.job import Job, JobFiles, job_directory
 from bert_jax.launch.launcher import Existing, Launcher, State
-from bert_jax.launch.supervisor_state import SupervisorState, read_job, read_state
+from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, read_job, read_state
+from bert_jax.launch.verdict import WatchPace
 
 _UNWATCHED_SECONDS: Final = 900.0
 
@@ -51,29 +52,33 @@ def _judge(existing: Existing, launcher: Launcher, bucket: str | None) -> Found:
         job, state = read_job(files), read_state(files)
     except (UserError, RunStopped, OSError) as error:
         return Found(existing, launcher, "", f"its job cannot be read: {error}")
-    attempts = [record.of(job) for record in state.attempts]
-    attempt = next((each for each in attempts if each.resource == existing.resource), None)
-    if attempt is None:
+    mine = [each for each in state.attempts if each.of(job).resource == existing.resource]
+    if not mine:
         return Found(existing, launcher, "", "no attempt of its job has this name")
     watched = time.time() - state.seen < max(_UNWATCHED_SECONDS, 3 * job.submit.poll_seconds)
     note = "watched" if watched else "nobody watches it"
-    orphan = "" if watched else _orphan(files, state, attempt, existing)
+    orphan = "" if watched else _orphan(files, job, state, mine[0], existing)
     return Found(existing, launcher, orphan, note)
 
 
-def _orphan(files: JobFiles, state: SupervisorState, attempt: Attempt, existing: Existing) -> str:
+def _orphan(
+    files: JobFiles, job: Job, state: SupervisorState, record: AttemptRecord, existing: Existing
+) -> str:
     """Returns why machines that nobody watches are not needed."""
     if state.outcome is not None:
         return f"its job is over: {state.outcome}"
-    if attempt.number != state.attempts[-1].number:
+    if record.number != state.attempts[-1].number:
         return f"attempt {state.attempts[-1].number} has followed it"
     if existing.state in (State.SUSPENDED, State.FAILED):
         return f"it is {existing.state.value}"
     if existing.state is not State.ACTIVE:
         return ""
-    hosts = read_hosts(files, attempt)
+    hosts = read_hosts(files, record.of(job))
     if hosts.done or hosts.failed is not None:
         return f"its run is {'done' if hosts.done else 'at its end: failed'}"
-    last = max((host.at for host in hosts.told.values()), default=state.seen)
-    silent = time.time() - last
+    now = time.time()
+    if not hosts.told:  # their machines may have come a minute ago, unless somebody has seen them
+        up = now - (record.up_from or now)
+        return f"not started within {up / 60:.0f} min" if up > WatchPace.start else ""
+    silent = now - max(host.at for host in hosts.told.values())
     return f"silent for {silent / 60:.0f} min" if silent > _UNWATCHED_SECONDS else ""

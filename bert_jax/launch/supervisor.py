@@ -171,6 +171,8 @@ class Supervisor:
         if seen.state is not record.state:
             self._tell(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
         self._change(state=seen.state, message=seen.message)
+        if verdicts.begins(record, seen):
+            self._change(up_from=now)
         hosts = None if seen.state is State.WAITING else self._hosts(record)
         if seen.state is not State.ACTIVE:
             self._silence.forgive()  # whose machines are on their way, again perhaps, cannot speak

@@ -24,6 +24,9 @@ class AttemptRecord(Section):
     intended: float
     created: float | None = None  # when the launcher had answered
     bills_from: float | None = None  # when it was last seen not to bill
+    # When its machines were first seen to start, or to be there: patience with them begins then. A
+    # supervisor that slept for hours has not seen for how long they have been there.
+    up_from: float | None = None
     state: State = State.ABSENT  # as last seen
     message: str = ""  # of the provider
     # Why it ended: no `quota`, no `capacity` in time, `taken` back, `broken` (machines failed, or a

@@ -18,7 +18,7 @@ class WatchPace:
     """How often a supervisor looks, and how long it is patient, in seconds."""
 
     poll: float = 60.0  # between two looks
-    # From machines that bill to the first word of each host, which installs first
+    # From machines first seen to start to the first word of each host, which installs first
     start: float = 2700.0
     silence: float = 900.0  # of a host that has spoken before; it speaks every minute
     settle: float = 180.0  # for a machine just asked for to be seen
@@ -48,6 +48,15 @@ def of_run(hosts: Hosts) -> Verdict | None:
     return Verdict("over", reason, "failed")
 
 
+def begins(record: AttemptRecord, seen: Observation) -> bool:
+    """Whether machines start, as is seen for the first time: anew too, as pods after a restart."""
+    if seen.state is State.STARTING:
+        return record.up_from is None or record.state is not State.STARTING
+    if seen.state is State.ACTIVE:
+        return record.up_from is None or record.state not in (State.STARTING, State.ACTIVE)
+    return False
+
+
 def of_machines(
     job: Job, record: AttemptRecord, seen: Observation, *, now: float, pace: WatchPace
 ) -> Verdict | None:
@@ -67,9 +76,9 @@ def of_machines(
     if seen.state is State.FAILED:
         never = expired and record.bills_from is None
         return Verdict("capacity" if never else "broken", f"failed{detail}")
-    billed = now - (record.bills_from or now)
-    if seen.state is State.STARTING and billed > pace.start:
-        return Verdict("broken", f"not started within {billed / 60:.0f} min{detail}")
+    up = now - (record.up_from or now)
+    if seen.state is State.STARTING and up > pace.start:
+        return Verdict("broken", f"not started within {up / 60:.0f} min{detail}")
     return None
 
 
@@ -77,10 +86,10 @@ def of_silence(
     record: AttemptRecord, hosts: Hosts, silence: Silence, *, now: float, pace: WatchPace
 ) -> Verdict | None:
     """Returns which host of active machines does not speak; None: all do."""
-    billed = now - (record.bills_from or now)
-    if hosts.missing and billed > pace.start:
+    up = now - (record.up_from or now)
+    if hosts.missing and up > pace.start:
         which = ", ".join(map(str, hosts.missing[:8]))
-        return Verdict("broken", f"worker {which} has not started within {billed / 60:.0f} min")
+        return Verdict("broken", f"worker {which} has not started within {up / 60:.0f} min")
     worker, silent = silence.longest(hosts, now)
     if silent > pace.silence:
         return Verdict("broken", f"worker {worker} has been silent for {silent / 60:.0f} min")

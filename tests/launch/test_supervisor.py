@@ -625,6 +625,59 @@ def test_machines_that_somebody_deleted_are_made_again(tmp_path: Path) -> None:
     assert ends(world, "done").attempts[0].reason == "deleted by somebody else"
 
 
+def test_machines_that_came_while_the_supervisor_slept_may_start(tmp_path: Path) -> None:
+    """A laptop that was closed for ten hours has not seen when they came."""
+    world = World(tmp_path)
+
+    def sleep() -> None:
+        world.clock.now += 10 * HOUR
+        world.launcher.become("base-1", State.STARTING)
+
+    world.clock.after(600, sleep)
+    world.activate(1, after=10.4 * HOUR, steps=steps())
+    world.clock.after(11 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=9))
+    world.supervisor().run()
+    assert len(ends(world, "done").attempts) == 1
+
+
+def test_machines_that_came_while_nobody_watched_may_start(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.supervisor().start()
+    world.clock.now += 5 * HOUR
+    world.launcher.become("base-1", State.ACTIVE)
+    world.clock.after(900, lambda: world.keep_beating(1, steps()))
+    world.clock.after(HOUR, lambda: world.beat(1, "done", exit_code=0, step=9))
+    world.supervisor().run()
+    assert len(ends(world, "done").attempts) == 1
+
+
+def test_pods_that_start_anew_after_hours_have_their_time_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+    world.clock.after(2 * HOUR, lambda: world.launcher.become("base-1", State.STARTING))
+    world.clock.after(2.2 * HOUR, lambda: world.launcher.become("base-1", State.ACTIVE))
+    world.clock.after(2.2 * HOUR + 60, lambda: world.keep_beating(1, steps(200)))
+    world.clock.after(2.5 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=900))
+    world.supervisor().run()
+    assert len(ends(world, "done").attempts) == 1
+
+
+def test_machines_that_start_for_ever_are_given_up(tmp_path: Path) -> None:
+    """In their time from the first sight to the first word; being active does not prolong it."""
+    world = World(tmp_path)
+    for number, after in ((1, 120), (2, 2400)):
+        world.clock.after(
+            after, lambda number=number: world.launcher.become(f"base-{number}", State.STARTING)
+        )
+    world.clock.after(3000, lambda: world.launcher.become("base-2", State.ACTIVE))
+    world.supervisor().run()
+    found = ends(world, "failed")
+    assert [record.reason for record in found.attempts] == [
+        "not started within 21 min",
+        "worker 0, 1 has not started within 21 min",
+    ]
+
+
 def test_what_the_user_has_stopped_is_deleted(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.activate(1, steps=steps())
