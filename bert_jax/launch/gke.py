@@ -4,7 +4,7 @@ import datetime
 import functools
 import json
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files.yaml_file import dump_yaml
@@ -142,8 +142,7 @@ class GkeJobSets:
     def _api(self) -> kubernetes.client.ApiClient:
         settings = kubernetes.client.Configuration()
         try:
-            context = self._context()
-            kubernetes.config.load_kube_config(context=context, client_configuration=settings)
+            kubernetes.config.load_kube_config(context=self._context, client_configuration=settings)
         except kubernetes.config.ConfigException as error:
             raise UserError(
                 f"Kubernetes: no configuration of a cluster ({error}); make one: "
@@ -156,11 +155,15 @@ class GkeJobSets:
     def _jobsets(self) -> kubernetes.client.CustomObjectsApi:
         return kubernetes.client.CustomObjectsApi(self._api)
 
-    def _context(self) -> str | None:
-        """Returns the context of the cluster: its name, or ``gke_PROJECT_ZONE_NAME``."""
+    @functools.cached_property
+    def _context(self) -> str:
+        """The context of the cluster: its name, or ``gke_PROJECT_ZONE_NAME``.
+
+        Kept: a new client looks at the same cluster, whatever kubectl's current one is by then.
+        """
+        contexts, current = cast("Any", kubernetes.config.list_kube_config_contexts())
         if self._cluster is None:
-            return None
-        contexts: Any = kubernetes.config.list_kube_config_contexts()[0]
+            return current["name"]
         names = [context["name"] for context in contexts]
         fits = [name for name in names if name == self._cluster]
         fits = fits or [name for name in names if name.endswith(f"_{self._cluster}")]

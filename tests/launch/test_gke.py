@@ -247,6 +247,28 @@ def test_who_logs_in_again_is_seen_by_the_next_request(world: World) -> None:
     assert world.launcher._jobsets is not first
 
 
+def test_another_current_context_does_not_send_a_launcher_to_another_cluster(
+    world: World, tmp_path: Path
+) -> None:
+    launcher = GkeJobSets(pace=world.clock.pace)
+    launcher.create(gke_attempt())
+    (tmp_path / "other").mkdir()
+    other = Cluster()
+    with other.serving(tmp_path / "other") as file:
+        kubeconfig = yaml.safe_load((tmp_path / "kubeconfig").read_text())
+        elsewhere = yaml.safe_load(file.read_text())
+        elsewhere["clusters"][0]["name"] = elsewhere["contexts"][0]["context"]["cluster"] = "new"
+        elsewhere["contexts"][0]["name"] = kubeconfig["current-context"] = "new"
+        for kind in ("clusters", "contexts"):
+            kubeconfig[kind] += elsewhere[kind]
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+        world.cluster.errors = [(401, {}, "Unauthorized")]
+        with pytest.raises(NoCredentials):
+            launcher.observe(gke_attempt())
+        assert launcher.observe(gke_attempt()).state is State.STARTING
+        assert not other.requests
+
+
 def test_who_may_look_into_one_namespace_alone_sees_what_is_there(world: World) -> None:
     world.launcher.create(gke_attempt())
     world.cluster.errors = [(403, {}, "cannot list at the cluster scope")]
