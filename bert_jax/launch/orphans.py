@@ -57,7 +57,10 @@ def _judge(existing: Existing, launcher: Launcher, bucket: str | None) -> Found:
         return Found(existing, launcher, "", "no attempt of its job has this name")
     watched = time.time() - state.seen < max(_UNWATCHED_SECONDS, 3 * job.submit.poll_seconds)
     note = "watched" if watched else "nobody watches it"
-    orphan = "" if watched else _orphan(files, job, state, mine[0], existing)
+    try:
+        orphan = "" if watched else _orphan(files, job, state, mine[0], existing)
+    except (UserError, RunStopped, OSError) as error:
+        return Found(existing, launcher, "", f"{note}, what its hosts say cannot be read: {error}")
     return Found(existing, launcher, orphan, note)
 
 

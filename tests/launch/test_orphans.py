@@ -44,3 +44,12 @@ def test_hosts_that_have_spoken_may_not_fall_silent(world: World) -> None:
     world.clock.now = time.time()
     world.beat(1, workers=(1,))
     assert found(world).orphan == ""
+
+
+def test_a_host_whose_word_is_damaged_hides_nothing_that_bills(world: World) -> None:
+    world.launcher.become("base-1", State.ACTIVE)
+    world.beat(1)
+    world.files.host(1, 1).write_text("{")
+    assert found(world).orphan == ""
+    assert found(world).note.startswith("nobody watches it, what its hosts say cannot be read: ")
+    assert world.said == ["base-1: asked for v5e:2x4 in us-west4-a"]
