@@ -153,32 +153,31 @@ class QueuedResources:
             found = self._get(name)  # each time: what is gone may be followed by another job's
             if found is None or not _is_ours(found, owner):
                 return True
-            return self._is_deleted("delete_queued_resource", request, name)
+            self._ask_to("delete_queued_resource", request)
+            return False
+
+        def nodes_are_gone() -> bool:
+            # They went with it; one that was left would bill on unseen. Names do not tell which:
+            # base-1-3 may be a slice of base-1, or attempt 3 of job base-1.
+            left = [
+                node
+                for node in self._pages("nodes", location)
+                if owner.has(node.labels, _directory(node)) and resource in _names(node)
+            ]
+            for node in left:
+                self._ask_to("delete_node", tpu_v2.DeleteNodeRequest(name=node.name))
+            return not left
 
         until_gone(is_gone, what=name, pace=self._pace)
-        # Its nodes went with it; one that was left would bill on unseen. Names do not tell which:
-        # base-1-3 may be a slice of base-1, or attempt 3 of job base-1.
-        for node in list(self._pages("nodes", location)):
-            if owner.has(node.labels, _directory(node)) and resource in _names(node):
-                each = tpu_v2.DeleteNodeRequest(name=node.name)
-                until_gone(
-                    functools.partial(self._is_deleted, "delete_node", each, node.name),
-                    what=node.name,
-                    pace=self._pace,
-                )
+        until_gone(nodes_are_gone, what=f"nodes of {name}", pace=self._pace)
 
-    def _is_deleted(self, method: str, request: object, name: str) -> bool:
-        """Asks for a deletion; returns whether there was nothing to delete any more."""
-        try:
-            with self._connected() as client:
-                expected = (exceptions.NotFound, exceptions.FailedPrecondition)
-                what = f"deletion of {_last(name)}"
-                self._calls.send(getattr(client, method), request, what=what, expected=expected)
-        except exceptions.NotFound:
-            return True
-        except exceptions.FailedPrecondition:
-            pass  # between two states, in which it cannot be deleted
-        return False
+    def _ask_to(self, method: str, request: Any) -> None:
+        """Asks for a deletion, which takes a while."""
+        # Gone by now; or between two states, in which it cannot be deleted.
+        expected = (exceptions.NotFound, exceptions.FailedPrecondition)
+        with contextlib.suppress(*expected), self._connected() as client:
+            what = f"deletion of {_last(request.name)}"
+            self._calls.send(getattr(client, method), request, what=what, expected=expected)
 
     def _pages(
         self, kind: Literal["queued_resources", "nodes"], location: str | None = None
