@@ -42,18 +42,30 @@ def made_once(make: Callable[P, T]) -> Callable[P, T]:
     return cast(Callable[P, T], functools.lru_cache(maxsize=FUNCTIONS_KEPT)(make))
 
 
+_UNDER_WAY: Final[list[str]] = []  # what is compiled at this moment
+
+
+def is_compiling() -> bool:
+    """Says whether a block of `compiling` lasts, in any thread."""
+    return bool(_UNDER_WAY)
+
+
 @contextlib.contextmanager
 def compiling(what: str) -> Iterator[None]:
-    """Shows that the block compiles, with the seconds that it takes.
+    """Shows that the block compiles or loads a program, with the seconds that it takes.
 
-    XLA's banners ("Very slow compile?", "Constant folding … is taking > 1s") are left out: they ask
-    for bug reports. `what` is compiled, such as ``the step (32 × 128 tokens)``.
+    Whatever may take longer than a step belongs into such a block: nothing else tells the watchdog
+    that it is no step which hangs. XLA's banners ("Very slow compile?", "Constant folding … is
+    taking > 1s") are left out: they ask for bug reports. `what` is compiled, such as ``the step
+    (32 × 128 tokens)``.
     """
     with doing(f"compiling {what}", at_once=True):
         utils.absl_set_min_log_level(_FATAL_ONLY)
+        _UNDER_WAY.append(what)
         try:
             yield
         finally:
+            _UNDER_WAY.remove(what)
             level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "")
             utils.absl_set_min_log_level(int(level) if level.isdigit() else _USUAL)
 

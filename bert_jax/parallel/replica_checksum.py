@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.rules import replicated, split_over
 
 
@@ -85,7 +86,7 @@ def _groups(mesh: Mesh, spec: PartitionSpec) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _program(mesh: Mesh, layouts: tuple[_Layout, ...]) -> Callable[..., jax.Array]:
-    """Returns arrays → uint32 [devices, arrays], compiled at the first call."""
+    """Returns arrays → uint32 [devices, arrays], compiled."""
 
     def sums(*pieces: jax.Array) -> jax.Array:
         return jnp.stack([checksum(piece) for piece in pieces])[None]
@@ -97,7 +98,12 @@ def _program(mesh: Mesh, layouts: tuple[_Layout, ...]) -> Callable[..., jax.Arra
         out_specs=PartitionSpec(mesh.axis_names),
         check_vma=False,  # it would take replicas for equal, which is the question
     )
-    return jax.jit(on_each, out_shardings=replicated(mesh))
+    arrays = [
+        jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=NamedSharding(mesh, each.spec))
+        for each in layouts
+    ]
+    with compiling("what compares the replicas"):
+        return jax.jit(on_each, out_shardings=replicated(mesh)).lower(*arrays).compile()
 
 
 @jax.jit

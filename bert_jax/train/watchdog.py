@@ -17,6 +17,7 @@ import jax
 from etils import epath
 
 from bert_jax.parallel.channel import current_channel, end_now
+from bert_jax.parallel.compiling import is_compiling
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.sections import WatchdogSection
 
@@ -25,16 +26,14 @@ _LAST_STEPS: Final = 64  # whose median is taken
 _FEWEST_STEPS: Final = 5
 # Longer than files in a bucket are asked for again, and than a slow disk takes.
 _INPUT_SECONDS: Final = 1200.0
-_LOWERED: Final = "/jax/core/compile/jaxpr_to_mlir_module_duration"
-_COMPILED: Final = "/jax/core/compile/backend_compile_duration"
 
 
 class Watchdog:
     """Watches the time since the last step was done; a context manager.
 
-    Only what the stopwatch counts as training is watched, and of that not what is compiled: JAX
-    reports the end of lowering, after which the compiler runs, and the end of that. Waiting for
-    input is no part of a step, and hangs after a time of its own.
+    Only what the stopwatch counts as training is watched, and of that not what is compiled or
+    loaded (`bert_jax.parallel.compiling.compiling`). Waiting for input is no part of a step, and
+    hangs after a time of its own.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Watchdog:
         """Begins to watch with the block; without a section no step is taken to hang."""
         self._section, self._watch, self._run_dir = section, watch, run_dir
         self._steps: collections.deque[float] = collections.deque(maxlen=_LAST_STEPS)
-        self._beat, self._compiling = time.monotonic(), False
+        self._beat = time.monotonic()
         self._input = 0.0  # seconds waited for input before the last step was done
         self._ended = threading.Event()
 
@@ -55,7 +54,6 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         if self._section is not None:
-            jax.monitoring.register_event_duration_secs_listener(self._heard)
             threading.Thread(
                 target=self._look, args=(self._section,), daemon=True, name="watchdog"
             ).start()
@@ -63,18 +61,12 @@ class Watchdog:
 
     def __exit__(self, *raised: object) -> None:
         self._ended.set()
-        if self._section is not None:
-            jax.monitoring.unregister_event_duration_listener(self._heard)
-
-    def _heard(self, event: str, duration_secs: float, **_: object) -> None:
-        if event in (_LOWERED, _COMPILED):
-            self._compiling, self._beat = event == _LOWERED, time.monotonic()
 
     def _look(self, section: WatchdogSection) -> None:
         pause = min(section.floor_seconds / 10, 5.0)
         while not self._ended.wait(pause):
             kind = self._watch.kind
-            if self._compiling or kind not in ("train", "input"):
+            if is_compiling() or kind not in ("train", "input"):
                 self._beat = time.monotonic()
                 continue
             steps = list(self._steps)
