@@ -8,12 +8,12 @@ import pathlib
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from etils import epath
 
-from bert_jax.errors import UserError, first_line
+from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.files.remote import is_remote
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -60,6 +60,21 @@ def full_disk(error: Exception) -> str | None:
 def why_not_written(error: Exception) -> str:
     """Returns in a few words why writing has failed: that the disk is full, or what is said."""
     return full_disk(error) or first_line(error)
+
+
+def refusal_of(write: Callable[[], object]) -> str | None:
+    """Writes something; returns in a few words why that failed, or None.
+
+    Every storage has errors of its own, so any is a refusal: a full disk, a bucket without
+    permission or answer. Those that are not among ours are named by their kind.
+    """
+    try:
+        write()
+    except (OSError, UserError, RunStopped) as error:
+        return why_not_written(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {why_not_written(error)}"
+    return None
 
 
 def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool = True) -> None:

@@ -6,6 +6,7 @@ gone. Then every process says so in the same line and ends with exit code 4: wha
 with the others could not be finished anyway, and a collective operation would wait forever.
 """
 
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -244,15 +245,19 @@ def end_now(code: int, line: str = "") -> None:
     """Ends the process from any thread: a line to standard error, then no exit handlers.
 
     Those would wait for other processes, and the main thread may hang in a collective operation.
+    The process ends also where nobody reads standard error any more.
     """
-    if line:
-        os.write(2, f"bert-jax: {' '.join(line.split())}\n".encode())
-    flush = threading.Thread(target=_flush, daemon=True)  # another thread may hold the lock
-    flush.start()
-    flush.join(1.0)
-    for child in multiprocessing.active_children():
-        child.kill()
-    os._exit(code)
+    try:
+        if line:
+            with contextlib.suppress(OSError):
+                os.write(2, f"bert-jax: {' '.join(line.split())}\n".encode())
+        flush = threading.Thread(target=_flush, daemon=True)  # another thread may hold the lock
+        flush.start()
+        flush.join(1.0)
+        for child in multiprocessing.active_children():
+            child.kill()
+    finally:
+        os._exit(code)
 
 
 def _flush() -> None:

@@ -5,17 +5,19 @@ and a job costs money until someone looks. Exit code 43 tells whoever started it
 """
 
 import collections
-import faulthandler
 import os
+import queue
 import statistics
-import tempfile
+import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Final, Self
 
 import jax
 from etils import epath
 
+from bert_jax.files.atomic import refusal_of
 from bert_jax.parallel.channel import current_channel, end_now
 from bert_jax.parallel.compiling import is_compiling
 from bert_jax.train.goodput import Stopwatch
@@ -26,6 +28,9 @@ _LAST_STEPS: Final = 64  # whose median is taken
 _FEWEST_STEPS: Final = 5
 # Longer than files in a bucket are asked for again, and than a slow disk takes.
 _INPUT_SECONDS: Final = 1200.0
+# For the stacks to be written: what hangs may be the storage itself.
+_WRITING_SECONDS: Final = 30.0
+_STANDARD_ERROR: Final = 2
 
 
 class Watchdog:
@@ -82,23 +87,48 @@ class Watchdog:
                 self._end(waited, median)
 
     def _end(self, waited: float, median: float) -> None:
-        process = jax.process_index()
-        path = self._run_dir / f"stacks_{process}.txt"
-        with tempfile.TemporaryFile("w+") as stacks:
-            faulthandler.dump_traceback(stacks, all_threads=True)
-            stacks.seek(0)
-            text = stacks.read()
-        os.write(2, text.encode())
-        where = str(path)
-        try:
-            path.write_text(text)
-        except OSError as error:
-            where = f"nowhere ({error})"
+        """Says where every thread stands, to whatever still answers, and ends in any case."""
         line = (
             f"a step hangs: {waited:.0f} s since the last one was done, of which the median is "
-            f"{median:.3g} s; the stacks of all threads are in {where}; the same command goes on "
-            f"from the last checkpoint"
+            f"{median:.3g} s"
         )
-        if (channel := current_channel()) is not None:
-            channel.fail(HANGS, line)
-        end_now(HANGS, line)
+        heard = False
+        try:
+            text = _stacks()
+            heard = _refusal_in_time(lambda: os.write(_STANDARD_ERROR, text.encode())) is None
+            path = self._run_dir / f"stacks_{jax.process_index()}.txt"
+            refusal = _refusal_in_time(lambda: path.write_text(text))
+            where = f"in {path}"
+            if refusal is not None:
+                where = f"on standard error alone ({path}: {refusal})"
+            line += (
+                f"; the stacks of all threads are {where}; the same command goes on from the last "
+                f"checkpoint"
+            )
+            if (channel := current_channel()) is not None:
+                channel.fail(HANGS, line)
+        finally:
+            end_now(HANGS, line if heard else "")
+
+
+def _stacks() -> str:
+    """Returns where every thread stands; asks no file for the lines of its program."""
+    lines: list[str] = []
+    for thread, frame in sys._current_frames().items():
+        lines.append(f"Thread {thread:#x} (most recent call first):")
+        while frame is not None:
+            code = frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+            frame = frame.f_back
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _refusal_in_time(write: Callable[[], object]) -> str | None:
+    """Writes something; returns why it failed or takes too long, None if it is done."""
+    done: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    threading.Thread(target=lambda: done.put(refusal_of(write)), daemon=True).start()
+    try:
+        return done.get(timeout=_WRITING_SECONDS)
+    except queue.Empty:
+        return f"no answer within {_WRITING_SECONDS:g} s"

@@ -1,6 +1,7 @@
 """What counts as a step that hangs. That a real one ends: `tests/processes/test_deaths.py`."""
 
 import functools
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ from bert_jax.train.executables import Executables, facts_of, save_executable
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.sections import WatchdogSection
 from bert_jax.train.watchdog import Watchdog
+from tests.forked.forks import forked_python
+from tests.project import ROOT
 
 QUICK = WatchdogSection(floor_seconds=0.2, factor=1.5)
 
@@ -114,6 +117,65 @@ def test_what_is_compiled_is_no_step_that_hangs(
         with compiling("a step"):
             assert not ended.wait(0.6)
         assert ended.wait(20)
+
+
+HANGS_WITH_ITS_STORAGE = """
+import os, sys, time
+from etils import epath
+from bert_jax.errors import RunStopped
+from bert_jax.train import watchdog
+from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.sections import WatchdogSection
+
+class Storage:
+    def __truediv__(self, name):
+        return self
+    def __str__(self):
+        return "gs://bucket/run/stacks_0.txt"
+    def write_text(self, text):
+        if sys.argv[1] == "refuses":
+            raise RunStopped("gs://bucket: no answer for 600 s")
+        time.sleep(600)
+
+if sys.argv[1] == "unread":
+    reader, writer = os.pipe()
+    os.dup2(writer, 2)
+    os.close(reader)
+watchdog._WRITING_SECONDS = 0.5
+watch = Stopwatch(epath.Path(sys.argv[2]), started=time.time())
+section = WatchdogSection(floor_seconds=0.2, factor=1.5)
+with watch.on("train"), watchdog.Watchdog(section, watch, Storage()) as dog:
+    for _ in range(10):
+        dog.step_done()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("storage", "why"),
+    [
+        ("refuses", "gs://bucket: no answer for 600 s"),
+        ("hangs", "no answer within 0.5 s"),
+        ("unread", None),  # standard error neither
+    ],
+)
+def test_a_hang_ends_the_process_also_where_the_stacks_cannot_be_written(
+    tmp_path: Path, storage: str, why: str | None
+) -> None:
+    done = subprocess.run(
+        [forked_python(), "-c", HANGS_WITH_ITS_STORAGE, storage, str(tmp_path)],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == watchdog.HANGS, done.stderr
+    if why is None:
+        return
+    assert "(most recent call first):" in done.stderr
+    assert " in <module>" in done.stderr
+    assert f"on standard error alone (gs://bucket/run/stacks_0.txt: {why})" in done.stderr
 
 
 def test_watching_a_step_costs_microseconds(watch: Stopwatch, tmp_path: Path) -> None:
