@@ -6,9 +6,10 @@ import contextlib
 import os
 import pathlib
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import filelock
 from etils import epath
@@ -21,6 +22,28 @@ LOCK: Final = ".lock"
 
 _HEARTBEAT_SECONDS: Final = 15.0
 _MISSED_HEARTBEATS: Final = 3
+# Goes on while the machine sleeps, as `time.monotonic` does not: macOS has that under this name.
+_SLEEPLESS: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class LockLost(RunStopped):
+    """Another process has taken the lock that this one held."""
+
+
+class _Instant(NamedTuple):
+    """A moment, by two clocks, in seconds: a virtual machine that is paused stops the first."""
+
+    since_boot: float
+    of_day: float
+
+    @classmethod
+    def now(cls) -> _Instant:
+        return cls(time.clock_gettime(_SLEEPLESS), time.time())
+
+    @property
+    def age(self) -> float:
+        """Seconds since then; too many where the time of day was set forward meanwhile."""
+        return max(now - then for now, then in zip(_Instant.now(), self, strict=True))
 
 
 def lock_at(path: epath.PathLike, *, say: Callable[[str], None]) -> Lock:
@@ -93,11 +116,14 @@ class ObjectLock:
         self._timeout_seconds = _MISSED_HEARTBEATS * heartbeat_seconds
         self._raw = f"{_identity()} {uuid.uuid4().hex}\n".encode()
         self._generation: int | None = None
+        self._written = _Instant.now()  # the lock is ours for the time-out from here on
+        self._renewing = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def take(self) -> bool:
         """Returns whether the lock is ours now; False: another process holds it."""
+        self._written = _Instant.now()
         self._generation = self._object.write(self._raw, replaces=0) or self._replace_dead()
         if self._generation is None:
             return False
@@ -105,9 +131,16 @@ class ObjectLock:
         return True
 
     def check(self) -> None:
-        """Raises ``RunStopped`` if another process took the lock, after heartbeats that failed."""
+        """Makes sure that the lock is ours, and that nobody takes it within the time-out.
+
+        Costs nothing while heartbeats are answered. After the time-out without an answer others may
+        have taken it, so it is written once more. Raises LockLost if one has; UserError or
+        RunStopped if the bucket does not say.
+        """
+        if self._generation is not None and self._written.age >= self._timeout_seconds:
+            self._renew()
         if self._generation is None:
-            raise RunStopped(
+            raise LockLost(
                 "another process has taken the lock, which was not written for "
                 f"{self._timeout_seconds:.0f} s"
             )
@@ -135,17 +168,33 @@ class ObjectLock:
             if seen is not None and seen.generation != held.generation:
                 return None
             held = seen
+        self._written = _Instant.now()
         return self._object.write(self._raw, replaces=0 if held is None else held.generation)
 
     def _beat(self) -> None:
         while self._generation is not None and not self._stop.wait(self._heartbeat_seconds):
             # The network may fail for a while; so may the answer to a write that was done.
             with contextlib.suppress(Exception):
-                generation = self._object.write(self._raw, replaces=self._generation)
-                if generation is None:
-                    held = self._object.read()
-                    generation = held.generation if held and held.raw == self._raw else None
-                self._generation = generation
+                self._renew()
+
+    def _renew(self) -> None:
+        """Writes the object again, and learns thereby whether it is still ours.
+
+        Two threads may: that of the heartbeats stays in one write for as long as a bucket does not
+        answer. One of both is refused then, and finds what the other has written.
+        """
+        began, generation = _Instant.now(), self._generation
+        if generation is None:
+            return
+        generation = self._object.write(self._raw, replaces=generation)
+        if generation is None:
+            held = self._object.read()
+            generation = held.generation if held and held.raw == self._raw else None
+        with self._renewing:
+            if generation is None or self._generation is None:
+                self._generation = None
+            elif began >= self._written:
+                self._generation, self._written = generation, began
 
 
 Lock: TypeAlias = LocalLock | ObjectLock

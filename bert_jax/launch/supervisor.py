@@ -16,7 +16,7 @@ from etils import epath
 
 from bert_jax.errors import NoCredentials, RunStopped, UserError, first_line
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.lock import Lock
+from bert_jax.files.lock import Lock, LockLost
 from bert_jax.launch import verdict as verdicts
 from bert_jax.launch.heartbeats import Hosts, Silence, read_hosts
 from bert_jax.launch.job import JobFiles
@@ -93,7 +93,6 @@ class Supervisor:
 
     def _look_until(self, enough: Callable[[], bool]) -> None:
         while True:
-            self._lease.check()
             self._look()
             if enough():
                 return
@@ -107,6 +106,12 @@ class Supervisor:
     def _look(self) -> None:
         """Does what is to be done now, and writes down what was seen."""
         began = self._clock()
+        try:
+            self._lease.check()
+        except LockLost:
+            raise
+        except _PASSING as error:  # then nothing that must be written down first can be done
+            self._tell(f"trying again: {error}")
         with self._whatever_happens():
             if self.state.outcome is None:
                 self._advance()

@@ -24,8 +24,9 @@ def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
     Raises UserError if another process is writing there.
 
     Yields what each process calls before anything is written: it makes sure that the lock is still
-    ours, with a RunStopped on all of them when the first one's machine stood still for so long that
-    another process has taken it.
+    ours. On all of them it raises RunStopped where another job has taken it, since the first one's
+    machine stood still or could not reach the bucket for so long, and where the bucket does not
+    say; UserError where that refuses.
     """
     with _hold(run_dir / LOCK, what=str(run_dir)) as lock:
         yield lambda: from_first_process(lock.check)

@@ -190,7 +190,8 @@ class _Loop:
         Returns whether the run directory holds the step, or is about to.
         """
         progress, output, checkpoints = self.tracker.progress, self.output, self.spec.checkpoints
-        self.spec.check_lock()
+        with output.watch.on("save"):  # a bucket may keep it waiting, which is no step that hangs
+            self.spec.check_lock()
         if (failure := failure_of(output.flush)) is not None:
             checkpoints.not_saved(progress.step, failure)
             return False

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bert_jax.errors import NoCredentials, RunStopped, UserError
+from bert_jax.files.lock import LockLost
 from bert_jax.launch import supervisor_state
 from bert_jax.launch.job import Attempt, JobPlacement
 from bert_jax.launch.launcher import NotOurs, OutOfQuota, State, Unavailable
@@ -484,10 +485,10 @@ def test_a_supervisor_that_lost_its_lease_ends_and_leaves_the_machines(tmp_path:
         def check(self) -> None:
             self.left -= 1
             if not self.left:
-                raise RunStopped("another process has taken the lock")
+                raise LockLost("another process has taken the lock")
 
     world.lock = Lost()
-    with pytest.raises(RunStopped, match="another process has taken the lock"):
+    with pytest.raises(LockLost, match="another process has taken the lock"):
         world.supervisor().run()
     assert list(world.launcher.machines) == ["base-1"]
 
@@ -507,6 +508,27 @@ def test_a_bucket_that_cannot_be_reached_for_a_while_changes_nothing(
     found = ends(world, "done")
     assert len(found.attempts) == 1
     assert any("cannot be read" in line for line in world.said)
+
+
+def test_a_lease_that_the_bucket_does_not_tell_of_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    answers: list[Exception | None] = [None]
+
+    def check() -> None:
+        if answers[-1] is not None:
+            raise answers[-1]
+
+    monkeypatch.setattr(world.lock, "check", check)
+    world.activate(1, steps=steps())
+    world.clock.after(HOUR, lambda: answers.append(RunStopped("gs://b/lease: no answer")))
+    world.clock.after(2 * HOUR, lambda: answers.append(LockLost("another has it")))
+    with pytest.raises(LockLost):
+        world.supervisor().run()
+    assert world.clock.now - world.job.submitted >= 2 * HOUR
+    assert any("trying again: gs://b/lease: no answer" in line for line in world.said)
+    assert list(world.launcher.machines) == ["base-1"]  # they are the other's now
 
 
 def test_no_machines_are_asked_for_that_could_not_be_written_down(

@@ -3,13 +3,16 @@
 import os
 import threading
 import time
+import types
+from collections.abc import Iterator
 
 import pytest
 
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files import cloud_object
+from bert_jax.files import lock as lock_module
 from bert_jax.files.cloud_object import CloudObject
-from bert_jax.files.lock import ObjectLock
+from bert_jax.files.lock import LockLost, ObjectLock
 from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
 
@@ -83,3 +86,93 @@ def test_what_cannot_be_locked_is_one_line(cloud: Cloud, monkeypatch: pytest.Mon
     cloud.proxy.down = True
     with pytest.raises(RunStopped, match=rf"^{bucket}/run.lock: no answer for "):
         lock(bucket).take()
+
+
+class HeartbeatsWait(CloudObject):
+    """An object whose heartbeats are asked again and again, as in an outage, until it is over."""
+
+    over: threading.Event
+
+    def write(self, raw: bytes, *, replaces: int) -> int | None:
+        if threading.current_thread().name == "lock":
+            self.over.wait(60)
+        return super().write(raw, replaces=replaces)
+
+
+@pytest.fixture
+def cut_off(cloud: Cloud) -> Iterator[ObjectLock]:
+    """A lock that is held, none of whose heartbeats is answered."""
+    held = HeartbeatsWait(f"{cloud.make_bucket()}/run.lock")
+    held.over = threading.Event()
+    first = ObjectLock(held, say=lambda line: None, heartbeat_seconds=0.1)
+    assert first.take()
+    yield first
+    held.over.set()
+    first.give_back()
+
+
+def raw_at(one: ObjectLock) -> bytes:
+    found = one._object.read()
+    assert found is not None
+    return found.raw
+
+
+def test_who_was_cut_off_for_long_learns_that_another_has_taken_the_lock(
+    cut_off: ObjectLock,
+) -> None:
+    second = ObjectLock(
+        CloudObject(cut_off._object._path), say=lambda line: None, heartbeat_seconds=0.1
+    )
+    assert second.take()
+    with pytest.raises(LockLost, match=r"^another process has taken the lock"):
+        cut_off.check()
+    second.check()
+    assert raw_at(second) == second._raw
+    second.give_back()
+
+
+def test_who_was_cut_off_for_long_keeps_what_nobody_took(cut_off: ObjectLock) -> None:
+    before = cut_off._generation
+    time.sleep(0.4)
+    cut_off.check()
+    assert cut_off._generation != before  # whoever watches it sees that the holder is alive
+    assert raw_at(cut_off) == cut_off._raw
+
+
+def test_a_bucket_that_does_not_say_whose_the_lock_is_ends_the_run(
+    cloud: Cloud, cut_off: ObjectLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloud_object, "GIVE_UP_SECONDS", 0.2)
+    cloud.proxy.down = True
+    time.sleep(0.4)
+    with pytest.raises(RunStopped, match=r"run.lock: no answer for ") as raised:
+        cut_off.check()
+    assert not isinstance(raised.value, LockLost)
+    cloud.proxy.down = False
+    cut_off.check()  # nobody has taken it
+
+
+@pytest.mark.parametrize("counts", ["since boot", "of day"])
+def test_a_machine_that_stood_still_asks_before_it_writes(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, counts: str
+) -> None:
+    """Of the clocks one counts a machine that sleeps, the other a virtual one that was paused."""
+    held = CloudObject(f"{cloud.make_bucket()}/run.lock")
+    first = ObjectLock(held, say=lambda line: None, heartbeat_seconds=1000.0)
+    assert first.take()
+    assert first._generation is not None
+    assert held.write(b"of another process", replaces=first._generation) is not None
+    cloud.proxy.reset()
+    for _ in range(100):
+        first.check()
+    assert not cloud.proxy.requests  # it costs nothing where no heartbeat is due
+    asleep = {"since boot": 0.0, "of day": 0.0, counts: 3000.0}
+    clocks = types.SimpleNamespace(
+        clock_gettime=lambda clock: time.clock_gettime(clock) + asleep["since boot"],
+        time=lambda: time.time() + asleep["of day"],
+    )
+    monkeypatch.setattr(lock_module, "time", clocks)
+    with pytest.raises(LockLost):
+        first.check()
+    first.give_back()
+    assert raw_at(first) == b"of another process"

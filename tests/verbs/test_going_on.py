@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from etils import epath
 
 from bert_jax.cli.commands import cli
-from bert_jax.errors import RunStopped, UserError
-from bert_jax.files.lock import LocalLock
+from bert_jax.errors import UserError
+from bert_jax.files.lock import LocalLock, LockLost
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.stop_signal import STOP
@@ -24,6 +24,7 @@ from bert_jax.runs.checkpoints import load_params, write_checkpoints
 from bert_jax.runs.directory import open_run
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_local import LocalCheckpoints
+from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.sections import CheckpointSection, LocalCheckpointSection
 from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.writer import read_metrics
@@ -338,16 +339,25 @@ def test_a_signal_cuts_an_evaluation_short_and_the_next_start_makes_up_for_it(
 def test_a_run_that_has_lost_its_lock_writes_nothing_more(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir, checks = tmp_path / "run", []
+    run_dir = tmp_path / "run"
+    watches: list[Stopwatch] = []
+    checks: list[str] = []
+    resume = Stopwatch.resume
+
+    def remember(watch: Stopwatch, step: int) -> None:
+        watches.append(watch)
+        resume(watch, step)
 
     def lose_it(lock: LocalLock) -> None:
-        checks.append(lock)
+        checks.append(watches[-1].kind)
         if len(checks) == 3:
-            raise RunStopped("another process has taken the lock")
+            raise LockLost("another process has taken the lock")
 
+    monkeypatch.setattr(Stopwatch, "resume", remember)
     monkeypatch.setattr(LocalLock, "check", lose_it)
     result = invoke("pretrain", config, f"run_dir={run_dir}")
     assert result.exit_code == 1, result.output
     assert "another process has taken the lock" in result.stderr
     assert sorted(local_steps(config, run_dir)) == [1, 2]
     assert not list((run_dir / "checkpoints").iterdir())
+    assert checks == ["save"] * 3  # a bucket that keeps it waiting is no step that hangs
