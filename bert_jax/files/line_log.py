@@ -6,6 +6,7 @@ after it, and a line is uploaded once, however long the log becomes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -15,7 +16,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from etils import epath
 
-from bert_jax.files.atomic import full_disk, write_whole
+from bert_jax.files.atomic import refusal_of, write_whole
+from bert_jax.files.attempts import Attempts, Sending
 from bert_jax.files.read import read_bytes
 from bert_jax.files.remote import each, is_remote
 
@@ -28,6 +30,7 @@ Check: TypeAlias = Callable[[Entry], bool]
 """Says whether a JSON object is an entry of the log, and not a foreign line."""
 
 _PIECE: Final = "part-{:06d}.jsonl"
+_WAITING: Final = "its lines wait in memory until it can be written"
 
 
 class Line(NamedTuple):
@@ -110,14 +113,19 @@ def _entry(line: bytes, check: Check) -> Entry | None:
 
 
 def open_log(
-    path: epath.PathLike, *, check: Check, keep: Check, say: Callable[[str], None]
+    path: epath.PathLike,
+    *,
+    check: Check,
+    keep: Check,
+    say: Callable[[str], None],
+    sending: Sending = contextlib.nullcontext,
 ) -> LineLog:
     """Opens a log to go on with it, and drops what is no part of it any more.
 
     Damaged and foreign lines are moved to a file beside it, ``metrics.damaged``. The path, local or
     ``gs://``, ends in ``.jsonl``; `check` tells entries from foreign lines, `keep` which of them
-    stay. `say` gets a line if damaged lines were found, or the disk is full. Raises UserError if it
-    cannot be read or written.
+    stay. `say` gets a line if damaged lines were found, or later ones are refused; pieces go to a
+    bucket within `sending`. Raises UserError if it cannot be read or written.
     """
     root = epath.Path(path)
     files = [root] if root.exists() else []
@@ -131,7 +139,8 @@ def open_log(
         # From the end: a process that is killed meanwhile leaves lines that the next one drops.
         for file, lines in reversed(found.items()):
             _rewrite(file, lines, keep)
-        return PieceLog(root, first=1 + max(map(piece_number, files), default=0))
+        first = 1 + max(map(piece_number, files), default=0)
+        return PieceLog(root, first=first, say=say, sending=sending)
     whole = [line for lines in found.values() for line in lines.good if keep(line.entry)]
     write_whole(root, to_bytes(whole))
     for file in pieces(root):  # of a run that was copied from a bucket
@@ -142,7 +151,7 @@ def open_log(
 class FileLog:
     """A local file. Every entry is with the operating system at once, and so outlives a kill.
 
-    On a full disk entries wait in memory, and go to the file when there is room.
+    What a disk refuses, such as a full one, waits in memory and goes to the file when it can.
     """
 
     def __init__(self, path: pathlib.Path, *, say: Callable[[str], None]) -> None:
@@ -151,19 +160,19 @@ class FileLog:
         `say` gets a line when entries begin to wait, and if they are lost.
         """
         self._path, self._say = path, say
+        self._attempts = Attempts(path, say=say)
         self._waiting = b""
+        self._torn: int | None = None  # where the file is cut before more is written
 
     def append(self, entry: Entry) -> None:
         """Adds an entry; a reader finds it by the next `flush` at the latest."""
-        waited = bool(self._waiting)
         self._waiting += _line(entry)
-        if (reason := _refusal(self._write)) and not waited:
-            self._say(f"{self._path}: {reason}; its lines wait in memory until there is room")
+        self._attempts.succeeds(self._write, otherwise=_WAITING)
 
     def flush(self) -> None:
         """Makes sure that what was appended outlives this process and its machine.
 
-        Raises OSError if the disk is full; a later call may succeed.
+        Raises OSError if the disk refuses it, such as a full one; a later call may succeed.
         """
         self._write()
         with self._path.open("rb") as file:
@@ -171,37 +180,55 @@ class FileLog:
 
     def close(self) -> None:
         """Flushes, or says that it cannot. Idempotent."""
-        if reason := _refusal(self.flush):
-            lost = self._waiting.count(b"\n")
-            self._say(f"{self._path}: {reason}; the last {lost} of its lines are not in it")
+        if (reason := refusal_of(self.flush)) is not None:
+            self._say(_lost(self._path, reason, self._waiting.count(b"\n")))
 
     def _write(self) -> None:
         """Writes what waits, or nothing of it."""
         if not self._waiting:
             return
         with self._path.open("ab", buffering=0) as file:
-            end = file.tell()
+            if self._torn is not None:
+                file.truncate(self._torn)
+            self._torn = file.seek(0, os.SEEK_END)
             try:
                 rest = memoryview(self._waiting)
                 while rest:  # the disk may take a part; the next attempt says why
                     rest = rest[file.write(rest) :]
             except OSError:
-                file.truncate(end)
+                file.truncate(self._torn)  # or before the next attempt
                 raise
+            self._torn = None
         self._waiting = b""
+        self._attempts.worked()
 
 
 class PieceLog:
-    """Pieces in a bucket, each written once and whole."""
+    """Pieces in a bucket, each written once and whole.
 
-    def __init__(self, path: epath.Path, *, first: int, seconds: float = PIECE_SECONDS) -> None:
+    What the bucket refuses waits in memory, and goes there with the next piece.
+    """
+
+    def __init__(
+        self,
+        path: epath.Path,
+        *,
+        first: int,
+        say: Callable[[str], None],
+        seconds: float = PIECE_SECONDS,
+        sending: Sending = contextlib.nullcontext,
+    ) -> None:
         """Writes nothing yet.
 
-        While entries come, none waits longer than `seconds` for its piece; `first` is the next
-        piece's number.
+        While entries come, none waits longer than `seconds` for its piece, or for the next attempt
+        at it; `first` is the next piece's number. `say` gets a line when pieces begin to be
+        refused, and if lines are lost; they are written within `sending`.
         """
         self._path, self._next, self._seconds = path, first, seconds
+        self._say, self._sending = say, sending
+        self._attempts = Attempts(path, say=say)
         self._waiting: list[bytes] = []
+        self._most = PIECE_LINES
         self._since = 0.0
 
     def append(self, entry: Entry) -> None:
@@ -210,37 +237,38 @@ class PieceLog:
         if not self._waiting:
             self._since = now
         self._waiting.append(_line(entry))
-        if now - self._since >= self._seconds or len(self._waiting) >= PIECE_LINES:
-            self.flush()
+        if now - self._since >= self._seconds or len(self._waiting) >= self._most:
+            self._attempts.succeeds(self.flush, otherwise=_WAITING)
 
     def flush(self) -> None:
         """Makes sure that what was appended outlives this process and its machine.
 
-        Raises UserError if the bucket cannot be written, such as for a quota; a later call may
-        succeed.
+        Raises UserError if the bucket cannot be written, such as for a quota, RunStopped if it does
+        not answer; a later call may succeed.
         """
-        if self._waiting:
-            write_whole(piece(self._path, self._next), b"".join(self._waiting))
-            self._next += 1
-            self._waiting = []
+        if not self._waiting:
+            return
+        try:
+            with self._sending():
+                write_whole(piece(self._path, self._next), b"".join(self._waiting))
+        except BaseException:
+            self._since, self._most = time.monotonic(), len(self._waiting) + PIECE_LINES
+            raise
+        self._next += 1
+        self._waiting, self._most = [], PIECE_LINES
+        self._attempts.worked()
 
     def close(self) -> None:
-        """Flushes. Idempotent."""
-        self.flush()
+        """Flushes, or says that it cannot. Idempotent."""
+        if (reason := refusal_of(self.flush)) is not None:
+            self._say(_lost(self._path, reason, len(self._waiting)))
 
 
 LineLog: TypeAlias = FileLog | PieceLog
 
 
-def _refusal(write: Callable[[], None]) -> str | None:
-    """Writes; returns what the system says where the disk is full."""
-    try:
-        write()
-    except OSError as error:
-        if (reason := full_disk(error)) is None:
-            raise
-        return reason
-    return None
+def _lost(path: epath.PathLike, reason: str, lines: int) -> str:
+    return f"{path}: {reason}; the last {lines} of its lines are not in it"
 
 
 def _line(entry: Entry) -> bytes:

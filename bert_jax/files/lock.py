@@ -22,7 +22,7 @@ LOCK: Final = ".lock"
 
 _HEARTBEAT_SECONDS: Final = 15.0
 _MISSED_HEARTBEATS: Final = 3
-# Goes on while the machine sleeps, as `time.monotonic` does not: macOS has that under this name.
+# Goes on while the machine sleeps: on macOS CLOCK_MONOTONIC does, on Linux that stands still.
 _SLEEPLESS: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

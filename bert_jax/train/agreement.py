@@ -7,7 +7,7 @@ from typing import Any, Final
 import jax
 
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.files.atomic import why_not_written
+from bert_jax.files.atomic import refusal_of
 from bert_jax.parallel.channel import current_channel
 
 
@@ -43,12 +43,7 @@ def failure_of(write: Callable[[], None]) -> str | None:
 
     A full disk, a bucket that cannot be written. Each process must call it.
     """
-    reason = None
-    try:
-        write()
-    except (OSError, UserError) as error:
-        reason = why_not_written(error)
-    return first_failure(from_all_processes(reason))
+    return first_failure(from_all_processes(refusal_of(write)))
 
 
 def first_failure(reasons: Sequence[str | None]) -> str | None:

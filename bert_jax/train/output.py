@@ -1,10 +1,12 @@
 """Everywhere a run's figures go while it trains: files, terminal, the account of its time."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 from rich.console import Console
 
+from bert_jax.files.atomic import refusal_of
 from bert_jax.task import Task
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.example_log import ExampleLog
@@ -50,10 +52,13 @@ class Output(NamedTuple):
             self.display.say(f"done: {step:,} steps")
 
     def close(self) -> None:
-        """Writes out what is buffered; the terminal keeps its last line."""
-        self.display.close()
-        self.writer.close()
-        self.examples.close()
+        """Writes out what is buffered, or says why not; the terminal keeps its last line.
+
+        Raises nothing: a run may be ending with an error, which counts.
+        """
+        for close in (self.display.close, self.writer.close, self.examples.close):
+            if (reason := refusal_of(close)) is not None:
+                self.display.say(reason, style="bold red")
 
 
 def open_output(
@@ -63,8 +68,14 @@ def open_output(
     first = progress.step
     display = make_display(console, first_step=first, total_steps=last)
     watch.resume(first)
+    sending = functools.partial(watch.on, "save")  # a bucket may take minutes, which is no step
     examples = ExampleLog(
-        spec.run_dir, resume_step=first, share=spec.share, enabled=spec.example_log, say=display.say
+        spec.run_dir,
+        resume_step=first,
+        share=spec.share,
+        enabled=spec.example_log,
+        say=display.say,
+        sending=sending,
     )
     # Figures are written once, by the first process.
     writer = Writer()
@@ -75,8 +86,9 @@ def open_output(
             evaluated=not progress.unevaluated,
             say=display.say,
             trackers=spec.trackers,
+            sending=sending,
         )
-    return Output(with_heartbeat(writer), display, examples, watch)
+    return Output(with_heartbeat(writer, say=display.say), display, examples, watch)
 
 
 class PhaseReports:

@@ -14,6 +14,7 @@ from etils import epath
 
 from bert_jax.errors import first_line
 from bert_jax.files.atomic import write_whole
+from bert_jax.files.attempts import Attempts, Sending
 from bert_jax.files.remote import is_remote
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class TensorBoard:
     A local file is appended to. An object in a bucket cannot be, and tensorboardX would send the
     whole file every few seconds: there each stretch of the run is a file of its own, sent once, and
     TensorBoard joins them. Events are written by the caller's own thread: tensorboardX's dies of a
-    full disk. Here the curves get a gap, which is said once; metrics.jsonl has all figures.
+    full disk. Here the curves get a gap, which is said once; metrics.jsonl has all figures. What a
+    bucket refuses is sent with the next file.
     """
 
     def __init__(
@@ -40,14 +42,18 @@ class TensorBoard:
         *,
         resume_step: int,
         say: Callable[[str], None] = lambda _: None,
+        sending: Sending = contextlib.nullcontext,
     ) -> None:
         """Opens ``tensorboard/``; what is there beyond a step is not shown any more.
 
-        `say` gets a line when a file could not be written.
+        `say` gets a line when a file could not be written; one goes to a bucket within `sending`.
         """
         self._target = epath.Path(run_dir) / "tensorboard"
-        self._say = say
-        self._aside = tempfile.TemporaryDirectory() if is_remote(run_dir) else None
+        self._say, self._sending = say, sending
+        self._attempts, self._unsent = Attempts(self._target, say=say), False
+        self._aside = (
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) if is_remote(run_dir) else None
+        )
         self._directory = pathlib.Path(self._aside.name if self._aside else self._target)
         self._directory.mkdir(parents=True, exist_ok=True)
         self._events: RecordWriter | None = None
@@ -76,8 +82,9 @@ class TensorBoard:
         elif self._aside is None:
             with self._failing_once():
                 self._flush_local()
-        elif not self._empty:
-            self._send()
+        elif self._unsent or not self._empty:
+            waits = "the curves wait until it can be written"
+            self._unsent = not self._attempts.succeeds(self._send, otherwise=waits)
             self._open(purge_step=None)
 
     def close(self) -> None:
@@ -86,7 +93,7 @@ class TensorBoard:
             with self._failing_once():
                 self._close_file()
         else:
-            self._send()
+            self._attempts.succeeds(self._send, otherwise="the curves lack what was not sent")
             self._aside.cleanup()
 
     def _open(self, *, purge_step: int | None) -> None:
@@ -96,7 +103,8 @@ class TensorBoard:
             # Ordered by the second that it begins with, and by the end within one.
             name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{time.time_ns()}"
             record_writer, _ = _tensorboard_x()
-            self._events = record_writer(str(self._directory / name))
+            self._file = self._directory / name
+            self._events = record_writer(str(self._file))
             self._append(file_version="brain.Event:2")
             if purge_step is not None:
                 self._append(step=purge_step, session_log={"status": "START"})
@@ -132,10 +140,13 @@ class TensorBoard:
                 self._close_file()
 
     def _send(self) -> None:
-        """Ends the file and copies it to the bucket, unless nothing is in it."""
-        self._close_file()
-        for file in self._directory.iterdir():
-            if not self._empty:
+        """Ends the file, unless nothing is in it, and copies it and those refused to the bucket."""
+        with self._failing_once():
+            self._close_file()
+        if self._empty:
+            self._file.unlink(missing_ok=True)
+        for file in sorted(self._directory.iterdir()):
+            with self._sending():
                 write_whole(self._target / file.name, file.read_bytes())
             file.unlink()
 

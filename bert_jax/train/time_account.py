@@ -2,9 +2,9 @@
 
 Every second is of one kind: `start` (imports, devices, opening the data), `restore` (or making the
 first state), `compile`, `input` (waiting for a batch), `train`, `evaluate`, `save` (standing still
-for a checkpoint), `lost` (work done after the last checkpoint of a process that was killed, or
-undone by a rollback, and so done again), `down` (from the last sign of life of one process to the
-start of the next).
+for a checkpoint, or while figures are sent to a bucket), `lost` (work done after the last
+checkpoint of a process that was killed, or undone by a rollback, and so done again), `down` (from
+the last sign of life of one process to the start of the next).
 """
 
 from collections.abc import Sequence

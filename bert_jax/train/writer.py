@@ -1,5 +1,6 @@
 """Where a run's figures go: metrics.jsonl, TensorBoard, trackers."""
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -7,6 +8,7 @@ from typing import Any, Final
 from etils import epath
 
 from bert_jax.files.atomic import write_whole
+from bert_jax.files.attempts import Sending
 from bert_jax.files.line_log import Entry, open_log, read_log
 from bert_jax.train.sections import TrackerName
 from bert_jax.train.tensorboard import TensorBoard
@@ -47,14 +49,16 @@ class RunWriter(Writer):
         evaluated: bool = True,
         say: Callable[[str], None] = lambda _: None,
         trackers: Sequence[TrackerName] = (),
+        sending: Sending = contextlib.nullcontext,
     ) -> None:
         """Opens them.
 
         `resume_step` is the last step that counts, 0 for a fresh run; its evaluation is dropped
         unless `evaluated`: it will be done again. `say` gets a line if lines of metrics.jsonl were
-        found damaged, or a tracker fails.
+        found damaged, a file begins to be refused, or a tracker fails. What is sent to a bucket is
+        sent within `sending`.
         """
-        self._run_dir, self._say = run_dir, say
+        self._run_dir, self._say, self._sending = run_dir, say, sending
         self._open(resume_step, evaluated=evaluated)
         self._trackers = Trackers(epath.Path(run_dir), trackers, say=say)
 
@@ -66,9 +70,15 @@ class RunWriter(Writer):
             return line["step"] < step if again else line["step"] <= step
 
         self._lines = open_log(
-            epath.Path(self._run_dir) / METRICS, check=is_figures, keep=counts, say=self._say
+            epath.Path(self._run_dir) / METRICS,
+            check=is_figures,
+            keep=counts,
+            say=self._say,
+            sending=self._sending,
         )
-        self._board = TensorBoard(self._run_dir, resume_step=step, say=self._say)
+        self._board = TensorBoard(
+            self._run_dir, resume_step=step, say=self._say, sending=self._sending
+        )
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         """Adds ``{"kind": "train", "step": 10, "loss": 9.1, …}``, and the same to TensorBoard."""

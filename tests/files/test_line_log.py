@@ -1,6 +1,8 @@
 """Logs of JSON lines: whole after a kill, damage set aside, pieces in a bucket."""
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 from etils import epath
@@ -126,18 +128,18 @@ def test_in_a_bucket_a_line_is_uploaded_once_and_a_cut_touches_the_pieces_it_mus
 def test_pieces_fill_by_time_and_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_log, "PIECE_LINES", 4)
     root = epath.Path(tmp_path / "log.jsonl")
-    log = PieceLog(root, first=1, seconds=1e9)
+    log = PieceLog(root, first=1, say=print, seconds=1e9)
     for n in range(9):
         log.append({"n": n})
     assert len(pieces(root)) == 2
-    log = PieceLog(root, first=3, seconds=0.0)
+    log = PieceLog(root, first=3, say=print, seconds=0.0)
     log.append({"n": 9})
     assert len(pieces(root)) == 3
 
 
 def test_a_run_copied_from_a_bucket_to_a_disk_becomes_one_file(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    log = PieceLog(epath.Path(path), first=1)
+    log = PieceLog(epath.Path(path), first=1, say=print)
     log.append({"n": 1})
     log.flush()
     log.append({"n": 2})
@@ -147,3 +149,48 @@ def test_a_run_copied_from_a_bucket_to_a_disk_becomes_one_file(tmp_path: Path) -
     again.append({"n": 3})
     assert numbers(path) == [1, 2, 3]
     assert pieces(epath.Path(path)) == []
+
+
+def test_what_a_disk_refuses_waits_also_where_half_a_line_cannot_be_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.jsonl"
+    log, said = reopen(path, 0)
+    log.append({"n": 1})
+    opened = Path.open
+
+    class Fails:
+        """A file that takes half of what is written, and then nothing more."""
+
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def __enter__(self) -> "Fails":
+            return self
+
+        def __exit__(self, *raised: object) -> None:
+            self.file.close()
+
+        def seek(self, *where: int) -> int:
+            return self.file.seek(*where)
+
+        tell = seek
+
+        def write(self, rest: memoryview) -> int:
+            self.file.write(rest[:4])
+            raise OSError(errno.EIO, "Input/output error")
+
+        def truncate(self, size: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", lambda *args, **kwargs: Fails(opened(*args, **kwargs)))
+        for n in (2, 3):
+            log.append({"n": n})
+        with pytest.raises(OSError, match="Input/output error"):
+            log.flush()
+    (line,) = said
+    assert line.endswith("; its lines wait in memory until it can be written")
+    log.append({"n": 4})
+    assert numbers(path) == [1, 2, 3, 4]
+    assert len(path.read_bytes().splitlines()) == 4

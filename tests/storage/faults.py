@@ -53,6 +53,7 @@ class Proxy:
         uploaded: bytes of the bodies sent up, by method and path.
         requests: how many came, by method and path.
         down: while true every request is refused.
+        forbidden: while true every request is answered with 403, which is not tried again.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -70,7 +71,7 @@ class Proxy:
 
     def inject(self, faults: Faults) -> None:
         """Fails like this from now on, and counts anew."""
-        self.down = False
+        self.down = self.forbidden = False
         self._faults = faults
         self._random = random.Random(faults.seed)
         self.failed: collections.Counter[str] = collections.Counter()
@@ -110,6 +111,8 @@ class Proxy:
         where = f"{request.method} {request.path}"
         self.requests[where] += 1
         self.uploaded[where] += len(body)
+        if self.forbidden:
+            return web.json_response({"error": {"code": 403, "message": "over quota"}}, status=403)
         fault = self._choose(request)
         if fault:
             self.failed[fault] += 1

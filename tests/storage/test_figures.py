@@ -1,8 +1,23 @@
 """Figures of a run in a bucket: what is sent grows as they do."""
 
+import functools
+import time
+from typing import Any
+
+import pytest
+from etils import epath
 from tensorboardX.proto.event_pb2 import Event
 
 from bert_jax.data.google_bert.tfrecord import scan_records
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.files import bucket as client
+from bert_jax.files import line_log
+from bert_jax.files.line_log import PieceLog
+from bert_jax.train import tensorboard
+from bert_jax.train.agreement import failure_of
+from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.sections import WatchdogSection
+from bert_jax.train.watchdog import Watchdog
 from bert_jax.train.writer import RunWriter, read_metrics
 from tests.storage.cloud import Cloud
 
@@ -49,3 +64,113 @@ def test_tensorboard_finds_one_curve_in_its_files_in_order(cloud: Cloud) -> None
             steps += [event.step for value in event.summary.value if value.tag == "train/loss"]
     assert sorted(steps) == [1, 2, 3, 4, 5, 5, 6, 6, 7, 8]
     assert 5 in resumed
+
+
+def steps_on_the_board(run: epath.Path) -> list[int]:
+    """The steps of the points of all curves, in order."""
+    return sorted(
+        event.step
+        for path in (run / "tensorboard").iterdir()
+        for record in scan_records(path)
+        for event in [Event.FromString(record.payload)]
+        if event.summary.value
+    )
+
+
+@pytest.fixture
+def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures go to the bucket at each report, as they do each minute."""
+    monkeypatch.setattr(PieceLog.__init__, "__kwdefaults__", {"seconds": 0.0, **DEFAULTS})
+    monkeypatch.setattr(tensorboard, "FILE_SECONDS", -1.0)
+
+
+DEFAULTS = {k: v for k, v in (PieceLog.__init__.__kwdefaults__ or {}).items() if k != "seconds"}
+
+
+@pytest.mark.parametrize("how", ["forbidden", "down"])
+def test_what_a_bucket_refuses_waits_and_is_said_once(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, always_due: None, how: str
+) -> None:
+    monkeypatch.setattr(client, "GIVE_UP_SECONDS", 0.1)
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.02)
+    run, said = cloud.make_bucket() / "run", []
+    writer = RunWriter(run, resume_step=0, say=said.append)
+
+    def report(*steps: int) -> None:
+        for step in steps:
+            writer.write("train", step, {"loss": 1.0})
+
+    report(1)
+    setattr(cloud.proxy, how, True)
+    report(2, 3, 4)
+    reason = failure_of(writer.flush)
+    assert reason is not None  # a checkpoint does not count on them
+    with pytest.raises(UserError if how == "forbidden" else RunStopped):
+        writer.flush()
+    metrics, board = said
+    why = "no permission" if how == "forbidden" else "no answer for"
+    assert metrics.startswith(f"{run}/metrics.jsonl: gs://")
+    assert why in metrics
+    assert metrics.endswith("; its lines wait in memory until it can be written")
+    assert board.startswith(f"{run}/tensorboard: ")
+    assert board.endswith("; the curves wait until it can be written")
+    setattr(cloud.proxy, how, False)
+    writer.flush()
+    assert [line["step"] for line in read_metrics(run)] == [1, 2, 3, 4]
+    setattr(cloud.proxy, how, True)
+    report(5)
+    assert len(said) == 4  # another time
+    setattr(cloud.proxy, how, False)
+    report(6)
+    setattr(cloud.proxy, how, True)
+    report(7)
+    writer.close()
+    assert "; the last 1 of its lines are not in it" in " ".join(said)
+    setattr(cloud.proxy, how, False)
+    assert [line["step"] for line in read_metrics(run)] == [1, 2, 3, 4, 5, 6]
+    assert steps_on_the_board(run) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_bucket_that_refuses_is_not_asked_at_each_line(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_log, "PIECE_LINES", 4)
+    path, said = cloud.make_bucket() / "log.jsonl", []
+    cloud.proxy.reset()
+    log = PieceLog(path, first=1, say=said.append)
+    cloud.proxy.forbidden = True
+    for n in range(11):  # attempts at 4 lines and at 8
+        log.append({"n": n})
+    assert cloud.proxy.requests.total() == 2
+    cloud.proxy.forbidden = False
+    log.append({"n": 11})
+    assert [entry["n"] for entry in line_log.read_log(path, lambda entry: True)] == [*range(12)]
+    assert len(said) == 1
+
+
+def test_a_bucket_that_keeps_figures_waiting_is_no_step_that_hangs(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, always_due: None
+) -> None:
+    monkeypatch.setattr(client, "GIVE_UP_SECONDS", 1.0)
+    monkeypatch.setattr(client, "LONGEST_PAUSE_SECONDS", 0.05)
+    run, ended = cloud.make_bucket() / "run", []
+    watch = Stopwatch(run, started=time.time())
+
+    def end(dog: Watchdog, *found: Any) -> None:
+        ended.append(found)
+
+    monkeypatch.setattr(Watchdog, "_end", end)
+    writer = RunWriter(run, resume_step=0, sending=functools.partial(watch.on, "save"))
+    section = WatchdogSection(floor_seconds=0.4, factor=1.5)
+    with watch.on("train"), Watchdog(section, watch, run) as dog:
+        for _ in range(10):
+            dog.step_done()
+        cloud.proxy.down = True
+        began = time.monotonic()
+        writer.write("train", 1, {"loss": 1.0})
+        waited = time.monotonic() - began
+        dog.step_done()
+    assert waited > 0.8
+    assert not ended
+    cloud.proxy.down = False
+    writer.close()

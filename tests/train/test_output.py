@@ -1,0 +1,60 @@
+"""What becomes of a run's figures when they are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_jax.train.heartbeat import HEARTBEAT, with_heartbeat
+from bert_jax.train.output import Output
+from bert_jax.train.time_account import GOODPUT, KINDS
+from bert_jax.train.writer import Writer
+from tests.train.test_full_disk import full
+
+
+def test_a_heartbeat_that_the_disk_refuses_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, said = tmp_path / "heartbeat.json", []
+    monkeypatch.setenv(HEARTBEAT, str(path))
+    writer = with_heartbeat(Writer(), say=said.append)
+    figures = dict.fromkeys(KINDS, 1.0)
+    writer.write(GOODPUT, 1, figures)
+    path.with_suffix(".tmp").mkdir()
+    for step in (2, 3):
+        writer.write(GOODPUT, step, figures)
+    assert json.loads(path.read_text())["step"] == 1
+    (line,) = said
+    assert line.endswith("; it tells of an earlier step")
+    path.with_suffix(".tmp").rmdir()
+    with full():
+        writer.write(GOODPUT, 4, figures)
+    assert json.loads(path.read_text())["step"] == 4
+
+
+class Closed:
+    """A part of the output; closing it may fail."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.closed, self.said = error, False, []
+
+    def close(self) -> None:
+        self.closed = True
+        if self.error is not None:
+            raise self.error
+
+    def say(self, message: str, *, style: str = "") -> None:
+        del style
+        self.said.append(message)
+
+
+def test_all_is_closed_and_what_fails_is_said() -> None:
+    writer, examples = Closed(OSError(28, "No space left on device")), Closed()
+    display: Any = Closed()
+    nothing: Any = None
+    parts: Any = (writer, display, examples)
+    output = Output(*parts, nothing)
+    output.close()  # raises nothing: what has ended the run is what counts
+    assert all(part.closed for part in parts)
+    assert display.said == ["No space left on device"]
