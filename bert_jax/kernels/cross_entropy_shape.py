@@ -1,6 +1,7 @@
 """What the kernels of the masked pieces' loss are compiled for: what they hold, and its tiles."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -137,26 +138,46 @@ class Shape:
 def groups_of(rows: int, *, hidden: int, pieces: int, itemsize: int) -> tuple[int, int]:
     """Returns how many groups rows come in and how many rows each has, as many as VMEM allows.
 
-    Their product is `rows` or more; what is more is padding.
+    Their product is `rows` or more; what is more is padding. `hidden` is at most `widest`.
     """
 
-    def fits(each: int, groups: int) -> bool:
-        shapes = (
-            Shape(
-                rows=each,
-                groups=groups,
-                hidden=hidden,
-                pieces=pieces,
-                itemsize=itemsize,
-                cores=1,
-                forward=forward,
-                adds=groups > 1,
-            )
-            for forward in (True, False)
-        )
-        return all(shape.held <= _VMEM for shape in shapes)
+    def fits(registers: int, groups: int) -> bool:
+        each = registers * PACKED
+        return _fits(each, groups, hidden=hidden, pieces=pieces, itemsize=itemsize)
 
     whole = -(-rows // PACKED)  # registers
-    most = max((n for n in range(1, min(whole, _MOST) + 1) if fits(n * PACKED, 2)), default=1)
-    groups = 1 if whole <= _MOST and fits(whole * PACKED, 1) else -(-whole // most)
+    most = max((n for n in range(1, min(whole, _MOST) + 1) if fits(n, 2)), default=1)
+    groups = 1 if whole <= _MOST and fits(whole, 1) else -(-whole // most)
     return groups, -(-whole // groups) * PACKED
+
+
+def widest(*, pieces: int, itemsize: int) -> int:
+    """Returns the largest hidden size that the kernels take, a multiple of 128.
+
+    Of it a strip of rows still fits into VMEM beside a tile of the table. Groups of fewer rows
+    would read the table so often that XLA's product is many times as fast.
+    """
+    sizes = itertools.count(LANES, LANES)
+    fitting = itertools.takewhile(
+        lambda hidden: _fits(_BACKWARD_STRIP, 2, hidden=hidden, pieces=pieces, itemsize=itemsize),
+        sizes,
+    )
+    return max(fitting, default=0)
+
+
+def _fits(rows: int, groups: int, *, hidden: int, pieces: int, itemsize: int) -> bool:
+    """Returns whether both kernels' groups of so many rows fit into VMEM."""
+    shapes = (
+        Shape(
+            rows=rows,
+            groups=groups,
+            hidden=hidden,
+            pieces=pieces,
+            itemsize=itemsize,
+            cores=1,
+            forward=forward,
+            adds=groups > 1,
+        )
+        for forward in (True, False)
+    )
+    return all(shape.held <= _VMEM for shape in shapes)

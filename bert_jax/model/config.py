@@ -104,8 +104,8 @@ class Execution(Section):
     `auto`: in training `fused` where it can run, else `xla`."""
     loss: Implementation = "auto"
     """Of masked pieces in pretraining. `xla`: plain JAX, anywhere. `fused`: the product with the
-    vocabulary's table and its softmax in one kernel, on v4, v5e, v5p and v6e. `auto`: `fused` where
-    it can run, else `xla`."""
+    vocabulary's table and its softmax in one kernel, on v4, v5e, v5p and v6e, for hidden sizes up
+    to 2,304 in bfloat16, 1,920 in float32. `auto`: `fused` where it can run, else `xla`."""
     ffn: Implementation = "auto"
     """GELU's gradient in the FFN. `xla`: plain JAX, anywhere. `fused`: in a kernel with the product
     before it, on v4, v5e, v5p and v6e, for `hidden_act: gelu_tanh` in bfloat16 where 128 divides

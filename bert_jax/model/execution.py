@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 from bert_jax.errors import UserError
 from bert_jax.kernels import gelu_product
 from bert_jax.kernels.attention_shape import longest_rows
+from bert_jax.kernels.cross_entropy_shape import widest
 from bert_jax.kernels.norm_shape import MOST_NUMBERS, fits
 from bert_jax.model.config import Architecture, Execution, Implementation
 from bert_jax.parallel.accelerators import takes_kernels
@@ -112,17 +113,27 @@ def choose_ffn(
     return _choose(execution.ffn, device, key="ffn", obstacle=obstacle)
 
 
-def choose_loss(asked: Implementation, device: Any) -> Implementation:
-    """Returns what the loss's setting comes to on a device that the step will run on.
+def choose_loss(
+    execution: Execution, device: Any, *, architecture: Architecture, mesh: Mesh
+) -> Implementation:
+    """Returns what the loss's setting comes to, on a mesh of devices like `device`.
 
     Raises:
         UserError: `fused` where its kernels cannot run.
     """
-    return _choose(asked, device, key="loss")
+    width = architecture.hidden_size
+    most = widest(
+        pieces=architecture.padded_vocab_size // axis_parts(mesh, "vocab"),
+        itemsize=jnp.dtype(execution.dtype).itemsize,
+    )
+    obstacle = None
+    if width > most:
+        obstacle = f"a hidden size of {width} in {execution.dtype}, allowed: up to {most}"
+    return _choose(execution.loss, device, key="loss", obstacle=obstacle)
 
 
 def _choose(
-    asked: Implementation, device: Any, *, key: str, obstacle: str | None = None
+    asked: Implementation, device: Any, *, key: str, obstacle: str | None
 ) -> Implementation:
     """Returns `fused` where our kernels run on a device and the model has no `obstacle`."""
     if asked == "auto":
@@ -152,7 +163,7 @@ def resolve_execution(
     most = longest_fused(execution, architecture=architecture, mesh=mesh)
     attention = choose_attention(execution.attention, device, longest=longest, most=most).name
     norm = choose_norm(execution.norm, device, width=architecture.hidden_size)
-    loss = choose_loss(execution.loss, device)
+    loss = choose_loss(execution, device, architecture=architecture, mesh=mesh)
     ffn = choose_ffn(execution, device, architecture=architecture, mesh=mesh)
     depth = architecture.num_hidden_layers
     unroll = execution.unroll or default_unroll(depth, on_tpu=device.platform == "tpu")

@@ -72,6 +72,9 @@ def test_forward_and_backward_kernels_of_the_rest_of_a_layer_compile(
         (1232, 1024, 30592, "bfloat16"),
         pytest.param(5000, 312, 30592, "float32", marks=pytest.mark.chaos),
         pytest.param(5000, 2048, 119552, "bfloat16", marks=pytest.mark.chaos),
+        # The widest that `auto` chooses them for.
+        pytest.param(1232, 2304, 30592, "bfloat16", marks=pytest.mark.chaos),
+        pytest.param(1232, 1920, 30592, "float32", marks=pytest.mark.chaos),
     ],
 )
 def test_both_kernels_of_the_loss_compile(rows: int, hidden: int, pieces: int, dtype: str) -> None:

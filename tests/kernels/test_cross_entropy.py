@@ -12,7 +12,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.kernels import cross_entropy as kernels
 from bert_jax.kernels.cross_entropy import NO_PIECE
-from bert_jax.kernels.cross_entropy_shape import Shape, groups_of
+from bert_jax.kernels.cross_entropy_shape import Shape, groups_of, widest
 from bert_jax.model.config import Execution
 from bert_jax.model.cpu_cross_entropy import cpu_cross_entropy
 from bert_jax.model.cross_entropy import Scored, cross_entropy, decoded_cross_entropy
@@ -181,6 +181,23 @@ def test_a_group_has_as_many_rows_as_fit_into_vmem(
     assert groups_of(rows, hidden=hidden, pieces=30592, itemsize=itemsize) == groups
 
 
+@pytest.mark.parametrize(("pieces", "itemsize", "hidden"), [(30592, 2, 2304), (30592, 4, 1920)])
+def test_of_the_widest_model_a_strip_of_rows_fits_into_vmem(
+    pieces: int, itemsize: int, hidden: int
+) -> None:
+    assert widest(pieces=pieces, itemsize=itemsize) == hidden
+    groups, rows = groups_of(1232, hidden=hidden, pieces=pieces, itemsize=itemsize)
+    assert rows >= 128
+    for forward in (True, False):
+        shape = {"rows": rows, "groups": groups, "pieces": pieces, "itemsize": itemsize}
+        found = Shape(**shape, hidden=hidden, cores=1, forward=forward, adds=True)
+        assert found.held < 16 * 2**20
+
+
+def chip(kind: str) -> Any:
+    return types.SimpleNamespace(device_kind=kind, platform="tpu")
+
+
 @pytest.mark.parametrize(
     ("kind", "chosen"),
     [
@@ -189,9 +206,35 @@ def test_a_group_has_as_many_rows_as_fit_into_vmem(
     ],
 )
 def test_auto_is_fused_where_the_kernels_run(kind: str, chosen: str) -> None:
-    device = types.SimpleNamespace(device_kind=kind, platform="tpu")
-    assert choose_loss("auto", device) == chosen
-    assert choose_loss("xla", device) == "xla"
+    choose = functools.partial(
+        choose_loss,
+        device=chip(kind),
+        architecture=small_architecture(),
+        mesh=make_mesh(MeshSection()),
+    )
+    assert choose(Execution()) == chosen
+    assert choose(Execution(loss="xla")) == "xla"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "dtype", "most"), [(4096, "bfloat16", 2304), (3072, "float32", 1920)]
+)
+def test_a_model_too_wide_for_the_kernels_has_none_and_fused_is_refused(
+    hidden: int, dtype: Any, most: int
+) -> None:
+    choose = functools.partial(
+        choose_loss, device=chip("TPU v5 lite"), mesh=make_mesh(MeshSection())
+    )
+    wide = small_architecture(hidden_size=hidden, vocab_size=30522)
+    assert choose(Execution(dtype=dtype), architecture=wide) == "xla"
+    said = (
+        rf"^model\.execution\.loss: found fused with a hidden size of {hidden} in {dtype}, "
+        rf"allowed: up to {most}, or loss: xla$"
+    )
+    with pytest.raises(UserError, match=said):
+        choose(Execution(dtype=dtype, loss="fused"), architecture=wide)
+    fitting = small_architecture(hidden_size=most, vocab_size=30522)
+    assert choose(Execution(dtype=dtype), architecture=fitting) == "fused"
 
 
 def test_without_a_tpu_auto_is_xla_and_on_a_tpu_without_kernels_fused_is_refused() -> None:
@@ -203,6 +246,10 @@ def test_without_a_tpu_auto_is_xla_and_on_a_tpu_without_kernels_fused_is_refused
     )
     assert resolve(Execution()).loss == "xla"
     assert resolve(Execution(loss="fused")).loss == "fused"
-    device = types.SimpleNamespace(device_kind="TPU v3", platform="tpu")
     with pytest.raises(UserError, match=r"model\.execution\.loss: found fused on TPU v3"):
-        choose_loss("fused", device)
+        choose_loss(
+            Execution(loss="fused"),
+            chip("TPU v3"),
+            architecture=small_architecture(),
+            mesh=make_mesh(MeshSection()),
+        )
