@@ -149,7 +149,7 @@ def _compile(request: CompileRequest, *, title: str, compiler: Compiler) -> dict
                 assert process.stdin is not None
                 process.stdin.write(request.model_dump_json().encode())
                 process.stdin.close()
-                _wait(process, title=title, console=compiler.console)
+                seconds = _wait(process, title=title, console=compiler.console)
             finally:
                 process.kill()
                 process.wait()
@@ -158,6 +158,11 @@ def _compile(request: CompileRequest, *, title: str, compiler: Compiler) -> dict
         result = json.loads(output.read_text(encoding="utf-8"))
     if (refused := result.get("refused")) is not None:
         raise UserError(f"{request.topology}: {refused}")
+    if (failed := result.get("failed")) is not None:
+        error = RunStopped(f"compiling {title} failed: {failed}")
+        error.add_note(result["traceback"])  # for --debug
+        raise error
+    compiler.console.print(f"compiled {title} in {seconds:.0f} s", style="dim")
     if (saved := result.get("saved")) is not None:
         compiler.console.print(
             f"saved {saved['path']}, {saved['bytes'] / 1e6:.1f} MB: {saved['seconds']:.1f} s of "
@@ -178,7 +183,8 @@ def _environment(request: CompileRequest) -> dict[str, str]:
     return environment | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
 
 
-def _wait(process: subprocess.Popen[bytes], *, title: str, console: Console) -> None:
+def _wait(process: subprocess.Popen[bytes], *, title: str, console: Console) -> float:
+    """Waits for a compiler, and shows for how long; returns the seconds."""
     started = time.monotonic()
     with console.status("") as status:
         while True:
@@ -186,10 +192,9 @@ def _wait(process: subprocess.Popen[bytes], *, title: str, console: Console) -> 
             status.update(f"compiling {title} … {passed:.0f} s")
             try:
                 process.wait(timeout=1)
-                break
+                return time.monotonic() - started
             except subprocess.TimeoutExpired:
                 continue
-    console.print(f"compiled {title} in {time.monotonic() - started:.0f} s", style="dim")
 
 
 def _last_line(log: Path) -> str:

@@ -8,17 +8,21 @@ import dataclasses
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bert_jax.errors import UserError
 from bert_jax.planning.request import CompileRequest, cpu_devices
+
+_LONGEST: Final = 500  # characters of a reason: the compiler names operands and results
 
 
 def main(output: str, save_to: str | None = None) -> None:
     """Reads a request from standard input and writes ``{"step": …, "saved": …}`` as JSON.
 
-    ``{"refused": …}`` is a user's mistake. For CPU devices there is no step, only what is saved.
+    ``{"refused": …}`` is a user's mistake, ``{"failed": …, "traceback": …}`` another error, such as
+    the compiler's. For CPU devices there is no step, only what is saved.
     `output` is a file, `save_to` the directory for the executable; None saves none.
     """
     request = CompileRequest.model_validate_json(sys.stdin.buffer.read())
@@ -36,9 +40,22 @@ def main(output: str, save_to: str | None = None) -> None:
         result["saved"] = saved and dataclasses.asdict(saved)
     except UserError as error:
         result = {"refused": str(error)}
+    except Exception as error:
+        result = {"failed": _reason(error), "traceback": traceback.format_exc()}
     Path(output).write_text(json.dumps(result), encoding="utf-8")
     # Of a quick step the compiler would go on generating code, and an exit waits for it.
     os._exit(0)
+
+
+def _reason(error: Exception) -> str:
+    """Returns the beginning of what an error says: its first line, and the next behind a colon.
+
+    The compiler's end in an address or a dump, and may begin with a mere name:
+    ``"RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom: Ran out of memory in …"``.
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    said = " ".join(lines[: 2 if lines[0].rstrip().endswith(":") else 1])
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
 
 
 if __name__ == "__main__":

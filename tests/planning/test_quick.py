@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +255,41 @@ def test_without_the_compiler_the_extra_is_named(
     said = refused("plan", deep_run, *arguments)
     assert "libtpu: not installed" in said
     assert "pip install 'bert-jax[plan]'" in said
+
+
+# As libtpu says it of a kernel: the reason is in the second line, and in the last one an address.
+REFUSAL = """RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:
+Ran out of memory in memory space vmem while allocating on stack for %norm_backward.3 = (f32[1]{0})
+See https://openxla.org/xla/errors/error_1001 for more details."""
+WORKER = f"""#!{sys.executable}
+import sys
+import bert_jax.planning.compiled_step as steps
+
+def compile_step(request, *, save_to=None):
+    raise RuntimeError({REFUSAL!r})
+
+steps.compile_step = compile_step
+from bert_jax.planning.worker import main
+
+main(*sys.argv[3:])
+"""
+
+
+def test_a_program_that_the_compiler_refuses_is_not_called_compiled_and_its_reason_is_said(
+    deep_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = tmp_path / "worker"
+    worker.write_text(WORKER, encoding="utf-8")
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    monkeypatch.setattr(compiler, "check_compiler", lambda: None)
+    result = run_plan(deep_run, "--exact", "--debug")
+    assert result.exit_code == 1
+    assert "compiled" not in result.stderr
+    assert str(result.exception) == (
+        f"compiling phase 0 train step, 64 tokens, for v5e:2x2 failed: "
+        f"{' '.join(REFUSAL.splitlines()[:2])}"
+    )
+    shown = "".join(traceback.format_exception(result.exception))
+    assert "in compile_step" in shown
+    assert "error_1001" in shown
