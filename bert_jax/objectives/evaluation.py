@@ -43,9 +43,11 @@ def evaluate_objective(
     run, or one with longer examples than the model has positions.
     """
     task = objective_of(run)
-    phase = None
+    phase, rows = None, BATCH_SIZE
     if run.has("train"):
-        phase = run.section("train", TrainSection, verb="evaluate").phases[-1]
+        section = run.section("train", TrainSection, verb="evaluate")
+        phase = section.phases[-1]
+        rows = section.evaluation_rows(phase)
     path = dataset or (None if phase is None else phase.dataset)
     if path is None:
         raise UserError(
@@ -64,7 +66,7 @@ def evaluate_objective(
         key="dataset",
     )
     parts = batch_parts(loaded.mesh)
-    rows = batch_size or (BATCH_SIZE if phase is None else phase.batch_size)
+    rows = batch_size or rows
     share = process_share(loaded.mesh)
     features = source.features(
         task,

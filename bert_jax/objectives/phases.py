@@ -126,7 +126,7 @@ class PhaseOpener:
                 max_predictions=section.max_predictions,
                 evaluation=True,
             ),
-            batch_size=evaluation.batch_size or section.batch_size,
+            batch_size=self.settings.train.evaluation_rows(section),
             seed=self.settings.seed,
             limit=evaluation.examples,
             share=share,

@@ -59,6 +59,11 @@ class Accelerator:
     sources: tuple[str, ...]  # keys of `SOURCES` of the table
 
     @property
+    def device_hbm_bytes(self) -> int:
+        """Bytes of memory of one JAX device."""
+        return self.hbm_bytes // self.devices_per_chip
+
+    @property
     def dimensions(self) -> int:
         """Of the torus that joins the chips."""
         return self.ici_links // 2

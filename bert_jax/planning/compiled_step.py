@@ -1,6 +1,5 @@
 """What the compiler says of one step: memory, cycles, collectives; kept as JSON."""
 
-import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from typing import Final
 import jax
 import pydantic
 
-from bert_jax.parallel.accelerators import GIB
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.planning.collectives import Collective, DevicePlacement, find_collectives
 from bert_jax.planning.cycles import Cycles, count_cycles, kernels_called
@@ -20,17 +18,10 @@ from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedules, wr
 from bert_jax.planning.kernels_alone import as_called
 from bert_jax.planning.optimized_text import optimized_text
 from bert_jax.planning.program import LoweredStep, lower_step, open_topology, placement_of
+from bert_jax.planning.refusal import memory_refused
 from bert_jax.planning.request import CompileRequest
 from bert_jax.planning.work import Work, count_work
 from bert_jax.train.executables import SavedExecutable, facts_of, save_executable
-
-# As libtpu 0.0.51 says it of temporaries alone, and of a whole program.
-_SIZE = r"([\d.]+)([KMGT]?)"
-_TOO_LARGE = (
-    re.compile(rf"temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
-    re.compile(rf"Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE),
-)
-_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,11 +29,14 @@ class Memory:
     """Bytes of one JAX device."""
 
     parameters: int  # as laid out on the mesh
-    optimizer: int  # the same of moments and counters
+    # The same of moments and counters; of an evaluation, all of the trained state that lies beside.
+    optimizer: int
     batch: int  # the rest of what the step is given
     temporaries: int  # the compiler's figure: activations, gradients, and what it copies
     program: int  # code
-    peak: int  # the compiler's own figure: all that it lays out in HBM beside the code
+    # The compiler's own figure: all that it lays out in HBM beside the code; of an evaluation with
+    # the trained state.
+    peak: int
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +52,7 @@ class CompiledStep:
     needed_bytes: int | None = None  # then what the compiler says it needs of a device's HBM
     available_bytes: int | None = None  # and what it says there is
     compile_seconds: float  # that compiling took
+    copy_bytes: int = 0  # of a train step: of the parameters' copy that evaluations have
     quick: bool = False  # whether cycles of operations are estimated too, see `scheduled`
 
 
@@ -93,6 +88,9 @@ def compile_step(
         facts = facts_of(step.lowered, mesh, kind=request.kind)
         saved = save_executable(save_to, compiled, facts, seconds=seconds)
     memory, placement = _memory(step, compiled), placement_of(topology, mesh)
+    available = topology.accelerator.device_hbm_bytes
+    if memory.peak > available:  # by what lies beside the step, of which the compiler knows nothing
+        return too_large(step, memory.peak, available, seconds=seconds), None
     read = read_step(step, program, schedules, memory=memory, placement=placement, seconds=seconds)
     return read, saved
 
@@ -121,6 +119,7 @@ def read_step(
         work=count_work(program, schedules),
         collectives=tuple(find_collectives(program, placement)),
         compile_seconds=seconds,
+        copy_bytes=step.copy_bytes,
     )
 
 
@@ -132,7 +131,8 @@ def refused_step(step: LoweredStep, error: RuntimeError, *, seconds: float) -> C
     """
     if (sizes := memory_refused(str(error))) is None:
         raise error
-    return too_large(step, *sizes, seconds=seconds)
+    needed, available = sizes
+    return too_large(step, needed + step.beside_bytes, available, seconds=seconds)
 
 
 def too_large(step: LoweredStep, needed: int, available: int, *, seconds: float) -> CompiledStep:
@@ -161,28 +161,19 @@ def save_step_of_cpu(request: CompileRequest, *, save_to: str) -> SavedExecutabl
     return save_executable(save_to, compiled, facts, seconds=seconds)
 
 
-def memory_refused(message: str) -> tuple[int, int] | None:
-    """Returns the bytes of HBM needed at least and those there are; None for another message."""
-    found = next((match for one in _TOO_LARGE if (match := one.search(message))), None)
-    return found and (_bytes(found[1], found[2]), _bytes(found[3], found[4]))
-
-
 def _memory(step: LoweredStep, compiled: jax.stages.Compiled) -> Memory:
     found = compiled.memory_analysis()
     assert found is not None  # only some backends have none
     held = step.parameter_bytes + step.optimizer_bytes
+    given = found.argument_size_in_bytes
     # Its `peak_memory_in_bytes` holds buffers on the chip too, and less than the temporaries, which
     # are reserved as a whole.
     results = found.output_size_in_bytes - found.alias_size_in_bytes  # that overwrite nothing
     return Memory(
         parameters=step.parameter_bytes,
-        optimizer=step.optimizer_bytes,
-        batch=max(found.argument_size_in_bytes - held, 0),
+        optimizer=step.optimizer_bytes + step.beside_bytes,
+        batch=max(given - held, 0),
         temporaries=found.temp_size_in_bytes,
         program=found.generated_code_size_in_bytes,
-        peak=found.argument_size_in_bytes + found.temp_size_in_bytes + results,
+        peak=given + found.temp_size_in_bytes + results + step.beside_bytes,
     )
-
-
-def _bytes(number: str, unit: str) -> int:
-    return round(float(number) * _UNITS[unit.upper()])

@@ -43,7 +43,8 @@ class StepEstimate:
 class PhasePlan:
     """One phase: its steps, compiled and estimated.
 
-    An evaluation step that was not compiled goes forward only: a third of a train step's time.
+    An evaluation step that was not compiled goes forward only: a third of a train step's time. It
+    needs no more memory than there is, see `bert_jax.planning.evaluation`.
     """
 
     steps: int

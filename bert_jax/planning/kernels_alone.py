@@ -28,6 +28,7 @@ from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedules
 from bert_jax.planning.optimized_text import optimized_text
+from bert_jax.planning.refusal import memory_refused
 from bert_jax.planning.request import versions
 from bert_jax.planning.work import declared_flops
 
@@ -82,7 +83,7 @@ def schedules_alone(
     """Returns the schedules of a lowered program's kernels, by their `body`.
 
     They are compiled for one device of the mesh; schedules are `written` as
-    `kernel_schedule.written_to` has it.
+    `kernel_schedule.written_to` has it. A kernel has none whose arrays are too large for a device.
     """
     found, missing = {}, []
     for kernel in kernels_of(lowered.as_text()):
@@ -90,7 +91,7 @@ def schedules_alone(
             found[kernel.body] = _SCHEDULE.validate_json(_kept(kernel, accelerator).read_bytes())
         except (FileNotFoundError, pydantic.ValidationError):
             missing.append(kernel)  # never compiled, or of an older form
-    for kernel, schedule in _compiled(missing, mesh, accelerator=accelerator, written=written):
+    for kernel, schedule in _fitting(missing, mesh, accelerator=accelerator, written=written):
         found[kernel.body] = schedule
         path = _kept(kernel, accelerator)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,6 +124,19 @@ def by_call(schedules: Mapping[str, KernelSchedule], program: Program) -> dict[s
     """Returns the schedules that `schedules_alone` has, by the name of each call in a program."""
     called = kernels_called(program)
     return {name: schedules[body] for name, body in called.items() if body in schedules}
+
+
+def _fitting(
+    kernels: Sequence[Kernel], mesh: Mesh, *, accelerator: Accelerator, written: Path
+) -> Iterator[tuple[Kernel, KernelSchedule]]:
+    """Yields what `_compiled` does; of kernels that do not fit beside one another, each alone."""
+    try:
+        yield from _compiled(kernels, mesh, accelerator=accelerator, written=written)
+    except jax.errors.JaxRuntimeError as error:
+        if memory_refused(str(error)) is None:
+            raise
+        for each in kernels if len(kernels) > 1 else ():
+            yield from _fitting([each], mesh, accelerator=accelerator, written=written)
 
 
 def _compiled(

@@ -21,6 +21,7 @@ from bert_jax.planning.compiler import (
     save_for_cpu,
 )
 from bert_jax.planning.estimate import PhasePlan, Plan
+from bert_jax.planning.evaluation import surely_fits
 from bert_jax.planning.quick import NOTE, is_deep
 from bert_jax.planning.request import CompileRequest, StepKind
 from bert_jax.planning.suggest import find_fitting
@@ -78,10 +79,8 @@ def make_plan(settings: PlanSettings, topology: str, *, compiler: Compiler) -> P
     found = parse_topology(topology)
     request = settings.request(found.name)
     look = _Look(found.name, compiler, exact=settings.exact or compiler.save_to is not None)
-    indices = range(len(settings.train.phases))
-    trains = look.steps([settings.step(found.name, at, "train") for at in indices])
-    phases = [_phase(settings, at, train, look) for at, train in enumerate(trains)]
-    notes = [NOTE] if any(train.quick for train in trains) else []
+    phases = _phases(settings, look)
+    notes = [NOTE] if any(phase.train.quick for phase in phases) else []
     if settings.train.evaluation and not settings.train.evaluation.examples:
         notes.append("evaluation is not in the hours: train.evaluation.examples is not set")
     made = Plan(topology=found, slices=settings.mesh.slices, phases=phases, notes=tuple(notes))
@@ -94,8 +93,14 @@ def make_plan(settings: PlanSettings, topology: str, *, compiler: Compiler) -> P
         key=lambda at: sections[at].batch_size * sections[at].seq_length ** 2,
     )
     request = request.model_copy(update={"phase": largest})
+    changed: tuple[str, ...] = ()
+    if any(phase.evaluation and not phase.evaluation.memory for phase in phases):
+        request, changed = _of_small_evaluations(request)
     saves_nothing = look._replace(compiler=dataclasses.replace(compiler, save_to=None))
-    return made.suggested(find_fitting(request, found, compiled=saves_nothing.at))
+    fitting = find_fitting(request, found, compiled=saves_nothing.of_phase)
+    return made.suggested(
+        [each._replace(overrides=(*changed, *each.overrides)) for each in fitting]
+    )
 
 
 class _Look(NamedTuple):
@@ -108,6 +113,16 @@ class _Look(NamedTuple):
     def at(self, request: CompileRequest, title: str) -> CompiledStep:
         """Returns what is known of one step then."""
         return self.steps([WantedStep(request, title)])[0]
+
+    def of_phase(self, request: CompileRequest, title: str) -> CompiledStep:
+        """Returns the same of a train step; if it fits and its evaluation does not, of that."""
+        train = self.at(request, title)
+        evaluates = request.train.evaluation is not None
+        if not evaluates or train.memory is None or surely_fits(request, train):
+            return train
+        asked = request.model_copy(update={"kind": "evaluation"})
+        evaluation = self.at(asked, f"{title}, evaluation")
+        return evaluation if evaluation.memory is None else train
 
     def steps(self, wanted: Sequence[WantedStep]) -> list[CompiledStep]:
         """Returns the same of several: the quick ones are compiled beside one another."""
@@ -137,24 +152,53 @@ def _quick(request: CompileRequest) -> CompileRequest:
     return request.model_copy(update={"quick": True})
 
 
-def _phase(settings: PlanSettings, index: int, train: CompiledStep, look: _Look) -> PhasePlan:
-    phase, evaluation = settings.train.phases[index], settings.train.evaluation
-    rows = (evaluation and evaluation.batch_size) or phase.batch_size
-    examples = (evaluation and evaluation.examples) or 0
-    compiled = None
-    # It takes no more memory and a thousandth of the time: a quick plan does without.
-    if evaluation and not train.quick:
-        compiled = look.at(*settings.step(look.topology, index, "evaluation"))
+def _phases(settings: PlanSettings, look: _Look) -> list[PhasePlan]:
+    indices = range(len(settings.train.phases))
+    trains = look.steps([settings.step(look.topology, at, "train") for at in indices])
+    unsure = [at for at in indices if _is_to_compile(settings, look.topology, at, trains[at])]
+    compiled = look.steps([settings.step(look.topology, at, "evaluation") for at in unsure])
+    evaluations = dict(zip(unsure, compiled, strict=True))
+    return [_phase(settings, at, trains[at], evaluations.get(at)) for at in indices]
+
+
+def _is_to_compile(settings: PlanSettings, topology: str, index: int, train: CompiledStep) -> bool:
+    """Returns whether a phase's evaluation is compiled.
+
+    It takes a thousandth of the time: a quick plan does without, where it is sure to fit.
+    """
+    if settings.train.evaluation is None or not train.quick:
+        return settings.train.evaluation is not None
+    request, _ = settings.step(topology, index, "train")
+    return train.memory is not None and not surely_fits(request, train)
+
+
+def _phase(
+    settings: PlanSettings, index: int, train: CompiledStep, evaluation: CompiledStep | None
+) -> PhasePlan:
+    phase, section = settings.train.phases[index], settings.train.evaluation
+    rows = settings.train.evaluation_rows(phase)
+    examples = (section and section.examples) or 0
     return PhasePlan(
         steps=phase.steps,
         seq_length=phase.seq_length,
         batch_size=phase.batch_size,
         train=train,
-        evaluation=compiled,
-        evaluations=phase.steps // evaluation.every if evaluation else 0,
+        evaluation=evaluation,
+        evaluations=phase.steps // section.every if section else 0,
         evaluation_batches=math.ceil(examples / rows),
         evaluation_rows=rows,
     )
+
+
+def _of_small_evaluations(request: CompileRequest) -> tuple[CompileRequest, tuple[str, ...]]:
+    """Returns a request whose evaluations have the rows of a microbatch, and what changes it so."""
+    section = request.train.evaluation
+    if section is None or section.batch_size is None:
+        return request, ()
+    evaluation = section.model_copy(update={"batch_size": None})
+    train = request.train.model_copy(update={"evaluation": evaluation})
+    changed = ("train.evaluation.batch_size=null",)
+    return request.model_copy(update={"train": train}), changed
 
 
 def save_cpu_executables(settings: PlanSettings, topology: str, *, compiler: Compiler) -> None:

@@ -27,22 +27,31 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.train.compiled import lower_evaluation_step, lower_train_step
 from bert_jax.train.sections import PhaseSection, schedule_segments
 from bert_jax.train.spec import check_batches
-from bert_jax.train.state import TrainState, abstract_params, abstract_state, define_model
+from bert_jax.train.state import (
+    TrainState,
+    abstract_params,
+    abstract_state,
+    define_model,
+    lie_alike,
+)
 from bert_jax.train.step import StepSpec
 
 
 class LoweredStep(NamedTuple):
     """A step lowered for a topology.
 
-    `flops` are useful, of one step on all chips; the bytes are of one device.
+    `flops` are useful, of one step on all chips; the bytes are of one device. Evaluations have
+    parameters in a layout of their own, as a copy beside the state that is trained.
     """
 
     lowered: jax.stages.Lowered
     name: str  # of the module
     rows: int
     flops: float
-    parameter_bytes: int
-    optimizer_bytes: int
+    parameter_bytes: int  # as the step has them
+    optimizer_bytes: int  # of a train step
+    beside_bytes: int  # of an evaluation: what of the trained state lies beside what it is given
+    copy_bytes: int  # of a train step: of the copy that evaluations have
 
 
 def open_topology(request: CompileRequest) -> tuple[TpuTopology, Mesh]:
@@ -70,9 +79,11 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     optimizer = make_optimizer(request.optimizer, model.axes)
     state = abstract_state(model, optimizer, mesh)
     phase = request.train.phases[request.phase]
-    evaluation = request.train.evaluation
+    whole = abstract_params(model, mesh)  # as evaluations have them
+    copied = not lie_alike(state.params, whole)
+    trains = request.kind == "train"
     with jax.set_mesh(mesh):
-        if request.kind == "train":
+        if trains:
             rows = phase.batch_size
             spec = StepSpec(task=objective, model=model, optimizer=optimizer)
             transform = _rows(objective, phase, evaluation=False)
@@ -81,12 +92,11 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
                 spec, state, batch, schedule, accumulation=phase.accumulation
             )
         else:
-            rows = (evaluation and evaluation.batch_size) or phase.batch_size
+            rows = request.train.evaluation_rows(phase)
             transform = _rows(objective, phase, evaluation=True)
             batch = _batch(transform, rows, mesh)
-            params = abstract_params(model, mesh)
-            lowered = lower_evaluation_step(objective, model, mesh, params, batch)
-    passes = 1.0 if request.kind == "train" else 1 / 3  # evaluation goes forward only
+            lowered = lower_evaluation_step(objective, model, mesh, whole, batch)
+    passes = 1.0 if trains else 1 / 3  # evaluation goes forward only
     row_flops = objective.flops_per_row(
         seq_length=phase.seq_length, predictions=transform.max_predictions
     )
@@ -95,8 +105,10 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
         name="jit_step",
         rows=rows,
         flops=rows * row_flops * passes,
-        parameter_bytes=device_bytes(state.params),
-        optimizer_bytes=device_bytes(_but_params(state)) if request.kind == "train" else 0,
+        parameter_bytes=device_bytes(state.params if trains else whole),
+        optimizer_bytes=device_bytes(_but_params(state)) if trains else 0,
+        beside_bytes=0 if trains else device_bytes(state if copied else _but_params(state)),
+        copy_bytes=device_bytes(whole) if trains and copied else 0,
     )
 
 

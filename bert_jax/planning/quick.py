@@ -71,12 +71,12 @@ def _scheduled_step(request: CompileRequest) -> CompiledStep:
     except jax.errors.JaxRuntimeError as error:
         return refused_step(step, error, seconds=time.perf_counter() - started)
     seconds = time.perf_counter() - started
-    available = accelerator.hbm_bytes // accelerator.devices_per_chip
-    if found.total > available:
-        return too_large(step, found.total, available, seconds=seconds)
+    memory, available = _memory(step, found), accelerator.device_hbm_bytes
+    if memory.peak > available:
+        return too_large(step, memory.peak, available, seconds=seconds)
     program = Program.of(with_estimates(parse_hlo(found.text), accelerator))
     own = by_call(alone, program)
-    memory, placement = _memory(step, found), placement_of(topology, mesh)
+    placement = placement_of(topology, mesh)
     return read_step(step, program, own, memory=memory, placement=placement, seconds=seconds)
 
 
@@ -84,9 +84,9 @@ def _memory(step: LoweredStep, found: Scheduled) -> Memory:
     held = step.parameter_bytes + step.optimizer_bytes
     return Memory(
         parameters=step.parameter_bytes,
-        optimizer=step.optimizer_bytes,
+        optimizer=step.optimizer_bytes + step.beside_bytes,
         batch=max(found.total - found.temporaries - held, 0),
         temporaries=found.temporaries,
         program=0,
-        peak=found.total,
+        peak=found.total + step.beside_bytes,
     )

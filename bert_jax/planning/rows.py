@@ -230,6 +230,11 @@ def notes(found: Plan) -> list[str]:
     """What a reader must know of how the figures came about."""
     lines = list(found.notes)
     for index, phase in enumerate(found.phases):
+        if phase.train.memory and not phase.fits:
+            lines.append(
+                f"phase {index}: the train step fits, its evaluation of {phase.evaluation_rows:,} "
+                f"rows at a time does not (train.evaluation.batch_size)"
+            )
         cycles = phase.train.cycles
         if cycles and cycles.unknown_loops:
             loops = ", ".join(cycles.unknown_loops)

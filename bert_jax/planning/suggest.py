@@ -95,7 +95,8 @@ def find_fitting(
     """Compiles candidates, those that change least first, until some fit.
 
     One that must need more than there is, by what others were said to need, is left out.
-    `request` is for the train step that needs most memory; `compiled` compiles one with a title.
+    `request` is for the train step that needs most memory; `compiled` compiles one with a title,
+    and returns its evaluation in its place where that is what does not fit.
 
     Returns:
         At most four, of ten that are compiled at most; and one of another batch size: twice as

@@ -33,7 +33,8 @@ class FinetuneSection(Section):
     batch_size: int = pydantic.Field(default=32, ge=1)
     """Rows of one step."""
     accumulation: int = pydantic.Field(default=1, ge=1)
-    """Parts of a batch whose gradients are summed before the update."""
+    """Parts of a batch whose gradients are summed before the update; dev is predicted in batches of
+    that size too."""
     epochs: int = pydantic.Field(default=3, ge=1)
     """Over the training data."""
     optimizer: FinetuneOptimizerSection = FinetuneOptimizerSection()
@@ -67,6 +68,11 @@ class FinetuneSection(Section):
     a row."""
     trackers: tuple[TrackerName, ...] = ()
     """Where figures go besides metrics.jsonl and TensorBoard."""
+
+    @property
+    def microbatch(self) -> int:
+        """Rows that are worked on at a time, in training and by default in predicting."""
+        return self.batch_size // self.accumulation
 
     def executed(self, execution: Execution) -> Execution:
         """Returns how a step is executed whose model's origin was executed so."""

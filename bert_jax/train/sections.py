@@ -43,6 +43,11 @@ class PhaseSection(Section):
     warmup_steps: int | None = pydantic.Field(default=None, ge=0)
     """Of that schedule."""
 
+    @property
+    def microbatch(self) -> int:
+        """Rows that are worked on at a time, over all devices and hosts."""
+        return self.batch_size // self.accumulation
+
 
 class EvaluationSection(Section):
     """Evaluation on the validation split while training."""
@@ -50,7 +55,8 @@ class EvaluationSection(Section):
     every: int = pydantic.Field(default=1000, ge=1)
     """Steps from one to the next."""
     batch_size: int | None = pydantic.Field(default=None, ge=1)
-    """Rows at a time. None: the phase's."""
+    """Rows at a time; the figures do not depend on it. None: a microbatch of the phase, its
+    `batch_size` over its `accumulation`."""
     examples: int | None = pydantic.Field(default=None, ge=1)
     """Of the validation split to take. None: all of them."""
 
@@ -190,6 +196,14 @@ class TrainSection(Section):
     def total_steps(self) -> int:
         """Optimizer steps of all phases."""
         return sum(phase.steps for phase in self.phases)
+
+    def evaluation_rows(self, phase: PhaseSection) -> int:
+        """Returns the rows of a batch of evaluation in a phase, over all devices and hosts.
+
+        By default as many as the train step works on at a time, which takes more memory.
+        """
+        asked = self.evaluation and self.evaluation.batch_size
+        return asked or phase.microbatch
 
 
 def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> list[ScheduleSegment]:

@@ -150,8 +150,12 @@ def _laid_out(values: np.ndarray, like: Leaf) -> jax.Array:
 
 def laid_out_as(params: Params, abstract: Params) -> Params:
     """Returns parameters in the layout of others; call it on every process."""
-    wanted = _Layout.of(abstract)
-    return params if wanted == _Layout.of(params) else _computed(_same, wanted)(params)
+    return params if lie_alike(params, abstract) else _computed(_same, _Layout.of(abstract))(params)
+
+
+def lie_alike(params: Params, others: Params) -> bool:
+    """Returns whether parameters, arrays or shapes with layouts, have the layout of others."""
+    return _Layout.of(params) == _Layout.of(others)
 
 
 def gathered(params: Params) -> Params:

@@ -1,10 +1,12 @@
 """The quick form: what is estimated of a program whose code was not generated."""
 
 import dataclasses
+import functools
 import json
 import sys
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,14 +17,16 @@ from click.testing import Result
 
 from bert_jax.config import load_config
 from bert_jax.parallel.accelerators import ACCELERATORS
-from bert_jax.planning import compiler
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
+from bert_jax.planning import compiler, kernels_alone
 from bert_jax.planning.compiled_step import STEP, CompiledStep, Memory
 from bert_jax.planning.cycles import Cycles, count_cycles
 from bert_jax.planning.estimated_ops import COST_MODELS, features_of, with_estimates
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
 from bert_jax.planning.kernel_schedule import KernelSchedule
-from bert_jax.planning.kernels_alone import as_called, kernels_of
+from bert_jax.planning.kernels_alone import Kernel, as_called, kernels_of
 from bert_jax.planning.planning import PlanSettings
 from bert_jax.planning.request import CompileRequest
 from bert_jax.planning.scheduled import read_scheduled
@@ -195,6 +199,37 @@ def test_a_lowered_program_has_each_of_its_kernels_with_what_it_takes_and_makes(
     assert forward.operands == (shape((2, 16, 128), jnp.bfloat16), shape((), jnp.int32))
     assert forward.results == (shape((16,), jnp.float32), shape((1,), jnp.int32))
     assert (norm.name, norm.body, norm.operands) == ("norm", "C", norm.results)
+
+
+def test_a_kernel_too_large_for_a_device_leaves_the_others_their_schedules(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As of a program that does not fit either: that is then found out."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forward, norm = kernels_of(LOWERED)
+    said = (
+        "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+        "required for HLO temporaries (41.00G) exceeds available HBM (15.75G)."
+    )
+
+    def compiled(kernels: list[Kernel], mesh: Any, **_: Any) -> list[tuple[Kernel, KernelSchedule]]:
+        if forward in kernels:
+            raise jax.errors.JaxRuntimeError(said)
+        return [(each, schedule()) for each in kernels]
+
+    monkeypatch.setattr(kernels_alone, "_compiled", compiled)
+    lowered: Any = SimpleNamespace(as_text=lambda: LOWERED)
+    find = functools.partial(
+        kernels_alone.schedules_alone,
+        lowered,
+        make_mesh(MeshSection()),
+        accelerator=V5E,
+        written=tmp_path,
+    )
+    assert find() == {norm.body: schedule()}
+    said = "INTERNAL: something else"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        find()
 
 
 def keep(request: CompileRequest, step: CompiledStep) -> None:

@@ -119,6 +119,13 @@ def test_few_dev_rows_of_two_lengths_have_one_program(tuned: Path) -> None:
     assert len(re.findall(r"compiling the model for .* …", said)) == 1, said
 
 
+def test_dev_is_predicted_with_as_many_rows_at_a_time_as_training_has(tmp_path: Path) -> None:
+    file = config_file(tmp_path, epochs=1, batch_size=32, accumulation=2)
+    rows = re.compile(r"compiling the model for (\d+) × ")
+    assert set(rows.findall(ok("finetune", file))) == {"16"}
+    assert set(rows.findall(ok("evaluate", tmp_path / "tuned"))) == {"16"}
+
+
 def test_every_epoch_has_every_row_once(tuned: Path) -> None:
     seen = times_seen(tuned / "tuned")
     assert [epoch.epoch for epoch in sorted(seen)] == [0, 1, 2]

@@ -21,7 +21,7 @@ from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.checkpoints import load_params, write_checkpoints
 from bert_jax.runs.directory import open_run, write_run
 from bert_jax.train.writer import read_metrics
-from tests.project import ROOT, environment, invoke, one_phase, write_config
+from tests.project import ROOT, environment, invoke, ok, one_phase, write_config
 
 STEPS = 12
 
@@ -105,6 +105,25 @@ def test_evaluation_is_the_same_for_any_batch_size_and_number_of_devices(trained
     assert scores[0]["examples"] == scores[1]["examples"] > 64
     for name, value in scores[0]["scores"].items():
         assert scores[1]["scores"][name] == pytest.approx(value, rel=1e-5)
+
+
+def test_evaluation_takes_no_more_rows_at_a_time_than_training_does(
+    config: Path, tmp_path: Path
+) -> None:
+    """Of 32 rows in two microbatches; and as many as asked for, where they are."""
+    run_dir, phase = tmp_path / "run", "train.phases.0"
+    parts = (f"{phase}.batch_size=32", f"{phase}.accumulation=2", f"{phase}.steps=2")
+    often = ("train.evaluation.every=1", "train.checkpoint.every=2", "optimizer.warmup_steps=0")
+    rows = re.compile(r"compiling the evaluation \((\d+) × 32 tokens\)")
+    said = ok("pretrain", config, f"run_dir={run_dir}", *parts, *often)
+    assert set(rows.findall(said)) == {"16"}
+    assert set(rows.findall(ok("evaluate", run_dir))) == {"16"}
+    assert set(rows.findall(ok("evaluate", run_dir, "--batch-size", 24))) == {"24"}
+    other = (f"run_dir={tmp_path / 'other'}", "train.evaluation.batch_size=8")
+    assert set(rows.findall(ok("pretrain", config, *parts, *often, *other))) == {"8"}
+    scores = [read_metrics(each, kind="validation") for each in (run_dir, tmp_path / "other")]
+    for one, another in zip(*scores, strict=True):
+        assert one["loss"] == pytest.approx(another["loss"], rel=1e-5)
 
 
 def test_only_the_last_and_the_best_checkpoints_are_kept(trained: Path) -> None:

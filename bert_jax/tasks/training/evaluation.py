@@ -161,7 +161,7 @@ def predictor_of(run: Run, loaded: LoadedParams, *, batch_size: int | None = Non
     return Predictor(
         loaded.model,
         loaded.mesh,
-        batch_size=batch_size or section.batch_size,
+        batch_size=batch_size or section.microbatch,
         max_length=section.max_length,
         pad_id=run.tokenizer.special.pad,
         architecture=run.architecture,

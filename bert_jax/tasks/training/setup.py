@@ -259,7 +259,7 @@ def make_predictor(prepared: TrainingSetup) -> Predictor:
     return Predictor(
         prepared.model,
         prepared.mesh,
-        batch_size=section.batch_size,
+        batch_size=section.microbatch,
         max_length=section.max_length,
         pad_id=prepared.origin.tokenizer.special.pad,
         architecture=prepared.architecture,
