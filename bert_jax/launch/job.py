@@ -75,6 +75,13 @@ class Job(Section):
             return self.submit.limits.wait_hours
         return _SOON_HOURS if len(self.placements) > 1 else None
 
+    def hosts(self, placement: JobPlacement) -> int:
+        """Machines of a placement, of all its slices; processes of ``local``."""
+        topology = placement.topology
+        if topology is None:
+            return self.submit.hosts
+        return topology.hosts(gke=self.submit.launcher == "gke") * placement.slices
+
     @property
     def labels(self) -> dict[str, str]:
         """Of every resource: how `bert-jax jobs` finds what exists, whoever made it."""
@@ -165,8 +172,7 @@ class Attempt:
     @property
     def hosts(self) -> int:
         """Of all its slices."""
-        topology = self.placement.topology
-        return self.job.submit.hosts if topology is None else topology.hosts * self.placement.slices
+        return self.job.hosts(self.placement)
 
 
 BUCKET: Final = "BERT_JAX_BUCKET"  # the environment variable that stands in for --bucket

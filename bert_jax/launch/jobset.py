@@ -53,11 +53,12 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
             "submit.image: missing; submit.launcher: gke needs a container, which "
             "tpu_setup/Dockerfile makes"
         )
-    alone = {_EXCLUSIVE: _POOL} if topology.hosts > 1 else {}
+    hosts = topology.hosts(gke=True)
+    alone = {_EXCLUSIVE: _POOL} if hosts > 1 else {}
     permanent = {"onExitCodes": {"operator": "In", "values": [1, 2]}, "action": "FailJob"}
     job = {
-        "parallelism": topology.hosts,
-        "completions": topology.hosts,
+        "parallelism": hosts,
+        "completions": hosts,
         "completionMode": "Indexed",
         "backoffLimit": 0,
         "podFailurePolicy": {"rules": [permanent]},
@@ -101,7 +102,7 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
 def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
     submit = attempt.job.submit
     account = submit.service_account
-    chips = min(topology.accelerator.chips_per_host, topology.chips)  # of a host
+    chips = topology.chips // topology.hosts(gke=True)  # of a host
     tolerations = [{"key": _CHIPS, "operator": "Exists", "effect": "NoSchedule"}]
     if submit.provisioning == "spot":
         spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true"}
@@ -136,7 +137,7 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
 
 def _node_selector(attempt: Attempt, topology: TpuTopology) -> dict[str, str]:
     accelerator, submit = topology.accelerator, attempt.job.submit
-    single = accelerator.gke_device if topology.hosts == 1 else None
+    single = accelerator.gke_device if topology.hosts(gke=True) == 1 else None
     selector = {
         "cloud.google.com/gke-tpu-accelerator": single or str(accelerator.gke_slice),
         "cloud.google.com/gke-tpu-topology": topology.name.partition(":")[2],

@@ -80,16 +80,16 @@ def check_inputs(inputs: Inputs) -> list[PreflightFinding]:
     return found
 
 
-def check_layout(placements: Sequence[JobPlacement], inputs: Inputs) -> Iterator[PreflightFinding]:
+def check_layout(job: Job, inputs: Inputs) -> Iterator[PreflightFinding]:
     """Yields what of a configuration does not go with the number of hosts and devices.
 
     `bert-jax plan` says more: whether the steps compile, and fit.
     """
-    for placement in placements:
+    for placement in job.placements:
         topology = placement.topology
         if topology is None:
             continue
-        hosts, devices = topology.hosts * placement.slices, topology.devices * placement.slices
+        hosts, devices = job.hosts(placement), topology.devices * placement.slices
         fixed = math.prod(size for size in inputs.mesh if size != -1)
         free = -1 in inputs.mesh
         if devices % fixed or (not free and fixed != devices):

@@ -26,6 +26,8 @@ class Accelerator:
     # Of a slice with more than one host. A machine with 8 v5e or v6e chips is then two hosts with
     # half its network cards each.
     chips_per_host: int = 4
+    # Of the largest slice that the Cloud TPU API gives as one host
+    chips_of_one_host: int = 4
     # Chips that one count of an accelerator type such as ``v4-32`` stands for: 0.5 where it counts
     # TensorCores
     count_unit: float = 1.0

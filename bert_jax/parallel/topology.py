@@ -40,10 +40,15 @@ class TpuTopology:
         """JAX devices of the slice."""
         return self.chips * self.accelerator.devices_per_chip
 
-    @property
-    def hosts(self) -> int:
-        """Machines that hold the chips."""
-        return -(-self.chips // self.accelerator.chips_per_host)
+    def hosts(self, *, gke: bool = False) -> int:
+        """Machines that hold the chips, of the Cloud TPU API or of GKE.
+
+        They differ for 8 chips of v5e or v6e: to the API a slice is one machine of 8 (GKE's
+        ``…-8t``), and our pods on GKE ask for two of 4 (``…-4t``).
+        """
+        accelerator = self.accelerator
+        alone = accelerator.chips_per_host if gke else accelerator.chips_of_one_host
+        return 1 if self.chips <= alone else -(-self.chips // accelerator.chips_per_host)
 
     @property
     def accelerator_type(self) -> str:

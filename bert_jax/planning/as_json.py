@@ -25,7 +25,7 @@ def _plan(found: Plan, prices: Prices) -> dict[str, Any]:
         "slices": found.slices,
         "chips": found.chips,
         "devices": topology.devices * found.slices,
-        "hosts": topology.hosts * found.slices,
+        "hosts": topology.hosts() * found.slices,
         "fits": found.fits,
         "compiled": {
             "peak_hbm_bytes_per_chip": found.peak_bytes,

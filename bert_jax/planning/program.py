@@ -120,6 +120,8 @@ def open_devices(topology: TpuTopology, *, slices: int) -> Sequence[Any]:
     """
     options: dict[str, Any] = {"chip_config_name": "megacore"}
     options = options if topology.accelerator.megacore else {}
+    if topology.hosts() == 1 and topology.chips > topology.accelerator.chips_per_host:
+        options["chips_per_host_bounds"] = [*topology.shape, 1]  # libtpu itself makes two hosts
     if slices > 1:
         options["num_slices"] = slices
     try:

@@ -130,7 +130,7 @@ def rehearse(config: RunConfig, *, verb: Verb = "pretrain", prices: str | None =
     """
     prepared = prepare_job(config, verb=verb, prices=prices, offline=True)
     job, staged = prepared.job, prepared.config
-    refuse(list(check_layout(job.placements, inputs_of(prepared))), job.placements)
+    refuse(list(check_layout(job, inputs_of(prepared))), job.placements)
     return dry_run(
         job,
         launcher_for(job.submit),

@@ -35,7 +35,7 @@ def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
     """
     job, config, inputs = prepared.job, prepared.config, inputs_of(prepared)
     findings = [
-        *preflight.check_layout(job.placements, inputs),
+        *preflight.check_layout(job, inputs),
         *preflight.check_inputs(inputs),
         *preflight.check_bucket(job),
     ]

@@ -23,7 +23,7 @@ def attempts(accelerator: Accelerator) -> Iterator[tuple[str, Attempt]]:
     """Yields an attempt for each size, with its name."""
     shapes = [TpuTopology(accelerator, shape) for shape in accelerator.shapes]
     one = next(t for t in shapes if t.chips == accelerator.chips_per_host)
-    four = next(t for t in shapes if t.hosts == 4)
+    four = next(t for t in shapes if t.hosts() == 4)
     sizes = {"1-host": (one, 1), "4-hosts": (four, 1), "4-slices": (four, 4)}
     for name, (topology, slices) in sizes.items():
         yield (

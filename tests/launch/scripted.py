@@ -158,7 +158,7 @@ class World:
         self.clock = Clock()
         self.launcher = ScriptedLauncher(self.clock)
         placements = submit.pop("placements", None) or (
-            JobPlacement(on="v5e:2x4", zone="us-west4-a", dollars_per_hour=10.0),
+            JobPlacement(on="v4:2x2x2", zone="us-west4-a", dollars_per_hour=10.0),
         )
         self.job = Job(
             name="base",

@@ -20,7 +20,6 @@ from bert_jax.launch.job import JobFiles
 from bert_jax.launch.local import LocalMachine
 from bert_jax.launch.pace import Pace
 from bert_jax.launch.queued_resources import QueuedResources
-from bert_jax.parallel.topology import parse_topology
 from bert_jax.verbs import submit as submit_verb
 from tests.forked.forks import forked_python
 from tests.launch.interrupted import (
@@ -31,7 +30,7 @@ from tests.launch.interrupted import (
     saved_often,
     wait_until,
 )
-from tests.launch.tpu_service import PROJECT, TpuService
+from tests.launch.tpu_service import MACHINES, PROJECT, TpuService
 from tests.processes.hosts import free_port
 from tests.project import environment, write_config
 from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
@@ -50,7 +49,7 @@ class Hosts:
         directory.mkdir(parents=True)
         script = directory / "startup.sh"
         script.write_text(node.metadata["startup-script"])
-        self._count[name] = parse_topology(node.accelerator_type).hosts * slices
+        self._count[name] = MACHINES[node.accelerator_type] * slices
         port = free_port()
         meeting = {machine.COORDINATOR: f"127.0.0.1:{port}"} if self._count[name] > 1 else {}
         for worker in range(self._count[name]):
@@ -76,7 +75,7 @@ class Service(TpuService):
         self, request: tpu_v2.ListAcceleratorTypesRequest
     ) -> tpu_v2.ListAcceleratorTypesResponse:
         """ListAcceleratorTypes."""
-        kinds = [tpu_v2.AcceleratorType(type_=f"v5litepod-{chips}") for chips in (4, 8)]
+        kinds = [tpu_v2.AcceleratorType(type_=name) for name in ("v5litepod-4", "v4-16")]
         return tpu_v2.ListAcceleratorTypesResponse(accelerator_types=kinds)
 
 
@@ -114,7 +113,7 @@ def test_a_slice_taken_back_in_mid_run_is_made_again_and_ends_as_if_nothing_had_
     )
     options = [
         "--on",
-        f"v5litepod-{4 * hosts}",
+        {1: "v5litepod-4", 2: "v4-16"}[hosts],
         "--zone",
         "us-west4-a",
         "--project",

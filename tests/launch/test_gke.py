@@ -92,6 +92,22 @@ def test_a_reservation_an_account_and_one_host_of_v3() -> None:
     }
 
 
+@pytest.mark.parametrize("generation", ["v5e", "v6e"])
+@pytest.mark.parametrize(
+    ("shape", "pods", "chips"), [("1x1", 1, 1), ("2x2", 1, 4), ("2x4", 2, 4), ("4x4", 4, 4)]
+)
+def test_pods_are_the_hosts_of_the_attempt_and_hold_all_chips(
+    generation: str, shape: str, pods: int, chips: int
+) -> None:
+    on = f"{generation}:{shape}"
+    (replicated,) = manifest(on=on)["spec"]["replicatedJobs"]
+    spec = replicated["template"]["spec"]
+    assert (spec["parallelism"], spec["completions"]) == (pods, pods)
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"google.com/tpu": str(chips)}
+    assert make_attempt("gs://bucket", on=on, image=IMAGE, launcher="gke").hosts == pods
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

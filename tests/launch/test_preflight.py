@@ -140,15 +140,12 @@ def test_a_bucket_that_is_not_there_is_wrong(cloud: Cloud) -> None:  # noqa: F81
 
 
 def test_batch_and_mesh_must_go_with_hosts_and_devices() -> None:
-    placements = [
-        JobPlacement(on="v5e:4x4", zone="z"),
-        JobPlacement(on="v5e:4x4", slices=3, zone="z"),
-    ]
+    job = job_on(("v5e:4x4", "z", 1), ("v5e:4x4", "z", 3))
     inputs = Inputs(None, {}, {"train.phases.0.batch_size": 256}, (-1, 4, 1))
-    (finding,) = check_layout(placements, inputs)
-    assert finding.placement == placements[1]
+    (finding,) = check_layout(job, inputs)
+    assert finding.placement == job.placements[1]
     assert finding.line == "train.phases.0.batch_size: found 256, allowed: a multiple of 12 hosts"
-    (finding,) = check_layout(placements[:1], Inputs(None, {}, {}, (4, 2, 1)))
+    (finding,) = check_layout(job_on(("v5e:4x4", "z", 1)), Inputs(None, {}, {}, (4, 2, 1)))
     assert finding.line == "mesh: found 4 × 2 × 1, which does not make 16 devices"
 
 

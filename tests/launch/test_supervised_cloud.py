@@ -20,10 +20,10 @@ from bert_jax.launch.supervisor import Supervisor
 from bert_jax.launch.supervisor_state import SupervisorState, read_state
 from bert_jax.launch.watching import watch_job
 from tests.launch.scripted import HOUR, PACE, World, bucket_outage
-from tests.launch.tpu_service import PROJECT, TpuService, denied, status, too_fast
+from tests.launch.tpu_service import MACHINES, PROJECT, TpuService, denied, status, too_fast
 
 PLACES = tuple(
-    JobPlacement(on="v5e:2x4", zone=zone, dollars_per_hour=10.0)
+    JobPlacement(on="v4:2x2x2", zone=zone, dollars_per_hour=10.0)
     for zone in ("us-west4-a", "us-east1-c")
 )
 
@@ -38,25 +38,26 @@ class Cloud(World):
         pace = Pace(sleep=self.clock.sleep, clock=self.clock, now=self.clock, draw=lambda: 1.0)
         self.service = TpuService(machines=self, clock=self.clock)
         self.launcher: Any = QueuedResources(PROJECT, pace=pace)
-        self._alive: set[str] = set()
+        self._alive: dict[str, int] = {}  # machines by name
         self._step = 0
-        self.workers: tuple[int, ...] = (0, 1)  # that start
+        self.dead: set[int] = set()  # workers that never start
 
     def start(self, name: str, node: tpu_v2.Node, slices: int) -> None:
         """Hosts begin to speak."""
-        self._alive.add(name)
+        self._alive[name] = MACHINES[node.accelerator_type] * slices
         self._speak(name)
 
     def stop(self, name: str) -> None:
         """They fall silent."""
-        self._alive.discard(name)
+        self._alive.pop(name, None)
 
     def _speak(self, name: str) -> None:
         attempt = int(name.rpartition("-")[2])
         if name in self._alive and attempt not in self.ended:
             self._step += 1
-            step = self._step if len(self.workers) == 2 else None  # they meet before the first
-            self.beat(attempt, step=step, workers=self.workers)
+            step = None if self.dead else self._step  # they meet before the first
+            workers = [each for each in range(self._alive[name]) if each not in self.dead]
+            self.beat(attempt, step=step, workers=workers)
             self.clock.after(60, lambda: self._speak(name))
 
     def ends(self, outcome: str) -> SupervisorState:
@@ -86,6 +87,19 @@ def test_what_the_service_takes_back_is_made_again(cloud: Cloud, unavailable: fl
     found = cloud.ends("done")
     assert [record.end for record in found.attempts] == ["taken", "over"]
     assert cloud.service.machines_ever == 2
+
+
+@pytest.mark.parametrize(
+    "cloud",
+    [{"placements": (JobPlacement(on=on, zone="us-west4-a"),)} for on in ("v5e:2x4", "v6e:2x4")],
+    indirect=True,
+)
+def test_eight_chips_of_one_machine_are_one_host(cloud: Cloud) -> None:
+    """Nobody waits for a second, and the one that there is ends the job."""
+    cloud.clock.after(2 * HOUR, lambda: cloud.beat(1, "done", exit_code=0, step=900, workers=[0]))
+    cloud.supervisor().run()
+    assert [record.end for record in cloud.ends("done").attempts] == ["over"]
+    assert cloud.service.machines_ever == 1
 
 
 def test_too_many_requests_are_made_again_when_the_service_says(cloud: Cloud) -> None:
@@ -215,7 +229,7 @@ def test_a_supervisor_killed_between_request_and_note_makes_nothing_twice(
 
 
 def test_a_worker_that_never_starts_is_replaced_and_twice_ends_the_job(cloud: Cloud) -> None:
-    cloud.workers = (0,)
+    cloud.dead = {1}
     cloud.supervisor().run()
     found = cloud.ends("failed")
     assert "worker 1 has not started" in found.message

@@ -17,8 +17,8 @@ from bert_jax.launch.watching import lease
 from tests.launch.scripted import HOUR, PACE, Machines, World, bucket_outage
 
 TWO = (
-    JobPlacement(on="v5e:2x4", zone="us-west4-a", dollars_per_hour=10.0),
-    JobPlacement(on="v5e:2x4", zone="us-east1-c", dollars_per_hour=12.0),
+    JobPlacement(on="v4:2x2x2", zone="us-west4-a", dollars_per_hour=10.0),
+    JobPlacement(on="v4:2x2x2", zone="us-east1-c", dollars_per_hour=12.0),
 )
 
 
@@ -106,8 +106,8 @@ def test_without_quota_anywhere_the_job_ends(tmp_path: Path) -> None:
     world.supervisor().run()
     found = ends(world, "limit")
     assert found.message == (
-        "no machines could be had (v5e:2x4 in us-west4-a: limit 0 in us-west4-a; "
-        "v5e:2x4 in us-east1-c: limit 0 in us-east1-c)"
+        "no machines could be had (v4:2x2x2 in us-west4-a: limit 0 in us-west4-a; "
+        "v4:2x2x2 in us-east1-c: limit 0 in us-east1-c)"
     )
     assert world.launcher.requests["create"] == 2
 
@@ -226,7 +226,7 @@ def test_capacity_that_never_comes_ends_the_job(tmp_path: Path, by_itself: bool)
     world.supervisor().run()
     found = ends(world, "limit")
     assert [record.end for record in found.attempts] == ["capacity", "capacity"]
-    assert found.message.startswith("no machines could be had (v5e:2x4 in us-west4-a: ")
+    assert found.message.startswith("no machines could be had (v4:2x2x2 in us-west4-a: ")
     assert found.dollars(world.job.placements, world.clock.now) == 0.0
     assert 4.0 <= found.hours(world.clock.now) < 4.2
 

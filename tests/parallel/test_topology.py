@@ -4,7 +4,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.parallel.accelerators import ACCELERATORS, SOURCES, peak_flops
-from bert_jax.parallel.topology import parse_topology
+from bert_jax.parallel.topology import TpuTopology, parse_topology
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,9 @@ from bert_jax.parallel.topology import parse_topology
         ("v5litepod-16", "v5e:4x4", "v5litepod-16", 16, 16, 4),
         ("v5e-16", "v5e:4x4", "v5litepod-16", 16, 16, 4),
         ("v5litepod:4x4", "v5e:4x4", "v5litepod-16", 16, 16, 4),
-        ("v5-lite:2x4", "v5e:2x4", "v5litepod-8", 8, 8, 2),
+        ("v5-lite:2x4", "v5e:2x4", "v5litepod-8", 8, 8, 1),
+        ("v6e-8", "v6e:2x4", "v6e-8", 8, 8, 1),
+        ("v4-16", "v4:2x2x2", "v4-16", 8, 8, 2),
         ("v5p-32", "v5p:2x2x4", "v5p-32", 16, 16, 4),
         ("V6E-256", "v6e:16x16", "v6e-256", 256, 256, 64),
         ("trillium:2x2", "v6e:2x2", "v6e-4", 4, 4, 1),
@@ -31,7 +33,14 @@ def test_every_spelling_means_one_slice(
 ) -> None:
     found = parse_topology(text)
     assert (found.name, found.accelerator_type) == (name, accelerator_type)
-    assert (found.chips, found.devices, found.hosts) == (chips, devices, hosts)
+    assert (found.chips, found.devices, found.hosts()) == (chips, devices, hosts)
+
+
+@pytest.mark.parametrize("name", ["v5e", "v6e"])
+def test_pods_of_eight_chips_are_two_and_of_any_other_slice_as_many_as_machines(name: str) -> None:
+    for shape in ACCELERATORS[name].shapes:
+        found = TpuTopology(ACCELERATORS[name], shape)
+        assert found.hosts(gke=True) == (2 if shape == (2, 4) else found.hosts())
 
 
 @pytest.mark.parametrize(
