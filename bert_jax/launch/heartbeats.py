@@ -23,6 +23,14 @@ class Hosts:
         return not self.missing and all(host.state == "done" for host in self.told.values())
 
     @property
+    def finished(self) -> int | None:
+        """A worker that has come to the run's end: then the others have nothing left to do.
+
+        A process ends with 0 only after all have left, which they do after the last save.
+        """
+        return next((worker for worker, host in self.told.items() if host.state == "done"), None)
+
+    @property
     def failed(self) -> tuple[int, HostStatus] | None:
         """The worker whose run ended in a way that a restart will not mend: the earliest one."""
         failed = [(host.at, worker) for worker, host in self.told.items() if host.state == "failed"]
@@ -55,12 +63,19 @@ class Silence:
 
     def __init__(self) -> None:
         self._heard: dict[int, tuple[float, float]] = {}
+        self._finished_at: float | None = None
 
     def hear(self, hosts: Hosts, now: float) -> None:
         """Takes note of what is new."""
         for worker, host in hosts.told.items():
             if self._heard.get(worker, (None,))[0] != host.at:
                 self._heard[worker] = host.at, now
+        if self._finished_at is None and hosts.finished is not None:
+            self._finished_at = now
+
+    def since_finished(self, now: float) -> float | None:
+        """Returns for how many seconds a host has been done; None: none is."""
+        return None if self._finished_at is None else now - self._finished_at
 
     def forgive(self) -> None:
         """Begins anew: nobody could be heard."""

@@ -23,6 +23,7 @@ from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.parallel.signal_pipe import SignalPipe
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
+_DONE = 0
 _MISTAKE = 2
 
 
@@ -96,8 +97,8 @@ class Agent:
             )
             if self._stop.wait(verdict.pause):
                 raise _Stopped
-            if ending.exit_code == PEER_LOST and (failed := self._failed_elsewhere(assignment)):
-                return failed
+            if over := self._over_elsewhere(assignment, ending):
+                return over
 
     def _stage(self, assignment: Assignment) -> None:
         """Copies datasets to this machine, once; the run finds them there."""
@@ -126,12 +127,22 @@ class Agent:
         finally:
             self._process = None
 
-    def _failed_elsewhere(self, assignment: Assignment) -> RestartDecision | None:
-        """Returns the end of a host without which there is no run."""
-        failed = read_hosts(self._told.files, assignment.attempt).failed
-        if failed is None:
+    def _over_elsewhere(self, assignment: Assignment, ending: Ending) -> RestartDecision | None:
+        """Returns the end of a host without which there is no run, or that has finished it.
+
+        None: there is none, or what the hosts say cannot be read.
+        """
+        if assignment.attempt.hosts == 1:
             return None
-        worker, status = failed
+        try:
+            hosts = read_hosts(self._told.files, assignment.attempt)
+        except (UserError, RunStopped, OSError):
+            return None
+        if hosts.finished is not None:
+            return RestartDecision("done", _DONE, f"host {hosts.finished} has finished the run")
+        if ending.exit_code != PEER_LOST or hosts.failed is None:
+            return None
+        worker, status = hosts.failed
         return RestartDecision("failed", status.exit_code or 1, f"host {worker}: {status.message}")
 
 

@@ -20,7 +20,8 @@ class WatchPace:
     poll: float = 60.0  # between two looks
     # From machines first seen to start to the first word of each host, which installs first
     start: float = 2700.0
-    silence: float = 900.0  # of a host that has spoken before; it speaks every minute
+    # Of a host that has spoken before: it speaks every minute. And from one host's end to all's
+    silence: float = 900.0
     settle: float = 180.0  # for a machine just asked for to be seen
     tell: float = 600.0  # between two lines on a run that goes well
 
@@ -37,8 +38,7 @@ class Verdict:
 def of_run(hosts: Hosts) -> Verdict | None:
     """Returns how the run has ended; None: it has not."""
     if hosts.done:
-        step = "" if hosts.step is None else f"at step {hosts.step}"
-        return Verdict("over", step, "done")
+        return Verdict("over", _at_step(hosts), "done")
     if hosts.failed is None:
         return None
     worker, host = hosts.failed
@@ -85,7 +85,13 @@ def of_machines(
 def of_silence(
     record: AttemptRecord, hosts: Hosts, silence: Silence, *, now: float, pace: WatchPace
 ) -> Verdict | None:
-    """Returns which host of active machines does not speak; None: all do."""
+    """Returns which host of active machines does not speak; None: all do.
+
+    Once a host is done, the run is: others that are not, a while later, hang or wait for it.
+    """
+    finished = silence.since_finished(now)
+    if finished is not None:
+        return Verdict("over", _at_step(hosts), "done") if finished > pace.silence else None
     up = now - (record.up_from or now)
     if hosts.missing and up > pace.start:
         which = ", ".join(map(str, hosts.missing[:8]))
@@ -94,6 +100,10 @@ def of_silence(
     if silent > pace.silence:
         return Verdict("broken", f"worker {worker} has been silent for {silent / 60:.0f} min")
     return None
+
+
+def _at_step(hosts: Hosts) -> str:
+    return "" if hosts.step is None else f"at step {hosts.step}"
 
 
 def hopeless(job: Job, state: SupervisorState) -> str | None:

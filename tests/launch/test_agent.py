@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.errors import RunStopped
 from bert_jax.launch import machine, reports
 from bert_jax.launch.assignment import Assignment, read_told
 from bert_jax.launch.host import Agent, run_agent
@@ -103,6 +104,32 @@ def test_a_host_gives_up_when_another_one_has_failed(
     pair.files.host(1, 1).write_text(failed.model_dump_json())
     assert pair.run((4, 3)) == 1
     assert pair.status.message == "host 1: loss is not finite"
+
+
+@pytest.mark.parametrize("code", [4, 139])
+def test_a_host_that_another_one_has_left_behind_at_the_end_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """It crashed after the last save, or was rebooted, and nobody would ever meet it again."""
+    pair = Host(tmp_path, monkeypatch, hosts=2)
+    done = HostStatus(state="done", exit_code=0, at=0.0, step=9)
+    pair.files.host(1, 1).write_text(done.model_dump_json())
+    assert pair.run((code, None)) == 0
+    assert (pair.status.state, pair.status.exit_code) == ("done", 0)
+    assert pair.status.message == "host 1 has finished the run"
+    assert [ending.exit_code for ending in pair.status.endings] == [code]
+
+
+def test_a_host_that_cannot_see_the_others_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RunStopped("gs://b: no answer")
+
+    pair = Host(tmp_path, monkeypatch, hosts=2)
+    monkeypatch.setattr("bert_jax.launch.host.read_hosts", fail)
+    assert pair.run((4, 3), (0, 9)) == 0
+    assert pair.status.restarts == 1
 
 
 def test_sigterm_ends_the_run_and_then_the_host(host: Host) -> None:

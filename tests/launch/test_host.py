@@ -12,6 +12,7 @@ from bert_jax.launch.job import HostStatus
 from bert_jax.train.writer import read_metrics
 from tests.forked.forks import process_behind
 from tests.launch.jobs import host, write_job
+from tests.processes.hosts import free_port
 from tests.project import project_config
 
 STEPS = 8
@@ -102,3 +103,19 @@ def test_a_container_of_another_version_is_refused(config: dict[str, Any], tmp_p
     status = started.status
     assert status is not None
     assert "the job was submitted with 0.0.1" in status.message
+
+
+def test_a_host_that_comes_back_after_the_others_have_ended_is_done(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    config["mesh"]["distributed"] = {"timeout_seconds": 1}
+    files = write_job(tmp_path, config, hosts=2)
+    ended = HostStatus(state="done", exit_code=0, at=0.0, step=STEPS)
+    files.host(1, 0).write_text(ended.model_dump_json())
+    meeting = {"BERT_JAX_COORDINATOR": f"127.0.0.1:{free_port()}"}
+    with host(files, worker=1, **meeting) as started:
+        assert started.wait() == 0, started.log
+    status = started.status
+    assert status is not None
+    assert (status.state, status.message) == ("done", "host 0 has finished the run")
+    assert [ending.exit_code for ending in status.endings] == [4]

@@ -604,6 +604,32 @@ def test_a_run_that_stopped_itself_is_not_started_again_and_its_dump_is_named(
     assert world.launcher.created == ["base-1"]
 
 
+@pytest.mark.parametrize("state", ["running", "restarting", None])
+def test_a_host_that_is_not_done_after_another_one_keeps_no_machines(
+    tmp_path: Path, state: str | None
+) -> None:
+    """Its process hangs after the last save, it waits for what has ended, or it is silent."""
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+
+    def one_ends() -> None:
+        world.beat(1, "done", exit_code=0, step=900, workers=[0])
+        if state is not None:
+            other_goes_on()
+
+    def other_goes_on() -> None:
+        if "base-1" in world.launcher.machines:
+            world.beat(1, state, exit_code=4, step=899, workers=[1])
+            world.clock.after(60, other_goes_on)
+
+    world.clock.after(HOUR, one_ends)
+    world.supervisor().run()
+    found = ends(world, "done")
+    assert found.message == "at step 900"
+    assert world.launcher.created == ["base-1"]
+    assert found.hours(world.clock.now) < 1.5
+
+
 def test_machines_that_fail_at_the_same_step_twice_end_the_job_with_the_dumps_name(
     tmp_path: Path,
 ) -> None:
