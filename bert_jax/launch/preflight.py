@@ -16,6 +16,8 @@ from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.remote import is_remote
 from bert_jax.launch.job import Job, JobPlacement
+from bert_jax.parallel.probe import missing_platform
+from bert_jax.parallel.section import MeshSection
 from bert_jax.text import load_tokenizer
 
 _GONE: Final = ": not there; allowed: what is in the bucket"
@@ -44,7 +46,7 @@ class Inputs:
     tokenizer: str | None  # its directory; None: the run brings its own
     datasets: Mapping[str, str]  # directories or TFRecords by the key that names them
     batch_sizes: Mapping[str, int]  # rows of the global batches by key
-    mesh: tuple[int, ...]  # sizes of the axes; -1 is the rest
+    mesh: MeshSection  # how it is laid out, and on what
     # Files and directories that must be there, by key
     others: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -90,10 +92,11 @@ def check_layout(job: Job, inputs: Inputs) -> Iterator[PreflightFinding]:
         if topology is None:
             continue
         hosts, devices = job.hosts(placement), topology.devices * placement.slices
-        fixed = math.prod(size for size in inputs.mesh if size != -1)
-        free = -1 in inputs.mesh
+        sizes = (inputs.mesh.data, inputs.mesh.fsdp, inputs.mesh.tensor)
+        fixed = math.prod(size for size in sizes if size != -1)
+        free = -1 in sizes
         if devices % fixed or (not free and fixed != devices):
-            asked = " × ".join(map(str, inputs.mesh))
+            asked = " × ".join(map(str, sizes))
             yield PreflightFinding(
                 "wrong", f"mesh: found {asked}, which does not make {devices} devices", placement
             )
@@ -102,6 +105,25 @@ def check_layout(job: Job, inputs: Inputs) -> Iterator[PreflightFinding]:
                 yield PreflightFinding(
                     "wrong", f"{key}: found {rows}, allowed: a multiple of {hosts} hosts", placement
                 )
+
+
+def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:
+    """Yields where the devices that a configuration names are not those of the hosts.
+
+    Of ``local`` a platform that is named is opened, in a process of its own.
+    """
+    for placement in job.placements:
+        if placement.topology is None:
+            if (line := missing_platform(mesh.platform)) is not None:
+                yield PreflightFinding("wrong", line, placement)
+            continue
+        idle = f"its hosts would train on their CPUs, and {placement.on} would bill for nothing"
+        if mesh.platform not in ("auto", "tpu"):
+            line = f'mesh.platform: found "{mesh.platform}", allowed on {placement.on}: auto, tpu'
+            yield PreflightFinding("wrong", f"{line}; {idle}", placement)
+        elif mesh.simulated_devices is not None:
+            line = f"mesh.simulated_devices: found {mesh.simulated_devices}, allowed on "
+            yield PreflightFinding("wrong", f"{line}{placement.on}: null; {idle}", placement)
 
 
 def check_bucket(job: Job) -> list[PreflightFinding]:

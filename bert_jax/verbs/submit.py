@@ -12,14 +12,14 @@ from bert_jax.launch.dry_run import dry_run
 from bert_jax.launch.gcloud_settings import with_gcloud_settings
 from bert_jax.launch.job import Job, JobFiles, Verb, job_directory, placements
 from bert_jax.launch.launchers import launcher_for
-from bert_jax.launch.preflight import check_layout, refuse
+from bert_jax.launch.preflight import refuse
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import Supervisor
 from bert_jax.launch.supervisor_state import SupervisorState, read_state
 from bert_jax.launch.watching import Confirm, Say, conclude, lease, left_running, watch_job
 from bert_jax.planning.prices import load_prices
 from bert_jax.section import need
-from bert_jax.verbs.submit_checks import Prepared, checked, inputs_of, may_start
+from bert_jax.verbs.submit_checks import Prepared, checked, may_start, offline_findings
 from bert_jax.version import __version__
 
 
@@ -130,7 +130,7 @@ def rehearse(config: RunConfig, *, verb: Verb = "pretrain", prices: str | None =
     """
     prepared = prepare_job(config, verb=verb, prices=prices, offline=True)
     job, staged = prepared.job, prepared.config
-    refuse(list(check_layout(job, inputs_of(prepared))), job.placements)
+    refuse(offline_findings(prepared), job.placements)
     return dry_run(
         job,
         launcher_for(job.submit),

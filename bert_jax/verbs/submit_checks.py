@@ -34,25 +34,37 @@ def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
         RunStopped: a service does not answer.
     """
     job, config, inputs = prepared.job, prepared.config, inputs_of(prepared)
-    findings = [
-        *preflight.check_layout(job, inputs),
-        *preflight.check_inputs(inputs),
-        *preflight.check_bucket(job),
-    ]
+    # What the configuration alone tells needs no bucket and no cloud.
+    findings = offline_findings(prepared)
+    _left(findings, job, say=say)
+    findings += [*preflight.check_inputs(inputs), *preflight.check_bucket(job)]
     findings += _of_cloud(job)
     hours: dict[JobPlacement, float] = {}
     if planned and job.verb == "pretrain":
         findings += _of_plan(job.placements, config, hours)
-    try:
-        left = preflight.refuse(findings, job.placements)
-    except UserError as error:
-        _tell((each for each in findings if each.line != str(error)), say)
-        raise
+    left = _left(findings, job, say=say)
     _tell(findings, say)
     placements = tuple(
         each.model_copy(update={"estimated_hours": hours.get(each)}) for each in left
     )
     return job.model_copy(update={"placements": placements})
+
+
+def offline_findings(prepared: Prepared) -> list[preflight.PreflightFinding]:
+    """Returns what of a configuration does not go with where it is to run."""
+    job, inputs = prepared.job, inputs_of(prepared)
+    return [*preflight.check_platform(job, inputs.mesh), *preflight.check_layout(job, inputs)]
+
+
+def _left(
+    findings: Sequence[preflight.PreflightFinding], job: Job, *, say: Say
+) -> Sequence[JobPlacement]:
+    """Returns the placements that nothing speaks against; says the rest before it raises."""
+    try:
+        return preflight.refuse(findings, job.placements)
+    except UserError as error:
+        _tell((each for each in findings if each.line != str(error)), say)
+        raise
 
 
 def _tell(findings: Iterable[preflight.PreflightFinding], say: Say) -> None:
@@ -95,7 +107,7 @@ def inputs_of(prepared: Prepared) -> preflight.Inputs:
         datasets={f"train.phases.{at}.dataset": phase.dataset for at, phase in phases.items()},
         others=others,
         batch_sizes=sizes,
-        mesh=(config.mesh.data, config.mesh.fsdp, config.mesh.tensor),
+        mesh=config.mesh,
     )
 
 

@@ -25,6 +25,7 @@ from tests.forked.forks import forked_python
 from tests.launch.interrupted import (
     TIMEOUT,
     assert_done_as_undisturbed,
+    cpu_hosts,  # noqa: F401
     processes_told,
     run_undisturbed,
     saved_often,
@@ -34,6 +35,8 @@ from tests.launch.tpu_service import MACHINES, PROJECT, TpuService
 from tests.processes.hosts import free_port
 from tests.project import environment, write_config
 from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("cpu_hosts")
 
 
 class Hosts:

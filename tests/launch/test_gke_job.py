@@ -27,6 +27,7 @@ from tests.launch.cluster import Cluster
 from tests.launch.interrupted import (
     TIMEOUT,
     assert_done_as_undisturbed,
+    cpu_hosts,  # noqa: F401
     run_undisturbed,
     saved_often,
     wait_until,
@@ -36,6 +37,8 @@ from tests.launch.manifests import IMAGE
 from tests.launch.test_cloud_job import on_bucket
 from tests.project import environment, ok, write_config
 from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("cpu_hosts")
 
 
 @pytest.fixture

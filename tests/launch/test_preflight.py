@@ -15,8 +15,10 @@ from bert_jax.launch.preflight import (
     PreflightFinding,
     check_bucket,
     check_layout,
+    check_platform,
     refuse,
 )
+from bert_jax.parallel.section import MeshSection
 from tests.launch import tpu_service
 from tests.launch.cloud_jobs import Clock, make_attempt
 from tests.launch.tpu_service import TpuService
@@ -141,12 +143,41 @@ def test_a_bucket_that_is_not_there_is_wrong(cloud: Cloud) -> None:  # noqa: F81
 
 def test_batch_and_mesh_must_go_with_hosts_and_devices() -> None:
     job = job_on(("v5e:4x4", "z", 1), ("v5e:4x4", "z", 3))
-    inputs = Inputs(None, {}, {"train.phases.0.batch_size": 256}, (-1, 4, 1))
+    inputs = Inputs(None, {}, {"train.phases.0.batch_size": 256}, MeshSection(fsdp=4))
     (finding,) = check_layout(job, inputs)
     assert finding.placement == job.placements[1]
     assert finding.line == "train.phases.0.batch_size: found 256, allowed: a multiple of 12 hosts"
-    (finding,) = check_layout(job_on(("v5e:4x4", "z", 1)), Inputs(None, {}, {}, (4, 2, 1)))
+    (finding,) = check_layout(
+        job_on(("v5e:4x4", "z", 1)), Inputs(None, {}, {}, MeshSection(data=4, fsdp=2))
+    )
     assert finding.line == "mesh: found 4 × 2 × 1, which does not make 16 devices"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        (MeshSection(platform="cpu"), 'mesh.platform: found "cpu", allowed on v5e:4x4: auto, tpu;'),
+        (MeshSection(platform="gpu"), 'mesh.platform: found "gpu", allowed on v5e:4x4: auto, tpu;'),
+        (
+            MeshSection(simulated_devices=8),
+            "mesh.simulated_devices: found 8, allowed on v5e:4x4: null; its hosts would train on",
+        ),
+    ],
+)
+def test_a_slice_is_not_paid_for_to_train_on_cpus(mesh: MeshSection, said: str) -> None:
+    (finding,) = check_platform(job_on(("v5e:4x4", "z", 1)), mesh)
+    assert finding.verdict == "wrong"
+    assert finding.line.startswith(said)
+
+
+def test_the_platform_of_a_slice_or_of_this_machine_is_fine() -> None:
+    here = job_on(("local", "z", 1))
+    for mesh in (MeshSection(), MeshSection(platform="tpu")):
+        assert list(check_platform(job_on(("v5e:4x4", "z", 1)), mesh)) == []
+    for mesh in (MeshSection(), MeshSection(platform="cpu", simulated_devices=8)):
+        assert list(check_platform(here, mesh)) == []
+    (finding,) = check_platform(here, MeshSection(platform="tpu"))
+    assert finding.line.startswith('mesh.platform: "tpu" was asked for, found only ')
 
 
 def test_a_job_goes_where_nothing_is_wrong() -> None:

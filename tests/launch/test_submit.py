@@ -260,7 +260,7 @@ def test_what_costs_is_asked_for_only_after_a_yes(
     monkeypatch.setattr(submit_verb.host_paths, "for_hosts", lambda values, bucket: values)
     monkeypatch.setattr(submit_verb, "_bucket", lambda section: str(tmp_path / "b"))
     monkeypatch.setattr(submit_checks, "_of_cloud", lambda job: [])
-    options = (*EIGHT, "--project", "p", "--spot", "--max-cost", 9, "--no-plan", "mesh.data=8")
+    options = (*EIGHT, "--project", "p", "--spot", "--max-cost", 9, "--no-plan", "mesh={}")
     refused = run("submit", config, *options, answer="n")
     assert refused.exit_code == 2, refused.output
     assert "the question was not answered with yes" in refused.output
@@ -301,6 +301,28 @@ def test_a_dry_run_needs_nothing_and_makes_nothing(config: Path, tmp_path: Path)
     assert "gs://b/runs/base" in shown.output
     assert "startup.sh, which hosts run" in shown.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml"]
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_what_would_not_train_on_what_is_asked_for_is_refused(
+    cloud: Cloud, config: Path, tmp_path: Path, dry: tuple[str, ...]
+) -> None:
+    """A laptop's settings on a slice, and a slice's settings on a laptop."""
+    values = yaml.safe_load(config.read_text())
+    values |= {"run_dir": "runs/base", "tokenizer": "data/tokenizer"}
+    for phase in values["train"]["phases"]:
+        phase["dataset"] = "data/set"
+    config.write_text(yaml.safe_dump(values))
+    slice_ = ("--bucket", "gs://b", *EIGHT, "--project", "p", "--name", "base")
+    here = ("--bucket", tmp_path / "b", "mesh={platform: tpu}")
+    for options, said in (
+        (slice_, 'mesh.platform: found "cpu", allowed on v5e:2x4: auto, tpu; its hosts would'),
+        (here, 'mesh.platform: "tpu" was asked for, found only'),
+    ):
+        refused = run("submit", config, *options, *dry)
+        assert refused.exit_code == 2, refused.output
+        assert said in refused.output
+    assert cloud.requests["create"] == 0
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_no_secret_of_the_submitter_goes_with_a_job(
     shown = [begun.output]
     for launcher in ("queued-resources", "gke"):
         options = (*EIGHT, "--project", "p", "--bucket", "gs://b", "--launcher", launcher)
-        paths = ("run_dir=r", "tokenizer=t", "mesh.data=-1", "submit.image=i")
+        paths = ("run_dir=r", "tokenizer=t", "mesh={}", "submit.image=i")
         paths += tuple(f"train.phases.{at}.dataset=d" for at in range(2))
         shown.append(ok("submit", config, *options, *paths, "--dry-run"))
     written = [path for path in (tmp_path / "b").rglob("*") if path.is_file()]

@@ -1,0 +1,50 @@
+"""``python -m bert_jax.parallel.probe tpu``: whether a run finds the platform that it names here.
+
+A process of its own: whoever asks keeps no device, and may open others.
+"""
+
+import os
+import subprocess
+import sys
+from typing import Final
+
+from bert_jax.errors import UserError
+from bert_jax.parallel.section import MeshSection, Platform
+
+_REFUSED: Final = 2
+# Memory of a GPU that others use is left to them.
+_ENVIRONMENT: Final = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
+def missing_platform(platform: Platform) -> str | None:
+    """Returns the line with which a run would refuse to start on this machine; None: it starts."""
+    if platform in ("auto", "cpu"):
+        return None
+    done = subprocess.run(
+        [sys.executable, "-m", "bert_jax.parallel.probe", platform],
+        env=os.environ | _ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return None
+    lines = done.stdout.splitlines() or done.stderr.splitlines() or ["no message"]
+    return lines[-1] if done.returncode == _REFUSED else f'mesh.platform: "{platform}": {lines[-1]}'
+
+
+def main(platform: Platform) -> int:
+    """Opens the devices; returns the exit code, and prints why there are none."""
+    from bert_jax.parallel.mesh import initialise
+
+    try:
+        initialise(MeshSection(platform=platform, compilation_cache=None))
+    except UserError as error:
+        print(" ".join(str(error).split()))  # noqa: T201 (this is its output)
+        return _REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))  # pyright: ignore[reportArgumentType]
