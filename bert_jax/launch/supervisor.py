@@ -173,8 +173,7 @@ class Supervisor:
     def _observe(self, record: AttemptRecord) -> None:
         seen = self._launcher.observe(record.of(self.job))
         now = self._clock()
-        if seen.state is not record.state:
-            self._tell(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
+        changed = seen.state is not record.state
         self._change(state=seen.state, message=seen.message)
         if verdicts.begins(record, seen):
             self._change(up_from=now)
@@ -191,6 +190,9 @@ class Supervisor:
             verdict = verdicts.of_machines(self.job, record, seen, now=now, pace=self._pace)
         if verdict is None and hosts is not None and seen.state is State.ACTIVE:
             verdict = verdicts.of_silence(record, hosts, self._silence, now=now, pace=self._pace)
+        # Machines whose run is done may be gone already, and that is no failure.
+        if changed and (verdict is None or verdict.outcome != "done"):
+            self._tell(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
         if verdict is not None:
             return self._end(verdict)
         if record.step is not None and now >= self._told_at + self._pace.tell:

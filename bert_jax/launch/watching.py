@@ -65,7 +65,9 @@ def conclude(supervised: SupervisorState, files: JobFiles, *, dollars: float) ->
     """Returns a line on how a job has ended. Raises RunStopped if it failed, or reached a limit."""
     if supervised.outcome in ("failed", "limit"):
         raise RunStopped(f"{files.directory.name}: {supervised.outcome}: {supervised.message}")
-    spent = timedelta(seconds=round(supervised.hours(supervised.seen) * 3600))
+    last = supervised.attempts[-1].deleted if supervised.attempts else None
+    # Until its machines were gone: whoever looks at a job that is over writes `seen` anew.
+    spent = timedelta(seconds=round(supervised.hours(last or supervised.seen) * 3600))
     restarts = len(supervised.restarts)
     again = f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
     return f"{files.directory.name}: {supervised.outcome} after {spent}{again}, ${dollars:,.2f}"

@@ -150,6 +150,20 @@ def test_without_watch_it_says_how_to_watch_and_another_process_takes_it_up(
     assert cloud.created == ["bert-small-1-1"]
 
 
+def test_how_long_a_job_took_does_not_grow_with_each_look_at_it(
+    cloud: Cloud, config: Path, tmp_path: Path
+) -> None:
+    run("submit", config, "--bucket", tmp_path / "b", "--watch", "--yes")
+    files = find_job("bert-small-1", bucket=str(tmp_path / "b"))
+    state = read_state(files)
+    (record,) = state.attempts
+    hour_ago = record.intended - 3600
+    old = record.model_copy(update={"intended": hour_ago, "deleted": hour_ago + 60})
+    files.supervisor.write_text(state.model_copy(update={"attempts": (old,)}).model_dump_json())
+    for _ in range(2):
+        assert "bert-small-1: done after 0:01:00" in run("watch", files.directory).output
+
+
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_ctrl_c_asks_before_it_deletes(
     cloud: Cloud, config: Path, tmp_path: Path, answer: str
@@ -166,6 +180,23 @@ def test_ctrl_c_asks_before_it_deletes(
     assert f"nobody watches {directory} now" in begun.output
     cloud.looks_until_done = 0
     assert run("watch", directory).exit_code == 0
+    assert cloud.machines == {}
+
+
+def test_ctrl_c_while_machines_are_asked_for_says_what_is_left(
+    cloud: Cloud, config: Path, tmp_path: Path
+) -> None:
+    def interrupt(attempt: Any) -> None:
+        raise KeyboardInterrupt
+
+    cloud.on_create = interrupt
+    begun = run("submit", config, "--bucket", tmp_path / "b", "--yes")
+    assert begun.exit_code == 3, begun.output
+    directory = tmp_path / "b" / "jobs" / "bert-small-1"
+    assert f"nobody watches {directory} now" in begun.output
+    assert f"`bert-jax stop {directory}` ends it" in begun.output
+    cloud.on_create = lambda attempt: None
+    assert run("stop", directory).exit_code == 0
     assert cloud.machines == {}
 
 
@@ -340,6 +371,10 @@ def test_what_would_not_train_on_what_is_asked_for_is_refused(
         (("--bucket", "b", "--max-cost", "-1"), "submit.limits.cost: found -1"),
         (("--bucket", "b", "--verb", "finetune"), "finetune: missing"),
         (("--bucket", "b", "--launcher", "gk"), 'did you mean "gke"?'),
+        (("--bucket", "b", *EIGHT, "--launcher", "local"), 'submit.launcher: found "local", allow'),
+        (("--bucket", "b", "--on", "loca"), 'submit.on: found "loca", allowed: a generation and'),
+        (("--bucket", "b", "--on", "loca"), 'v4-32, or local; did you mean "local"?'),
+        (("--bucket", "b", "--on", "v5e-17"), 'submit.on: found "v5e-17", allowed counts of v5e:'),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(

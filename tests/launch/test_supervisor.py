@@ -604,6 +604,21 @@ def test_a_run_that_stopped_itself_is_not_started_again_and_its_dump_is_named(
     assert world.launcher.created == ["base-1"]
 
 
+def test_machines_that_are_gone_once_the_run_is_done_have_not_failed(tmp_path: Path) -> None:
+    """Processes of this machine are, before anybody looks."""
+    world = World(tmp_path)
+    world.activate(1, steps=steps())
+
+    def end() -> None:
+        world.beat(1, "done", exit_code=0, step=70)
+        world.launcher.become("base-1", State.FAILED, "no process of it lives")
+
+    world.clock.after(HOUR, end)
+    world.supervisor().run()
+    ends(world, "done")
+    assert not any("no process" in line for line in world.said)
+
+
 @pytest.mark.parametrize("state", ["running", "restarting", None])
 def test_a_host_that_is_not_done_after_another_one_keeps_no_machines(
     tmp_path: Path, state: str | None
