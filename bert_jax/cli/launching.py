@@ -89,15 +89,19 @@ def submit(
     if dry_run:
         click.echo(rehearse(loaded, verb=task, prices=prices), nl=False)
         return
-    state = run(
-        loaded,
-        verb=task,
-        watch=watch,
-        prices=prices,
-        planned=not no_plan,
-        confirm=None if yes else _confirm,
-        say=click.echo,
-    )
+    try:
+        state = run(
+            loaded,
+            verb=task,
+            watch=watch,
+            prices=prices,
+            planned=not no_plan,
+            confirm=None if yes else _confirm,
+            say=click.echo,
+        )
+    except KeyboardInterrupt:  # click would make it an exit code of 1, which is a failed run's
+        click.echo("interrupted", err=True)
+        sys.exit(INTERRUPTED)
     if watch and state.outcome != "done":
         sys.exit(INTERRUPTED)
 

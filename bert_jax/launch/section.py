@@ -7,7 +7,7 @@ import pydantic
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.section import PathText, Section, Strings, as_tuple
 
-LauncherName = Literal["queued-resources", "gke", "local"]
+LauncherName = Literal["queued-resources", "gke"]
 Provisioning = Literal["on-demand", "spot", "reservation"]
 
 
@@ -65,7 +65,7 @@ class SubmitSection(Section):
 
     Attributes:
         name: of the job; None for the run directory's last part.
-        launcher: who makes the machines.
+        launcher: who makes the machines of a topology.
         on: topologies in any spelling (`v5litepod-16`), or `local`.
         hosts: processes of `on: local`.
         slices: of each topology.
@@ -124,5 +124,5 @@ class SubmitSection(Section):
     def _known(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in names or ():
             if name != "local":
-                parse_topology(name)
+                parse_topology(name, key="submit.on", others=("local",))
         return names

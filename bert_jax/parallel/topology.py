@@ -4,9 +4,10 @@ import dataclasses
 import difflib
 import math
 import re
+from collections.abc import Sequence
 from typing import Final
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, did_you_mean
 from bert_jax.parallel.accelerator import Accelerator
 from bert_jax.parallel.accelerators import ACCELERATORS
 
@@ -70,24 +71,26 @@ class TpuTopology:
         )
 
 
-def parse_topology(text: str) -> TpuTopology:
+def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = ()) -> TpuTopology:
     """Returns the slice that any of the usual spellings means.
 
     ``v3:4x4`` and ``v3-32`` (TensorCores), ``v5e:4x4``, ``v5litepod-16`` and ``v5e-16`` (chips),
-    ``v4:2x2x4`` and ``v4-32`` (TensorCores: 16 chips). Raises UserError: no such generation, or no
-    such slice of it; the message names the nearest.
+    ``v4:2x2x4`` and ``v4-32`` (TensorCores: 16 chips). `key` is the setting that it stands in, and
+    `others` are words that it takes besides, both for the message. Raises UserError: no such
+    generation, or no such slice of it; the message names the nearest.
     """
+    besides = "".join(f", or {other}" for other in others)
     match = _PATTERN.fullmatch(text.strip().lower())
     if match is None:
         raise UserError(
-            f'topology: found "{text}", allowed: a generation and a shape or a count, such as '
-            f"v5e:4x4, v5litepod-16 or v4-32"
+            f'{key}: found "{text}", allowed: a generation and a shape or a count, such as '
+            f"v5e:4x4, v5litepod-16 or v4-32{besides}{did_you_mean(text, others)}"
         )
     accelerator = _NAMES.get(match["name"])
     if accelerator is None:
         near = difflib.get_close_matches(match["name"], _NAMES, n=1, cutoff=0.0)[0]
         raise UserError(
-            f'topology: found "{text}", allowed generations: {", ".join(ACCELERATORS)}; '
+            f'{key}: found "{text}", allowed generations: {", ".join(ACCELERATORS)}{besides}; '
             f'did you mean "{_suggest(_NAMES[near], match["size"])}"?'
         )
     shape = _shape(accelerator, match["size"])
@@ -98,7 +101,7 @@ def parse_topology(text: str) -> TpuTopology:
             for shape in accelerator.shapes
         )
         raise UserError(
-            f'topology: found "{text}", allowed {kind} of {accelerator.name}: {allowed}; '
+            f'{key}: found "{text}", allowed {kind} of {accelerator.name}: {allowed}; '
             f'did you mean "{_suggest(accelerator, match["size"])}"?'
         )
     return TpuTopology(accelerator, shape)

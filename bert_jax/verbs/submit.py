@@ -55,6 +55,7 @@ def submit(
     Raises:
         UserError: the configuration does not fit, something is not there, the project may not.
         RunStopped: the run failed, or a limit was reached; nothing is left that bills.
+        KeyboardInterrupt: Ctrl-C without `watch`; a line says how what was asked for is ended.
     """
     confirm = confirm or (lambda question: True)
     prepared = prepare_job(config, verb=verb, prices=prices)
@@ -69,7 +70,11 @@ def submit(
         state = watch_job(files, launcher, say=say, confirm=confirm)
     else:
         with lease(files, say=say) as held:
-            state = Supervisor(files, launcher, held, say=say).start()
+            try:
+                state = Supervisor(files, launcher, held, say=say).start()
+            except KeyboardInterrupt:  # a request may be out
+                say(left_running(files))
+                raise
         say(left_running(files))
     if state.outcome is not None:
         say(conclude(state, files, dollars=state.dollars(job.placements, state.seen)))
