@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
@@ -16,6 +15,7 @@ from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.remote import is_remote
 from bert_jax.launch.job import Job, JobPlacement
+from bert_jax.parallel.layout import check_batch, check_slices, mesh_shape
 from bert_jax.parallel.probe import missing_platform
 from bert_jax.parallel.section import MeshSection
 from bert_jax.text import load_tokenizer
@@ -45,7 +45,8 @@ class Inputs:
 
     tokenizer: str | None  # its directory; None: the run brings its own
     datasets: Mapping[str, str]  # directories or TFRecords by the key that names them
-    batch_sizes: Mapping[str, int]  # rows of the global batches by key
+    # Rows of the global batches by key, each with its accumulation
+    batch_sizes: Mapping[str, tuple[int, int]]
     mesh: MeshSection  # how it is laid out, and on what
     # Files and directories that must be there, by key
     others: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -85,26 +86,34 @@ def check_inputs(inputs: Inputs) -> list[PreflightFinding]:
 def check_layout(job: Job, inputs: Inputs) -> Iterator[PreflightFinding]:
     """Yields what of a configuration does not go with the number of hosts and devices.
 
-    `bert-jax plan` says more: whether the steps compile, and fit.
+    By the rules that the hosts have; `bert-jax plan` says more: whether the steps compile, and fit.
+    How many devices a host of ``local`` has is known of simulated ones alone.
     """
     for placement in job.placements:
-        topology = placement.topology
-        if topology is None:
-            continue
-        hosts, devices = job.hosts(placement), topology.devices * placement.slices
-        sizes = (inputs.mesh.data, inputs.mesh.fsdp, inputs.mesh.tensor)
-        fixed = math.prod(size for size in sizes if size != -1)
-        free = -1 in sizes
-        if devices % fixed or (not free and fixed != devices):
-            asked = " × ".join(map(str, sizes))
-            yield PreflightFinding(
-                "wrong", f"mesh: found {asked}, which does not make {devices} devices", placement
-            )
-        for key, rows in inputs.batch_sizes.items():
-            if rows % hosts:
-                yield PreflightFinding(
-                    "wrong", f"{key}: found {rows}, allowed: a multiple of {hosts} hosts", placement
-                )
+        hosts, topology = job.hosts(placement), placement.topology
+        mesh = inputs.mesh.model_copy(update={"slices": placement.slices})
+        devices = (mesh.simulated_devices or 0) * hosts
+        if topology is not None:
+            devices = topology.devices * placement.slices
+        parts = 1
+        if devices:
+            try:
+                data, fsdp, _ = mesh_shape(mesh, devices)
+                check_slices(mesh, data)
+                parts = data * fsdp
+            except UserError as error:
+                yield PreflightFinding("wrong", str(error), placement)
+                continue
+        for key, (rows, accumulation) in inputs.batch_sizes.items():
+            try:
+                check_batch(key, rows, parts=parts, accumulation=accumulation)
+            except UserError as error:
+                yield PreflightFinding("wrong", str(error), placement)
+                continue
+            # Hosts share rows where the tensor axis spans them.
+            if not devices and mesh.tensor == 1 and rows % hosts:
+                line = f"{key}: found {rows}, allowed: a multiple of {hosts} hosts"
+                yield PreflightFinding("wrong", line, placement)
 
 
 def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:

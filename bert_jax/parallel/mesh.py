@@ -3,7 +3,6 @@
 import glob
 import importlib.metadata
 import importlib.util
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +17,9 @@ from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UserError, first_line
 from bert_jax.narration import doing, hush
 from bert_jax.parallel.compiling import use_compilation_cache
+from bert_jax.parallel.layout import check_slices, mesh_shape
 from bert_jax.parallel.processes import is_first, join
-from bert_jax.parallel.rules import DATA, FSDP, MESH_AXES, TENSOR
+from bert_jax.parallel.rules import FSDP, MESH_AXES, TENSOR
 from bert_jax.parallel.section import MeshSection
 
 # Set by JAX itself, and by who compiles for TPUs without one.
@@ -74,30 +74,6 @@ def open_mesh(section: MeshSection | None = None, *, one_device: bool = False) -
     return make_mesh(section, jax.devices()[:1] if one_device else None)
 
 
-def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
-    """Returns the sizes data (of all slices), fsdp, tensor, with -1 worked out.
-
-    Raises UserError: more than one -1, or a product other than the number of devices.
-    """
-    sizes = {DATA: section.data, FSDP: section.fsdp, TENSOR: section.tensor}
-    if 0 in sizes.values():
-        axis = next(name for name, size in sizes.items() if size == 0)
-        raise UserError(f"mesh.{axis}: found 0, allowed: a positive number, or -1 for the rest")
-    free = [name for name, size in sizes.items() if size == -1]
-    if len(free) > 1:
-        raise UserError(f"mesh: {' and '.join(free)} are both -1, allowed: at most one")
-    fixed = math.prod(size for size in sizes.values() if size != -1)
-    if free and device_count % fixed == 0:
-        sizes[free[0]] = device_count // fixed
-    if math.prod(sizes.values()) != device_count:
-        asked = " × ".join(f"{name} {size}" for name, size in sizes.items())
-        raise UserError(
-            f"mesh: {asked} does not make {device_count}, the number of devices; allowed: axes "
-            f"whose product is {device_count} (one of them may be -1)"
-        )
-    return sizes[DATA], sizes[FSDP], sizes[TENSOR]
-
-
 def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mesh:
     """Returns the mesh with axes slice, data, fsdp, tensor.
 
@@ -109,10 +85,7 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
     devices = list(devices) if devices is not None else jax.devices()
     data, fsdp, tensor = mesh_shape(section, len(devices))
     if section.slices > 1:
-        if data % section.slices:
-            raise UserError(
-                f"mesh.slices: found {section.slices}, which does not divide data = {data}"
-            )
+        check_slices(section, data)
         inside = (data // section.slices, fsdp, tensor)
         try:
             grid = mesh_utils.create_hybrid_device_mesh(

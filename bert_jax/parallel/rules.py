@@ -13,14 +13,11 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.parallel.layout import DATA, FSDP, SLICE, TENSOR
 
 Array = jax.Array
 LogicalAxes = tuple[str, ...]
 
-SLICE: Final = "slice"
-DATA: Final = "data"
-FSDP: Final = "fsdp"
-TENSOR: Final = "tensor"
 MESH_AXES: Final = (SLICE, DATA, FSDP, TENSOR)
 
 # What each axis of an activation or a parameter is split over. `embed` is the model dimension of

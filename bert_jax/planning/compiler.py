@@ -21,7 +21,7 @@ from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache
 from bert_jax.planning.compiled_step import STEP, CompiledStep
-from bert_jax.planning.request import CompileRequest, cpu_devices
+from bert_jax.planning.request import CannotPlan, CompileRequest, cpu_devices
 
 # What the process that compiles must see: no TPU to look for, no flags of the CPU's compiler, which
 # libtpu refuses, and leave to stand beside another that compiles.
@@ -51,10 +51,10 @@ def check_compiler() -> None:
     """Refuses to go on without libtpu, which holds the compiler.
 
     Raises:
-        UserError: naming the extra.
+        CannotPlan: naming the extra.
     """
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError(
+        raise CannotPlan(
             "libtpu: not installed, and it holds the compiler for TPUs; allowed: pip install "
             "'bert-jax[plan]', on Linux x86-64"
         )
@@ -156,6 +156,8 @@ def _compile(request: CompileRequest, *, title: str, compiler: Compiler) -> dict
         if not output.exists():
             raise RunStopped(f"compiling {title} failed: {_last_line(log)}")
         result = json.loads(output.read_text(encoding="utf-8"))
+    if (unable := result.get("unable")) is not None:
+        raise CannotPlan(unable)
     if (refused := result.get("refused")) is not None:
         raise UserError(f"{request.topology}: {refused}")
     if (failed := result.get("failed")) is not None:

@@ -9,7 +9,6 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, resolve_architecture
 from bert_jax.model.execution import resolve_execution
 from bert_jax.objectives.registry import make_objective
@@ -19,7 +18,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_sharding, check_divides
 from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.planning.collectives import DevicePlacement
-from bert_jax.planning.request import CompileRequest
+from bert_jax.planning.request import CannotPlan, CompileRequest
 from bert_jax.task import Objective, RowTransform
 from bert_jax.text import Tokenizer
 from bert_jax.text.vocabulary import SPECIAL_PIECES
@@ -116,7 +115,7 @@ def open_devices(topology: TpuTopology, *, slices: int) -> Sequence[Any]:
     """Returns the devices of a topology, for compiling alone.
 
     Raises:
-        UserError: libtpu does not know it.
+        CannotPlan: libtpu does not know it.
     """
     options: dict[str, Any] = {"chip_config_name": "megacore"}
     options = options if topology.accelerator.megacore else {}
@@ -129,7 +128,7 @@ def open_devices(topology: TpuTopology, *, slices: int) -> Sequence[Any]:
             platform="tpu", topology_name=topology.libtpu_name, **options
         )
     except (RuntimeError, ValueError) as error:
-        raise UserError(
+        raise CannotPlan(
             f"topology: {topology.name} × {slices} slice(s) is unknown to this libtpu ({error})"
         ) from error
     return described.devices

@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 import pydantic
 
+from bert_jax.errors import UserError
 from bert_jax.model.config import ModelSection
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.optim.sections import OptimizerSection
@@ -18,6 +19,10 @@ from bert_jax.train.sections import TrainSection
 
 StepKind = Literal["train", "evaluation"]
 VERSIONED = ("jax", "jaxlib", "libtpu", "flax", "optax")
+
+
+class CannotPlan(UserError):
+    """Something that a plan needs is not on this machine; of the run it says nothing."""
 
 
 class CompileRequest(Section):

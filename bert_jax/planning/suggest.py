@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Self
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import Remat
-from bert_jax.parallel.mesh import mesh_shape
+from bert_jax.parallel.layout import mesh_shape
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compiled_step import CompiledStep

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bert_jax.errors import UserError
-from bert_jax.planning.request import CompileRequest, cpu_devices
+from bert_jax.planning.request import CannotPlan, CompileRequest, cpu_devices
 
 _LONGEST: Final = 500  # characters of a reason: the compiler names operands and results
 
@@ -21,8 +21,9 @@ _LONGEST: Final = 500  # characters of a reason: the compiler names operands and
 def main(output: str, save_to: str | None = None) -> None:
     """Reads a request from standard input and writes ``{"step": …, "saved": …}`` as JSON.
 
-    ``{"refused": …}`` is a user's mistake, ``{"failed": …, "traceback": …}`` another error, such as
-    the compiler's. For CPU devices there is no step, only what is saved.
+    ``{"refused": …}`` is a user's mistake, ``{"unable": …}`` what this libtpu does not know,
+    ``{"failed": …, "traceback": …}`` another error, such as the compiler's. For CPU devices there is
+    no step, only what is saved.
     `output` is a file, `save_to` the directory for the executable; None saves none.
     """
     request = CompileRequest.model_validate_json(sys.stdin.buffer.read())
@@ -38,6 +39,8 @@ def main(output: str, save_to: str | None = None) -> None:
             step, saved = compiled or compile_step(request, save_to=save_to)
             result["step"] = STEP.dump_python(step, mode="json")
         result["saved"] = saved and dataclasses.asdict(saved)
+    except CannotPlan as error:
+        result = {"unable": str(error)}
     except UserError as error:
         result = {"refused": str(error)}
     except Exception as error:

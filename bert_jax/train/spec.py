@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 
 from bert_jax.data.host_share import HostShare
 from bert_jax.data.loader.data_position import DataPosition
-from bert_jax.errors import UserError
 from bert_jax.optim.schedule import Schedule
+from bert_jax.parallel.layout import check_batch
 from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train import sections
@@ -129,9 +129,5 @@ def check_batches(section: sections.TrainSection, mesh: Mesh) -> None:
             f"fsdp)"
         )
     for index, phase in enumerate(section.phases):
-        unit = parts * phase.accumulation
-        if phase.batch_size % unit:
-            raise UserError(
-                f"train.phases.{index}.batch_size: found {phase.batch_size}, allowed: a multiple "
-                f"of {unit} (data × fsdp = {parts}, accumulation {phase.accumulation})"
-            )
+        key = f"train.phases.{index}.batch_size"
+        check_batch(key, phase.batch_size, parts=parts, accumulation=phase.accumulation)

@@ -10,7 +10,7 @@ from bert_jax.errors import UserError
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.planning import PlanSettings, make_plan, save_cpu_executables
-from bert_jax.planning.request import cpu_devices
+from bert_jax.planning.request import CannotPlan, cpu_devices
 from bert_jax.section import need
 from bert_jax.text import load_tokenizer
 
@@ -84,6 +84,6 @@ def _vocab_size(config: RunConfig) -> int:
         return load_tokenizer(config.tokenizer).vocab_size
     if config.vocab is not None:
         return config.vocab.size
-    raise UserError(
+    raise CannotPlan(
         f"tokenizer: {config.tokenizer} is not here; say how many pieces it has: --vocab-size 30522"
     )

@@ -89,12 +89,16 @@ def inputs_of(prepared: Prepared) -> preflight.Inputs:
     """Returns what a run reads, and how it is cut."""
     config, verb = prepared.config, prepared.job.verb
     phases = dict(enumerate(config.train.phases)) if verb == "pretrain" and config.train else {}
-    sizes = {f"train.phases.{at}.batch_size": phase.batch_size for at, phase in phases.items()}
+    sizes = {
+        f"train.phases.{at}.batch_size": (phase.batch_size, phase.accumulation)
+        for at, phase in phases.items()
+    }
     others: dict[str, str] = {}
     if phases and config.train and config.train.executables is not None:
         others["train.executables"] = config.train.executables
     if verb == "finetune" and config.finetune is not None:
-        sizes = {"finetune.batch_size": config.finetune.batch_size}
+        section = config.finetune
+        sizes = {"finetune.batch_size": (section.batch_size, section.accumulation)}
         origin = config.finetune.init_from
         if not is_hub_name(origin):
             others = {"finetune.init_from": origin}
@@ -123,6 +127,7 @@ def _of_plan(
     placements: Sequence[JobPlacement], config: RunConfig, hours: dict[JobPlacement, float]
 ) -> Iterator[preflight.PreflightFinding]:
     """Yields what `plan` says of each placement; writes down its hours."""
+    from bert_jax.planning.request import CannotPlan
     from bert_jax.verbs.plan import plan  # brings JAX with it
 
     console = Console(stderr=True)
@@ -132,8 +137,11 @@ def _of_plan(
         try:
             slices = placement.slices
             (found,) = plan(config, [placement.on], slices=slices, suggest=False, console=console)
-        except (UserError, RunStopped) as error:
+        except (CannotPlan, RunStopped) as error:
             yield preflight.PreflightFinding("unknown", f"plan: {first_line(error)}", placement)
+            continue
+        except UserError as error:  # the hosts would refuse it too
+            yield preflight.PreflightFinding("wrong", f"plan: {first_line(error)}", placement)
             continue
         if not found.fits:
             line = f"plan: the run does not fit, see `bert-jax plan … --topology {placement.on}`"

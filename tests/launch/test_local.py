@@ -143,10 +143,12 @@ def test_a_job_of_this_machine_is_submitted_watched_and_deleted(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     values = project_config(project) | {"run_dir": str(tmp_path / "run")}
     values["submit"] = {"poll_seconds": 0.05}
+    values["mesh"] |= {"data": -1}
     config = write_config(tmp_path / "run.yaml", values)
     options = ("--on", "local", "--hosts", 2, "--bucket", tmp_path / "b", "--watch", "--yes")
     said = ok("submit", config, *options)
     assert said.splitlines()[-1].startswith("run: done after 0:0"), said
+    assert "no process of it lives" not in said
     assert ok("jobs").splitlines()[-1] == "nothing exists"
     shown = ok("status", tmp_path / "run")
     assert shown.startswith(f"job        run ({tmp_path}/b/jobs/run)\n")

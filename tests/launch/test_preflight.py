@@ -143,14 +143,36 @@ def test_a_bucket_that_is_not_there_is_wrong(cloud: Cloud) -> None:  # noqa: F81
 
 def test_batch_and_mesh_must_go_with_hosts_and_devices() -> None:
     job = job_on(("v5e:4x4", "z", 1), ("v5e:4x4", "z", 3))
-    inputs = Inputs(None, {}, {"train.phases.0.batch_size": 256}, MeshSection(fsdp=4))
+    inputs = Inputs(None, {}, {"train.phases.0.batch_size": (256, 1)}, MeshSection(fsdp=4))
     (finding,) = check_layout(job, inputs)
     assert finding.placement == job.placements[1]
-    assert finding.line == "train.phases.0.batch_size: found 256, allowed: a multiple of 12 hosts"
+    assert finding.line == (
+        "train.phases.0.batch_size: found 256, allowed: a multiple of 48 (data × fsdp = 48, "
+        "accumulation 1)"
+    )
     (finding,) = check_layout(
         job_on(("v5e:4x4", "z", 1)), Inputs(None, {}, {}, MeshSection(data=4, fsdp=2))
     )
-    assert finding.line == "mesh: found 4 × 2 × 1, which does not make 16 devices"
+    assert finding.line.startswith("mesh: data 4 × fsdp 2 × tensor 1 does not make 16, the number")
+    # Hosts read the same rows where the tensor axis spans them.
+    inputs = Inputs(None, {}, {"finetune.batch_size": (2, 1)}, MeshSection(tensor=8))
+    assert list(check_layout(job_on(("v5e:4x4", "z", 1)), inputs)) == []
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        (MeshSection(), "allowed: a multiple of 3 hosts"),
+        (MeshSection(tensor=-1, data=1), None),
+        (MeshSection(simulated_devices=2), "allowed: a multiple of 6 (data × fsdp = 6, accum"),
+    ],
+)
+def test_batches_must_go_with_the_hosts_of_this_machine(mesh: MeshSection, said: str) -> None:
+    job = job_on(("local", "z", 1), hosts=3)
+    inputs = Inputs(None, {}, {"train.phases.0.batch_size": (8, 1)}, mesh)
+    lines = [finding.line for finding in check_layout(job, inputs)]
+    assert len(lines) == (said is not None)
+    assert all(f"train.phases.0.batch_size: found 8, {said}" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
 def config(project: Path, tmp_path: Path) -> Path:
     values = project_config(project) | {"run_dir": str(tmp_path / "runs" / "BERT_small.1")}
     values["submit"] = {"poll_seconds": 0.01, "on": "local"}
+    values["mesh"] |= {"data": -1}  # of any number of hosts
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
@@ -317,6 +318,41 @@ def test_a_run_that_does_not_fit_is_refused_and_one_that_fits_is_priced(
     findings = list(submit_checks._of_plan(places, loaded, hours))
     assert [finding.verdict for finding in findings] == ["fine", "wrong"]
     assert hours == {places[0]: 10.0}
+
+
+def test_what_the_plan_refuses_is_refused_and_what_it_cannot_say_is_not(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bert_jax.planning import compiler
+
+    loaded = load_config(config, ["mesh={tensor: 4}", "tokenizer=nowhere"])
+    places = [JobPlacement(on="v5e:2x4")]
+
+    def verdict(loaded: Any) -> tuple[str, str]:
+        (finding,) = submit_checks._of_plan(places, loaded, {})
+        return finding.verdict, finding.line
+
+    without = loaded.model_copy(update={"vocab": None})
+    assert verdict(without)[0] == "unknown"
+    assert "tokenizer: nowhere is not here" in verdict(without)[1]
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
+        assert verdict(loaded)[0] == "unknown"
+        assert "libtpu: not installed" in verdict(loaded)[1]
+    pytest.importorskip("libtpu", reason="libtpu exists for Linux x86-64 alone")
+    found, line = verdict(loaded)
+    assert found == "wrong"
+    assert "mesh.tensor" in line
+
+
+def test_a_batch_that_hosts_would_refuse_is_refused_without_a_plan(
+    cloud: Cloud, config: Path, tmp_path: Path
+) -> None:
+    options = ("--bucket", tmp_path / "b", "--hosts", 3, "--no-plan", "--yes")
+    refused = run("submit", config, *options)
+    assert refused.exit_code == 2, refused.output
+    assert "batch_size: found 8, allowed: a multiple of 6 (data × fsdp = 6" in refused.output
+    assert cloud.requests["create"] == 0
 
 
 def test_a_dry_run_needs_nothing_and_makes_nothing(config: Path, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
-from bert_jax.parallel.mesh import initialise, make_mesh, mesh_shape, process_share
+from bert_jax.parallel.layout import mesh_shape
+from bert_jax.parallel.mesh import initialise, make_mesh, process_share
 from bert_jax.parallel.section import MeshSection
 from tests.forked.forks import forked_python
 from tests.project import environment

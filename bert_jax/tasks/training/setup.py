@@ -18,6 +18,7 @@ from bert_jax.model.execution import default_unroll, resolve_execution
 from bert_jax.model.shape_cost import training_cost
 from bert_jax.narration import doing
 from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finetune_optimizer
+from bert_jax.parallel.layout import check_batch
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.rules import batch_parts, check_divides
 from bert_jax.runs.checkpoints import load_params
@@ -269,12 +270,12 @@ def make_predictor(prepared: TrainingSetup) -> Predictor:
 
 
 def _check_batch(section: FinetuneSection, mesh: jax.sharding.Mesh) -> None:
-    unit = batch_parts(mesh) * section.accumulation
-    if section.batch_size % unit:
-        raise UserError(
-            f"finetune.batch_size: found {section.batch_size}, allowed: a multiple of {unit} "
-            f"(data × fsdp = {batch_parts(mesh)}, accumulation {section.accumulation})"
-        )
+    check_batch(
+        "finetune.batch_size",
+        section.batch_size,
+        parts=batch_parts(mesh),
+        accumulation=section.accumulation,
+    )
 
 
 def _check_thaw(prepared: TrainingSetup) -> None:
