@@ -21,4 +21,11 @@ def main() -> None:
         STOP.listen(owns_process=True)  # before anything that takes time
     from bert_jax.cli.commands import cli
 
-    cli()
+    try:
+        cli()
+    except SystemExit as end:
+        from bert_jax.parallel.channel import current_channel
+
+        if (channel := current_channel()) is not None:
+            channel.exit_code = end.code if isinstance(end.code, int) else int(bool(end.code))
+        raise

@@ -27,6 +27,9 @@ _BEAT_SECONDS: Final = 1.0
 _GRACE_SECONDS: Final = 10.0
 # A process killed closes its connection at once; an error that this explains waits so long for it.
 _EXPLAIN_SECONDS: Final = 5.0
+# JAX's farewell of processes that are there takes as long as the slowest takes to free its devices,
+# and ends on all of them at once.
+_FAREWELL_SECONDS: Final = 5.0
 # Closing a connection with something unread in it may discard what was sent over it.
 _DELIVER_SECONDS: Final = 0.2
 
@@ -34,7 +37,13 @@ Handler = Callable[[int, Message], None]  # (index of the sender, message)
 
 
 class Channel:
-    """This process's way to the others. Handlers run in its thread, one at a time."""
+    """This process's way to the others. Handlers run in its thread, one at a time.
+
+    Attributes:
+        step: of this process's run, for the heartbeat.
+        exit_code: which this process ends with when its work is done.
+        jax_joined: whether JAX knows of the others, and waits for all of them before it ends.
+    """
 
     def __init__(self, index: int, present: Present, *, silence_seconds: float) -> None:
         """Takes over the connections of a roll call.
@@ -42,12 +51,16 @@ class Channel:
         A process without a heartbeat for `silence_seconds` counts as gone.
         """
         self.index, self.members = index, dict(present.members)
-        self.step: int | None = None  # of this process's run, for the heartbeat
+        self.step: int | None = None
+        self.exit_code = 0
+        self.jax_joined = False
         self._wires, self._silence = dict(present.wires), silence_seconds
         self._heard = dict.fromkeys(self._wires, time.monotonic())
         self._steps: dict[int, int] = {}
         self._left: set[int] = set()  # processes that are done
         self._all_left = threading.Event()
+        self._one_gone = False  # that was done
+        self._farewell: float | None = None  # when it is given up
         self._ending: tuple[float, str] | None = None
         self._over = False
         self._lock = threading.Lock()
@@ -111,16 +124,19 @@ class Channel:
     def leave(self) -> None:
         """Ends this process's part, and returns when all have ended theirs.
 
-        What runs in one process only, such as an export, has no time-out: the others wait.
+        What runs in one process only, such as an export, has no time-out: the others wait. JAX's
+        own farewell comes after it. For a process that is gone by then it would wait minutes, and
+        end in C++: so this one ends without, since its work is done.
         """
         if self._over:
             return
+        _flush()
         if self.index == 0:
             self._leave(0, {})
         else:
             self.send("left")
         self._all_left.wait()
-        self._over = True
+        self._over = not self.jax_joined
 
     def fail(self, code: int, line: str) -> None:
         """Tells the others why this process ends, which it does at once."""
@@ -180,16 +196,21 @@ class Channel:
                 self._lost(index, f"nothing was heard of it for {self._silence:g} s")
         if self._ending and now > self._ending[0]:
             self.end(PEER_LOST, self._ending[1])
+        if self._one_gone and self._all_left.is_set():
+            self._farewell = self._farewell or now + _FAREWELL_SECONDS
+            if now > self._farewell:
+                end_now(self.exit_code)
 
     def _lost(self, index: int, why: str) -> None:
         wire = self._wires.pop(index)
         if self._over or index in self._left or self._all_left.is_set():
-            return  # it was done
+            self._one_gone = True
+            return
         wire.close()
         if self._ending:  # of something that it has said itself
             return
         step = self._steps.get(index)
-        seen = "before its first step" if step is None else f"last seen at step {step}"
+        seen = f"last seen {'before its first step' if step is None else f'at step {step}'}"
         line = (
             f"{self.members[index]} is gone: {why}; {seen}; the same command on all hosts goes on "
             f"from the last checkpoint"

@@ -59,6 +59,7 @@ def _join_jax(meeting: Meeting, channel: Channel) -> None:
     address = meeting.address
     if meeting.index:
         address = Relay(meeting.host, meeting.port, timeout=meeting.timeout).address
+    channel.jax_joined = True
     try:
         jax.distributed.initialize(
             coordinator_address=address,

@@ -59,6 +59,9 @@ class StopSignal:
     """This process's ear for signals. There is one, `STOP`; the train loop asks it at every step.
 
     Its count of steps goes on over all loops of the process, such as those of a sweep.
+
+    Attributes:
+        ending: the process ends as soon as its last checkpoint is whole, and no step will follow.
     """
 
     def __init__(self) -> None:
@@ -73,6 +76,7 @@ class StopSignal:
         self._channel: Channel | None = None
         self._also: Callable[[int], bool] = lambda _: False
         self._cutting = False  # in an evaluation that may be cut short
+        self.ending = False
 
     def listen(self, *, owns_process: bool) -> None:
         """Hears signals from now on. Call it in the main thread; elsewhere it does nothing.
@@ -234,6 +238,7 @@ class StopSignal:
 
     def _end_beside(self, name: str) -> None:
         """Ends in a thread of its own: this one has others to hear, or a second signal."""
+        self.ending = True
         threading.Thread(target=self._end, args=(name,), daemon=True).start()
 
     def _end(self, name: str) -> None:

@@ -22,9 +22,9 @@ def main(output: str, save_to: str | None = None) -> None:
     """Reads a request from standard input and writes ``{"step": …, "saved": …}`` as JSON.
 
     ``{"refused": …}`` is a user's mistake, ``{"unable": …}`` what this libtpu does not know,
-    ``{"failed": …, "traceback": …}`` another error, such as the compiler's. For CPU devices there is
-    no step, only what is saved.
-    `output` is a file, `save_to` the directory for the executable; None saves none.
+    ``{"failed": …, "traceback": …}`` another error, such as the compiler's. For CPU devices there
+    is no step, only what is saved. `output` is a file, `save_to` the directory for the executable;
+    None saves none.
     """
     request = CompileRequest.model_validate_json(sys.stdin.buffer.read())
     from bert_jax.planning.compiled_step import STEP, compile_step, save_step_of_cpu

@@ -197,6 +197,17 @@ class TrainSection(Section):
         """Optimizer steps of all phases."""
         return sum(phase.steps for phase in self.phases)
 
+    @property
+    def batch_sizes(self) -> dict[str, tuple[int, int]]:
+        """Rows of the batches that are set, and the microbatches each is cut into, by key."""
+        sizes = {
+            f"train.phases.{index}.batch_size": (phase.batch_size, phase.accumulation)
+            for index, phase in enumerate(self.phases)
+        }
+        if self.evaluation is not None and self.evaluation.batch_size is not None:
+            sizes["train.evaluation.batch_size"] = (self.evaluation.batch_size, 1)
+        return sizes
+
     def evaluation_rows(self, phase: PhaseSection) -> int:
         """Returns the rows of a batch of evaluation in a phase, over all devices and hosts.
 

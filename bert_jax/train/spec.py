@@ -122,12 +122,5 @@ def check_batches(section: sections.TrainSection, mesh: Mesh) -> None:
 
     Raises UserError: naming the key and the multiple that is allowed.
     """
-    parts = batch_parts(mesh)
-    if section.evaluation is not None and (size := section.evaluation.batch_size or 0) % parts:
-        raise UserError(
-            f"train.evaluation.batch_size: found {size}, allowed: a multiple of {parts} (data × "
-            f"fsdp)"
-        )
-    for index, phase in enumerate(section.phases):
-        key = f"train.phases.{index}.batch_size"
-        check_batch(key, phase.batch_size, parts=parts, accumulation=phase.accumulation)
+    for key, (rows, accumulation) in section.batch_sizes.items():
+        check_batch(key, rows, parts=batch_parts(mesh), accumulation=accumulation)

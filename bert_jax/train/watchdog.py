@@ -20,6 +20,7 @@ from etils import epath
 from bert_jax.files.atomic import refusal_of
 from bert_jax.parallel.channel import current_channel, end_now
 from bert_jax.parallel.compiling import is_compiling
+from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.sections import WatchdogSection
 
@@ -38,7 +39,8 @@ class Watchdog:
 
     Only what the stopwatch counts as training is watched, and of that not what is compiled or
     loaded (`bert_jax.parallel.compiling.compiling`). Waiting for input is no part of a step, and
-    hangs after a time of its own.
+    hangs after a time of its own. Where a signal has ended the run no step comes any more: a last
+    save takes as long as it takes.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Watchdog:
         pause = min(section.floor_seconds / 10, 5.0)
         while not self._ended.wait(pause):
             kind = self._watch.kind
-            if is_compiling() or kind not in ("train", "input"):
+            if STOP.ending or is_compiling() or kind not in ("train", "input"):
                 self._beat = time.monotonic()
                 continue
             steps = list(self._steps)

@@ -88,14 +88,12 @@ def may_start(job: Job, confirm: Confirm) -> bool:
 def inputs_of(prepared: Prepared) -> preflight.Inputs:
     """Returns what a run reads, and how it is cut."""
     config, verb = prepared.config, prepared.job.verb
-    phases = dict(enumerate(config.train.phases)) if verb == "pretrain" and config.train else {}
-    sizes = {
-        f"train.phases.{at}.batch_size": (phase.batch_size, phase.accumulation)
-        for at, phase in phases.items()
-    }
+    train = config.train if verb == "pretrain" else None
+    phases = {} if train is None else dict(enumerate(train.phases))
+    sizes = {} if train is None else train.batch_sizes
     others: dict[str, str] = {}
-    if phases and config.train and config.train.executables is not None:
-        others["train.executables"] = config.train.executables
+    if train is not None and train.executables is not None:
+        others["train.executables"] = train.executables
     if verb == "finetune" and config.finetune is not None:
         section = config.finetune
         sizes = {"finetune.batch_size": (section.batch_size, section.accumulation)}

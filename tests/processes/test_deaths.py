@@ -55,6 +55,28 @@ def test_a_process_that_is_gone_is_named_by_the_other(
         assert re.search(r"last seen (at step \d+|before its first step)", line), line
 
 
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.chaos)])
+def test_a_process_that_is_gone_when_all_are_done_keeps_no_other(
+    config: Path, tmp_path: Path, killed: int
+) -> None:
+    """JAX would wait five minutes for it, and end the others in C++."""
+    few = ("train.phases.0.steps=4", *ENDLESS[1:])
+    with start(
+        *("pretrain", config, f"run_dir={tmp_path / 'run'}", *few),
+        program=("-m", "tests.processes.lost_farewell", killed),
+        count=2,
+        directory=tmp_path,
+    ) as job:
+        codes = job.wait()
+        assert codes[killed] == -signal.SIGKILL, job.said()
+        assert codes[1 - killed] == 0, job.said()
+        ends = [host.ended_at or 0.0 for host in job]
+        assert max(ends) - min(ends) < IN_TIME
+    assert "done: 4 steps" in job[0].out
+    for trace in ("Traceback", "Check failure", "bert-jax: "):
+        assert trace not in job[1 - killed].err, job.said()
+
+
 def test_a_process_that_never_comes_is_named_by_the_others(config: Path, tmp_path: Path) -> None:
     port = free_port()
     hosts = [

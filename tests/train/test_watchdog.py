@@ -21,7 +21,7 @@ from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.sections import WatchdogSection
 from bert_jax.train.watchdog import Watchdog
 from tests.forked.forks import forked_python
-from tests.project import ROOT
+from tests.project import ROOT, environment
 
 QUICK = WatchdogSection(floor_seconds=0.2, factor=1.5)
 
@@ -117,6 +117,45 @@ def test_what_is_compiled_is_no_step_that_hangs(
         with compiling("a step"):
             assert not ended.wait(0.6)
         assert ended.wait(20)
+
+
+ENDS_WHILE_IT_SAVES = """
+import os, pathlib, signal, threading, time
+from etils import epath
+from bert_jax.parallel.stop_signal import STOP
+from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.sections import WatchdogSection
+from bert_jax.train.watchdog import Watchdog
+
+def save():
+    saving.set()
+    time.sleep(2)
+
+here, saving = epath.Path(pathlib.Path.cwd()), threading.Event()
+section = WatchdogSection(floor_seconds=0.2, factor=1.5)
+STOP.listen(owns_process=True)
+watch = Stopwatch(here, started=time.time())
+with watch.on("train"), Watchdog(section, watch, here) as dog:
+    for _ in range(10):
+        dog.step_done()
+    STOP.saved(4, save)
+    os.kill(os.getpid(), signal.SIGTERM)
+    saving.wait()
+    STOP.due(5)
+"""
+
+
+def test_a_save_that_a_signal_waits_for_is_no_step_that_hangs(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [forked_python(), "-c", ENDS_WHILE_IT_SAVES],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = "bert-jax: stopped by SIGTERM at step 4: its checkpoint stands\n"
+    assert (ended.returncode, ended.stderr) == (3, said)
 
 
 HANGS_WITH_ITS_STORAGE = """

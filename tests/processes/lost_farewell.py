@@ -1,0 +1,26 @@
+"""``python -m tests.processes.lost_farewell PROCESS VERB …``: the command line, killed at its end.
+
+One process of the job is killed when all are done and JAX has yet to end on all of them.
+"""
+
+import os
+import signal
+import sys
+
+from jax._src import distributed
+
+from bert_jax.cli import main
+
+_PROCESS = int(sys.argv.pop(1))
+_shutdown = distributed.shutdown
+
+
+def _shut_down() -> None:
+    if distributed.global_state.process_id == _PROCESS:
+        os.kill(os.getpid(), signal.SIGKILL)
+    _shutdown()
+
+
+if __name__ == "__main__":
+    distributed.shutdown = _shut_down
+    main()
