@@ -11,14 +11,14 @@ import pytest
 
 from bert_jax.parallel.stop_signal import StopSignal
 
-# The main thread comes to the next step while the last save, three seconds long, is under way.
+# The main thread comes to the next step while the last save is under way.
 RUN = """
 import os, signal, sys, threading, time
 from bert_jax.parallel.stop_signal import StopSignal
 
 def save():
     saving.set()
-    time.sleep(3)
+    time.sleep({seconds})
 
 saving, stop = threading.Event(), StopSignal()
 stop.listen(owns_process=True)
@@ -34,16 +34,21 @@ AGAIN = "time.sleep(1.2); os.kill(os.getpid(), signal.SIGTERM)"
 
 
 @pytest.mark.parametrize(
-    ("then", "code", "line"),
+    ("seconds", "then", "code", "line"),
     [
-        ("", 3, "stopped by SIGTERM at step 4: its checkpoint stands"),
-        (AGAIN, 143, "a second SIGTERM: ended at once; the last whole checkpoint stands"),
+        (0.7, "", 3, "stopped by SIGTERM at step 4: its checkpoint stands"),
+        (60, AGAIN, 143, "a second SIGTERM: ended at once; the last whole checkpoint stands"),
     ],
     ids=["once", "twice"],
 )
-def test_no_step_begins_while_the_last_save_ends(then: str, code: int, line: str) -> None:
+def test_no_step_begins_while_the_last_save_ends(
+    seconds: float, then: str, code: int, line: str
+) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", RUN.format(then=then)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", RUN.format(seconds=seconds, then=then)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (ended.returncode, ended.stderr, ended.stdout) == (code, f"bert-jax: {line}\n", "")
 
