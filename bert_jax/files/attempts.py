@@ -19,7 +19,10 @@ class Attempts:
         self._refused = False
 
     def succeeds(self, write: Callable[[], object], *, otherwise: str) -> bool:
-        """Writes; says where that fails why, and what that means ("otherwise")."""
+        """Writes, and returns whether the place has taken it.
+
+        Otherwise a line says why not, and what follows from that: `otherwise`.
+        """
         reason = refusal_of(write)
         if reason is not None and not self._refused:
             self._say(f"{self._place}: {reason}; {otherwise}")

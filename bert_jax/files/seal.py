@@ -15,6 +15,10 @@ from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object
 
 SEAL: Final = "sha256"
+_CHANGED: Final = (
+    "found other values than were written (its SHA-256 differs), allowed: a copy of the file as it "
+    "was"
+)
 _FIRST_LINE: Final = re.compile(rf"# {SEAL}: [0-9a-f]{{64}}")
 
 
@@ -37,10 +41,7 @@ def refuse_changed(content: Mapping[str, Any], *, where: str) -> None:
     Those of earlier versions have no seal, and pass.
     """
     if SEAL in content and not is_intact(content):
-        raise UserError(
-            f"{where}: found other values than were written (its SHA-256 differs), allowed: a copy "
-            "of the file as it was"
-        )
+        raise UserError(f"{where}: {_CHANGED}")
 
 
 def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,10 +70,7 @@ def refuse_changed_yaml(text: str, *, where: str) -> None:
     Without the first line it passes: who edits the file on purpose deletes that.
     """
     if _FIRST_LINE.match(text) and text != sealed_yaml(text.partition("\n")[2]):
-        raise UserError(
-            f"{where}: found other values than were written (its SHA-256 differs), allowed: a copy "
-            "of the file as it was; if you edited it, delete its first line"
-        )
+        raise UserError(f"{where}: {_CHANGED}; if you edited it, delete its first line")
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

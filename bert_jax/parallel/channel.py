@@ -27,9 +27,9 @@ _BEAT_SECONDS: Final = 1.0
 _GRACE_SECONDS: Final = 10.0
 # A process killed closes its connection at once; an error that this explains waits so long for it.
 _EXPLAIN_SECONDS: Final = 5.0
-# JAX's farewell of processes that are there takes as long as the slowest takes to free its devices,
-# and ends on all of them at once.
-_FAREWELL_SECONDS: Final = 5.0
+# JAX's shutdown barrier opens on all processes at once: who has passed it is not long before the
+# others. So one that is gone while this one still waits was killed there.
+_SHUTDOWN_SECONDS: Final = 5.0
 # Closing a connection with something unread in it may discard what was sent over it.
 _DELIVER_SECONDS: Final = 0.2
 
@@ -60,7 +60,7 @@ class Channel:
         self._left: set[int] = set()  # processes that are done
         self._all_left = threading.Event()
         self._one_gone = False  # that was done
-        self._farewell: float | None = None  # when it is given up
+        self._shutdown_until: float | None = None
         self._ending: tuple[float, str] | None = None
         self._over = False
         self._lock = threading.Lock()
@@ -125,8 +125,8 @@ class Channel:
         """Ends this process's part, and returns when all have ended theirs.
 
         What runs in one process only, such as an export, has no time-out: the others wait. JAX's
-        own farewell comes after it. For a process that is gone by then it would wait minutes, and
-        end in C++: so this one ends without, since its work is done.
+        shutdown barrier comes after it. There JAX would wait minutes for a process that was killed,
+        and then abort: so this one ends without it, since its work is done.
         """
         if self._over:
             return
@@ -197,8 +197,8 @@ class Channel:
         if self._ending and now > self._ending[0]:
             self.end(PEER_LOST, self._ending[1])
         if self._one_gone and self._all_left.is_set():
-            self._farewell = self._farewell or now + _FAREWELL_SECONDS
-            if now > self._farewell:
+            self._shutdown_until = self._shutdown_until or now + _SHUTDOWN_SECONDS
+            if now > self._shutdown_until:
                 end_now(self.exit_code)
 
     def _lost(self, index: int, why: str) -> None:

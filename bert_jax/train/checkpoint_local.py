@@ -179,8 +179,7 @@ class LocalCheckpoints:
     def wait(self) -> None:
         """Waits until what was saved is whole on disk, or has failed."""
         if self._saving is not None:
-            saving, self._saving = self._saving, None
-            saving.result()
+            self._saving.result()
 
     def close(self) -> None:
         """Waits, and ends the thread."""

@@ -63,7 +63,7 @@ def test_a_process_that_is_gone_when_all_are_done_keeps_no_other(
     few = ("train.phases.0.steps=4", *ENDLESS[1:])
     with start(
         *("pretrain", config, f"run_dir={tmp_path / 'run'}", *few),
-        program=("-m", "tests.processes.lost_farewell", killed),
+        program=("-m", "tests.processes.killed_at_shutdown", killed),
         count=2,
         directory=tmp_path,
     ) as job:

@@ -1,6 +1,6 @@
-"""``python -m tests.processes.lost_farewell PROCESS VERB …``: the command line, killed at its end.
+"""``python -m tests.processes.killed_at_shutdown PROCESS VERB …``: the command line, killed late.
 
-One process of the job is killed when all are done and JAX has yet to end on all of them.
+One process of the job is killed when all are done, at the shutdown barrier of JAX.
 """
 
 import os
