@@ -36,7 +36,7 @@ endef
 # torch with all the rest: from the wheels that pip is told of, or from PyTorch's index.
 WITH_TORCH = $(if $(PIP_FIND_LINKS),$(foreach from,$(PIP_FIND_LINKS),--find-links $(from)),--torch-backend cpu)
 # In a variable: a comma would end the argument of $(call).
-TEST_EXTRAS := .[test,docs]
+TEST_EXTRAS := .[data,test,docs]
 # Neither compiles to bytecode while it installs: pip would on one core, and the tests of every
 # package with it.
 # Nor what no test imports, a third of it all; what one does import after all is compiled then.
@@ -111,7 +111,7 @@ $(VENV)/.python:
 
 $(VENV)/.core: $(VENV)/.python $(SETTINGS)
 	@echo "Installing bert-jax ..."
-	$(call install,.)
+	$(call install,.[data])
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.python

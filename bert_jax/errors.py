@@ -55,6 +55,19 @@ def did_you_mean(found: str, allowed: Iterable[str]) -> str:
     return f'; did you mean "{near[0]}"?' if near else ""
 
 
+def installing(extra: str) -> str:
+    """Returns the command that installs an extra: ``pip install '.[gcp]' in the checkout …``.
+
+    No package index has bert-jax: pip installs it from a checkout.
+    """
+    return f"pip install '.[{extra}]' in the checkout of bert_jax"
+
+
+def not_installed(library: str, purpose: str, *, extra: str) -> str:
+    """Returns ``"rensa: not installed, needed for examples; allowed: pip install '.[data]' …"``."""
+    return f"{library}: not installed, needed for {purpose}; allowed: {installing(extra)}"
+
+
 def counted(number: int, noun: str) -> str:
     """Returns a number with its noun: ``"1 row"``, ``"1,200 rows"``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

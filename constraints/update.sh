@@ -14,7 +14,7 @@ printf 'setuptools>=77\ntorch==%s\n' "$TORCH" >"$work/also.in"
 : >"$work/py310.raw"
 previous=310
 for version in 311 312 313; do
-    "$UV" pip compile setup.cfg "$work/also.in" --quiet --extra test --extra docs --extra lint --universal --fork-strategy fewest \
+    "$UV" pip compile setup.cfg "$work/also.in" --quiet --extra data --extra test --extra docs --extra lint --universal --fork-strategy fewest \
         --python-version "3.${version#3}" --constraints "$work/py$previous.raw" \
         --no-annotate --no-header --system-certs --output-file "$work/py$version.raw"
     {

@@ -20,6 +20,7 @@ from bert_jax.files.remote import absolute, is_remote
 from bert_jax.pipelines.changed_setting import AGES, name_change
 from bert_jax.pipelines.cleaning.tally import Tally, sum_tallies
 from bert_jax.pipelines.engines.engine import open_engine
+from bert_jax.pipelines.libraries import need_data_libraries
 from bert_jax.pipelines.preparation import (
     PreparationRecipe,
     preparation_recipe,
@@ -54,6 +55,7 @@ def make_examples(
     worker.
     """
     say = progress or (lambda line: None)
+    need_data_libraries("examples")
     check_language(section.language)
     output = dataset_directory(section)
     tokenizer = load_tokenizer(section.tokenizer)

@@ -9,7 +9,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.cleaning.contamination import OverlapRecord, load_index
-from bert_jax.pipelines.cleaning.near_duplicates import ALGORITHM_VERSION
+from bert_jax.pipelines.cleaning.near_duplicates import algorithm_version
 from bert_jax.pipelines.cleaning.rules import LANGUAGE_FILTER
 from bert_jax.pipelines.cleaning.settings import CleaningSection
 from bert_jax.pipelines.cleaning.tally import Tally
@@ -93,7 +93,7 @@ def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> P
         **{name: getattr(section, name) for name in shared},
         formats=tuple(sorted({source.format for source in sources})),
         evaluation_sha256=tuple(hashes),
-        minhash_version=ALGORITHM_VERSION if cleaning.near_duplicates is not None else None,
+        minhash_version=algorithm_version() if cleaning.near_duplicates is not None else None,
     )
 
 

@@ -116,3 +116,45 @@ def test_mistakes_that_need_no_jax_to_be_seen_are_told_before_it_is_loaded(tmp_p
     assert len(told) == len(expected)
     for line, beginning in zip(told, expected, strict=True):
         assert line.startswith(f"bert-jax: {beginning}")
+
+
+_WITHOUT_DATA = """
+import importlib, pkgutil, sys
+
+for name in ("tensorflow_datasets", "mwparserfromhell", "sentencex", "rensa"):
+    sys.modules[name] = None  # importing it raises
+import bert_jax.verbs
+from click.testing import CliRunner
+from bert_jax.cli.commands import cli
+
+for verb in pkgutil.iter_modules(bert_jax.verbs.__path__, "bert_jax.verbs."):
+    importlib.import_module(verb.name)
+for verb in ("vocab", "examples"):
+    found = CliRunner().invoke(cli, [verb, "run.yaml"])
+    assert found.exit_code == 2, (verb, found.output, found.exception)
+    print(found.stderr.strip().splitlines()[-1])
+"""
+
+
+def test_only_making_data_needs_the_libraries_of_the_extra_data(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "text.txt").write_text("One sentence .\n")
+    (tmp_path / "run.yaml").write_text(
+        "vocab: {input: [text.txt], output: made/tokenizer}\n"
+        "examples: {input: [text.txt], tokenizer: tokenizer, output: made/dataset}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_DATA],
+        cwd=tmp_path,
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for verb, line in zip(("vocab", "examples"), done.stdout.splitlines(), strict=True):
+        assert line.startswith("bert-jax: tensorflow-datasets, mwparserfromhell, sentencex, rensa:")
+        assert f"needed for {verb}" in line
+        assert "'.[data]'" in line
+    assert not (tmp_path / "made" / "dataset").exists()
+    assert not list((tmp_path / "made").rglob("*.txt"))

@@ -12,7 +12,7 @@ import jax
 from bert_jax.diagnostics.findings import Finding, ok, problem, warn
 from bert_jax.diagnostics.network import check_hosts, expected_hosts
 from bert_jax.diagnostics.versions import is_installed
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, installing
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -53,7 +53,7 @@ def _check_unused_hardware(backend: str) -> Iterator[Finding]:
         return
     tpus = [*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*")]
     if tpus:
-        yield warn("tpu", f"{tpus[0]} is there but not used: pip install 'bert-jax[tpu]'")
+        yield warn("tpu", f"{tpus[0]} is there but not used: {installing('tpu')}")
     elif is_installed("libtpu"):
         yield warn(
             "tpu",
@@ -61,7 +61,7 @@ def _check_unused_hardware(backend: str) -> Iterator[Finding]:
             "JAX_PLATFORMS=cpu, or uninstall it unless you compile for TPUs here",
         )
     if Path("/dev/nvidia0").exists():
-        yield warn("gpu", "/dev/nvidia0 is there but not used: pip install 'bert-jax[gpu]'")
+        yield warn("gpu", f"/dev/nvidia0 is there but not used: {installing('gpu')}")
 
 
 def check_attention(

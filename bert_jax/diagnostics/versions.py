@@ -14,7 +14,7 @@ _VERSIONS: Final = (
     *("bert-jax", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "grain"),
     *("tensorflow-datasets", "tokenizers", "sentencepiece", "numpy"),
 )
-_OPTIONAL: Final = frozenset({"libtpu"})
+_OPTIONAL: Final = frozenset({"libtpu", "tensorflow-datasets"})
 
 
 def check_versions() -> Iterator[Finding]:
@@ -26,7 +26,9 @@ def check_versions() -> Iterator[Finding]:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
             if name not in _OPTIONAL:
-                yield problem(name, "not installed: pip install bert-jax")
+                yield problem(
+                    name, "not installed; allowed: pip install . in the checkout of bert_jax"
+                )
             continue
         allowed = requirements.get(name)
         if allowed is None or allowed.contains(found, prereleases=True):

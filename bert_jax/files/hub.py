@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bert_jax.errors import UserError, first_line
+from bert_jax.errors import UserError, first_line, not_installed
 from bert_jax.files.read import sha256_of
 from bert_jax.narration import doing
 
@@ -96,10 +96,7 @@ def library() -> Any:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise UserError(
-            "huggingface_hub: not installed, and what lies on a hub is found with it; allowed: "
-            "pip install 'bert-jax[hub]'"
-        ) from error
+        raise UserError(not_installed("huggingface_hub", "models by name", extra="hub")) from error
     return huggingface_hub
 
 

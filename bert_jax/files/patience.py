@@ -5,6 +5,8 @@ import threading
 import time
 from typing import Final
 
+from bert_jax.errors import not_installed
+
 GIVE_UP_SECONDS: Final = 600.0
 """A request that fails for so long is given up. tensorstore's own limit for arrays is near it."""
 
@@ -14,9 +16,7 @@ length, so that hosts which were refused together do not come back together."""
 
 LONGEST_PAUSE_SECONDS: Final = 32.0
 
-NOT_INSTALLED: Final = (
-    'gs:// needs Google\'s clients, which are not installed: pip install "bert-jax[gcp]"'
-)
+NOT_INSTALLED: Final = not_installed("Google Cloud's clients", "gs://", extra="gcp")
 LOGIN: Final = "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
 
 _QUIET_SECONDS: Final = 10.0

@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 from fsspec.config import conf
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, not_installed
 
 Result = TypeVar("Result")
 
@@ -38,8 +38,11 @@ class _Absent(fsspec.AbstractFileSystem):
         del args, kwargs
         name = str(self.protocol)
         client = CLIENTS[name]
-        extra = '"bert-jax[hub]"' if name == "hf" else client
-        raise UserError(f"{name}:// needs {client}, which is not installed: pip install {extra}")
+        if name == "hf":
+            raise UserError(not_installed(client, "hf://", extra="hub"))
+        raise UserError(
+            f"{client}: not installed, needed for {name}://; allowed: pip install {client}"
+        )
 
 
 for _name, _client in CLIENTS.items():

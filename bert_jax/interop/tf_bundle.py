@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from etils import epath
 
-from bert_jax.errors import UserError, did_you_mean, first_line
+from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
 from bert_jax.interop.mapping import TensorSpec
 
 INDEX: Final = ".index"
@@ -27,10 +27,8 @@ def tensorflow() -> Any:
     try:
         import tensorflow as tf
     except ImportError as error:
-        raise UserError(
-            "tensorflow: not installed, and TensorFlow checkpoints are read and written with it; "
-            "allowed: pip install 'bert-jax[tf]'"
-        ) from error
+        purpose = "reading and writing TensorFlow checkpoints"
+        raise UserError(not_installed("tensorflow", purpose, extra="tf")) from error
     # Raises in a process that has used TensorFlow before: it has its devices already.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")

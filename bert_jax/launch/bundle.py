@@ -120,7 +120,7 @@ def _distribution() -> metadata.Distribution:
     except metadata.PackageNotFoundError:
         raise UserError(
             "bert-jax is on the path and not installed, so a host could not be told what it needs; "
-            "allowed: pip install bert-jax, or pip install -e . in a checkout"
+            "allowed: pip install . in the checkout of bert_jax"
         ) from None
     if installed.version != __version__:
         raise UserError(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from bert_jax.errors import NoCredentials
+from bert_jax.errors import NoCredentials, not_installed
 from bert_jax.files.patience import (
     FIRST_PAUSE_SECONDS,
     GIVE_UP_SECONDS,
@@ -18,9 +18,8 @@ from bert_jax.launch.launcher import Unavailable
 
 Answer = TypeVar("Answer")
 
-NOT_INSTALLED: Final = (
-    "launching needs the clients of Google Cloud and Kubernetes, which are not installed: "
-    'pip install "bert-jax[launch,gcp]"'
+NOT_INSTALLED: Final = not_installed(
+    "clients of Google Cloud and Kubernetes", "submit", extra="launch,gcp"
 )
 
 

@@ -17,7 +17,7 @@ import pydantic
 from rich.console import Console
 
 from bert_jax.data.cores import available_cores
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import RunStopped, UserError, not_installed
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache
 from bert_jax.planning.compiled_step import STEP, CompiledStep
@@ -54,10 +54,8 @@ def check_compiler() -> None:
         CannotPlan: naming the extra.
     """
     if importlib.util.find_spec("libtpu") is None:
-        raise CannotPlan(
-            "libtpu: not installed, and it holds the compiler for TPUs; allowed: pip install "
-            "'bert-jax[plan]', on Linux x86-64"
-        )
+        purpose = "compiling for TPUs (Linux x86-64 only)"
+        raise CannotPlan(not_installed("libtpu", purpose, extra="plan"))
 
 
 def compiled_step(request: CompileRequest, *, title: str, compiler: Compiler) -> CompiledStep:

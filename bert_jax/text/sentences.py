@@ -3,8 +3,6 @@
 import re
 from typing import Final
 
-import sentencex
-
 from bert_jax.errors import UserError
 
 # sentencex takes any string for a language and falls back to English, also for "english" or "En".
@@ -18,6 +16,8 @@ def split_sentences(text: str, *, language: str) -> list[str]:
     around them; none is empty. Together they hold every character of ``text`` that is not white
     space.
     """
+    import sentencex  # of the extra `data`; every configuration imports this module
+
     sentences = (sentence.strip() for sentence in sentencex.segment(language, text))  # pyright: ignore[reportAttributeAccessIssue]
     return [sentence for sentence in sentences if sentence]
 

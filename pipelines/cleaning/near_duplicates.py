@@ -5,16 +5,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-import rensa
 
 from bert_jax.pipelines.cleaning.settings import NearDuplicatesSection
 from bert_jax.pipelines.cleaning.spill import hash_ranges, save_hashes
 from bert_jax.pipelines.cleaning.words import combine, ngram_hashes, text_hash, word_hashes
 from bert_jax.pipelines.tokenised.documents import save_array
-
-_Minhash: Final[Any] = rensa.RMinHash  # pyright: ignore[reportAttributeAccessIssue]
-ALGORITHM_VERSION: Final[int] = _Minhash.ALGORITHM_VERSION
-"""Signatures of different versions do not compare."""
 
 _SIGNATURES: Final = "signatures.npy"
 _SEED: Final = 1
@@ -54,7 +49,7 @@ class Signatures:
     def _flush(self) -> None:
         if not self._held:
             return
-        matrix = _Minhash.digest_matrix_from_flat_token_hashes(
+        matrix = _minhash().digest_matrix_from_flat_token_hashes(
             np.concatenate(self._held),
             np.cumsum([0, *map(len, self._held)], dtype=np.uint64),
             num_perm=self._section.bands * self._section.rows,
@@ -89,6 +84,17 @@ def find_near_duplicates(
                 if np.mean(signatures[spill][place] == other) >= section.threshold:
                     near[spill][place] = True
     return near
+
+
+def algorithm_version() -> int:
+    """Returns the version of the library's signatures; signatures of two versions differ."""
+    return _minhash().ALGORITHM_VERSION
+
+
+def _minhash() -> Any:
+    import rensa  # of the extra `data`; every configuration imports this module
+
+    return rensa.RMinHash  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _band(band: int) -> str:

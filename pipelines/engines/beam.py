@@ -18,7 +18,7 @@ import pydantic
 from etils import epath
 
 from bert_jax.data.cores import available_cores
-from bert_jax.errors import UserError, did_you_mean, first_line
+from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
 from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.engines.local import use_one_thread
 from bert_jax.section import Section, Strings
@@ -304,9 +304,7 @@ def _import_beam() -> Any:
             import apache_beam
             import apache_beam.runners.portability.portable_runner
     except ImportError as error:
-        raise UserError(
-            'engine: beam needs Apache Beam, which is not installed; pip install "bert-jax[beam]"'
-        ) from error
+        raise UserError(not_installed("apache-beam", "engine: beam", extra="beam")) from error
     return apache_beam
 
 

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from bert_jax.errors import UserError
+from bert_jax.pipelines.libraries import need_data_libraries
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.sources import iter_text
 from bert_jax.pipelines.vocabulary import algorithms
@@ -75,6 +76,7 @@ def train_vocab(
     cannot give ``size`` pieces; its characters do not fit into ``size``; the output cannot be
     written.
     """
+    need_data_libraries("vocab")
     lines = _sample(section)
     if _drops_accents(section) and (warning := _lost_marks(lines)) is not None:
         progress(warning)

@@ -109,7 +109,7 @@ def test_without_a_hub_or_the_library_it_is_one_line(
     with pytest.raises(UserError, match=r"nothing in the cache, and http://127.0.0.1:9 does not"):
         bert_jax.load(NAME)
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"pip install 'bert-jax\[hub\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[hub\]'"):
         bert_jax.load(NAME)
 
 

@@ -210,4 +210,4 @@ def test_without_tensorflow_one_line_names_the_extra(
 ) -> None:
     prefix = saved(tmp_path, draw(encoder_shapes(SMALL), seed=15))
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    assert "pip install 'bert-jax[tf]'" in refused(prefix)
+    assert "pip install '.[tf]'" in refused(prefix)

@@ -253,7 +253,7 @@ def test_settings_of_beam_that_cannot_be_met_are_named(
 
 def test_without_beam_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apache_beam", None)
-    with pytest.raises(UserError, match=r'pip install "bert-jax\[beam\]"'):
+    with pytest.raises(UserError, match=r"pip install '\.\[beam\]'"):
         open_engine("beam", workers=None, beam=BeamSection(), directory=tmp_path)
     with open_engine("local", workers=1, beam=BeamSection(), directory=tmp_path) as engine:
         assert list(engine.run(number_of, [4])) == [(4, 16)]

@@ -289,7 +289,7 @@ def test_without_the_compiler_the_extra_is_named(
     arguments = ("--vocab-size", 1000, "--topology", "v5e:2x2", "--fresh")
     said = refused("plan", deep_run, *arguments)
     assert "libtpu: not installed" in said
-    assert "pip install 'bert-jax[plan]'" in said
+    assert "pip install '.[plan]'" in said
 
 
 # As libtpu says it of a kernel: the reason is in the second line, and in the last one an address.

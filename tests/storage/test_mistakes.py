@@ -93,6 +93,6 @@ def test_without_the_clients_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delitem(sys.modules, "bert_jax.files.bucket")
     monkeypatch.delitem(_registry, "gcs", raising=False)
     forget_clients()
-    assert 'pip install "bert-jax[gcp]"' in only(check_run_dir("gs://bucket/run")).text
-    with pytest.raises(UserError, match=r'pip install "bert-jax\[gcp\]"'):
+    assert "pip install '.[gcp]'" in only(check_run_dir("gs://bucket/run")).text
+    with pytest.raises(UserError, match=r"pip install '\.\[gcp\]'"):
         CloudObject("gs://bucket/lock").read()

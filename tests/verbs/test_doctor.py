@@ -166,9 +166,9 @@ def test_report_is_plain_lines_where_there_is_no_terminal() -> None:
 
 def test_report_on_a_terminal_keeps_square_brackets() -> None:
     out = io.StringIO()
-    findings = (Finding("problem", "gcp", "pip install 'bert-jax[gcp]'"),)
+    findings = (Finding("problem", "gcp", "pip install '.[gcp]'"),)
     show(findings, Console(file=out, force_terminal=True, width=80))
-    assert "bert-jax[gcp]" in out.getvalue()
+    assert ".[gcp]" in out.getvalue()
 
 
 def test_the_command_ends_with_one_where_there_is_a_problem_and_else_with_zero(

@@ -67,6 +67,6 @@ def test_storage_that_cannot_be_reached_is_one_line(
     )
     line = refused(*words)
     if told == "s3://" and importlib.util.find_spec("s3fs") is None:
-        told = "s3:// needs s3fs, which is not installed: pip install s3fs"
+        told = "pip install s3fs"
     assert told in line
     assert not Path("r").exists()

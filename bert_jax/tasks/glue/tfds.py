@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bert_jax.errors import UserError, did_you_mean, first_line
+from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
 from bert_jax.tasks.columns import TextRow
 from bert_jax.tasks.glue.files import GlueRows
 
@@ -63,8 +63,11 @@ def _read(name: str, split: str, data_dir: str | None) -> GlueRows:
 
 
 def _builder(name: str, data_dir: str | None) -> Any:
-    # It takes a second to import, and few ask for it.
-    import tensorflow_datasets as tfds
+    try:
+        import tensorflow_datasets as tfds  # takes a second, and few runs need it
+    except ImportError as error:
+        purpose = f"task.data: {NAME}"
+        raise UserError(not_installed("tensorflow-datasets", purpose, extra="data")) from error
 
     try:
         builder = tfds.builder(name, data_dir=data_dir)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from bert_jax.errors import UserError, did_you_mean, first_line
+from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
 from bert_jax.files.read import read_json_object
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
@@ -117,10 +117,8 @@ def _records(path: str, split: str, names: list[str]) -> Iterator[Any]:
         try:
             import tensorflow as tf  # an extra of its own, and seconds to load
         except ImportError as error:
-            raise UserError(
-                f"{path}: a TFDS dataset of {builder.info.file_format.value} files, which only "
-                "TensorFlow reads; pip install bert-jax[tf]"
-            ) from error
+            files = f"{path}, a TFDS dataset of {builder.info.file_format.value} files"
+            raise UserError(not_installed("tensorflow", files, extra="tf")) from error
         tf.config.set_visible_devices([], "GPU")
         # One file at a time, so that the records come in the order of their numbers.
         config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)

@@ -6,9 +6,6 @@ import xml.etree.ElementTree as ET
 from collections.abc import Collection, Iterator
 from typing import Any, BinaryIO, Final
 
-import mwparserfromhell
-from mwparserfromhell import nodes
-
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.read import shown
 from bert_jax.pipelines.section import SourcesSection
@@ -49,6 +46,8 @@ def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -
     English, go with all that they hold. Raises UserError: it is nested too deep, or begins very
     much that it never ends.
     """
+    import mwparserfromhell  # of the extra `data`; every configuration imports this module
+
     _refuse_unended(wikitext)
     try:
         code = mwparserfromhell.parse(wikitext, skip_style_tags=False)
@@ -79,6 +78,8 @@ def _refuse_unended(wikitext: str) -> None:
 
 
 def _visible(code: Any, dropped: Collection[str]) -> Iterator[str]:
+    from mwparserfromhell import nodes
+
     in_list = False  # until the end of its line
     for node in code.nodes:
         if isinstance(node, nodes.Tag) and str(node.wiki_markup or "") in _LIST_MARKS:
@@ -96,6 +97,8 @@ def _visible(code: Any, dropped: Collection[str]) -> Iterator[str]:
 
 
 def _node_text(node: Any, dropped: Collection[str]) -> Iterator[str]:
+    from mwparserfromhell import nodes
+
     if isinstance(node, nodes.Text):
         yield str(node)
     elif isinstance(node, nodes.HTMLEntity):
