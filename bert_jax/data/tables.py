@@ -1,14 +1,14 @@
 """Streaming readers of tables: CSV, TSV, JSON lines and Parquet."""
 
 import csv
-import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bert_jax.errors import UserError, counted, did_you_mean, first_line
+from bert_jax.errors import UserError, counted, did_you_mean
 from bert_jax.files import read
+from bert_jax.files.parquet import open_parquet, parquet_rows
 
 SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet")
 # Characters in a field of a .csv; the csv module's default of 131,072 is less than long documents.
@@ -187,16 +187,7 @@ def _read_jsonl(path: Path) -> Iterator[TableRow]:
 
 
 def _read_parquet(path: Path) -> Iterator[TableRow]:
-    # Slow to import and rarely needed.
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    read.require_file(path)
-    with path.open("rb") as file:
-        try:
-            table = pq.ParquetFile(file)
-            batches = (batch.to_pylist() for batch in table.iter_batches(BATCH_ROWS))
-            for number, values in enumerate(itertools.chain.from_iterable(batches), start=1):
-                yield TableRow(path, number, values, values)
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{path}: found no Parquet ({first_line(error)})") from None
+    with open_parquet(path) as file:
+        rows = parquet_rows(path, file, batch_size=BATCH_ROWS)
+        for number, values in enumerate(rows, start=1):
+            yield TableRow(path, number, values, values)

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.feature_extraction.runs import features, make_run, refusal, write_lines
@@ -78,6 +80,10 @@ def test_bytes_that_are_no_utf8_are_refused(run: Path, tmp_path: Path) -> None:
     line = refusal(run, tmp_path / "t.txt", tmp_path / "o.npz")
     assert "found byte 0xff" in line
     assert "allowed: UTF-8" in line
+    table = pa.table({"a": pa.array([b"w1", b"w\xff"]).view(pa.string())})
+    pq.write_table(table, tmp_path / "t.parquet")
+    line = refusal(run, tmp_path / "t.parquet", tmp_path / "o.npz")
+    assert "t.parquet: row 2: found byte 0xff, allowed: UTF-8" in line
 
 
 def test_a_text_that_is_not_there_is_refused(run: Path, tmp_path: Path) -> None:

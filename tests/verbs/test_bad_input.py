@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bert_jax.files.atomic import unfinished
@@ -105,6 +107,19 @@ def test_bad_text_is_named_and_leaves_no_dataset(
     for part in expected:
         assert part in line
     assert not any(tmp_path.glob("dataset*"))
+
+
+@pytest.mark.parametrize("verb", ["vocab", "examples"])
+def test_text_of_a_parquet_that_is_not_utf8_is_named(
+    tmp_path: Path, config: dict[str, Any], verb: str
+) -> None:
+    path = tmp_path / "text.parquet"
+    texts = pa.array([b"a document .", b"caf\xe9 ."]).view(pa.string())
+    pq.write_table(pa.table({"text": texts}), path)
+    config[verb] |= {"input": [str(path)], "output": str(tmp_path / "output")}
+    line = mistake(tmp_path, verb, config)
+    assert f"{path}: row 2: found byte 0xe9, allowed: UTF-8" in line
+    assert not (tmp_path / "output").exists()
 
 
 def test_a_dataset_in_a_place_that_cannot_be_written_to_is_named(

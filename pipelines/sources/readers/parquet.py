@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from etils import epath
-
-from bert_jax.errors import UserError, first_line
+from bert_jax.errors import UserError
+from bert_jax.files.parquet import open_parquet, parquet_rows
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.sources.files import Cutting, FilePart
@@ -17,7 +14,6 @@ from bert_jax.pipelines.sources.readers.records import PartReading, check_fields
 
 if TYPE_CHECKING:  # 60 MB of library in every worker, so only where it is needed
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 _ROWS_AT_A_TIME: Final = 256
 
@@ -28,7 +24,7 @@ def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list
     Raises UserError: the file is damaged, or a column that the settings name is missing or no text.
     """
     del cutting
-    with _open(path) as file:
+    with open_parquet(path) as file:
         _check_columns(path, file.schema_arrow, section)
         metadata = file.metadata
         # Not its place in the schema: nested columns before it have several leaves.
@@ -48,14 +44,16 @@ def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list
 def read(reading: PartReading) -> Iterator[Document]:
     """Yields the documents of a row group; UserError: the file is damaged."""
     part = reading.part
-    with _open(part.path, pre_buffer=False, buffer_size=1 << 20) as file:
+    with open_parquet(part.path, pre_buffer=False, buffer_size=1 << 20) as file:
         before = sum(file.metadata.row_group(g).num_rows for g in range(part.start))
-        batches = file.iter_batches(
+        rows = parquet_rows(
+            part.path,
+            file,
+            first=before + 1,
             batch_size=_ROWS_AT_A_TIME,
             row_groups=[part.start],
             columns=list(named_fields(reading.section).values()),
         )
-        rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
         yield from reading.numbered_documents(
             rows, first=before, place=lambda number: f"row {number + 1}"
         )
@@ -72,16 +70,3 @@ def _check_columns(path: str, schema: pa.Schema, section: SourcesSection) -> Non
         raise UserError(
             f'{path}: column "{section.text_field}" holds {kind}, allowed: string (text_field)'
         )
-
-
-@contextlib.contextmanager
-def _open(path: str, **options: Any) -> Iterator[pq.ParquetFile]:
-    """Opens a file; Arrow's errors become one line."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with epath.Path(path).open("rb") as raw:
-            yield pq.ParquetFile(raw, **options)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error

@@ -1,0 +1,66 @@
+"""Parquet files: opened, and their rows as plain values, with errors that name file and row."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from etils import epath
+
+from bert_jax.errors import UserError, first_line
+from bert_jax.files.read import require_file
+
+if TYPE_CHECKING:  # 60 MB of library in every worker, so only where it is needed
+    import pyarrow.parquet as pq
+
+
+@contextlib.contextmanager
+def open_parquet(path: epath.PathLike, **options: Any) -> Iterator[pq.ParquetFile]:
+    """Opens a Parquet file, local or ``gs://``; `options` are those of `pq.ParquetFile`.
+
+    Raises UserError: no regular file, or Arrow cannot read it.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    require_file(path)
+    try:
+        with epath.Path(path).open("rb") as raw:
+            yield pq.ParquetFile(raw, **options)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error
+
+
+def parquet_rows(
+    path: epath.PathLike, file: pq.ParquetFile, *, first: int = 1, **options: Any
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of an open file by column; `options` are those of `iter_batches`.
+
+    `first` is the number of the first row, for messages. Raises UserError: a column twice, text
+    that is not UTF-8, or a value that Python has no type for.
+    """
+    for batch in file.iter_batches(**options):
+        names = batch.schema.names
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UserError(f'{path}: found the column "{twice[0]}" twice, allowed: once')
+        try:
+            rows = batch.to_pylist()
+        except (ValueError, OverflowError):
+            _refuse_row(path, batch, first=first)
+            raise
+        yield from rows
+        first += batch.num_rows
+
+
+def _refuse_row(path: epath.PathLike, batch: Any, *, first: int) -> None:
+    """Raises UserError for the first row of a batch that cannot be converted."""
+    for row in range(batch.num_rows):
+        try:
+            batch.slice(row, 1).to_pylist()
+        except UnicodeDecodeError as error:
+            found = f"byte 0x{error.object[error.start]:02x}, allowed: UTF-8"
+            raise UserError(f"{path}: row {first + row}: found {found}") from None
+        except (ValueError, OverflowError) as error:
+            found = f"a value that cannot be read ({first_line(error)})"
+            raise UserError(f"{path}: row {first + row}: found {found}") from None
