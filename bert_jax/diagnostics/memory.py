@@ -21,7 +21,7 @@ def check_memory() -> Iterator[Finding]:
     available, total = memory.available, memory.total
     # In a container psutil tells the host's memory; the kernel enforces the container's.
     limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+    if limit.exists() and (text := limit.read_text().strip()).isdecimal():
         total = min(total, int(text))
         available = min(available, total)
     text = f"{available / 2**30:.1f} GiB of {total / 2**30:.1f} GiB free"

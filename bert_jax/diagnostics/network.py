@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from bert_jax.diagnostics.findings import Finding, ok, problem, warn
-from bert_jax.parallel.section import DistributedSection
+from bert_jax.files.read import is_whole
+from bert_jax.parallel.section import LAST_PORT, DistributedSection
 
 # Cloud TPU's default firewall rule for v6e networks lets this port through and not JAX's own
 # default since 0.8.1, 8482 (jax#35905).
@@ -36,7 +37,7 @@ def expected_hosts(section: DistributedSection) -> ExpectedHosts:
     slices = os.environ.get("MEGASCALE_NUM_SLICES", "1")
     if not names:
         return ExpectedHosts(1, "nothing says otherwise")
-    if not slices.isdigit() or int(slices) < 2:
+    if not is_whole(slices) or int(slices) < 2:
         return ExpectedHosts(len(names), "TPU_WORKER_HOSTNAMES")
     return ExpectedHosts(
         len(names) * int(slices), "TPU_WORKER_HOSTNAMES times MEGASCALE_NUM_SLICES"
@@ -80,7 +81,7 @@ def _address(section: DistributedSection) -> tuple[str | None, int]:
     if address is None:
         return None, section.coordinator_port
     host, colon, port = address.rpartition(":")
-    if colon and port.isdigit():
+    if colon and is_whole(port) and int(port) <= LAST_PORT:
         return host, int(port)
     return address, section.coordinator_port
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.files.read import is_whole
 
 MIX: Final = "mix"
 LAST_FOUR: Final = "concat-last-four"
@@ -58,7 +59,7 @@ def select_layers(text: str | None, *, depth: int) -> LayerSelection:
             )
         return named[text]
     numbers = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in numbers):
+    if not all(map(is_whole, numbers)):
         raise UserError(
             f'--layers: found "{text}", allowed: {", ".join(named)}, or numbers from 0 (the '
             f"embeddings) to {depth} with commas between{did_you_mean(text, list(named))}"

@@ -18,7 +18,7 @@ from etils import epath
 
 from bert_jax.files.atomic import refusal_of, write_whole
 from bert_jax.files.attempts import Attempts, Sending
-from bert_jax.files.read import read_bytes
+from bert_jax.files.read import is_whole, read_bytes
 from bert_jax.files.remote import each, is_remote
 
 # Between two pieces. A crash of the process loses no line that a checkpoint needs: it flushes.
@@ -96,7 +96,7 @@ def pieces(path: epath.Path) -> list[epath.Path]:
 def piece_number(path: epath.Path) -> int:
     """Returns the number of a piece, 0 of the file that has none."""
     digits = path.stem.removeprefix("part-")
-    return int(digits) if digits.isdigit() else 0
+    return int(digits) if is_whole(digits) else 0
 
 
 def to_bytes(lines: Iterable[Line]) -> bytes:

@@ -162,8 +162,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_whole(text: str) -> bool:
-    """Returns whether a text is digits alone, and no more than a number may have."""
-    return text.isdecimal() and len(text) <= MAX_DIGITS
+    """Returns whether a text is ASCII digits alone, and no more than a number may have.
+
+    `str.isdigit` also accepts "²", which `int` refuses.
+    """
+    return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
 
 
 def _integer(digits: str) -> int:
@@ -201,7 +204,11 @@ def _no_utf8(path: Path, error: UnicodeDecodeError, limit: int) -> UserError:
 
 
 def sha256_of(path: epath.PathLike) -> str:
-    """Returns the SHA-256 of a file in hexadecimal, without loading it whole."""
+    """Returns the SHA-256 of a file in hexadecimal, without loading it whole.
+
+    Raises UserError as `require_file` does.
+    """
+    require_file(path)
     with epath.Path(path).open("rb") as file:
         return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
 

@@ -10,14 +10,14 @@ import math
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import ml_dtypes  # noqa: F401 (gives numpy its bfloat16)
 import numpy as np
 import safetensors
 
 from bert_jax.errors import UserError
-from bert_jax.files.read import parse_json_object, require_file
+from bert_jax.files.read import parse_json_object, require_file, shown
 from bert_jax.interop.mapping import TensorSpec
 
 WEIGHTS: Final = "model.safetensors"
@@ -66,7 +66,7 @@ class SafetensorsFile:
         with path.open("rb") as raw:
             (length,) = struct.unpack("<Q", raw.read(8))
             encoded = raw.read(length)
-            header = parse_json_object(encoded.decode())
+            header = _parse_header(path, encoded)
             seal = (header.get("__metadata__") or {}).get(_SEAL)
             if seal is not None and seal != _sha256(encoded.replace(seal.encode(), _UNSEALED), raw):
                 raise UserError(
@@ -89,6 +89,20 @@ class SafetensorsFile:
         shape, dtype = self.specs[name]
         offset = self._offsets[name]
         return np.fromfile(self.path, dtype, math.prod(shape), offset=offset).reshape(shape)
+
+
+def _parse_header(path: Path, encoded: bytes) -> dict[str, Any]:
+    """Returns the header; the library also accepts a tensor as a list, which is refused here."""
+    try:
+        header = parse_json_object(encoded.decode())
+    except UserError as error:
+        raise UserError(f"{path}: header: {error}") from None
+    for name, entry in header.items():
+        if not isinstance(entry, dict) and name != "__metadata__":
+            raise UserError(
+                f"{path}: header: tensor {shown(name)} found {shown(entry)}, allowed: an object"
+            )
+    return header
 
 
 def write_safetensors(

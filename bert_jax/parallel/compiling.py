@@ -20,6 +20,7 @@ from bert_jax.parallel.section import CompilationCacheSection
 # Of Abseil's log: errors reach Python as exceptions.
 _FATAL_ONLY: Final = 3
 _USUAL: Final = 1
+_LOG_LEVELS: Final = ("0", "1", "2", "3")  # of TF_CPP_MIN_LOG_LEVEL
 
 # Functions of one maker that are kept, and with them what JAX has compiled for each: a run needs a
 # step for each phase, a program of a TPU takes some 10 to 100 MB of each chip.
@@ -67,7 +68,7 @@ def compiling(what: str) -> Iterator[None]:
         finally:
             _UNDER_WAY.remove(what)
             level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "")
-            utils.absl_set_min_log_level(int(level) if level.isdigit() else _USUAL)
+            utils.absl_set_min_log_level(int(level) if level in _LOG_LEVELS else _USUAL)
 
 
 # Names that JAX gives its files (jax/_src/lru_cache.py).

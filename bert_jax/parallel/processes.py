@@ -14,9 +14,10 @@ from jax._src import clusters
 from jax.experimental import multihost_utils
 
 from bert_jax.errors import PeerLost, UserError, first_line
+from bert_jax.files.read import is_whole
 from bert_jax.parallel.channel import Channel, current_channel, end_now, set_channel
 from bert_jax.parallel.roll_call import Meeting, meet
-from bert_jax.parallel.section import DistributedSection
+from bert_jax.parallel.section import LAST_PORT, DistributedSection
 from bert_jax.parallel.stop_signal import STOP
 
 # JAX's own notice of a death comes late and with a C++ trace: `Channel` is faster, and has the say.
@@ -132,9 +133,10 @@ def _meeting(section: DistributedSection) -> Meeting:
             f"{count} processes"
         )
     host, _, port = address.rpartition(":")
-    if not port.isdigit():
+    if not is_whole(port) or int(port) > LAST_PORT:
         raise UserError(
-            f"mesh.distributed.coordinator_address: found {address}, allowed: HOST or HOST:PORT"
+            f"mesh.distributed.coordinator_address: found {address}, allowed: HOST or HOST:PORT, "
+            f"with a port up to {LAST_PORT}"
         )
     return Meeting(host.strip("[]"), int(port), count, index, float(section.timeout_seconds))
 

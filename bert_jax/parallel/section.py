@@ -1,10 +1,12 @@
 """Settings of the mesh, where reading them does not import JAX."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import pydantic
 
 from bert_jax.section import PathText, Section
+
+LAST_PORT: Final = 65_535
 
 Platform = Literal["auto", "cpu", "gpu", "tpu"]
 
@@ -20,7 +22,7 @@ class DistributedSection(Section):
     coordinator_address: str | None = None
     """HOST or HOST:PORT of the first process. None: found on Cloud TPU, Slurm, Kubernetes and Open
     MPI."""
-    coordinator_port: int = pydantic.Field(default=8482, ge=1, le=65535)
+    coordinator_port: int = pydantic.Field(default=8482, ge=1, le=LAST_PORT)
     """Where the address names none."""
     process_count: int | None = pydantic.Field(default=None, ge=1)
     """None: found likewise."""

@@ -8,6 +8,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.files.read import is_whole
 from bert_jax.files.remote import is_remote
 from bert_jax.narration import doing
 from bert_jax.optim.optimizer import MomentsState, find_moments, make_optimizer
@@ -137,7 +138,7 @@ def find_step(checkpoints: Checkpointer, asked: str, *, where: str) -> int:
             raise UserError(f"{where}: no checkpoint was evaluated, so none is the best")
         return best
     steps = checkpoints.all_steps()
-    if asked.isdigit() and int(asked) in steps:
+    if is_whole(asked) and int(asked) in steps:
         return int(asked)
     allowed = ["last", "best", *map(str, steps)]
     near = did_you_mean(asked, allowed)

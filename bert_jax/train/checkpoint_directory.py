@@ -9,6 +9,7 @@ import jax
 from etils import epath
 
 from bert_jax.errors import UserError, first_line
+from bert_jax.files.read import is_whole
 from bert_jax.files.remote import is_remote
 from bert_jax.train.agreement import from_first_process
 from bert_jax.train.manifest import (
@@ -208,7 +209,7 @@ def _scan(path: epath.Path) -> dict[str, list[object]]:
         if not path.is_dir():
             raise UserError(f"{path}: found a file, allowed: a directory of checkpoints")
         names = [found.name for found in path.iterdir()]
-        steps = [name for name in names if name.isdecimal() and name == str(int(name[:18]))]
+        steps = [name for name in names if is_whole(name) and name == str(int(name[:18]))]
         return {step: list(_look(path / step, int(step))) for step in steps}
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error

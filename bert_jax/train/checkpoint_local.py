@@ -26,7 +26,7 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.read import read_json_object, shown
+from bert_jax.files.read import is_whole, read_json_object, shown
 from bert_jax.files.remote import is_remote
 from bert_jax.files.seal import SEAL, is_intact, sealed
 from bert_jax.task import Params
@@ -213,7 +213,7 @@ class LocalCheckpoints:
         """Returns what lies here of this run and layout; its pieces, which are large, unread."""
         found = []
         for path in self._path.iterdir():
-            if not path.name.isdecimal() or self._is_damaged(int(path.name), parts=[_SAVED]):
+            if not is_whole(path.name) or self._is_damaged(int(path.name), parts=[_SAVED]):
                 continue
             saved = self._saved(int(path.name))
             if saved.get("start") in self._starts and saved.get("layout") == self._layout:

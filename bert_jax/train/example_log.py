@@ -21,6 +21,7 @@ from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UserError
 from bert_jax.files.attempts import Sending
 from bert_jax.files.line_log import Entry, LineLog, open_log, read_log
+from bert_jax.files.read import is_whole
 from bert_jax.train.progress import TrainProgress
 
 EXAMPLES: Final = "examples"
@@ -154,8 +155,9 @@ def is_line(entry: Entry) -> bool:
     return (
         all(type(entry.get(name)) is kind for name, kind in _FIELDS.items())
         and isinstance(examples, dict)
-        and all(map(str.isdigit, examples))
+        and all(map(is_whole, examples))
         and all(isinstance(indices, list) for indices in examples.values())
+        and all(type(index) is int for indices in examples.values() for index in indices)
     )
 
 
@@ -176,4 +178,4 @@ def _joined(directory: epath.Path, shares: Mapping[int, Entry]) -> dict[EpochOfD
 def _processes(directory: epath.Path) -> set[int]:
     """Returns the processes that have a log, as a file or as pieces."""
     stems = {path.name.removesuffix(".jsonl") for path in directory.iterdir()}
-    return {int(stem) for stem in stems if stem.isdigit()}
+    return {int(stem) for stem in stems if is_whole(stem)}

@@ -85,7 +85,7 @@ def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
         manifest = _from_json(content)
     except UserError as error:
         raise Damage(str(error).removeprefix(f"{directory}/")) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise Damage(f"{MANIFEST} has another form ({error})") from None
     if manifest.step != step:
         raise Damage(f"{MANIFEST} belongs to step {manifest.step}")
@@ -111,8 +111,8 @@ def damage(directory: epath.Path, *, step: int, parts: Collection[str] | None) -
             if now != files[name]:
                 was = f"was saved with {files[name].sha256[:8]}…"
                 return f"{name} has SHA-256 {now.sha256[:8]}…, {was}"
-    except Damage as error:
-        return str(error)
+    except (Damage, UserError) as error:
+        return str(error).removeprefix(f"{directory}/")
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
     return None

@@ -14,6 +14,7 @@ from typing import BinaryIO, Final, NamedTuple, cast
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.files.read import require_file
 
 
 class _Packing(NamedTuple):
@@ -55,6 +56,7 @@ def open_text(path: str) -> Iterator[BinaryIO]:
 
     Raises UserError: the file cannot be read or, on reading, is damaged or cut short.
     """
+    require_file(path)
     packing = _PACKINGS.get(pathlib.PurePath(path).suffix)
     try:
         with epath.Path(path).open("rb") as raw:

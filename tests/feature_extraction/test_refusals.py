@@ -64,6 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("t.txt", "w1\n", ("--layers", "1", "--max-length", "41"), "allowed: 4 to 40"),
         ("t.txt", "w1\n", ("--layers", "1", "--batch-size", "0"), "allowed: 1 or more"),
         ("t.txt", "w1\n", ("--layers", "1", "--checkpoint", "lst"), 'did you mean "last"?'),
+        ("t.txt", "w1\n", ("--layers", "1", "--checkpoint", "²"), 'found "²", allowed: last, best'),
     ],
 )
 def test_a_mistake_is_named_and_leaves_nothing(

@@ -54,6 +54,15 @@ def test_a_log_goes_on_where_it_is_cut_and_a_half_line_of_a_kill_says_nothing(
     assert [file.name for file in tmp_path.iterdir()] == ["log.jsonl"]
 
 
+def test_a_piece_whose_number_is_none_stops_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    (tmp_path / "log").mkdir()
+    for name in ("part-²", "part-", "part-x"):
+        (tmp_path / "log" / f"{name}.jsonl").write_text('{"n": 1}\n')
+    assert numbers(path) == [1, 1, 1]
+    reopen(path, 1)[0].close()
+
+
 @pytest.mark.parametrize(
     "line",
     [

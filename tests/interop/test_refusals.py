@@ -88,6 +88,29 @@ def test_truncated_safetensors(checkpoint: Path) -> None:
     assert "no whole safetensors file" in refused(checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda entry: list(entry.values()), "header: tensor "),
+        (lambda entry: [entry["dtype"], entry["shape"], entry["data_offsets"]], "header: tensor "),
+        (lambda entry: entry | {"shape": [float("inf")]}, "no whole safetensors file"),
+        (lambda entry: entry | {"shape": [1 << 62, 4]}, "no whole safetensors file"),
+        (lambda entry: entry | {"dtype": None}, "no whole safetensors file"),
+    ],
+)
+def test_a_safetensors_header_of_another_form(
+    checkpoint: Path, change: Callable[[dict[str, Any]], Any], expected: str
+) -> None:
+    path = checkpoint / "model.safetensors"
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    name = max(header)
+    text = json.dumps(header | {name: change(header[name])}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
+    assert f"{path}: {expected}" in refused(checkpoint)
+
+
 def test_a_git_lfs_pointer(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").write_text(
         "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"

@@ -1,10 +1,12 @@
 """Damage of every kind to every kind of file: named, passed over, and never trained on."""
 
+import json
 import random
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from bert_jax.errors import UserError
+from bert_jax.files.seal import sealed, unsealed
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.manifest import MANIFEST
 from bert_jax.train.restore import restore_state
@@ -118,6 +121,29 @@ def test_no_damage_to_any_file_is_restored_or_ends_in_a_traceback(
             count += 1
     assert count >= 60
     assert {Path(*name.parts[1:]).parts[0] for name in files} >= {"params", "optimizer", "progress"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": float("inf")},
+        {"step": float("nan")},
+        {"step": 10**39},
+        {"step": None},
+        {"score": "²", "comparison": "loss"},
+        {"files": {"params/x": [float("inf"), ""]}},
+        {"files": {"params/x": [1]}},
+        {"files": []},
+    ],
+)
+def test_a_manifest_of_another_form_is_passed_over_though_its_checksum_is_right(
+    copy: Path, change: dict[str, Any]
+) -> None:
+    path = copy / str(NEWEST) / MANIFEST
+    path.write_text(json.dumps(sealed(unsealed(json.loads(path.read_text())) | change)))
+    step, said = chosen_step(copy)
+    assert step == OLDER
+    assert f"checkpoint {NEWEST}: " in said[0]
 
 
 @pytest.mark.parametrize("part", ["params", "optimizer", "progress"])

@@ -122,6 +122,18 @@ def test_text_of_a_parquet_that_is_not_utf8_is_named(
     assert not (tmp_path / "output").exists()
 
 
+@pytest.mark.parametrize("name", ["text", "text.txt", "text.jsonl", "text.parquet", "text.xml.bz2"])
+def test_an_input_that_is_a_pipe_is_refused_and_not_waited_for(
+    tmp_path: Path, config: dict[str, Any], name: str
+) -> None:
+    os.mkfifo(tmp_path / name)
+    for verb in ("vocab", "examples"):
+        config[verb] |= {"input": [str(tmp_path / name)], "output": str(tmp_path / "output")}
+        line = mistake(tmp_path, verb, config)
+        assert f"{tmp_path / name}: found a device, a pipe or a socket, allowed: a file" in line
+    assert not (tmp_path / "output").exists()
+
+
 def test_a_dataset_in_a_place_that_cannot_be_written_to_is_named(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
@@ -292,11 +304,16 @@ def test_a_vocabulary_may_be_written_where_one_stands(
         ("train.phases.²=1", "allowed: 0 to 1"),
         ("a" + ".a" * 200 + "=1", "200 dots, allowed: 100"),
         ("model.architecture.num_hidden_layers=100000", "less than or equal to 1000"),
+        ("mesh.distributed.coordinator_address=host:²", "found host:², allowed: HOST or HOST:PORT"),
+        ("mesh.distributed.coordinator_address=host:65536", "allowed: HOST or HOST:PORT"),
     ],
 )
 def test_a_hostile_override_is_one_line(
     tmp_path: Path, config: dict[str, Any], override: str, expected: str
 ) -> None:
     config["examples"]["input"] = ["text.txt"]
+    if override.startswith("mesh.distributed"):
+        distributed = {"enabled": True, "process_count": 1, "process_index": 0}
+        config["mesh"]["distributed"] = distributed
     assert expected in mistake(tmp_path, "pretrain", config, override)
     assert not (Path.cwd() / "config.yaml").exists()

@@ -14,6 +14,7 @@ import google_crc32c
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.files.read import require_file
 
 _HEADER: Final = struct.Struct("<QI")
 _CHECKSUM: Final = struct.Struct("<I")
@@ -50,6 +51,7 @@ def scan_records(path: epath.Path) -> Iterator[StoredRecord]:
         UserError: the file cannot be read, is truncated or damaged; names the record, counted from
             1.
     """
+    require_file(path)
     try:
         size = path.stat().length
         with path.open("rb") as file:
@@ -71,6 +73,7 @@ class RecordFile:
         """Opens the file; UserError if it cannot be read."""
         self._path = path
         self._lock = threading.Lock()
+        require_file(path)
         try:
             self._size = path.stat().length
             self._file = cast(BinaryIO, path.open("rb"))
