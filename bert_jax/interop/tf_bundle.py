@@ -1,6 +1,6 @@
 """TensorFlow's checkpoint files: ``PREFIX.index``, ``PREFIX.data-*``.
 
-TensorFlow reads and writes them; it is imported when first needed and comes with the extra ``tf``.
+TensorFlow writes them; it is imported when first needed and comes with the extra ``tf``.
 """
 
 import contextlib
@@ -13,8 +13,10 @@ from typing import Any, Final
 import numpy as np
 from etils import epath
 
+from bert_jax.data.google_bert.tfrecord import masked_crc
 from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
-from bert_jax.interop.mapping import TensorSpec
+from bert_jax.files.read import require_file
+from bert_jax.interop.tf_index import read_index
 
 INDEX: Final = ".index"
 
@@ -27,7 +29,7 @@ def tensorflow() -> Any:
     try:
         import tensorflow as tf
     except ImportError as error:
-        purpose = "reading and writing TensorFlow checkpoints"
+        purpose = "writing TensorFlow checkpoints"
         raise UserError(not_installed("tensorflow", purpose, extra="tf")) from error
     # Raises in a process that has used TensorFlow before: it has its devices already.
     with contextlib.suppress(RuntimeError):
@@ -61,38 +63,41 @@ def find_prefix(path: epath.PathLike) -> epath.Path:
 
 
 class TfBundle:
-    """A TensorFlow checkpoint; satisfies `mapping.TensorSource`."""
+    """A TensorFlow checkpoint; satisfies `mapping.TensorSource`. TensorFlow is not needed."""
 
     def __init__(self, path: epath.PathLike) -> None:
-        """Reads the index; UserError: no TensorFlow, no checkpoint, or the index is damaged."""
-        tf = tensorflow()
+        """Reads the index; UserError: no checkpoint, or the index is damaged."""
         prefix = find_prefix(path)
         self.path = str(prefix)
-        self.files = [Path(file) for file in sorted(prefix.parent.glob(f"{prefix.name}.data-*"))]
-        self.files.append(Path(f"{self.path}{INDEX}"))
-        self._damage = _damage(tf)
-        try:
-            self._reader = tf.train.load_checkpoint(self.path)
-        except self._damage as error:
-            raise UserError(
-                f"{self.path}{INDEX}: no index of a TensorFlow checkpoint "
-                f"({first_line(error)}); was the download cut off?"
-            ) from error
-        dtypes = self._reader.get_variable_to_dtype_map()
-        self.specs = {
-            name: TensorSpec(tuple(shape), np.dtype(dtypes[name].as_numpy_dtype))
-            for name, shape in self._reader.get_variable_to_shape_map().items()
-        }
+        index = epath.Path(f"{self.path}{INDEX}")
+        shards, self._entries = read_index(index)
+        names = [f"{self.path}.data-{shard:05d}-of-{shards:05d}" for shard in range(shards)]
+        self.files = [Path(name) for name in names if Path(name).exists()] + [Path(index)]
+        self._shards = names
+        self.specs = {name: entry.spec for name, entry in self._entries.items()}
 
     def read(self, name: str) -> np.ndarray:
         """Returns one tensor; UserError: the data file is missing, cut off or damaged."""
+        spec, shard, offset, size, checksum = self._entries[name]
+        if spec.dtype.kind == "O":
+            raise UserError(f"{self.path}: tensor {name} found text, allowed: numbers")
+        file = self._shards[shard]
         try:
-            return np.asarray(self._reader.get_tensor(name))
-        except self._damage as error:
+            require_file(file)
+            with open(file, "rb") as opened:
+                # Before memory is asked for: the size is the index's.
+                if offset + size > os.fstat(opened.fileno()).st_size:
+                    raise UserError(f"{file}: cut short")
+                opened.seek(offset)
+                raw = opened.read(size)
+            if masked_crc(raw) != checksum:
+                raise UserError(f"{file}: the checksum does not match")
+        except (UserError, OSError) as error:
             raise UserError(
                 f"{self.path}: tensor {name} cannot be read ({first_line(error)}); is a "
                 f".data-* file missing, or was its download cut off?"
             ) from error
+        return np.frombuffer(raw, spec.dtype).reshape(spec.shape)
 
 
 def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
@@ -112,7 +117,7 @@ def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) 
                 shape_and_slices=[""] * len(shared),
                 tensors=[_as_tensor(tf, array) for array in shared.values()],
             )
-    except _damage(tf) as error:
+    except _write_errors(tf) as error:
         raise UserError(f"{prefix}: cannot be written ({first_line(error)})") from error
 
 
@@ -127,12 +132,9 @@ def _as_tensor(tf: Any, array: np.ndarray) -> Any:
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
-def _damage(tf: Any) -> tuple[type[Exception], ...]:
-    """TensorFlow's C++ errors come as its own class or, by their code, as one of Python's.
-
-    MemoryError: a damaged size is asked of the allocator.
-    """
-    return (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError, MemoryError)
+def _write_errors(tf: Any) -> tuple[type[Exception], ...]:
+    """TensorFlow's C++ errors come as its own class or, by their code, as one of Python's."""
+    return (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError)
 
 
 def _prefixes(directory: epath.Path) -> list[str]:

@@ -1,6 +1,7 @@
 """Damaged or foreign google-research/bert checkpoints, and models it cannot express."""
 
 import pydoc_data.topics
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_jax.data.google_bert.tfrecord import masked_crc
 from bert_jax.errors import UserError
 from bert_jax.interop.mapping import Pretrained
 from bert_jax.interop.tf_bert import read_tf, write_tf
+from bert_jax.interop.tf_bundle import TfBundle
 from bert_jax.model.config import Architecture, HeadsSection
 from bert_jax.pipelines.vocabulary.algorithms import train_sentencepiece
 from bert_jax.text.sentence_piece import SentencePieceTokenizer
@@ -103,20 +106,65 @@ def test_tensors_that_are_not_the_models_are_named(
     assert said in refused(saved(tmp_path, variables))
 
 
-# An index whose damaged block says that it is larger than any memory.
-TOO_LARGE = bytes.fromhex(
-    "00000608011a02080100011361080112081202080212020803281835c0db3d17000111620801120412020804"
-    "20182810352337cbbb0000000001000000001587ef18000000000100000000c0f2a1b000010263003d000000"
-    "000100000000ebb6695a42084f0e000000000000808080805f00000000000000000000000000000000000000"
-    "0000000000000000000000000057fb808b247547db"
-)
+def written_index(index: Path, *pairs: tuple[bytes, bytes]) -> Path:
+    """Writes an index with the right checksums, whatever its values are."""
+
+    def block(*pairs: tuple[bytes, bytes]) -> bytes:
+        entries = [b"\0" + varint(len(k)) + varint(len(v)) + k + v for k, v in pairs]
+        content = b"".join(entries) + struct.pack("<II", 0, 1) + b"\0"
+        return content + struct.pack("<I", masked_crc(content))
+
+    data = block(*pairs)
+    top = block((b"~", varint(0) + varint(len(data) - 5)))
+    places = b"\0\0" + varint(len(data)) + varint(len(top) - 5)
+    index.write_bytes(data + top + places.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57))
+    return index.with_suffix("")
 
 
-def test_an_index_that_asks_for_more_memory_than_there_is_is_named(tmp_path: Path) -> None:
+def varint(number: int) -> bytes:
+    return bytes([number & 0x7F | 0x80, number >> 7])  # in two bytes
+
+
+HEADER = (b"", b"\x08\x01")  # one data file
+# In TensorFlow's C++ each of these ended the process, or asked for memory without end.
+HOSTILE = [
+    b"\xff" * 9,
+    b"\x08\x01\x12\xff\x7f",  # a shape that is cut short
+    b"\x08\x01\x12\x0d\x12\x0b\x08" + b"\xff" * 9 + b"\x01",  # an axis of -1
+    b"\x08\x01\x12\x0c\x12\x0a\x08" + b"\x80" * 8 + b"\x40",  # an axis of 2^62
+    b"\x08\x01\x12\x02\x18\x01",  # no rank
+    b"\x08\x01\x12\xe8\x07" + b"\x12\x02\x08\x01" * 250 + b"\x28\x04",  # 250 axes
+    b"\x08\x01\x18\x07\x28\x04",  # in data file 7 of 1
+    b"\x08\x01\x20" + b"\xff" * 9 + b"\x01\x28\x04",  # at -1
+    b"\x08\x01\x28\x05",  # 5 bytes for one number
+    b"\x08\x01\x28\x04\x3a\x01x",  # in slices
+]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_an_entry_that_is_impossible_is_named(tmp_path: Path, value: bytes) -> None:
     index = tmp_path / "bert_model.ckpt.index"
-    index.write_bytes(TOO_LARGE)
-    expected = f"{index}: no index of a TensorFlow checkpoint (std::bad_alloc)"
-    assert expected in refused(tmp_path / "bert_model.ckpt")
+    assert f"{index}: no index of a TensorFlow checkpoint (" in refused(
+        written_index(index, HEADER, (b"x", value))
+    )
+
+
+def test_an_index_whose_header_is_missing_or_no_message_is_named(tmp_path: Path) -> None:
+    index = tmp_path / "bert_model.ckpt.index"
+    for pairs in ([], [(b"", b"")], [(b"", b"\xff")], [(b"", b"\x08\x01\x10\x01")]):
+        assert f"{index}: no index of a TensorFlow checkpoint (" in refused(
+            written_index(index, *pairs)
+        )
+
+
+def test_a_tensor_beyond_the_end_of_its_file_takes_no_memory(tmp_path: Path) -> None:
+    index = tmp_path / "bert_model.ckpt.index"
+    shape = b"\x12\x08\x12\x06\x08\x80\x80\x80\x80\x40"  # [2^34]
+    entry = b"\x08\x01" + shape + b"\x28\x80\x80\x80\x80\x80\x02"  # 2^36 bytes
+    prefix = written_index(index, HEADER, (b"x", entry))
+    (tmp_path / "bert_model.ckpt.data-00000-of-00001").write_bytes(b"1234")
+    with pytest.raises(UserError, match=r"tensor x cannot be read \(.*: cut short\)"):
+        TfBundle(prefix).read("x")
 
 
 def test_files_that_are_damaged_or_missing_are_named(tmp_path: Path) -> None:
@@ -210,4 +258,6 @@ def test_without_tensorflow_one_line_names_the_extra(
 ) -> None:
     prefix = saved(tmp_path, draw(encoder_shapes(SMALL), seed=15))
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    assert "pip install '.[tf]'" in refused(prefix)
+    found = read_tf(prefix, tokenizer=wordpiece())
+    with pytest.raises(UserError, match=r"pip install '\.\[tf\]'"):
+        write_tf(tmp_path / "written", found)

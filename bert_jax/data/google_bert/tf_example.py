@@ -79,7 +79,7 @@ def decode_lists(packed: Sequence[bytes]) -> tuple[np.ndarray, list[int]]:
     return decode_varints(b"".join(packed)), counts
 
 
-def _messages(file: str) -> dict[str, Any]:
+def message_classes(file: str) -> dict[str, Any]:
     """Returns the classes by name, in a separate pool: TensorFlow and TFDS register theirs."""
     parsed = text_format.Parse(file, descriptor_pb2.FileDescriptorProto())
     pool = descriptor_pool.DescriptorPool()
@@ -93,14 +93,14 @@ def _messages(file: str) -> dict[str, Any]:
 
 
 # Created at run time, unknown to the type checker.
-_made: Final = _messages(_FILE)
+_made: Final = message_classes(_FILE)
 Int64List: Final[Any] = _made["Int64List"]
 Feature: Final[Any] = _made["Feature"]
 Features: Final[Any] = _made["Features"]
 Example: Final[Any] = _made["Example"]
 
 _PACKED: Final = _FILE.replace("TYPE_FLOAT", "TYPE_BYTES").replace("TYPE_INT64", "TYPE_BYTES")
-PackedExample: Final[Any] = _messages(_PACKED)["Example"]
+PackedExample: Final[Any] = message_classes(_PACKED)["Example"]
 """The same message with lists of numbers as undecoded bytes: decoding them one by one is most of
 the cost of reading a record."""
 
