@@ -15,7 +15,7 @@ from bert_jax.data.rows.collate import collate_tokens, pad_rows, stack_rows
 from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.task import Row
 from bert_jax.tasks.epoch_plan import EpochPlan, LengthGroup
-from bert_jax.tasks.family import NO_LABEL, Split
+from bert_jax.tasks.family import NO_LABEL, Encoded, Split
 
 WEIGHTS: Final = "row_weights"
 
@@ -91,13 +91,37 @@ class TrainBatches(PositionedBatches):
 
 
 def collate(split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad_id: int) -> Row:
-    """Returns at most `batch_size` rows of a split, by index, filled up with rows of weight 0.
+    """Returns at most `batch_size` labelled rows of a split, filled up with rows of weight 0.
 
-    ``input_ids``, ``token_type_ids``, ``segment_ids`` int32 [batch_size, length], or [batch_size,
-    choices, length]; ``row_weights`` float32 [batch_size]; and the targets by name.
+    `INPUTS`, as `collate_inputs` returns them; ``row_weights`` float32 [batch_size]; and the
+    targets by name.
     """
     encoded = [split.row(int(row)) for row in rows]
     like = encoded[0] if encoded else split.row(0)  # for the targets' names and shapes
+    batch = _inputs(encoded, like, batch_size=batch_size, length=length, pad_id=pad_id)
+    weights = (np.arange(batch_size) < len(rows)).astype(np.float32)
+    targets = {
+        name: _targets([row.targets[name] for row in encoded], first, batch_size, length)
+        for name, first in like.targets.items()
+    }
+    return batch | {WEIGHTS: weights} | targets
+
+
+def collate_inputs(
+    split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad_id: int
+) -> Row:
+    """Returns the inputs of one or more rows of a split, labelled or not.
+
+    ``input_ids``, ``token_type_ids``, ``segment_ids``: int32 [batch_size, length], or [batch_size,
+    choices, length].
+    """
+    encoded = [split.row(int(row)) for row in rows]
+    return _inputs(encoded, encoded[0], batch_size=batch_size, length=length, pad_id=pad_id)
+
+
+def _inputs(
+    encoded: Sequence[Encoded], like: Encoded, *, batch_size: int, length: int, pad_id: int
+) -> Row:
     choices = len(like.sequences)
     batch = collate_tokens(
         [ids for row in encoded for ids in row.sequences],
@@ -106,14 +130,9 @@ def collate(split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad
         length=length,
         pad_id=pad_id,
     )
-    if choices > 1:
-        batch = {name: ids.reshape(batch_size, choices, length) for name, ids in batch.items()}
-    weights = (np.arange(batch_size) < len(rows)).astype(np.float32)
-    targets = {
-        name: _targets([row.targets[name] for row in encoded], first, batch_size, length)
-        for name, first in like.targets.items()
-    }
-    return batch | {WEIGHTS: weights} | targets
+    if choices == 1:
+        return batch
+    return {name: ids.reshape(batch_size, choices, length) for name, ids in batch.items()}
 
 
 def _targets(

@@ -34,7 +34,8 @@ class Predictions(NamedTuple):
     step: int  # of the checkpoint
     files: Sequence[Path]
     records: Mapping[str, Sequence[Record]]  # by split
-    scores: Mapping[str, float] | None  # where every example has a label
+    scores: Mapping[str, float] | None  # of the labelled examples; None without any
+    scored: Mapping[str, int]  # number of labelled examples of each split that has some
 
 
 class PredictionOutput(NamedTuple):
@@ -123,14 +124,15 @@ def predict_to(
         )
     predictor = predictor_of(run, loaded, batch_size=batch_size)
     records = predict_splits(predictor, loaded.params, family, list(family.splits))
-    labelled = {
-        name: found
+    with_label = {
+        name: [record for record in found if record.get("label") is not None]
         for name, found in records.items()
-        if found and all(record.get("label") is not None for record in found)
     }
+    labelled = {name: found for name, found in with_label.items() if found}
     scores = score_splits(family, labelled) if labelled else None
+    scored = {name: len(found) for name, found in labelled.items()}
     files = output.write(family, records) if jax.process_index() == 0 else []
-    return Predictions(loaded.step, files, records, scores)
+    return Predictions(loaded.step, files, records, scores, scored)
 
 
 def _probabilities(rows: Sequence[Record]) -> dict[str, list[float]]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -14,8 +13,8 @@ from bert_jax.model.config import Architecture
 from bert_jax.model.shape_cost import inference_cost
 from bert_jax.narration import doing
 from bert_jax.parallel.compiling import made_once
-from bert_jax.task import Batch, Row
-from bert_jax.tasks.batches import INPUTS, collate
+from bert_jax.task import Batch
+from bert_jax.tasks.batches import collate_inputs
 from bert_jax.tasks.family import Family, Record, Split
 from bert_jax.tasks.task import logits
 from bert_jax.train.state import ModelDefinition
@@ -55,7 +54,7 @@ class Predictor:
     def __call__(self, params: Any, split: Split) -> list[Record]:
         """Returns a record for every example, in the order of the file."""
         collector = split.collect()
-        make = functools.partial(self._make_batch, split)
+        make = functools.partial(collate_inputs, split, pad_id=self._pad_id)
         rows, done = len(split.lengths), 0
         with doing(lambda: f"predicting: {done:,} of {rows:,} rows"):
             for batch in self._inference(params, split.lengths, make):
@@ -64,10 +63,6 @@ class Predictor:
                     collector.add(row, values[: split.lengths[row]] if values.ndim == 2 else values)
                 done += len(batch.rows)
             return collector.records()
-
-    def _make_batch(self, split: Split, rows: np.ndarray, *, batch_size: int, length: int) -> Row:
-        batch = collate(split, rows, batch_size=batch_size, length=length, pad_id=self._pad_id)
-        return {name: batch[name] for name in INPUTS}
 
 
 @made_once

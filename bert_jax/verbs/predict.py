@@ -36,8 +36,8 @@ def predict(
         output: .jsonl (the full record of each example) or .csv (id and prediction); with
             `submission` a directory, which gets the files that the benchmark itself takes and may
             hold those of other tasks already.
-        input_path: a file in the task's own layout, with or without labels; None for the test
-            splits.
+        input_path: a file in the task's own layout; None for the test splits. Rows without a label
+            are predicted too; the scores are of the rows with one.
         submission: write the benchmark's files.
         probabilities: in a .csv, add a column ``probability:LABEL`` for each label.
         checkpoint: `auto` (the best), `last`, `best`, or a step.
@@ -66,7 +66,16 @@ def predict(
     if console is not None and jax.process_index() == 0:
         files = ", ".join(map(str, result.files))
         counts = ", ".join(f"{name} {len(found):,}" for name, found in result.records.items())
-        lines = [f"{files}: {counts}"] + ([format_scores(result.scores)] if result.scores else [])
+        lines = [f"{files}: {counts}"]
+        if result.scores:
+            lines.append(format_scores(result.scores) + _of_some(result))
         for line in lines:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     return result
+
+
+def _of_some(result: Predictions) -> str:
+    """Returns `` (7 of 20 rows have a label)``; "" if all rows have one."""
+    of = {name: len(result.records[name]) for name in result.scored}
+    some = [f"{n:,} of {of[name]:,} rows" for name, n in result.scored.items() if n < of[name]]
+    return f" ({', '.join(some)} have a label)" if some else ""

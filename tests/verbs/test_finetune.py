@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
+import bert_jax
 from bert_jax import narration
 from bert_jax.config import parse_config
 from bert_jax.kernels.attention import fused_attention
@@ -197,6 +198,30 @@ def test_predictions_of_a_file_with_and_without_labels(
         for row, record in zip(csv.DictReader(file), records, strict=True):
             shown = {name: float(row[f"probability:{name}"]) for name in ("bad", "good")}
             assert shown == pytest.approx(record["probabilities"])
+
+
+def test_rows_with_and_without_a_label_are_predicted_together(tuned: Path, tmp_path: Path) -> None:
+    lines = write_table(tmp_path, 20, 9).read_text().splitlines()
+    whole, some = tmp_path / "whole.jsonl", tmp_path / "some.jsonl"
+    said = ok("predict", tuned / "tuned", whole, "--input", tmp_path / "rows-20-9.csv")
+    assert "rows" not in said.splitlines()[-1]
+    # Whether the first row of a batch has a label made the difference.
+    bare = [line.rpartition(",")[0] + "," if n % 3 else line for n, line in enumerate(lines[1:])]
+    for rows in (bare, bare[::-1]):
+        (tmp_path / "some.csv").write_text("\n".join([lines[0], *rows]))
+        said = ok("predict", tuned / "tuned", some, "--input", tmp_path / "some.csv", "--force")
+        records = records_of(some)
+        labelled = [record for record in records if record["label"] is not None]
+        right = np.mean([record["label"] == record["prediction"] for record in labelled])
+        assert len(labelled) == 7
+        assert f"accuracy {right:.1%}" in said
+        assert "7 of 20 rows" in said
+    predicted = {record["text"]: record["prediction"] for record in records_of(whole)}
+    assert {record["text"]: record["prediction"] for record in records} == predicted
+    found = bert_jax.load(tuned / "tuned").predict(
+        [{"text": "good1 good2", "label": "good"}, {"text": "bad1 bad2"}]
+    )
+    assert [record["label"] for record in found] == ["good", None]
 
 
 def test_an_exported_run_classifies_alike_and_by_name(tuned: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from bert_jax.report.finetuning.page import ReportInputs, render
 from bert_jax.runs.checkpoints import LoadedParams
 from bert_jax.runs.directory import Run
 from bert_jax.task import Batch, Params
-from bert_jax.tasks.batches import INPUTS, collate
+from bert_jax.tasks.batches import collate_inputs
 from bert_jax.tasks.family import Family, Record, Split
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.squad.scores import overlap_f1
@@ -119,8 +119,8 @@ def _attention(
         split, row = found
         length = int(split.lengths[row])
         pad = run.tokenizer.special.pad
-        whole = collate(split, np.asarray([row]), batch_size=1, length=length, pad_id=pad)
-        batch = {name: whole[name].reshape(-1, length)[:1] for name in INPUTS}
+        inputs = collate_inputs(split, np.asarray([row]), batch_size=1, length=length, pad_id=pad)
+        batch = {name: ids.reshape(-1, length)[:1] for name, ids in inputs.items()}
         title = f"Row {row} of dev"
     # One device: a single row cannot be sharded.
     params = jax.device_put(jax.device_get(loaded.params), jax.devices()[0])
