@@ -25,6 +25,9 @@ class Evaluation(NamedTuple):
     split: str
     examples: int
     scores: Mapping[str, float]
+    # Of a fine-tuned run, by its ranking metric on the first split.
+    constant_score: float | None = None  # of the best constant answer; None: unknown
+    failure: str | None = None  # the reason that the run learnt nothing; None: it learnt something
 
 
 def own_split(run: Run) -> str:

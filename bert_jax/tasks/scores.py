@@ -12,7 +12,7 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -165,12 +165,29 @@ def figures(
     return {key: functions[key](labels, predictions) for key in keys}
 
 
-def degenerate(family: Family, records: Sequence[Record]) -> str | None:
-    """Returns why a run counts as failed, None for one that does not.
+class Baseline(NamedTuple):
+    """A model's score beside the score of the best constant answer."""
+
+    metric: str
+    score: float
+    constant: float  # score of the best constant answer
+    only: str | None  # the answer of the model to every example; None: its answers differ
+
+    @property
+    def failure(self) -> str | None:
+        """The reason that the run counts as failed; None: it learnt something."""
+        if self.only is not None:
+            return f"predicts nothing but {self.only}"
+        if self.score <= self.constant:
+            return f"{self.metric} {self.score:.3f}, and {self.constant:.3f} without reading"
+        return None
+
+
+def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
+    """Compares a score with the best constant answer; None if all labels are the same.
 
     Fine-tuning on little data fails with some seeds: the model ends no better than one that gives
-    the most frequent label (arXiv 2006.04884, section 3). So a run is degenerate if, on its dev
-    set,
+    the most frequent label (arXiv 2006.04884, section 3). So a run has failed if, on its dev set,
 
     1. all predictions are the same (of numbers: scatter less than a hundredth of what the labels
        do), or
@@ -178,30 +195,31 @@ def degenerate(family: Family, records: Sequence[Record]) -> str | None:
        or set of labels, the labels' mean, no entity (without "O" among the tags the most frequent
        one for every token), no answer to any question. Entity F1 and a correlation are 0 then.
 
-    Nothing can be said, and None is returned, where all labels are the same too.
-
-    ``["yes", "yes", "yes"]`` predicted for yes, no, yes → ``"predicts nothing but yes"``
+    ``["yes", "yes", "yes"]`` predicted for yes, no, yes → accuracy 2/3, constant 2/3, only "yes"
 
     The records are those of the first dev split, all labelled.
     """
     labels = [record["label"] for record in records]
-    predictions = [record["prediction"] for record in records]
     numbers = isinstance(labels[0], float)
     if np.std(labels) == 0 if numbers else len(set(map(_key, _parts(labels, records)))) < 2:
         return None
-    if numbers and np.std(predictions) < FLAT * np.std(labels):
-        return f"predicts nothing but {np.mean(predictions):.3g}"
-    if not numbers:
-        found = {_key(part): part for part in _parts(predictions, records)}
-        if len(found) == 1:
-            (only,) = found.values()
-            return f"predicts nothing but {_spelled(only)}"
     metric = family.best_metric
     blind = [record | {"prediction": answer} for record, answer in _blind(labels, records)]
-    own, reached = family.score(records)[metric], family.score(blind)[metric]
-    if own <= reached:
-        return f"{metric} {own:.3f}, and {reached:.3f} without reading"
-    return None
+    return Baseline(
+        metric,
+        score=family.score(records)[metric],
+        constant=family.score(blind)[metric],
+        only=_only(labels, records),
+    )
+
+
+def _only(labels: list[Any], records: Sequence[Record]) -> str | None:
+    predictions = [record["prediction"] for record in records]
+    if isinstance(labels[0], float):
+        flat = np.std(predictions) < FLAT * np.std(labels)
+        return f"{np.mean(predictions):.3g}" if flat else None
+    found = {_key(part): part for part in _parts(predictions, records)}
+    return _spelled(*found.values()) if len(found) == 1 else None
 
 
 def _blind(labels: list[Any], records: Sequence[Record]) -> list[tuple[Record, Any]]:

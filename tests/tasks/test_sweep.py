@@ -14,7 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.task import Row
 from bert_jax.tasks.batches import TrainBatches
 from bert_jax.tasks.family import Encoded
-from bert_jax.tasks.scores import degenerate, figures
+from bert_jax.tasks.scores import baseline_of, figures
 from bert_jax.tasks.squad.scores import figures_2_0
 from bert_jax.tasks.sweep.grid import (
     RunResult,
@@ -139,11 +139,17 @@ NUMBERS = family("spearman", lambda found: figures(found, ("spearman",)))
 SEVERAL = family("micro_f1", lambda found: figures(found, ("micro_f1",)))
 
 
+def degenerate(task: Any, found: list[dict[str, Any]]) -> str | None:
+    baseline = baseline_of(task, found)
+    return None if baseline is None else baseline.failure
+
+
 def test_one_class_throughout_is_degenerate_whatever_its_score() -> None:
     matthews = family("matthews", lambda found: figures(found, ("matthews",)))
     found = records(["a", "b", "a"], ["a", "a", "a"])
     assert degenerate(matthews, found) == "predicts nothing but a"
     assert degenerate(CLASSES, found) == "predicts nothing but a"
+    assert baseline_of(CLASSES, found) == ("accuracy", 2 / 3, 2 / 3, "a")
 
 
 def test_no_better_than_the_most_frequent_label_is_degenerate() -> None:
@@ -155,7 +161,7 @@ def test_no_better_than_the_most_frequent_label_is_degenerate() -> None:
 
 
 def test_choices_are_classes() -> None:
-    assert degenerate(CLASSES, records([0, 1, 2, 1], [0, 1, 2, 1])) is None
+    assert baseline_of(CLASSES, records([0, 1, 2, 1], [0, 1, 2, 1])) == ("accuracy", 1, 0.5, None)
     assert degenerate(CLASSES, records([0, 1, 2, 1], [3, 3, 3, 3])) == "predicts nothing but 3"
 
 

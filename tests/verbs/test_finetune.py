@@ -63,8 +63,11 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_learns_and_leaves_all_that_is_promised(tuned: Path) -> None:
     run_dir = tuned / "tuned"
-    scores = json.loads((run_dir / "evaluation.json").read_text())["scores"]
+    evaluation = json.loads((run_dir / "evaluation.json").read_text())
+    scores = evaluation["scores"]
     assert scores["accuracy"] > 0.8
+    assert (evaluation["constant_score"], evaluation["failure"]) == (0.5, None)
+    assert "WARNING" not in (tuned / "said.txt").read_text(encoding="utf-8")
     records = records_of(run_dir / "predictions" / "dev.jsonl")
     right = [record["label"] == record["prediction"] for record in records]
     assert np.mean(right) == pytest.approx(scores["accuracy"])
@@ -266,12 +269,23 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     )
 
 
-def test_a_run_that_gets_no_better_ends_early_and_stays_ended(tmp_path: Path) -> None:
+def test_a_run_that_gets_no_better_ends_early_and_is_told(tmp_path: Path) -> None:
     path = config_file(
         tmp_path, epochs=6, patience=2, max_length=8, optimizer={"learning_rate": 1e-9}
     )
-    assert "ended at step 30: 2 evaluations without a better accuracy" in ok("finetune", path)
-    assert "resuming at step 30" in ok("finetune", path)
+    said = ok("finetune", path)
+    assert "ended at step 30: 2 evaluations without a better accuracy" in said
+    (warning,) = (line for line in said.splitlines() if "WARNING" in line)
+    tried = ("accuracy 50.0%, best constant answer 50.0%", "learning_rate (now 1e-09", "(now 6)")
+    assert all(part in warning for part in tried), warning
+    found = json.loads((tmp_path / "tuned" / "evaluation.json").read_text())
+    assert (found["constant_score"], found["failure"]) == (0.5, "predicts nothing but good")
+    assert "Warning: the model learnt nothing" in (tmp_path / "tuned" / "report.html").read_text()
+    # So is an evaluation, and the run that has ended and stays so.
+    assert warning in ok("evaluate", tmp_path / "tuned").splitlines()
+    again = ok("finetune", path)
+    assert "resuming at step 30" in again
+    assert warning in again.splitlines()
     steps = [line["step"] for line in read_metrics(tmp_path / "tuned", kind="validation")]
     assert steps == [10, 20, 30]
 

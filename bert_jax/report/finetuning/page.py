@@ -40,6 +40,7 @@ class ReportInputs(NamedTuple):
     settings: Mapping[str, Any]  # nested as in the configuration file
     metrics: Sequence[Mapping[str, Any]] = ()  # lines of metrics.jsonl
     notes: Sequence[str] = ()  # remarks on the data
+    warning: str | None = None  # shown first
     run: Mapping[str, Any] = {}  # step, checkpoint, device, seconds, versions, …
     attention: Sequence[AttentionExample] = ()
     # One row for each run of a sweep: seed, learning_rate, epochs, score, degenerate.

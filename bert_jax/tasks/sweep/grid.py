@@ -56,7 +56,7 @@ class RunResult(NamedTuple):
     score: float | None  # the figure that runs are compared by; None of a run that stopped
     step: int  # of the best evaluation, 0 of a run that stopped
     scores: Mapping[str, float]  # all dev figures
-    degenerate: str | None  # the reason that it counts as failed; see `bert_jax.tasks.scores`
+    degenerate: str | None  # why it failed; see `bert_jax.tasks.scores.Baseline`
     seconds: float
 
     def to_json(self) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from bert_jax.runs.checkpoints import load_params, write_checkpoints
 from bert_jax.runs.directory import claim_run, open_run, write_run
 from bert_jax.runs.lock import hold_run
 from bert_jax.tasks.predictor import Predictor
-from bert_jax.tasks.scores import degenerate
 from bert_jax.tasks.section import FinetuneSettings
 from bert_jax.tasks.sweep.grid import RunResult, SweepPoint, SweepSection, best_of, points_of
 from bert_jax.tasks.sweep.record import SWEEP, SweepRecord
@@ -161,10 +160,10 @@ def _run_point(
         return RunResult(point, None, 0, {}, f"stopped: {error}", seconds)
     if best is None:
         return None
-    family = prepared.family
-    why = degenerate(family, best.records[family.dev[0]])
+    score = best.scores[prepared.family.best_metric]
+    why = best.baseline and best.baseline.failure
     seconds = time.monotonic() - started
-    return RunResult(point, best.scores[family.best_metric], best.step, best.scores, why, seconds)
+    return RunResult(point, score, best.step, best.scores, why, seconds)
 
 
 def _promote(

@@ -22,13 +22,15 @@ from bert_jax.runs.evaluation import Evaluation, read_evaluation, write_evaluati
 from bert_jax.tasks.family import DataRequest, Family, Record
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
 from bert_jax.tasks.registry import TaskSection
+from bert_jax.tasks.scores import Baseline, baseline_of
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.training.report import write_report
-from bert_jax.train.progress_display import format_scores
+from bert_jax.train.progress_display import format_scores, warn_aloud
 from bert_jax.train.state import gathered
 
 ROLES: Final = ("dev", "test")
 PREDICTIONS: Final = "predictions"
+BASE_WIDTH: Final = 512  # columns from which a model takes the learning rates of the paper
 
 
 class Conclusion(NamedTuple):
@@ -36,7 +38,7 @@ class Conclusion(NamedTuple):
 
     step: int
     scores: Mapping[str, float]
-    records: Mapping[str, Sequence[Record]]  # by split
+    baseline: Baseline | None  # None: all dev labels are the same, or there are none
 
 
 def conclude(
@@ -58,19 +60,45 @@ def conclude(
     with doing("predicting dev with the best checkpoint"):
         loaded = load_params(run, checkpoint="auto", mesh=mesh)
         records = predict_splits(predictor, loaded.params, family, family.dev)
-    scores = score_splits(family, records)
+    scores, baseline = score_splits(family, records), _baseline(family, records)
     check_lock()
     loaded = loaded._replace(params=gathered(loaded.params))  # the report is of one process
     if jax.process_index() == 0:
         for name, found in records.items():
             write_records(run.directory / PREDICTIONS / f"{name}.jsonl", found)
-        evaluation = _evaluation(loaded, family, role="dev", scores=scores)
+        evaluation = _evaluation(loaded, family, "dev", scores=scores, baseline=baseline)
         write_evaluation(run, evaluation, selected=True, own_data=True)
+        warning = _warning(run, baseline)
         with doing("writing the report"):
-            write_report(run, family, loaded, records=records, seeds=seeds)
+            write_report(run, family, loaded, records=records, seeds=seeds, warning=warning)
         line = f"best: step {loaded.step}: {format_scores(scores)}"
         console.print(line, markup=False, soft_wrap=True)
-    return Conclusion(loaded.step, scores, records)
+        if warning is not None:
+            warn_aloud(warning)
+    return Conclusion(loaded.step, scores, baseline)
+
+
+def _baseline(family: Family, records: Mapping[str, Sequence[Record]]) -> Baseline | None:
+    """Returns the comparison on the first split; None without a split."""
+    first = next(iter(records.values()), None)
+    return baseline_of(family, first) if first else None
+
+
+def _warning(run: Run, baseline: Baseline | None) -> str | None:
+    """Returns the warning of a run that learnt nothing, with what to try; None: it learnt."""
+    if baseline is None or baseline.failure is None:
+        return None
+    metric, section = baseline.metric, section_of(run)
+    reached = format_scores({metric: baseline.score})
+    constant = format_scores({metric: baseline.constant}).removeprefix(f"{metric} ")
+    only = "" if baseline.only is None else f"it predicts nothing but {baseline.only}; "
+    usual = "2e-5 to 5e-5" if run.architecture.hidden_size >= BASE_WIDTH else "1e-4 to 1e-3"
+    return (
+        f"the model learnt nothing: {only}{reached}, best constant answer {constant}. Try another "
+        f"finetune.optimizer.learning_rate (now {section.optimizer.learning_rate:g}; usual for "
+        f"this size: {usual}), more finetune.epochs (now {section.epochs}), more rows or another "
+        "seed"
+    )
 
 
 def evaluate_task(
@@ -94,14 +122,23 @@ def evaluate_task(
             raise UserError(
                 f"--split: found {name}, which is not labelled; allowed: dev, or `bert-jax predict`"
             )
-    return _evaluation(loaded, family, role=role, scores=score_splits(family, records))
+    scores, baseline = score_splits(family, records), _baseline(family, records)
+    if jax.process_index() == 0 and (warning := _warning(run, baseline)):
+        warn_aloud(warning)
+    return _evaluation(loaded, family, role, scores=scores, baseline=baseline)
 
 
 def _evaluation(
-    loaded: LoadedParams, family: Family, *, role: str, scores: Mapping[str, float]
+    loaded: LoadedParams,
+    family: Family,
+    role: str,
+    *,
+    scores: Mapping[str, float],
+    baseline: Baseline | None,
 ) -> Evaluation:
     examples = sum(split.examples for name, split in family.splits.items() if name.startswith(role))
-    return Evaluation(loaded.step, role, role, examples, scores)
+    constant, failure = (baseline.constant, baseline.failure) if baseline else (None, None)
+    return Evaluation(loaded.step, role, role, examples, scores, constant, failure)
 
 
 def section_of(run: Run) -> FinetuneSection:

@@ -38,11 +38,12 @@ def write_report(
     *,
     records: Mapping[str, Sequence[Record]],
     seeds: Sequence[Mapping[str, Any]] = (),
+    warning: str | None = None,
 ) -> None:
     """Writes a fine-tuned run's report into its directory.
 
     The family has the dev splits, whose records are those of the checkpoint `loaded`; `seeds` has a
-    row for each run of a sweep.
+    row for each run of a sweep. The report begins with the warning.
     """
     section = run.section("finetune", FinetuneSection, verb="finetune")
     assert run.heads.task is not None
@@ -58,6 +59,7 @@ def write_report(
         settings={"seed": run.seed, **settings},
         metrics=read_metrics(run.directory),
         notes=family.notes,
+        warning=warning,
         run={
             "step": loaded.step,
             "device": f"{loaded.mesh.size} × {jax.devices()[0].device_kind}",
