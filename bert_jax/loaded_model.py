@@ -1,9 +1,9 @@
 """A model in memory: texts in; vectors, words or predictions out."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from etils import epath
@@ -162,7 +162,7 @@ class LoadedModel:
         )
         return list(self._extractor(settings)(_texts(texts)))
 
-    def predict(self, rows: Rows) -> list[Record]:
+    def predict(self, rows: Rows, *, task: Mapping[str, Any] | None = None) -> list[Record]:
         """Predicts rows with the head of a fine-tuned model.
 
         ``model.predict(["what a film"])[0]["prediction"] -> "positive"``
@@ -171,15 +171,18 @@ class LoadedModel:
             rows: as the task takes them: texts, pairs of texts, tuples (question, context), lists
                 of tokens; or values by column, in dicts, a dict of columns, a DataFrame, an Arrow
                 table or a `datasets.Dataset`.
+            task: settings of the task that replace the model's by key, such as
+                ``{"max_query_length": 32, "n_best": 5}`` for question answering.
 
         Returns:
             Of each row a dict, in order: "prediction", and what else `bert-jax predict` writes to
             a .jsonl, such as "probabilities".
 
         Raises:
-            UserError: the model was not fine-tuned; a row that its task cannot read.
+            UserError: the model was not fine-tuned; a row that its task cannot read; a setting
+                that its task does not have.
         """
-        return self._predictor(rows)
+        return self._predictor(rows, task or {})
 
     @functools.cached_property
     def _predictor(self) -> RowPredictor:

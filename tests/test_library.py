@@ -9,7 +9,11 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
-from transformers import BertForPreTraining, BertForSequenceClassification
+from transformers import (
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+)
 
 import bert_jax
 from bert_jax.data.memory_table import MemoryTable
@@ -161,6 +165,40 @@ def test_rows_that_cannot_be_read_are_named(
 ) -> None:
     with pytest.raises(UserError, match=message):
         classifier[0].predict(rows)
+
+
+def test_questions_are_answered_by_an_imported_model_with_few_positions(tmp_path: Path) -> None:
+    reference = hf_model(BertForQuestionAnswering, hf_config(vocab_size=len(PIECES)), seed=3)
+    directory = save(reference, tmp_path / "hf")
+    model = bert_jax.load(directory)
+    assert model.architecture.max_position_embeddings == 40
+    context = "w5 w6 w7 w8 w9 w1 w2"
+    for words, settings, asked in (
+        (6, {}, 6),
+        (50, {}, 18),  # (40 positions - 3) / 2
+        (6, {"max_query_length": 2}, 2),
+    ):
+        question = " ".join(["w3"] * words)
+        inputs = ids_of(" ".join(["w3"] * asked), context)
+        with torch.no_grad():
+            output = reference(**inputs)
+        first = 2 + asked  # of the context
+        scores = output.start_logits[0, first:-1, None] + output.end_logits[0, None, first:-1]
+        start, end = divmod(int(scores.where(_spans(7), -torch.inf).argmax()), 7)
+        [record] = model.predict([(question, context)], task={"version": "1.1", **settings})
+        assert record["prediction"] == " ".join(context.split()[start : end + 1]), words
+    [long] = model.predict([("w3 w4", " ".join(["w1"] * 200))])
+    assert long["prediction"].startswith("w1")
+    run = bert_jax.import_checkpoint(str(directory), str(tmp_path / "run"))
+    [again] = bert_jax.load(run).predict([(question, context)], task={"max_query_length": 2})
+    assert again["prediction"] == record["prediction"]
+    with pytest.raises(UserError, match=r"task\.max_query_lenght: .*max_query_length"):
+        model.predict([("w1", "w2")], task={"max_query_lenght": 2})
+
+
+def _spans(pieces: int) -> torch.Tensor:
+    """Whether a first and a last piece make a span: bool [pieces, pieces]."""
+    return torch.ones(pieces, pieces, dtype=torch.bool).triu()
 
 
 def test_numpy_and_missing_values_become_plain() -> None:

@@ -55,7 +55,12 @@ class MaskFiller:
         self._tokenizer, self._params = model.tokenizer, model.loaded.params
         self._positions = model.architecture.max_position_embeddings
         self._inference = BucketedInference(
-            _forward(model.loaded.model, tuple(model.tokenizer.special), top_k),
+            _forward(
+                model.loaded.model,
+                tuple(model.tokenizer.special),
+                top_k,
+                pieces=model.tokenizer.vocab_size,
+            ),
             model.loaded.mesh,
             batch_size=BATCH_SIZE,
             max_length=self._positions,
@@ -103,15 +108,15 @@ class MaskFiller:
 
 @made_once
 def _forward(
-    model: ModelDefinition, special: tuple[int, ...], top_k: int
+    model: ModelDefinition, special: tuple[int, ...], top_k: int, *, pieces: int
 ) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
     def forward(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns probabilities and ids, [B, masks, top_k]."""
         bert = nnx.merge(model.graphdef, params)
         hidden = bert.hidden(batch, dropout_key=None)
         logits = bert.mlm_logits(hidden, batch["masked_lm_positions"])
-        # No text contains the special pieces.
-        logits = logits.at[..., jnp.asarray(special)].set(-jnp.inf)
+        # No text contains the special pieces, or the rows beyond the tokenizer's pieces.
+        logits = logits[..., :pieces].at[..., jnp.asarray(special)].set(-jnp.inf)
         return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), top_k)
 
     return forward

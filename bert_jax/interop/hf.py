@@ -30,12 +30,13 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> mapping.P
 
     The directory has config.json, weights, and vocab.txt or tokenizer.json; `tokenizer` is for one
     that brings none. Raises UserError: another kind of model, damaged files, a tensor that is
-    missing, unknown, of another shape or type, a vocabulary of another size.
+    missing, unknown, of another shape or type, a tokenizer with more pieces than the embedding has
+    rows. Rows that no piece has are kept: Hugging Face's softmax includes them too.
     """
     source = directory / CONFIG
     config = hf_config.read_config(source)
     tokenizer = tokenizer or read_hf_tokenizer(directory)
-    if tokenizer.vocab_size != config.vocab_size:
+    if tokenizer.vocab_size > config.vocab_size:
         raise UserError(
             f"{source}: vocab_size: found {config.vocab_size}, but the tokenizer has "
             f"{tokenizer.vocab_size} pieces"

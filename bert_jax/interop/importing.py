@@ -90,9 +90,7 @@ def write_imported_run(
         epath.Path(root),
         settings,
         run_dir=run_dir,
-        model=ModelSection.of(
-            model.architecture, execution=Execution(dtype="float32"), heads=model.heads
-        ),
+        model=ModelSection(execution=Execution(dtype="float32"), heads=model.heads),
         architecture=model.architecture,
         tokenizer=model.tokenizer,
         origin={
@@ -123,6 +121,11 @@ def summarize(model: Pretrained) -> list[str]:
         f"{numbers:,} parameters, {describe(model.heads)}, "
         f"{model.tokenizer.vocab_size:,} pieces{moments}"
     ]
+    if (rows := model.architecture.vocab_size) > (pieces := model.tokenizer.vocab_size):
+        lines.append(
+            f"vocab_size is {rows:,}: {rows - pieces:,} rows have no piece; they are kept and "
+            f"never predicted"
+        )
     if model.architecture.type_vocab_size == 1:
         lines.append("type_vocab_size is 1: both spans of a pair get token type 0")
     return lines

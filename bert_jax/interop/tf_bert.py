@@ -10,6 +10,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object
 from bert_jax.interop import names
 from bert_jax.interop.mapping import (
     Params,
@@ -67,8 +68,11 @@ def read_tf(
         raise UserError(
             f"{config}: no such file; google-research/bert keeps it beside the checkpoint"
         )
-    section = ModelSection(bert_config=str(config))
-    architecture = resolve_architecture(section, vocab_size=tokenizer.vocab_size)
+    rows, pieces = read_json_object(config).get("vocab_size"), tokenizer.vocab_size
+    architecture = resolve_architecture(
+        ModelSection(bert_config=str(config)),
+        vocab_size=rows if isinstance(rows, int) and rows > pieces else pieces,
+    )
     heads = _find_heads(source, labels)
     shapes = model_shapes(architecture, heads)
     table = names.google_names(heads.task)

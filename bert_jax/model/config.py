@@ -44,7 +44,8 @@ class Architecture(Section):
 
     # The upper bounds are far beyond any BERT: a mistyped or hostile size is refused at once.
     vocab_size: int = pydantic.Field(ge=1, le=1 << 24)
-    """Pieces of the tokenizer."""
+    """Rows of the embedding table: one for each piece of the tokenizer, or more. The softmax of
+    the MLM head includes all of them."""
     hidden_size: int = pydantic.Field(ge=1, le=1 << 16)
     """Columns of every hidden state."""
     num_hidden_layers: int = pydantic.Field(ge=1, le=1000)
@@ -173,12 +174,11 @@ class HeadsSection(Section):
 
 
 def _as_changes(architecture: type[Section]) -> Any:
-    """Returns a section with the fields of an architecture but the vocabulary, each optional."""
+    """Returns a section with the fields of an architecture, each optional."""
     fields: dict[str, Any] = {
         # Without constraints of its own a field is annotated with nothing that matters.
         name: (Annotated[Optional[field.annotation], name, *field.metadata], None)  # noqa: UP045
         for name, field in architecture.model_fields.items()
-        if name != "vocab_size"
     }
     return pydantic.create_model("ArchitectureChanges", __base__=Section, **fields)
 
@@ -187,6 +187,8 @@ if TYPE_CHECKING:
 
     class ArchitectureChanges(Section):
         """Values of an architecture that differ from the named size or file."""
+
+        vocab_size: int | None = None
 
 else:
     ArchitectureChanges = _as_changes(Architecture)
@@ -212,23 +214,34 @@ class ModelSection(Section):
 
     @classmethod
     def of(
-        cls, architecture: Architecture, *, execution: Execution, heads: HeadsSection
+        cls, architecture: Architecture, *, pieces: int, execution: Execution, heads: HeadsSection
     ) -> ModelSection:
-        """Returns the section that spells out an architecture, and needs no other file."""
-        sizes = architecture.model_dump(exclude={"vocab_size"})
+        """Returns the section that spells out an architecture, and needs no other file.
+
+        `vocab_size` is left out if it equals the tokenizer's number of pieces.
+        """
+        implied = {"vocab_size"} if architecture.vocab_size == pieces else set[str]()
+        sizes = architecture.model_dump(exclude=implied)
         return cls(architecture=ArchitectureChanges(**sizes), execution=execution, heads=heads)
 
 
 def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architecture:
-    """Returns the architecture a section describes, for a tokenizer's vocabulary.
+    """Returns the architecture a section describes, for a tokenizer of `vocab_size` pieces.
 
-    The section has exactly one of `size` and `bert_config`, or all four of `architecture`'s
+    The embedding has one row for each piece, or `architecture.vocab_size` rows if that is set. The
+    section has exactly one of `size` and `bert_config`, or all four of `architecture`'s
     hidden_size, num_hidden_layers, num_attention_heads and intermediate_size.
 
     Raises:
-        UserError: sizes missing or contradictory, heads that do not divide the hidden size, an
-            unreadable or foreign `bert_config.json`.
+        UserError: sizes missing or contradictory, fewer rows than pieces, heads that do not divide
+            the hidden size, an unreadable or foreign `bert_config.json`.
     """
+    rows = section.architecture.vocab_size or vocab_size
+    if rows < vocab_size:
+        raise UserError(
+            f"model.architecture.vocab_size: found {rows}, allowed: at least {vocab_size}, the "
+            f"tokenizer's pieces"
+        )
     if section.size is not None and section.bert_config is not None:
         raise UserError("model: found both size and bert_config, allowed: one of them")
     values: dict[str, object] = {}
@@ -241,9 +254,9 @@ def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architect
             "intermediate_size": 4 * hidden,
         }
     elif section.bert_config is not None:
-        values = _read_bert_config(section.bert_config, vocab_size=vocab_size)
+        values = _read_bert_config(section.bert_config, vocab_size=rows)
     values |= section.architecture.model_dump(exclude_none=True)
-    values["vocab_size"] = vocab_size
+    values["vocab_size"] = rows
     needed = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}
     if missing := sorted(needed - values.keys()):
         raise UserError(

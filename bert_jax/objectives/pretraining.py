@@ -216,8 +216,13 @@ def _initial_params(
 ) -> Callable[[Params, DrawParams], Params]:
     if plan.settings.init_from is None:
         return lambda abstract, draw: draw(abstract)
-    origin = plan.settings.init_from
-    return functools.partial(take_over, run_dir=origin, mesh=plan.mesh, console=console)
+    return functools.partial(
+        take_over,
+        run_dir=plan.settings.init_from,
+        rows=plan.architecture.vocab_size,
+        mesh=plan.mesh,
+        console=console,
+    )
 
 
 # The parts of a pretraining model that an import may lack.
@@ -229,15 +234,20 @@ HEADS: Final = {
 
 
 def take_over(
-    abstract: Params, draw: DrawParams, *, run_dir: str, mesh: Mesh, console: Console
+    abstract: Params, draw: DrawParams, *, run_dir: str, rows: int, mesh: Mesh, console: Console
 ) -> Params:
     """Returns another run's parameters on the mesh, and fresh ones of parts that it lacks.
 
     An import may lack heads, which then start fresh; a head of that run's that pretraining has no
     use for is left out. Both are said in a line. Raises UserError: no checkpoint, or one of another
-    architecture.
+    architecture; the origin's embedding has not as many `rows`.
     """
     origin = open_run(run_dir)
+    if (theirs := origin.architecture.vocab_size) != rows:
+        raise UserError(
+            f"model.architecture.vocab_size: found {rows}, but {run_dir} has {theirs} rows; "
+            f"allowed: {theirs}"
+        )
     wanted = abstract_params(define_model(origin.build), mesh)
     shared = [part for part in abstract if part in wanted]
     wanted |= {part: abstract[part] for part in shared}

@@ -143,7 +143,9 @@ def write_run(
     datasets, another run, an import. The tokenizer is copied, so that the run needs nothing else.
     Raises UserError if the directory cannot be written.
     """
-    spelled_out = ModelSection.of(architecture, execution=model.execution, heads=model.heads)
+    spelled_out = ModelSection.of(
+        architecture, pieces=tokenizer.vocab_size, execution=model.execution, heads=model.heads
+    )
     resolved = {**settings, "run_dir": run_dir, "model": spelled_out.model_dump(mode="json")}
     tokenizer.save(root / TOKENIZER)
     write_whole(root / CONFIG, sealed_yaml(dump_yaml(resolved)).encode())

@@ -18,12 +18,17 @@ POSITIONS = 100
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, BertForMaskedLM]:
-    """A run of an MLM with 100 positions, which is no multiple of 8."""
+    """A run of an MLM with 100 positions, which is no multiple of 8.
+
+    The embedding has five rows more than the tokenizer has pieces; they are the most probable.
+    """
     directory = tmp_path_factory.mktemp("mlm")
     config = hf_config(
-        vocab_size=len(PIECES), num_hidden_layers=2, max_position_embeddings=POSITIONS
+        vocab_size=len(PIECES) + 5, num_hidden_layers=2, max_position_embeddings=POSITIONS
     )
     model = hf_model(BertForMaskedLM, config)
+    with torch.no_grad():
+        model.cls.predictions.bias[len(PIECES) :] += 20
     model.save_pretrained(directory / "hf")
     (directory / "hf" / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
     (directory / "hf" / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
@@ -31,11 +36,11 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, BertForMask
 
 
 def reference(model: BertForMaskedLM, text: str) -> np.ndarray:
-    """Probabilities at each mask: [masks, vocabulary], without the special pieces."""
+    """Probabilities at each mask: [masks, rows], without special pieces and rows of no piece."""
     ids = torch.tensor([[IDS[piece] for piece in ["[CLS]", *text.split(), "[SEP]"]]])
     with torch.no_grad():
         logits = model(input_ids=ids).logits[0].numpy()[np.asarray(ids[0]) == IDS["[MASK]"]]
-    logits[:, :5] = -np.inf
+    logits[:, :5] = logits[:, len(PIECES) :] = -np.inf
     shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return shares / shares.sum(axis=-1, keepdims=True)
 

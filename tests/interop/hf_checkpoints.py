@@ -89,10 +89,12 @@ def hf_model(
     return model
 
 
-def save(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
-    """Saves a model as `save_pretrained` does, with a vocabulary of its size beside it."""
+def save(
+    model: PreTrainedModel, directory: Path, *, pieces: int | None = None, **options: Any
+) -> Path:
+    """Saves a model as `save_pretrained` does, with a vocabulary: of its own size, or `pieces`."""
     model.save_pretrained(directory, **options)
-    write_tokenizer(directory, model.config.vocab_size)
+    write_tokenizer(directory, pieces or model.config.vocab_size)
     return directory
 
 

@@ -189,7 +189,8 @@ def test_files_that_are_damaged_or_missing_are_named(tmp_path: Path) -> None:
 
 def test_a_configuration_that_contradicts_is_refused(tmp_path: Path) -> None:
     prefix = saved(tmp_path, draw(pretraining_shapes(SMALL), seed=13))
-    assert "vocab_size found 261, but the tokenizer has 260" in refused(prefix, vocab_size=260)
+    assert "vocab_size found 261, but the tokenizer has 262" in refused(prefix, vocab_size=262)
+    assert read_tf(prefix, tokenizer=wordpiece(vocab_size=255)).architecture.vocab_size == 261
     write_config(tmp_path, SMALL._replace(num_hidden_layers=2))
     assert "tensor bert/encoder/layer_2/" in refused(prefix)
     write_config(tmp_path, SMALL, hidden_act="gelu_new")

@@ -114,10 +114,13 @@ def test_a_spelled_out_section_gives_the_same_architecture_without_its_file(tmp_
     architecture = resolve_architecture(
         ModelSection(bert_config=write(tmp_path, MULTILINGUAL)), vocab_size=119547
     )
-    spelled = ModelSection.of(
-        architecture, execution=Execution(remat="dots"), heads=HeadsSection(mlm=False)
-    )
-    assert resolve_architecture(spelled, vocab_size=119547) == architecture
+    execution, heads = Execution(remat="dots"), HeadsSection(mlm=False)
+    for pieces in (119547, 119540):  # a tokenizer may have fewer pieces than the embedding rows
+        spelled = ModelSection.of(architecture, pieces=pieces, execution=execution, heads=heads)
+        assert resolve_architecture(spelled, vocab_size=pieces) == architecture
+        assert (spelled.architecture.vocab_size is None) == (pieces == 119547)
+    with pytest.raises(UserError, match=r"^model\.architecture\.vocab_size: found 119547"):
+        resolve_architecture(spelled, vocab_size=119548)
     assert spelled.execution.remat == "dots"
     assert not spelled.heads.mlm
     assert spelled.bert_config is None

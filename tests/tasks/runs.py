@@ -69,7 +69,7 @@ def tiny_run(
         epath.Path(root),
         config or {},
         run_dir=str(root),
-        model=ModelSection.of(architecture, execution=Execution(dtype="float32"), heads=heads),
+        model=ModelSection(execution=Execution(dtype="float32"), heads=heads),
         architecture=architecture,
         tokenizer=tokenizer,
         origin={"imported_from": "random numbers"},

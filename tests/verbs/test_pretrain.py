@@ -260,7 +260,7 @@ def test_init_from_takes_the_parameters_and_nothing_else(
     config: Path, trained: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    result = invoke(
+    command = (
         "pretrain",
         config,
         f"run_dir={run_dir}",
@@ -270,6 +270,12 @@ def test_init_from_takes_the_parameters_and_nothing_else(
         "--init-from",
         trained,
     )
+    rows = open_run(trained).architecture.vocab_size
+    other = invoke(*command, f"model.architecture.vocab_size={rows + 1}")
+    assert other.exit_code == 2
+    assert f"model.architecture.vocab_size: found {rows + 1}, " in other.stderr
+    assert f"allowed: {rows}" in other.stderr
+    result = invoke(*command, f"model.architecture.vocab_size={rows}")
     assert result.exit_code == 0, result.output
     assert [line["step"] for line in read_metrics(run_dir, kind="train")] == [1]
     assert read_metrics(run_dir, kind="train")[0]["learning_rate"] == 0.0

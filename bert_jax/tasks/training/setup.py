@@ -150,7 +150,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     execution = suited_to(execution, mesh, chosen=chosen, say=lambda line: None)
     # Which kernels this run has is for none that starts from it.
     kept = origin.model.execution.model_copy(update={"dtype": execution.dtype})
-    model = ModelSection.of(architecture, execution=kept, heads=family.heads)
+    model = ModelSection(execution=kept, heads=family.heads)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     _check_batch(section, mesh)
     task = FinetuneTask(
