@@ -2,6 +2,10 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
+
+UNCAUGHT: Final = 70
+"""The exit code after an exception that nothing handles: a fault of program or machine."""
 
 _LONGEST = 2000  # characters of a message
 _MOST_COMPARED = 200  # characters: comparing costs their product

@@ -19,10 +19,15 @@ def main() -> None:
         from bert_jax.parallel.stop_signal import STOP
 
         STOP.listen(owns_process=True)  # before anything that takes time
+    from bert_jax.cli.base import exit_code
     from bert_jax.cli.commands import cli
+    from bert_jax.errors import UNCAUGHT
 
     try:
         cli()
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # of several processes: ends all
+        sys.exit(exit_code(error) or UNCAUGHT)
     except SystemExit as end:
         from bert_jax.parallel.channel import current_channel
 

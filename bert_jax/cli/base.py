@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bert_jax.config import RunConfig
     from bert_jax.parallel.section import MeshSection
 
-# 43 is the watchdog's, see `bert_jax.train.watchdog`.
+# Any other exception: `UNCAUGHT`. 43 is the watchdog's, see `bert_jax.train.watchdog`.
 EXIT_CODES: Final = {RunStopped: 1, UserError: 2, PeerLost: PEER_LOST}
 # Clients of storage: their errors are of credentials, names and answers, not of this program.
 _CLIENTS: Final = {"aiobotocore", "aiohttp", "azure", "botocore"}
@@ -114,7 +114,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             with speaking(console):
                 function(*args, **kwargs)
         except Exception as error:
-            code = _exit_code(error)
+            code = exit_code(error)
             if debug or code is None:
                 raise
             line = " ".join(str(error).split())
@@ -127,8 +127,8 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _exit_code(error: Exception) -> int | None:
-    """Returns the exit code of an error that one line tells; None of a fault in the program."""
+def exit_code(error: Exception) -> int | None:
+    """Returns the exit code of an error that one line explains; None for any other error."""
     if type(error).__module__.partition(".")[0] in _CLIENTS | _CLIENTS_OF_HUBS:
         return EXIT_CODES[UserError]
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), None)

@@ -9,7 +9,11 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from etils import epath
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.data.google_bert.reader import is_google_bert
@@ -81,7 +85,7 @@ class Agent:
             self._stage(assignment)
             self._reports.update(state="running")
             ending = self._run_once(assignment)
-            verdict = self._restarts.judge(ending)
+            verdict = self._restarts.judge(ending, saved=_newest_step(assignment.config))
             if self._stop.is_set() and verdict.state == "restarting":
                 self._reports.update(ending)
                 return RestartDecision("stopped", INTERRUPTED, ending.message)
@@ -144,6 +148,15 @@ class Agent:
             return None
         worker, status = hosts.failed
         return RestartDecision("failed", status.exit_code or 1, f"host {worker}: {status.message}")
+
+
+def _newest_step(config: Mapping[str, Any]) -> int:
+    """Returns the step of a run's newest checkpoint; -1 if there is none, or it cannot be read."""
+    try:
+        found = (epath.Path(config["run_dir"]) / "checkpoints").iterdir()
+        return max((int(path.name) for path in found if path.name.isdecimal()), default=-1)
+    except Exception:  # (of a bucket, anything)
+        return -1
 
 
 def run_agent(told: Told, directory: Path) -> int:

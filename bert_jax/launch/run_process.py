@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
+from bert_jax.errors import UNCAUGHT
 from bert_jax.launch.job import Ending
 from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.parallel.stop_signal import INTERRUPTED
@@ -62,6 +63,8 @@ class RunProcess:
         # What was printed last tells of a crash, not of a kill from outside.
         crashed = code > 0 or code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
         said = self._last_of_ours or (self._last if crashed else "")
+        if code == UNCAUGHT:
+            said = self._last  # the traceback's last line
         if code < 0:
             said = f"killed by {signal.Signals(-code).name}{f': {said}' if said else ''}"
             code = 128 - code
@@ -98,6 +101,9 @@ _FINAL: Final = {1: "the run stopped itself", 2: "a mistake in the configuration
 
 _LONGEST_PAUSE_SECONDS: Final = 120.0
 
+MOST_UNCAUGHT: Final = 3
+"""Restarts in a row after uncaught exceptions that no new checkpoint interrupts."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RestartDecision:
@@ -112,9 +118,10 @@ class RestartDecision:
 class Restarts:
     """Judges endings, one after the other.
 
-    A process that a signal stopped (3) or that has lost another (4) did nothing wrong. Any other
-    that died is started again too, unless it died at the same step before: the same would happen
-    for ever. Pauses double until the run has made progress.
+    A process that a signal stopped (3) or that has lost another (4) did nothing wrong. Uncaught
+    exceptions (70) get `MOST_UNCAUGHT` restarts without a new checkpoint. A process that died in
+    any other way is started again too, unless it died at the same step before. Pauses double until
+    the run has made progress.
     """
 
     def __init__(self, first_pause: float) -> None:
@@ -122,9 +129,10 @@ class Restarts:
         self._first_pause = self._pause = first_pause
         self._furthest = -1  # step
         self._died_at: set[int | None] = set()  # since there was progress; None: before a report
+        self._uncaught, self._saved = 0, -1  # exceptions since the newest checkpoint, its step
 
-    def judge(self, ending: Ending) -> RestartDecision:
-        """Returns what follows."""
+    def judge(self, ending: Ending, *, saved: int = -1) -> RestartDecision:
+        """Returns what follows. `saved` is the step of the newest checkpoint; -1: there is none."""
         code, said = ending.exit_code, ending.message
         if code == _DONE:
             return RestartDecision("done", 0, said)
@@ -134,7 +142,13 @@ class Restarts:
             self._furthest = ending.step
             self._pause = self._first_pause
             self._died_at.clear()
-        if code not in (INTERRUPTED, PEER_LOST):
+        if code == UNCAUGHT:
+            self._uncaught = 1 if saved > self._saved else self._uncaught + 1
+            self._saved = max(self._saved, saved)
+            if self._uncaught > MOST_UNCAUGHT:
+                line = f"{self._uncaught} uncaught exceptions without a new checkpoint, the last: "
+                return RestartDecision("failed", 1, line + said)
+        elif code not in (INTERRUPTED, PEER_LOST):
             if ending.step in self._died_at:
                 where = (
                     "before its first report" if ending.step is None else f"at step {ending.step}"

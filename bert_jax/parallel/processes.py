@@ -13,7 +13,7 @@ import jax
 from jax._src import clusters
 from jax.experimental import multihost_utils
 
-from bert_jax.errors import PeerLost, UserError, first_line
+from bert_jax.errors import UNCAUGHT, PeerLost, UserError, first_line
 from bert_jax.files.read import is_whole
 from bert_jax.parallel.channel import Channel, current_channel, end_now, set_channel
 from bert_jax.parallel.roll_call import Meeting, meet
@@ -92,8 +92,8 @@ def _report_errors(channel: Channel) -> None:
     ) -> None:
         channel.explain()
         show(kind, error, traceback)
-        channel.fail(1, f"{kind.__name__}: {first_line(error)}")
-        end_now(1)
+        channel.fail(UNCAUGHT, f"{kind.__name__}: {first_line(error)}")
+        end_now(UNCAUGHT)
 
     sys.excepthook = report
 

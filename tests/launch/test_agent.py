@@ -17,7 +17,8 @@ from bert_jax.launch.host import Agent, run_agent
 from bert_jax.launch.job import HostStatus, JobFiles
 from tests.launch.jobs import TIMEOUT, write_job
 
-# Takes the next of a list of endings: [exit code, step that it reports first or null].
+# Takes the next of a list of endings: [exit code, step that it reports first or null]. A process
+# that ends with 70 saves that step too.
 PROGRAM = """
 import json, os, sys, time
 left = json.load(open(sys.argv[1]))
@@ -25,6 +26,8 @@ code, step = left.pop(0)
 json.dump(left, open(sys.argv[1], "w"))
 if step is not None:
     json.dump({"step": step, "loss": 1.5}, open(os.environ["BERT_JAX_HEARTBEAT"], "w"))
+    if code == 70:
+        os.makedirs(os.path.join(os.path.dirname(sys.argv[1]), "run", "checkpoints", str(step)))
 print("bert-jax: because", flush=True)
 if code is None:
     time.sleep(600)
@@ -88,6 +91,19 @@ def test_the_same_step_twice_is_the_end(host: Host) -> None:
     assert host.run((134, 5), (134, 5)) == 1
     assert host.status.state == "failed"
     assert host.status.message == "the run died twice at step 5: because"
+
+
+def test_an_uncaught_exception_is_followed_by_a_few_restarts(host: Host) -> None:
+    """A new checkpoint gives the run its restarts again."""
+    without = (70, None)
+    assert host.run(without, without, without, (70, 5), without, without, (0, 9)) == 0
+    assert (host.status.state, host.status.restarts) == ("done", 6)
+
+
+def test_uncaught_exceptions_without_a_new_checkpoint_are_the_end(host: Host) -> None:
+    assert host.run(*[(70, None)] * 4) == 1
+    assert host.status.state == "failed"
+    assert host.status.message.startswith("4 uncaught exceptions without a new checkpoint, the")
 
 
 @pytest.mark.parametrize("code", [1, 2])

@@ -1,7 +1,9 @@
 """Which endings of a run's process are followed by another start."""
 
+import pytest
+
 from bert_jax.launch.job import Ending
-from bert_jax.launch.run_process import Restarts
+from bert_jax.launch.run_process import MOST_UNCAUGHT, Restarts
 
 
 def ending(code: int, step: int | None = None) -> Ending:
@@ -29,6 +31,22 @@ def test_dying_twice_at_one_step_ends_the_host() -> None:
         verdict = restarts.judge(ending(code, 7))
         assert (verdict.state, verdict.exit_code) == ("failed", 1)
         assert verdict.message == f"the run died twice at step 7: said {code}"
+
+
+@pytest.mark.parametrize("steps", [(None,), (7,), (7, 8, 9, 10)], ids=str)
+def test_uncaught_exceptions_get_a_few_restarts_without_a_new_checkpoint(
+    steps: tuple[int | None, ...],
+) -> None:
+    restarts = Restarts(1.0)
+    at = [steps[turn % len(steps)] for turn in range(MOST_UNCAUGHT + 1)]
+    for saved in (-1, 5):
+        for step in at[:-1]:
+            assert restarts.judge(ending(70, step), saved=saved).state == "restarting"
+            assert restarts.judge(ending(4, step)).state == "restarting"  # of another process
+    verdict = restarts.judge(ending(70, at[-1]), saved=5)
+    assert (verdict.state, verdict.exit_code) == ("failed", 1)
+    assert "4 uncaught exceptions without a new checkpoint" in verdict.message
+    assert verdict.message.endswith("said 70")
 
 
 def test_dying_twice_before_the_first_report_ends_the_host_unless_there_was_progress() -> None:
