@@ -1,6 +1,7 @@
 """How long a request to a service may take, and when it is sent again: one rule for all of them."""
 
 import dataclasses
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from bert_jax.files.patience import (
 from bert_jax.launch.launcher import Unavailable
 
 Answer = TypeVar("Answer")
+
+_BETWEEN_LINES_SECONDS: Final = 60.0
+_log: Final = logging.getLogger("bert_jax.launch")
 
 NOT_INSTALLED: Final = not_installed(
     "clients of Google Cloud and Kubernetes", "submit", extra="launch,gcp"
@@ -87,10 +91,13 @@ def until_gone(is_gone: Callable[[], bool], *, what: str, pace: Pace) -> None:
     `is_gone` asks, and says whether there was nothing any more. Raises Unavailable if it is still
     there after `Pace.delete`.
     """
-    end = pace.clock() + pace.delete
-    while pace.clock() < end:
+    began = said_at = pace.clock()
+    while (now := pace.clock()) < began + pace.delete:
         if is_gone():
             return
+        if now >= said_at + _BETWEEN_LINES_SECONDS:
+            _log.warning("%s: being deleted for %.0f min", what, (now - began) / 60)
+            said_at = now
         pace.sleep(pace.poll)
     raise Unavailable(
         f"{what}: not deleted after {pace.delete / 60:.0f} min; it may bill, look: bert-jax jobs"

@@ -9,10 +9,10 @@ import pydantic
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError, first_line
-from bert_jax.files.yaml_file import read_yaml
 from bert_jax.launch.heartbeats import Hosts, read_hosts
 from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Launcher, Observation, State
+from bert_jax.launch.run_progress import total_steps
 from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, read_job, read_state
 from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.section import Section
@@ -60,7 +60,7 @@ def read_figures(
     """
     lines = _metrics(run_dir)
     accounts = [line for line in lines if line["kind"] == GOODPUT and {*KINDS, "at"} <= line.keys()]
-    found: dict[str, Any] = {"total_steps": _total_steps(config)}
+    found: dict[str, Any] = {"total_steps": total_steps(config)}
     if trained := [line for line in lines if line["kind"] == "train"]:
         found |= {"step": trained[-1]["step"], "loss": trained[-1].get("loss")}
     if speeds := [line for line in lines if line["kind"] == "speed"]:
@@ -83,14 +83,6 @@ def _metrics(run_dir: epath.PathLike) -> Sequence[Mapping[str, Any]]:
         return read_metrics(run_dir)
     except UserError:  # there are none yet
         return []
-
-
-def _total_steps(config: epath.PathLike) -> int | None:
-    try:
-        phases = read_yaml(config)["train"]["phases"]
-        return sum(int(phase["steps"]) for phase in phases)
-    except (UserError, KeyError, TypeError, ValueError):
-        return None
 
 
 def _seconds_per_step(accounts: Sequence[Mapping[str, Any]]) -> float | None:

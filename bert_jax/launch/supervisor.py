@@ -7,6 +7,7 @@ the attempt's number, an end before its machines are deleted, and every request 
 
 import contextlib
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from bert_jax.launch import verdict as verdicts
 from bert_jax.launch.heartbeats import Hosts, Silence, read_hosts
 from bert_jax.launch.job import JobFiles
 from bert_jax.launch.launcher import Launcher, NotOurs, OutOfQuota, State
+from bert_jax.launch.run_progress import RunProgress, total_steps
 from bert_jax.launch.supervisor_state import (
     AttemptRecord,
     Outcome,
@@ -35,6 +37,9 @@ from bert_jax.launch.supervisor_state import (
 _PASSING = (RunStopped, UserError, OSError)
 UNFORESEEN: Final = "trying again after what nobody foresaw"
 """Begins the line on an error that is neither a service's nor a bucket's."""
+
+_LINE_SECONDS: Final = 60.0
+_WORDS: Final = {State.WAITING: "waiting for capacity", State.ABSENT: "no machines seen yet"}
 
 _DUMP: Final = re.compile(r"bad_step_(\d+)")
 
@@ -67,7 +72,10 @@ class Supervisor:
         self._pace = pace or verdicts.WatchPace(poll=self.job.submit.poll_seconds)
         self._until_next_look = self._pace.poll  # a bucket that is down makes looks long
         self._silence = Silence()
-        self._said, self._told_at = "", clock()
+        self._said, self._told_at = "", -math.inf
+        self._progress = RunProgress(old_endings=bool(self.state.attempts))
+        self._total_steps: int | None = None
+        self._trouble = False  # in the last look
         self._mistake: UserError | None = None
 
     def run(self) -> SupervisorState:
@@ -101,11 +109,39 @@ class Supervisor:
                 if self._mistake is not None:
                     raise self._mistake
                 return
-            self._sleep(self._pace.poll)
+            self._rest()
+
+    def _rest(self) -> None:
+        """Sleeps until the next look, and says every minute how the job is."""
+        left = self._pace.poll
+        while left > 0.0:
+            if self._clock() >= self._told_at + self._pace.tell:
+                self._say(self._status_line())
+                self._told_at = self._clock()
+            pause = min(left, _LINE_SECONDS)
+            self._sleep(pause)
+            left -= pause
+
+    def _status_line(self) -> str:
+        """Returns ``base-1: active, 4 hosts running, step 30, $1.20 so far``."""
+        record = self.state.attempts[-1] if self.state.attempts else None
+        if record is None:
+            return f"{self.job.name}: no machines yet"
+        parts = [f"{self._name}: {_WORDS.get(record.state, record.state.value)}"]
+        if record.state in (State.ACTIVE, State.STARTING):
+            parts += [text] if (text := self._progress.describe(total=self._total_steps)) else []
+        else:
+            minutes = (self._clock() - (record.created or record.intended)) / 60
+            parts.append(f"{minutes:.0f} min since the request")
+        if any(placement.dollars_per_hour for placement in self.job.placements):
+            dollars = self.state.dollars(self.job.placements, self._clock())
+            parts.append(f"${dollars:,.2f} so far")
+        left = self._progress.time_left(total=self._total_steps)
+        return ", ".join(parts) + left + (" (as last seen)" if self._trouble else "")
 
     def _look(self) -> None:
         """Does what is to be done now, and writes down what was seen."""
-        began = self._clock()
+        began, self._trouble = self._clock(), False
         try:
             self._lease.check()
         except LockLost:
@@ -150,7 +186,7 @@ class Supervisor:
         placement = self.job.placements[index]
         write_whole(self._files.attempt(number), placement.model_dump_json(indent=1))
         self._write(self.state.model_copy(update={"attempts": (*self.state.attempts, record)}))
-        self._silence = Silence()
+        self._silence, self._progress = Silence(), RunProgress()
         return self._create(record, asked=False)
 
     def _create(self, record: AttemptRecord, *, asked: bool) -> None:
@@ -167,7 +203,7 @@ class Supervisor:
             if not asked or isinstance(error, NotOurs):  # of this attempt nothing exists
                 self._change(end="over", reason=str(error), deleted=self._clock())
             return self._finish("failed", str(error))
-        self._tell(f"asked for {attempt.placement.place}")
+        self._tell(f"attempt {record.number}: asked for {attempt.placement.place}")
         return self._change(created=self._clock(), state=State.WAITING)
 
     def _observe(self, record: AttemptRecord) -> None:
@@ -195,9 +231,6 @@ class Supervisor:
             self._tell(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
         if verdict is not None:
             return self._end(verdict)
-        if record.step is not None and now >= self._told_at + self._pace.tell:
-            dollars = self.state.dollars(self.job.placements, now)
-            self._tell(f"step {record.step}, ${dollars:,.2f}")
         return None
 
     def _hosts(self, record: AttemptRecord) -> Hosts | None:
@@ -207,10 +240,16 @@ class Supervisor:
         except _PASSING as error:
             self._tell(f"what its hosts say cannot be read: {error}")
             self._silence.forgive()
+            self._trouble = True
             return None
         self._silence.hear(hosts, self._clock())
+        for line in self._progress.hear(hosts, self._clock()):
+            self._tell(line)
         if hosts.step is not None:
             self._change(step=hosts.step)
+            if self._total_steps is None:
+                with contextlib.suppress(*_PASSING):
+                    self._total_steps = total_steps(self._files.config)
         return hosts
 
     def _end(self, verdict: verdicts.Verdict) -> None:
@@ -234,6 +273,9 @@ class Supervisor:
         self._tell(f"{outcome}: {message}")
 
     def _delete(self, record: AttemptRecord) -> None:
+        if record.created is not None and record.state is not State.DELETING:
+            self._change(state=State.DELETING)
+            self._tell("deleting its machines")
         try:
             self._launcher.delete(record.of(self.job))
         except UserError as error:
@@ -257,8 +299,10 @@ class Supervisor:
         try:
             yield
         except _PASSING as error:
+            self._trouble = True
             self._tell(f"trying again: {error}")
         except Exception as error:  # a fault of this program, or of a client
+            self._trouble = True
             _log.debug("a look has failed", exc_info=True)
             self._tell(f"{UNFORESEEN}: {type(error).__name__}: {first_line(error)}")
 
@@ -274,12 +318,15 @@ class Supervisor:
         write_state(self._files, state)
         self.state = state
 
+    @property
+    def _name(self) -> str:
+        """The last attempt's machines; the job's name before there are any."""
+        attempts = self.state.attempts
+        return attempts[-1].of(self.job).resource if attempts else self.job.name
+
     def _tell(self, line: str) -> None:
         """Says what has changed, once."""
-        name = self.job.name
-        if self.state.attempts:
-            name = self.state.attempts[-1].of(self.job).resource
-        if (said := f"{name}: {line}") != self._said:
+        if (said := f"{self._name}: {line}") != self._said:
             self._said, self._told_at = said, self._clock()
             self._say(said)
 

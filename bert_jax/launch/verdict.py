@@ -23,7 +23,7 @@ class WatchPace:
     # Of a host that has spoken before: it speaks every minute. And from one host's end to all's
     silence: float = 900.0
     settle: float = 180.0  # for a machine just asked for to be seen
-    tell: float = 600.0  # between two lines on a run that goes well
+    tell: float = 50.0  # between two lines: under a minute, so that each look has one
 
 
 @dataclasses.dataclass(frozen=True)

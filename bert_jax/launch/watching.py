@@ -40,6 +40,7 @@ def watch_job(
     took the lease.
     """
     with lease(files, say=say) as held:
+        say(f"{files.directory}: watching, with a line a minute")
         supervisor = Supervisor(files, launcher, held, say=say)
         try:
             return supervisor.run()

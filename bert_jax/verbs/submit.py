@@ -64,6 +64,7 @@ def submit(
     job = checked(prepared, planned=planned, say=say)
     if not may_start(job, confirm):
         raise UserError("nothing was asked for: the question was not answered with yes, see --yes")
+    say(f"{job.name}: writing software and settings to {job.directory}")
     host_paths.upload(prepared.uploads, say=say)
     files = stage(job, dump_config(staged))
     if watch:

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from bert_jax.config import RunConfig
 from bert_jax.errors import RunStopped, UserError, first_line
+from bert_jax.files.remote import is_remote
 from bert_jax.interop.hub import is_hub_name
 from bert_jax.launch import preflight
 from bert_jax.launch.dry_run import money
@@ -37,11 +38,13 @@ def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
     # What the configuration alone tells needs no bucket and no cloud.
     findings = offline_findings(prepared)
     _left(findings, job, say=say)
+    if is_remote(job.submit.bucket or ""):
+        say(f"{job.name}: checking access, bucket, data and quota")
     findings += [*preflight.check_inputs(inputs), *preflight.check_bucket(job)]
     findings += _of_cloud(job)
     hours: dict[JobPlacement, float] = {}
     if planned and job.verb == "pretrain":
-        findings += _of_plan(job.placements, config, hours)
+        findings += _of_plan(job.placements, config, hours, say=say)
     left = _left(findings, job, say=say)
     _tell(findings, say)
     placements = tuple(
@@ -122,7 +125,11 @@ def _of_cloud(job: Job) -> Sequence[preflight.PreflightFinding]:
 
 
 def _of_plan(
-    placements: Sequence[JobPlacement], config: RunConfig, hours: dict[JobPlacement, float]
+    placements: Sequence[JobPlacement],
+    config: RunConfig,
+    hours: dict[JobPlacement, float],
+    *,
+    say: Say,
 ) -> Iterator[preflight.PreflightFinding]:
     """Yields what `plan` says of each placement; writes down its hours."""
     from bert_jax.planning.request import CannotPlan
@@ -132,6 +139,7 @@ def _of_plan(
     for placement in placements:
         if placement.topology is None:
             continue
+        say(f"{placement.place}: planning, which compiles the run (--no-plan: without it)")
         try:
             slices = placement.slices
             (found,) = plan(config, [placement.on], slices=slices, suggest=False, console=console)

@@ -26,6 +26,7 @@ def watch(
         UserError: there is no such job, or another process watches it.
         RunStopped: the run failed, or a limit was reached; nothing is left that bills.
     """
+    say(f"{job}: reading the state of the job")
     files = find_job(job, bucket=bucket)
     found = read_job(files)
     launcher = launcher_for(found.submit)

@@ -145,9 +145,15 @@ class Said(list[str]):
 
     faults_meant = False
 
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.moments: list[float] = []  # of each line
+
     def append(self, line: str, /) -> None:
         """Takes a line."""
         assert self.faults_meant or UNFORESEEN not in line, line
+        self.moments.append(self.clock.now)
         super().append(line)
 
 
@@ -171,7 +177,7 @@ class World:
         self.files = JobFiles(self.job.directory)
         self.files.directory.mkdir(parents=True)
         self.files.job.write_text(self.job.model_dump_json())
-        self.said = Said()
+        self.said = Said(self.clock)
         self.ended: set[int] = set()
         self.lock = lock_at(self.files.lease, say=self.said.append)
         assert self.lock.take()
@@ -200,24 +206,37 @@ class World:
             path.write_text(HostStatus(state=state, at=self.clock.now, **told).model_dump_json())
 
     def keep_beating(
-        self, attempt: int, steps: Iterator[int] | None = None, *, workers: Any = (0, 1)
+        self,
+        attempt: int,
+        steps: Iterator[int] | None = None,
+        *,
+        workers: Any = (0, 1),
+        loss: float | None = None,
     ) -> None:
         """Lets hosts speak every minute for as long as their machines are active."""
         found = self.launcher.machines.get(f"base-{attempt}")
         lives = found is not None and found.state is State.ACTIVE
         if lives and attempt not in self.ended:
             step = next(steps) if steps is not None else None
-            self.beat(attempt, step=step, workers=workers)
-            self.clock.after(60, lambda: self.keep_beating(attempt, steps, workers=workers))
+            self.beat(attempt, step=step, workers=workers, loss=loss)
+            self.clock.after(
+                60, lambda: self.keep_beating(attempt, steps, workers=workers, loss=loss)
+            )
 
     def activate(
-        self, attempt: int, *, after: float = 120, steps: Any = None, workers: Any = (0, 1)
+        self,
+        attempt: int,
+        *,
+        after: float = 120,
+        steps: Any = None,
+        workers: Any = (0, 1),
+        loss: float | None = None,
     ) -> None:
         """Gives machines after a while, whose hosts speak every minute."""
 
         def start() -> None:
             if f"base-{attempt}" in self.launcher.machines:
                 self.launcher.become(f"base-{attempt}", State.ACTIVE)
-                self.keep_beating(attempt, steps, workers=workers)
+                self.keep_beating(attempt, steps, workers=workers, loss=loss)
 
         self.clock.after(after, start)

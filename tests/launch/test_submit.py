@@ -315,7 +315,7 @@ def test_a_run_that_does_not_fit_is_refused_and_one_that_fits_is_priced(
     loaded = load_config(config)
     places = [JobPlacement(on="v5e:2x4", dollars_per_hour=3.84), JobPlacement(on="v2:2x2")]
     hours: dict[JobPlacement, float] = {}
-    findings = list(submit_checks._of_plan(places, loaded, hours))
+    findings = list(submit_checks._of_plan(places, loaded, hours, say=print))
     assert [finding.verdict for finding in findings] == ["fine", "wrong"]
     assert hours == {places[0]: 10.0}
 
@@ -329,7 +329,7 @@ def test_what_the_plan_refuses_is_refused_and_what_it_cannot_say_is_not(
     places = [JobPlacement(on="v5e:2x4")]
 
     def verdict(loaded: Any) -> tuple[str, str]:
-        (finding,) = submit_checks._of_plan(places, loaded, {})
+        (finding,) = submit_checks._of_plan(places, loaded, {}, say=print)
         return finding.verdict, finding.line
 
     without = loaded.model_copy(update={"vocab": None})

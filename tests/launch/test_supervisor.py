@@ -1,5 +1,6 @@
 """Everything that may happen to a job ends as designed, with nothing left that bills."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from bert_jax.errors import NoCredentials, RunStopped, UserError
 from bert_jax.files.lock import LockLost
 from bert_jax.launch import supervisor_state
-from bert_jax.launch.job import Attempt, JobPlacement
+from bert_jax.launch.job import Attempt, Ending, JobPlacement
 from bert_jax.launch.launcher import NotOurs, OutOfQuota, State, Unavailable
 from bert_jax.launch.section import LimitsSection
 from bert_jax.launch.supervisor_state import read_state
@@ -749,14 +750,55 @@ def test_what_the_user_has_stopped_is_deleted(tmp_path: Path) -> None:
     assert ends(world, "stopped").message == "by `bert-jax stop`"
 
 
-def test_an_hour_of_watching_takes_sixty_requests_and_few_lines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("poll", [60.0, 600.0])
+def test_each_minute_of_watching_has_a_line_and_each_look_one_request(
+    tmp_path: Path, poll: float
+) -> None:
+    """State, step of steps, loss, dollars and the time left."""
+    world = World(tmp_path)
+    world.files.config.write_text("train: {phases: [{steps: 600}, {steps: 400}]}")
+    world.activate(1, after=600, steps=steps(), loss=6.5)
+    world.clock.after(2 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
+    world.supervisor(dataclasses.replace(PACE, poll=poll)).run()
+    ends(world, "done")
+    assert sum(world.launcher.requests.values()) <= 2 * HOUR / poll + 3
+    moments = [1_000_000.0, *world.said.moments, world.clock.now]
+    assert max(later - one for one, later in itertools.pairwise(moments)) <= 60.0
+    assert "base-1: attempt 1: asked for v4:2x2x2 in us-west4-a" in world.said
+    if poll == 60.0:
+        lines = [line for line in world.said if line.startswith("base-1: active, 2 hosts running")]
+        assert lines[19] == (
+            "base-1: active, 2 hosts running, step 200 of 1,000 (20.0%), loss 6.500, $3.50 so far, "
+            "1:20:00 left"
+        )
+        assert "base-1: waiting for capacity, 5 min since the request, $0.00 so far" in world.said
+
+
+def test_a_restart_of_a_host_is_told_once_when_it_happens_and_not_by_the_next_supervisor(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     world.activate(1, steps=steps())
-    world.clock.after(HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
+    lost = Ending(at=1.0, exit_code=4, step=30, message="process 1 is gone")
+    hung = Ending(at=2.0, exit_code=43, step=30, message="a step hangs")
+
+    def restart() -> None:
+        world.beat(1, "restarting", workers=[0], endings=(lost,), step=30)
+        world.beat(1, "restarting", workers=[1], endings=(hung,), step=30)
+        world.ended.add(1)  # beats no more
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    world.clock.after(HOUR, restart)
+    world.clock.after(HOUR + 300, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        world.supervisor().run()
+    line = "base-1: host 1 ended at step 30 with exit code 43: a step hangs"
+    assert [said for said in world.said if "ended at" in said] == [line]
+    world.clock.after(400, lambda: world.beat(1, "done", exit_code=0, step=70))
     world.supervisor().run()
-    ends(world, "done")
-    assert sum(world.launcher.requests.values()) <= 60 + 3
-    assert len(world.said) < 6 + 6
+    assert world.said.count(line) == 1
 
 
 def test_machines_that_ran_and_wait_again_are_not_given_up_for_want_of_capacity(
