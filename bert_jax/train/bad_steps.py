@@ -46,6 +46,11 @@ class BadStep(NamedTuple):
     figures: Mapping[str, float]  # loss, gradient norm and their limits
     exhausted: str = ""  # why it is not what was asked for
 
+    @property
+    def finite(self) -> dict[str, float]:
+        """The figures that JSON can hold; a figure that is missing was not finite."""
+        return {name: value for name, value in self.figures.items() if math.isfinite(value)}
+
     def __str__(self) -> str:
         return f"step {self.step}: {self.reason}{self.exhausted}"
 

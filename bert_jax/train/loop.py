@@ -62,6 +62,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
     output = open_output(spec, watch, console, progress=progress, last=last)
     try:
         loop = _Loop(spec, state, tracker, output, rollbacks)
+        loop.recovery.complete_figures()
         if first:
             output.display.say(f"resuming at step {first} of {last}")
         with (

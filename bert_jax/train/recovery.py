@@ -1,23 +1,26 @@
 """What a run does about bad steps: goes on without one, goes back to a checkpoint, or stops."""
 
-import math
-from typing import NamedTuple
+import collections
+from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from bert_jax.errors import Diverged
+from bert_jax.errors import Diverged, UserError
 from bert_jax.task import Sums
 from bert_jax.train.bad_steps import BadStep, BadStepGuard
 from bert_jax.train.dump import write_dump
 from bert_jax.train.output import Output
 from bert_jax.train.prefetch import DeviceBatch
 from bert_jax.train.restore import restore_or_initialise
-from bert_jax.train.rollbacks import RollbackLog
+from bert_jax.train.rollbacks import Rollback, RollbackLog
 from bert_jax.train.spec import TrainSpec
 from bert_jax.train.state import TrainState, abstract_like
 from bert_jax.train.step import StepFigures, StepLimits
 from bert_jax.train.step_tracker import StepTracker
+from bert_jax.train.writer import read_metrics
+
+BAD_STEP: Final = "bad_step"  # lines of metrics.jsonl
 
 
 class RunningStep(NamedTuple):
@@ -67,7 +70,7 @@ class Recovery:
         if bad.response in ("warn", "skip"):
             done = "skipped, its update is not applied" if bad.response == "skip" else "a spike"
             self._display.say(f"{bad}: {done}", style="bold yellow")
-            self._record(bad, step=bad.step)
+            self._record(bad)
             return _thawed(state) if bad.response == "skip" else state
         spec, progress = self._spec, self._tracker.progress
         last = spec.checkpoints.latest_step()
@@ -78,7 +81,7 @@ class Recovery:
         if bad.response == "rollback":
             self._display.say(f"{bad}; written to {folder}", style="bold red")
             raise RollbackDue(bad)
-        self._record(bad, step=bad.step)
+        self._record(bad)
         held = "there is no checkpoint yet" if last is None else f"checkpoint {last} is untouched"
         raise Diverged(f"{bad}; {held}; look at the step with `bert-jax replay {folder}`")
 
@@ -101,7 +104,7 @@ class Recovery:
         left_out.apply(progress)
         self._tracker.progress = progress
         self._output.rewind(progress.step)
-        self._record(bad, step=progress.step)
+        self._record_rollback(left_out)
         self._display.say(
             f"step {bad.step}: back to step {progress.step}; rows {left_out.first} to "
             f"{left_out.position.example_index - 1} of phase {left_out.phase} are left out",
@@ -109,10 +112,33 @@ class Recovery:
         )
         return state
 
-    def _record(self, bad: BadStep, *, step: int) -> None:
-        """Writes a line of figures. JSON has no NaN: a figure that is missing was not finite."""
-        finite = {name: value for name, value in bad.figures.items() if math.isfinite(value)}
-        self._output.writer.write("bad_step", step, {"at": bad.step, bad.response: 1, **finite})
+    def complete_figures(self) -> None:
+        """Writes the lines of rollbacks that a killed process has not written.
+
+        Call it at the start of a run, when its files are open.
+        """
+        if jax.process_index() != 0 or not self._rollbacks.entries:
+            return
+        try:
+            lines = read_metrics(self._spec.run_dir, kind=BAD_STEP)
+        except UserError:  # no line was written so far
+            lines = []
+        written = collections.Counter(
+            (line["step"], line["at"]) for line in lines if "rollback" in line
+        )
+        for entry in self._rollbacks.entries:
+            key = entry.checkpoint, entry.bad_step
+            if not written[key]:
+                self._record_rollback(entry)
+            written[key] -= 1
+
+    def _record_rollback(self, entry: Rollback) -> None:
+        figures = {"at": entry.bad_step, "rollback": 1, **entry.figures}
+        self._output.writer.write(BAD_STEP, entry.checkpoint, figures)
+
+    def _record(self, bad: BadStep) -> None:
+        figures = {"at": bad.step, bad.response: 1, **bad.finite}
+        self._output.writer.write(BAD_STEP, bad.step, figures)
 
 
 def _thawed(state: TrainState) -> TrainState:

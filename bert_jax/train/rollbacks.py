@@ -24,6 +24,8 @@ class Rollback(Section):
     checkpoint: int = pydantic.Field(ge=0)  # the step that the run went back to; 0 is its start
     bad_step: int = pydantic.Field(ge=1)  # the step that went bad
     reason: str  # what was wrong with it
+    # Loss, gradient norm and their limits; one that is missing was not finite
+    figures: dict[str, float] = pydantic.Field(default_factory=dict)
     phase: int = pydantic.Field(ge=0)  # of the bad step
     first: int = pydantic.Field(ge=0)  # the first row that is left out, counted over the phase
     position: DataPosition  # the data position to go on from
@@ -65,6 +67,11 @@ class RollbackLog:
         if before := self.to(progress.step):
             before[-1].apply(progress)
 
+    @property
+    def entries(self) -> tuple[Rollback, ...]:
+        """All rollbacks that count."""
+        return tuple(self._all)
+
     def to(self, step: int) -> list[Rollback]:
         """Returns those to one checkpoint; the last says where the data goes on."""
         return [entry for entry in self._all if entry.checkpoint == step]
@@ -80,6 +87,7 @@ class RollbackLog:
             checkpoint=progress.step,
             bad_step=bad.step,
             reason=bad.reason,
+            figures=bad.finite,
             phase=at.phase,
             first=start.example_index if start else 0,
             position=at.position,

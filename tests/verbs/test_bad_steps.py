@@ -192,6 +192,10 @@ def test_a_rollback_leaves_the_data_out_also_after_a_kill(
     assert f"{rollbacks}: found other values than were written" in said
     assert not read
     rollbacks.write_text(whole)
+    # As if it was killed between the two files.
+    metrics = killed / "metrics.jsonl"
+    kept = [line for line in metrics.read_text().splitlines(True) if '"bad_step"' not in line]
+    metrics.write_text("".join(kept))
     ok("pretrain", config, f"run_dir={killed}", ROLLBACK)
     assert min(read) == 9
     assert_same_run(killed, run_dir)
@@ -201,6 +205,7 @@ def test_a_rollback_leaves_the_data_out_also_after_a_kill(
     monkeypatch.setattr(poison, "_spoilt", lambda batches, *_: batches)
     other = ("train.phases.0.steps=7", "seed=99", "--allow-data-change")
     said = ok("pretrain", config, f"run_dir={killed}", ROLLBACK, *other)
+    assert bad_lines(killed) == bad_lines(run_dir)
     assert "phase 0 had read 72 rows and goes on from row 0 in a new order" in said
 
 
