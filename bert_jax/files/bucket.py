@@ -13,14 +13,14 @@ import re
 import urllib.parse
 from typing import Any, Final
 
-from bert_jax.errors import NoCredentials, RunStopped, UserError
+from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files.patience import (
     FIRST_PAUSE_SECONDS,
-    GIVE_UP_SECONDS,
     LOGIN,
     LONGEST_PAUSE_SECONDS,
     NOT_INSTALLED,
-    Patience,
+    OUTAGE,
+    BucketPatience,
     reason_of,
 )
 
@@ -31,7 +31,6 @@ try:
     import google.auth.exceptions
     from gcsfs.core import GCSFile, GCSFileSystem
     from gcsfs.retry import HttpError, is_retriable
-    from google.api_core.exceptions import RetryError
     from google.api_core.retry import AsyncRetry
 except ImportError as error:
     raise UserError(NOT_INSTALLED) from error
@@ -74,9 +73,9 @@ class _File(GCSFile):
 class Bucket(GCSFileSystem):
     """Google Cloud Storage with our retries and time-outs, and errors of one line.
 
-    429, 5xx, a connection that is refused or cut and silence of 60 s are tried again, with pauses
-    that grow, for up to ten minutes. Any operation raises UserError for no such bucket, no
-    credentials or no permission, and RunStopped after ten minutes without an answer.
+    A request is tried again, with growing pauses, after 429, 5xx, silence of 60 s, or a connection
+    that is refused or cut. Any operation raises UserError for no such bucket, no credentials or no
+    permission, and RunStopped when `bert_jax.files.patience` gives up the outage.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -87,30 +86,28 @@ class Bucket(GCSFileSystem):
         """Sends one request, of all that gcsfs sends but whole files to disk."""
         quoted = (urllib.parse.quote(str(each), safe="") for each in args)
         address = _ADDRESS.search(path.format(*quoted) if args else path)
-        patience = Patience(_where(address))
+        patience = BucketPatience(_where(address))
         retry: Any = AsyncRetry(
             predicate=functools.partial(self._may_pass, patience),
             initial=FIRST_PAUSE_SECONDS,
             maximum=LONGEST_PAUSE_SECONDS,
-            timeout=GIVE_UP_SECONDS,
+            timeout=None,  # `patience` ends it
             on_error=patience.failed,
         )
         try:
-            return await retry(_SEND)(self, method, path, *args, **kwargs)
-        except RetryError as error:
-            cause = error.cause or error
-            raise RunStopped(
-                f"{patience.what}: no answer for {patience.waited:.0f} s ({reason_of(cause)}); "
-                "once it answers, the same command goes on"
-            ) from error
+            answer = await retry(_SEND)(self, method, path, *args, **kwargs)
+            OUTAGE.answered()
+            return answer
         except (HttpError, OSError, google.auth.exceptions.GoogleAuthError) as error:
+            if isinstance(error, FileNotFoundError):
+                OUTAGE.answered()
             if (mistake := self._mistake(error, address)) is None:
                 raise
             raise mistake from error
         finally:
             self._repeats += patience.tries
 
-    def _may_pass(self, patience: Patience, error: Exception) -> bool:
+    def _may_pass(self, patience: BucketPatience, error: Exception) -> bool:
         """Says whether the same request may succeed later."""
         if isinstance(error, HttpError) and error.code == 401:
             return is_retriable(error) and patience.tries < _LOGIN_TRIES

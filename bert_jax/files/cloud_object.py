@@ -1,16 +1,18 @@
 """One object in Google Cloud Storage, replaced only if its generation is the expected one."""
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from bert_jax.errors import NoCredentials, RunStopped, UserError
+from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files.patience import (
     FIRST_PAUSE_SECONDS,
-    GIVE_UP_SECONDS,
     LOGIN,
     NOT_INSTALLED,
+    OUTAGE,
+    BucketPatience,
     reason_of,
 )
 
@@ -25,10 +27,10 @@ class ObjectVersion(NamedTuple):
 
 
 class CloudObject:
-    """An object, by name. What a bucket answers badly is asked again for up to ten minutes.
+    """An object, by name. A request that fails is tried again, see `bert_jax.files.patience`.
 
-    Any method raises UserError without client, credentials, bucket or permission, RunStopped
-    without an answer.
+    Any method raises UserError without client, credentials, bucket or permission, and RunStopped
+    when the outage is given up.
     """
 
     def __init__(self, path: str) -> None:
@@ -45,7 +47,7 @@ class CloudObject:
         """
         with self._opened() as blob:
             try:
-                blob.upload_from_string(raw, if_generation_match=replaces, **_patience())
+                blob.upload_from_string(raw, if_generation_match=replaces, **self._patience())
             except _exceptions().PreconditionFailed:
                 # By us, if the answer to an earlier try was lost.
                 now = self.read()
@@ -56,7 +58,7 @@ class CloudObject:
         """Returns the current version; ``None``: the object does not exist."""
         with self._opened() as blob:
             try:
-                raw = blob.download_as_bytes(**_patience())
+                raw = blob.download_as_bytes(**self._patience())
             except _exceptions().NotFound:
                 return None
             return ObjectVersion(blob.generation, raw)
@@ -65,7 +67,7 @@ class CloudObject:
         """Deletes the object unless it has another generation or does not exist."""
         with self._opened() as blob:
             try:
-                blob.delete(if_generation_match=generation, **_patience())
+                blob.delete(if_generation_match=generation, **self._patience())
             except (_exceptions().NotFound, _exceptions().PreconditionFailed):
                 return
 
@@ -73,7 +75,7 @@ class CloudObject:
         """Returns where its bucket lies, ``US-WEST4`` or ``EU``; ``None``: one may not see that."""
         with self._opened() as blob:
             try:
-                return blob.bucket.client.get_bucket(self._bucket, **_patience()).location
+                return blob.bucket.client.get_bucket(self._bucket, **self._patience()).location
             except _exceptions().Forbidden:
                 return None
 
@@ -88,11 +90,7 @@ class CloudObject:
         try:
             with storage.Client() as client:
                 yield client.bucket(self._bucket).blob(self._name)
-        except known.RetryError as error:
-            reason = reason_of(error.cause or error)
-            raise RunStopped(
-                f"{self._path}: no answer for {GIVE_UP_SECONDS:.0f} s ({reason})"
-            ) from error
+            OUTAGE.answered()
         except (
             importlib.import_module("google.auth.exceptions").GoogleAuthError,
             known.Unauthorized,
@@ -106,14 +104,14 @@ class CloudObject:
                 "roles/storage.objectUser"
             ) from error
 
+    def _patience(self) -> dict[str, Any]:
+        """Returns when to try one request again, and how long to wait for its answer."""
+        retry = importlib.import_module("google.cloud.storage.retry").DEFAULT_RETRY
+        # With pauses much shorter than a lock's missed heartbeats.
+        retry = retry.with_delay(FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS).with_timeout(None)
+        failed = BucketPatience(self._path).failed
+        return {"retry": functools.partial(retry, on_error=failed), "timeout": (10, 10)}
+
 
 def _exceptions() -> Any:
     return importlib.import_module("google.api_core.exceptions")
-
-
-def _patience() -> dict[str, Any]:
-    """Returns when to ask again, for how long, and how long to wait for an answer."""
-    retry = importlib.import_module("google.cloud.storage.retry").DEFAULT_RETRY
-    # With pauses much shorter than a lock's missed heartbeats.
-    retry = retry.with_delay(FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-    return {"retry": retry.with_timeout(GIVE_UP_SECONDS), "timeout": (10, 10)}

@@ -1,14 +1,22 @@
-"""How long to go on asking a bucket that does not answer: the one rule for all that talk to one."""
+"""How long a request that fails is tried again, and when an outage of the buckets is given up."""
 
+import concurrent.futures
 import logging
 import threading
 import time
-from typing import Final
+from typing import Final, TypeVar
+
+from bert_jax.errors import RunStopped
+
+Result = TypeVar("Result")
 
 from bert_jax.errors import not_installed
 
 GIVE_UP_SECONDS: Final = 600.0
-"""A request that fails for so long is given up. tensorstore's own limit for arrays is near it."""
+"""After so long without an answer, an outage is given up."""
+
+STOPPING_SECONDS: Final = 10.0
+"""The same once a signal has asked the process to stop: machines are gone half a minute later."""
 
 FIRST_PAUSE_SECONDS: Final = 1.0
 """The longest first pause. It doubles with each try, and each is drawn evenly from nothing to that
@@ -21,6 +29,7 @@ LOGIN: Final = "run `gcloud auth application-default login`, or set GOOGLE_APPLI
 
 _QUIET_SECONDS: Final = 10.0
 _BETWEEN_LINES_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 0.2
 
 _log: Final = logging.getLogger("bert_jax.files")
 _log.setLevel(logging.WARNING)  # also where a library has quieted all others
@@ -63,6 +72,81 @@ class Patience:
             reason_of(error),
             GIVE_UP_SECONDS / 60,
         )
+
+
+class Outage:
+    """The time since buckets stopped answering. One clock, `OUTAGE`, serves the whole process.
+
+    The first request that fails starts the clock, and an answer to any request resets it. So ten
+    requests that fail one after the other wait ten minutes in all, not ten minutes each.
+
+    Attributes:
+        stopping: a signal has asked the process to stop, which shortens the limit.
+    """
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self._began: float | None = None
+        self._where, self._reason = "", ""  # of the last failure
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the first failure; 0 without an outage."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which an outage is given up."""
+        return STOPPING_SECONDS if self.stopping else GIVE_UP_SECONDS
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the outage has lasted too long, so that no request is tried again."""
+        return self.seconds > self.limit
+
+    def failed(self, what: str, error: BaseException) -> None:
+        """Counts a failed request for ``gs://bucket/name``."""
+        self._where, self._reason = what, reason_of(error)
+        if self._began is None:
+            self._began = time.monotonic()
+
+    def answered(self) -> None:
+        """Ends the outage: a bucket has answered."""
+        self._began = None
+
+    def check(self) -> None:
+        """Raises RunStopped if the outage has lasted too long."""
+        if self.is_over:
+            raise self.given_up(self.seconds)
+
+    def given_up(self, seconds: float) -> RunStopped:
+        """Returns the error of a request that is not tried again after so many seconds."""
+        return RunStopped(
+            f"{self._where}: no answer for {seconds:.0f} s ({self._reason}); "
+            "once it answers, start the same command again"
+        )
+
+    def result(self, future: concurrent.futures.Future[Result]) -> Result:
+        """Returns the result of work in a bucket. Raises RunStopped if the outage is given up."""
+        while not concurrent.futures.wait([future], timeout=_POLL_SECONDS).done:
+            self.check()
+        return future.result()
+
+
+OUTAGE: Final = Outage()
+
+
+class BucketPatience(Patience):
+    """The patience of one request to a bucket, limited by the outage of all requests."""
+
+    def failed(self, error: Exception) -> None:
+        """Counts a try that failed. Raises RunStopped if the request is given up."""
+        super().failed(error)
+        OUTAGE.failed(self.what, error)
+        waited = max(self.waited, OUTAGE.seconds)  # other requests may succeed meanwhile
+        if waited > OUTAGE.limit:
+            raise OUTAGE.given_up(waited) from error
 
 
 def reason_of(error: BaseException) -> str:

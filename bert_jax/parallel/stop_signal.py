@@ -4,7 +4,8 @@ SIGTERM (a machine that is taken back or maintained gets it half a minute before
 one process is a request. The thread that hears it asks for the count of steps of all processes,
 through `Channel`; they agree to stop one step after the furthest. The answer sets a limit that a
 process does not pass before it knows the agreement, so none can be beyond it, and a step costs one
-comparison. Where no process has an unsaved step, all end at once.
+comparison. Where no process has an unsaved step, all end at once. So does a process that waits for
+a bucket which does not answer: its steps since the last checkpoint are lost.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Self
 
 from bert_jax.errors import first_line
+from bert_jax.files.patience import OUTAGE
 from bert_jax.parallel.channel import Channel, end_now
 from bert_jax.parallel.signal_pipe import SignalPipe
 from bert_jax.parallel.wire import Message
@@ -24,6 +26,7 @@ from bert_jax.parallel.wire import Message
 INTERRUPTED: Final = 3  # the exit code of a run that a signal stopped: start it again
 # The launcher and the process group both pass a signal on: that is one request.
 _SAME_REQUEST_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 0.2
 
 
 class EvaluationCut(Exception):
@@ -175,7 +178,7 @@ class StopSignal:
         name = signal.Signals(number).name
         with self._lock:
             first = not self._request.signal
-            self._request.begin(name)
+            self._begin(name)
         if first:
             self._ask(name)
         elif self._owns_process and self._request.is_old:
@@ -186,7 +189,9 @@ class StopSignal:
             with self._lock:
                 steps, unsaved = self._answer()
                 self._request.stop_at = steps + 1 if unsaved else None
-            if not unsaved:
+            if unsaved:
+                self._watch_outage(name)
+            else:
                 self._end_beside(name)
         elif self._channel.index == 0:
             self._on_request(0, {"signal": name})
@@ -199,14 +204,14 @@ class StopSignal:
         with self._lock:
             if self._request.limit is not None:
                 return
-            self._request.begin(str(message["signal"]))
+            self._begin(str(message["signal"]))
             self._request.answers[0] = self._answer()
         self._channel.send("count", signal=message["signal"])
 
     def _on_count(self, _: int, message: Message) -> None:
         assert self._channel is not None
         with self._lock:
-            self._request.begin(str(message["signal"]))
+            self._begin(str(message["signal"]))
             steps, unsaved = self._answer()
         self._channel.send("counted", steps=steps, unsaved=unsaved)
 
@@ -230,6 +235,12 @@ class StopSignal:
         with self._lock:
             self._request.stop_at = int(message["stop_at"])
             self._lock.notify_all()
+        self._watch_outage(self._request.signal)
+
+    def _begin(self, name: str) -> None:
+        """Takes a signal for the request; storage that does not answer is given up sooner."""
+        self._request.begin(name)
+        OUTAGE.stopping = True
 
     def _answer(self) -> tuple[int, bool]:
         """Returns steps, and whether one is unsaved; from now on none begins but by agreement."""
@@ -241,6 +252,18 @@ class StopSignal:
         self.ending = True
         threading.Thread(target=self._end, args=(name,), daemon=True).start()
 
+    def _watch_outage(self, name: str) -> None:
+        """Ends the process in a thread of its own if the last save finds no bucket."""
+        if not self._owns_process:
+            return  # the request that waits raises
+
+        def watch() -> None:
+            while not OUTAGE.is_over:
+                time.sleep(_POLL_SECONDS)
+            self._end(name)
+
+        threading.Thread(target=watch, daemon=True).start()
+
     def _end(self, name: str) -> None:
         """Ends the process, which has nothing to save, once its last checkpoint is whole."""
         held = "before the first step: nothing had to be saved"
@@ -248,11 +271,15 @@ class StopSignal:
             held = f"at step {self._saved_step}: its checkpoint stands"
         code, line = INTERRUPTED, f"stopped by {name} {held}"
         try:
+            if self._unsaved:
+                OUTAGE.check()
             self._wait_for_save()
         except Exception as error:
             code, line = 1, f"stopped by {name}, and the last save failed: {first_line(error)}"
-        if self._channel is not None:
+        if self._channel is not None and code == INTERRUPTED:
             self._channel.hang_up()
+        elif self._channel is not None:
+            self._channel.fail(code, line)
         end_now(code, line)
 
     def _end_at_once(self, number: int) -> None:
@@ -275,6 +302,7 @@ class StopSignal:
         self._pipe.close()
         self._pipe = None
         self._request, self._unsaved, self._saved_step = _Request(), False, 0
+        OUTAGE.stopping = False
         self._wait_for_save = lambda: None
 
 

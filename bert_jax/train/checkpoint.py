@@ -1,12 +1,14 @@
 """Saving and restoring a run: when a save counts, what a failed one does, which stay."""
 
 import concurrent.futures
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError
+from bert_jax.files.patience import OUTAGE
 from bert_jax.files.remote import is_remote
 from bert_jax.task import Params
 from bert_jax.train import checkpoint_trees as trees
@@ -169,10 +171,14 @@ class Checkpointer:
             if raised[0] is None:
                 self.wait()
             else:
-                self._settled()
+                with contextlib.suppress(RunStopped):  # the error that is under way counts
+                    self._settled()
         finally:
-            self._thread.shutdown()
-            self._files.close()
+            # tensorstore may try to save for as long as it likes, and cannot be stopped.
+            pending = self._saving is not None and not self._saving.done()
+            self._thread.shutdown(wait=not pending)
+            if not pending:
+                self._files.close()
 
     def _save(
         self, step: int, items: Mapping[str, Any], selection_score: SelectionScore | None
@@ -203,9 +209,12 @@ class Checkpointer:
     def _settled(self) -> CheckpointDirectory:
         """Returns the directory after the save under way, if there is one.
 
-        Two threads may wait for the same one: the train loop's, and that which a signal came to.
+        Two threads may wait for the same save: the train loop's, and that which a signal came to.
+        Raises RunStopped: the bucket is given up.
         """
         if self._saving is not None:
+            if is_remote(self._path):
+                OUTAGE.result(self._saving)
             self._saving.result()
         return self._found
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import jax
 from etils import epath
 
-from bert_jax.errors import UserError, first_line
+from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.files.read import is_whole
 from bert_jax.files.remote import is_remote
 from bert_jax.train.agreement import from_first_process
@@ -151,7 +151,11 @@ class CheckpointDirectory:
                 directory = self.path / str(step)
                 try:
                     _delete(directory)
-                except (OSError, UserError) as error:  # a newer one has been saved all the same
+                except (
+                    OSError,
+                    UserError,
+                    RunStopped,
+                ) as error:  # a newer one has been saved all the same
                     self._say(f"{directory}: could not be deleted ({first_line(error)}); it stays")
 
     def sweep(self) -> None:
@@ -164,9 +168,11 @@ class CheckpointDirectory:
     def forget(self, step: int) -> None:
         """Deletes what failed saves have left, as far as their threads let it."""
         self._entries.pop(step, None)
-        if jax.process_index() == 0 and self.path.exists():
+        if jax.process_index() != 0:
+            return
+        # A directory that cannot be deleted goes with the next failure, or at the start.
+        with contextlib.suppress(OSError, UserError, RunStopped):
             for path in self.path.glob(f"*{_TEMPORARY}*"):
-                # One that is still being written to goes with the next failure, or at the start.
                 with contextlib.suppress(OSError):
                     _remove(path)
 

@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint._src.futures import future, synchronization
 
-from bert_jax.errors import UserError
+from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import why_not_written
 from bert_jax.train.agreement import SaveAgreement
 from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore, write_manifest
@@ -25,8 +25,8 @@ from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore,
 # Devices that hold the same array each save a part of it. Cutting a part out is a program that has
 # to be compiled for the array's shape: below this size one device saves it whole.
 MIN_SLICE_BYTES: Final = 64 * 2**10
-# TensorStore's errors are ValueErrors, those of JAX RuntimeErrors; the manifest's are a user's.
-_SAVE_ERRORS: Final = (OSError, ValueError, RuntimeError, UserError)
+# TensorStore raises ValueErrors, JAX RuntimeErrors, and our own clients the last two.
+_SAVE_ERRORS: Final = (OSError, ValueError, RuntimeError, UserError, RunStopped)
 
 # Orbax logs the traceback of a failed save up to six times, and then raises what has been logged.
 logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)

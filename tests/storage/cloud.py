@@ -17,6 +17,7 @@ import pytest
 from etils import epath
 from etils.epath import backend
 
+from bert_jax.files.patience import OUTAGE
 from tests.forked.client import IMPORTS
 from tests.storage.faults import Proxy
 
@@ -87,6 +88,7 @@ def _calm(_server: Cloud) -> Iterator[None]:
     """What a test makes fail is whole again after it."""
     yield
     _server.proxy.reset()
+    OUTAGE.answered()
 
 
 def forget_clients() -> None:

@@ -1,12 +1,14 @@
 """What a bucket answers badly is asked again; what a user can mend is one line."""
 
 import os
+import time
 
 import pytest
 
 from bert_jax.errors import RunStopped
 from bert_jax.files import bucket as client
-from bert_jax.files import patience
+from bert_jax.files import cloud_object, patience
+from bert_jax.files.cloud_object import CloudObject
 from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
 
@@ -16,6 +18,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses of milliseconds."""
     monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(client, "LONGEST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(cloud_object, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(cloud_object, "_LONGEST_PAUSE_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -46,7 +50,6 @@ def test_half_of_all_requests_may_fail(cloud: Cloud, kind: str) -> None:
 def test_a_bucket_that_never_answers_ends_a_run_in_one_line(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(client, "GIVE_UP_SECONDS", 0.5)
     monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.5)
     monkeypatch.setattr(patience._log, "disabled", False)  # import-linter, in another test
     monkeypatch.setattr(patience, "_QUIET_SECONDS", 0.1)
@@ -62,3 +65,34 @@ def test_a_bucket_that_never_answers_ends_a_run_in_one_line(
     assert line.endswith("trying again for up to 0 min")
     cloud.proxy.down = False
     (bucket / "a b").write_text("x")
+
+
+@pytest.mark.usefixtures("hasty")
+def test_all_requests_of_an_outage_share_one_deadline(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 1.0)
+    bucket = cloud.make_bucket()
+    requests = (
+        lambda: (bucket / "a").write_text("x"),
+        lambda: (bucket / "a").exists(),
+        CloudObject(f"{bucket}/lock").read,
+    )
+
+    def waited() -> float:
+        begun = time.monotonic()
+        for request in requests:
+            with pytest.raises(RunStopped, match=r"no answer for \d+ s"):
+                request()
+        return time.monotonic() - begun
+
+    cloud.proxy.down = True
+    assert waited() > 1.0  # the first of them
+    cloud.proxy.reset()
+    cloud.proxy.down = True
+    assert waited() < 0.9
+    assert cloud.proxy.requests.total() < 10  # none is sent again
+    cloud.proxy.down = False
+    (bucket / "a").write_text("x")
+    cloud.proxy.down = True
+    assert waited() > 1.0  # an answer has ended the first outage

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.files import cloud_object
+from bert_jax.files import cloud_object, patience
 from bert_jax.files import lock as lock_module
 from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.lock import LockLost, ObjectLock
@@ -82,7 +82,7 @@ def test_what_cannot_be_locked_is_one_line(cloud: Cloud, monkeypatch: pytest.Mon
     with pytest.raises(UserError, match=r"^gs://nobody-made-it/run.lock: no such bucket"):
         lock("gs://nobody-made-it").take()
     bucket = cloud.make_bucket()
-    monkeypatch.setattr(cloud_object, "GIVE_UP_SECONDS", 0.2)
+    monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.2)
     cloud.proxy.down = True
     with pytest.raises(RunStopped, match=rf"^{bucket}/run.lock: no answer for "):
         lock(bucket).take()
@@ -142,7 +142,7 @@ def test_who_was_cut_off_for_long_keeps_what_nobody_took(cut_off: ObjectLock) ->
 def test_a_bucket_that_does_not_say_whose_the_lock_is_ends_the_run(
     cloud: Cloud, cut_off: ObjectLock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cloud_object, "GIVE_UP_SECONDS", 0.2)
+    monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.2)
     cloud.proxy.down = True
     time.sleep(0.4)
     with pytest.raises(RunStopped, match=r"run.lock: no answer for ") as raised:

@@ -1,6 +1,8 @@
 """The whole job on a bucket, through the command line, while one request in twenty fails."""
 
 import re
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from bert_jax.train.writer import read_metrics
 from bert_jax.verbs import submit as submit_verb
 from bert_jax.verbs import submit_checks
 from tests.launch.scripted import Clock, ScriptedLauncher
+from tests.processes.hosts import start
 from tests.project import MESH, invoke, ok, project_config, refused, write_config
 from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
@@ -165,3 +168,42 @@ def test_a_second_run_on_the_same_directory_is_refused(
     lock.give_back()
     assert result.exit_code == 2, result.output
     assert f"{bucket}/run: another process is writing there" in result.stderr
+
+
+@pytest.mark.parametrize(("stopped", "patience"), [(True, ("600", "1")), (False, ("3", "3"))])
+def test_a_run_does_not_wait_for_a_bucket_that_is_gone(
+    cloud: Cloud,
+    bucket: epath.Path,
+    config: tuple[epath.Path, Path],
+    tmp_path: Path,
+    stopped: bool,
+    patience: tuple[str, str],
+) -> None:
+    """The bucket goes while a checkpoint is saved; a signal comes, or the time is up."""
+    run = bucket / ("stopped" if stopped else "gone")
+    arguments = ("pretrain", config[1], f"run_dir={run}", "mesh={platform: cpu}")
+    with start(
+        *(*arguments, "train.phases.0.steps=100000", "train.checkpoint.every=20"),
+        "train.evaluation=null",
+        count=1,
+        directory=tmp_path,
+        environment=cloud.environment,
+        program=("-m", "tests.storage.impatient", *patience),
+    ) as job:
+        job.wait_until(lambda: (run / "checkpoints" / "20" / "manifest.json").exists())
+        cloud.proxy.down = True
+        job.wait_until(lambda: cloud.proxy.failed["refused"] > 0)
+        begun = time.monotonic()
+        if stopped:
+            job[0].send(signal.SIGTERM)
+        assert job.wait() == [1], job.said()
+    assert time.monotonic() - begun < 60, job.said()
+    assert "Traceback" not in job[0].err
+    expected = (
+        "bert-jax: stopped by SIGTERM, and the last save failed: gs"
+        if stopped
+        else f"bert-jax: {run}"
+    )
+    (line,) = (line for line in job[0].err.splitlines() if line.startswith("bert-jax: "))
+    assert line.startswith(expected)
+    assert "no answer for" in line

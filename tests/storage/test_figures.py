@@ -11,7 +11,7 @@ from tensorboardX.proto.event_pb2 import Event
 from bert_jax.data.google_bert.tfrecord import scan_records
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files import bucket as client
-from bert_jax.files import line_log
+from bert_jax.files import line_log, patience
 from bert_jax.files.line_log import PieceLog
 from bert_jax.train import tensorboard
 from bert_jax.train.agreement import failure_of
@@ -91,7 +91,7 @@ DEFAULTS = {k: v for k, v in (PieceLog.__init__.__kwdefaults__ or {}).items() if
 def test_what_a_bucket_refuses_waits_and_is_said_once(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, always_due: None, how: str
 ) -> None:
-    monkeypatch.setattr(client, "GIVE_UP_SECONDS", 0.1)
+    monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.1)
     monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.02)
     run, said = cloud.make_bucket() / "run", []
     writer = RunWriter(run, resume_step=0, say=said.append)
@@ -151,7 +151,7 @@ def test_a_bucket_that_refuses_is_not_asked_at_each_line(
 def test_a_bucket_that_keeps_figures_waiting_is_no_step_that_hangs(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, always_due: None
 ) -> None:
-    monkeypatch.setattr(client, "GIVE_UP_SECONDS", 1.0)
+    monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 1.0)
     monkeypatch.setattr(client, "LONGEST_PAUSE_SECONDS", 0.05)
     run, ended = cloud.make_bucket() / "run", []
     watch = Stopwatch(run, started=time.time())

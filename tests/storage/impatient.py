@@ -1,0 +1,14 @@
+"""``python -m tests.storage.impatient GIVE_UP STOPPING VERB …``: the command line, less patient.
+
+Both numbers are seconds: an outage is given up after so long, and once a signal has come.
+"""
+
+import sys
+
+from bert_jax.cli import main
+from bert_jax.files import patience
+
+if __name__ == "__main__":
+    patience.GIVE_UP_SECONDS = float(sys.argv.pop(1))
+    patience.STOPPING_SECONDS = float(sys.argv.pop(1))
+    main()
