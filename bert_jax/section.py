@@ -1,12 +1,14 @@
 """The base of every package's settings."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
 import pydantic
 
 from bert_jax.errors import UserError
+from bert_jax.places import DATASETS, MODELS, check_local_place, check_place
 
 T = TypeVar("T")
 
@@ -26,12 +28,13 @@ Strings: TypeAlias = Annotated[tuple[str, ...], pydantic.BeforeValidator(as_tupl
 """A list of texts; YAML may give one as it is."""
 
 
-def check_path(path: str) -> str:
+def check_path(path: str, *, hub: str = "") -> str:
     """Returns the name of a file or directory as it is.
 
-    Raises ValueError if it is empty, which would be the working directory, or longer than systems
-    take.
+    Raises ValueError if it is empty, which would be the working directory, longer than systems
+    take, or an address that `bert_jax.places.check_place` refuses.
     """
+    check_place(path, hub=hub)
     if not path.strip():
         raise ValueError("allowed: a path; . is the working directory")
     longest = max(len(part.encode()) for part in path.split("/"))
@@ -40,7 +43,24 @@ def check_path(path: str) -> str:
     return path
 
 
+def check_local_path(path: str) -> str:
+    """Returns a local path as it is. Raises ValueError as `check_path`, or if it is an address."""
+    check_local_place(path)
+    return check_path(path)
+
+
+check_data_path = functools.partial(check_path, hub=DATASETS)
+
 PathText: TypeAlias = Annotated[str, pydantic.AfterValidator(check_path)]
+"""A local path, or one in a bucket."""
+LocalPathText: TypeAlias = Annotated[str, pydantic.AfterValidator(check_local_path)]
+"""A path on this machine."""
+DataPathText: TypeAlias = Annotated[str, pydantic.AfterValidator(check_data_path)]
+"""A path, or a dataset on a hub."""
+ModelPathText: TypeAlias = Annotated[
+    str, pydantic.AfterValidator(functools.partial(check_path, hub=MODELS))
+]
+"""A path, or a model on a hub."""
 
 
 class Retired(NamedTuple):

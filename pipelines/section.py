@@ -9,7 +9,7 @@ from bert_jax.pipelines.cleaning.settings import CleaningSection
 from bert_jax.pipelines.engines.beam import BeamSection
 from bert_jax.pipelines.engines.engine import EngineName
 from bert_jax.pipelines.sources.files import MAX_LINE_LENGTH
-from bert_jax.section import PathText, Section, as_tuple, check_path
+from bert_jax.section import PathText, Section, as_tuple, check_data_path
 
 MAX_DOCUMENT_LENGTH: Final = 16_000_000
 """A record of this many characters is refused: larger than any book, so not one document."""
@@ -35,7 +35,7 @@ def as_inputs(value: Any) -> Any:
         raise ValueError("allowed: a list of files and globs, or such a list for each language")
     for names in lists:
         for name in names:
-            check_path(name)
+            check_data_path(name)
     return lists[0] if inputs is None else inputs
 
 

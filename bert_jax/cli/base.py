@@ -12,6 +12,7 @@ import click
 
 from bert_jax.errors import PeerLost, RunStopped, UserError
 from bert_jax.parallel.channel import PEER_LOST, current_channel, end_now
+from bert_jax.places import DATASETS, MODELS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +28,22 @@ _CLIENTS_OF_HUBS: Final = {"httpx", "httpx2", "huggingface_hub"}
 # What others have to say goes to standard output, for pipes: what they are at goes elsewhere.
 _REPORTING_VERBS: Final = ("pretrain", "finetune", "demo", "examples", "vocab")
 
-config_argument = click.argument("config", type=str)
+
+class PlaceType(click.ParamType):
+    """A path, which `verb` checks when the verb begins."""
+
+    name = "path"
+
+    def __init__(self, *, hub: str = "") -> None:
+        """Takes the beginning of a hub's names that are paths too."""
+        self.hub = hub
+
+
+PATH: Final = PlaceType()
+DATA_PATH: Final = PlaceType(hub=DATASETS)
+MODEL_PATH: Final = PlaceType(hub=MODELS)
+
+config_argument = click.argument("config", type=PATH)
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 debug_option = click.option("--debug", is_flag=True, help="Show the traceback of a mistake.")
 checkpoint_option = click.option(
@@ -112,6 +128,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
         console = Console(stderr=function.__name__ not in _REPORTING_VERBS)
         try:
             with speaking(console):
+                _check_places(click.get_current_context())
                 function(*args, **kwargs)
         except Exception as error:
             code = exit_code(error)
@@ -125,6 +142,22 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             sys.exit(code)
 
     return run
+
+
+def _check_places(context: click.Context) -> None:
+    """Raises UserError for an argument or option that no path may be."""
+    from bert_jax.section import check_path
+
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if not isinstance(parameter.type, PlaceType) or value is None:
+            continue
+        try:
+            check_path(value, hub=parameter.type.hub)
+        except ValueError as error:
+            is_option = isinstance(parameter, click.Option)
+            name = parameter.opts[0] if is_option else parameter.make_metavar(context)
+            raise UserError(f'{name}: found "{value:.200}", {error}') from None
 
 
 def exit_code(error: Exception) -> int | None:

@@ -10,10 +10,13 @@ from bert_jax.cli import base
 
 
 @base.cli.command("import")
-@click.argument("source")
-@click.argument("run_dir")
+@click.argument("source", type=base.MODEL_PATH)
+@click.argument("run_dir", type=base.PATH)
 @click.option(
-    "--tokenizer", metavar="DIR", help="Tokenizer directory, for a checkpoint without one."
+    "--tokenizer",
+    type=base.PATH,
+    metavar="DIR",
+    help="Tokenizer directory, for a checkpoint without one.",
 )
 @click.option(
     "--uncased/--cased",
@@ -37,8 +40,8 @@ def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
 
 
 @base.cli.command()
-@click.argument("run_dir")
-@click.argument("output")
+@click.argument("run_dir", type=base.PATH)
+@click.argument("output", type=base.PATH)
 @click.option(
     "--to",
     type=click.Choice(["hf", "tf", "stablehlo"]),
@@ -76,7 +79,7 @@ def export(run_dir: str, output: str, outputs: str | None, public: bool, **optio
 
 
 @base.cli.command()
-@click.argument("dump")
+@click.argument("dump", type=base.PATH)
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
@@ -92,7 +95,7 @@ def replay(dump: str, dtype: Any, platform: str) -> None:
 
 
 @base.cli.command()
-@click.argument("config", metavar="[CONFIG | RUN_DIR]", required=False)
+@click.argument("config", type=base.PATH, metavar="[CONFIG | RUN_DIR]", required=False)
 @base.overrides_argument
 @base.verb
 def doctor(config: str | None, overrides: tuple[str, ...]) -> None:

@@ -36,9 +36,15 @@ def finetune(config: str, overrides: tuple[str, ...], **options: Any) -> None:
 
 
 @base.cli.command()
-@click.argument("run_dir")
-@click.argument("output")
-@click.option("--input", "input_path", metavar="FILE", help="Instead of the task's test files.")
+@click.argument("run_dir", type=base.PATH)
+@click.argument("output", type=base.PATH)
+@click.option(
+    "--input",
+    "input_path",
+    type=base.DATA_PATH,
+    metavar="FILE",
+    help="Instead of the task's test files.",
+)
 @click.option("--submission", is_flag=True, help="Write the benchmark's own files to OUTPUT.")
 @click.option("--probabilities", is_flag=True, help="In a .csv, add a column for each label.")
 @base.checkpoint_option
@@ -60,9 +66,9 @@ def predict(
 
 
 @base.cli.command()
-@click.argument("run_dir")
-@click.argument("input_path", metavar="INPUT")
-@click.argument("output")
+@click.argument("run_dir", type=base.PATH)
+@click.argument("input_path", type=base.PATH, metavar="INPUT")
+@click.argument("output", type=base.PATH)
 @click.option(
     "--layers",
     metavar="NAME",

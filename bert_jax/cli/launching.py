@@ -20,10 +20,13 @@ _SETTINGS: Final = {
     "wait_hours": "limits.wait_hours",
 }
 
-job_argument = click.argument("job")
-target_argument = click.argument("target", metavar="RUN_DIR|JOB")
+job_argument = click.argument("job", type=base.PATH)
+target_argument = click.argument("target", type=base.PATH, metavar="RUN_DIR|JOB")
 bucket_option = click.option(
-    "--bucket", metavar="gs://BUCKET", help="Of the job. [default: $BERT_JAX_BUCKET]"
+    "--bucket",
+    type=base.PATH,
+    metavar="gs://BUCKET",
+    help="Of the job. [default: $BERT_JAX_BUCKET]",
 )
 yes_option = click.option("--yes", is_flag=True, help="Ask nothing: every answer is yes.")
 project_option = click.option("--project", help="Google Cloud's. [default: gcloud's own]")
@@ -41,7 +44,12 @@ cluster_option = click.option("--cluster", help="Of GKE, by name.")
 )
 @click.option("--hosts", type=int, help="Processes of --on local.")
 @click.option("--slices", type=int, multiple=True, help="Of each topology.")
-@click.option("--bucket", metavar="gs://BUCKET", help="Of job and run; local: a directory.")
+@click.option(
+    "--bucket",
+    type=base.PATH,
+    metavar="gs://BUCKET",
+    help="Of job and run; local: a directory.",
+)
 @project_option
 @click.option("--zone", multiple=True, help="Several are tried in turn.")
 @click.option("--spot", is_flag=True, help="Cheaper, and may be taken back.")
@@ -60,7 +68,7 @@ cluster_option = click.option("--cluster", help="Of GKE, by name.")
     show_default=True,
     help="That hosts run.",
 )
-@click.option("--prices", metavar="FILE", help="Your own price list.")
+@click.option("--prices", type=base.PATH, metavar="FILE", help="Your own price list.")
 @click.option("--no-plan", is_flag=True, help="Do not compile first: does it fit, what it costs.")
 @click.option("--dry-run", is_flag=True, help="Print all that would be done; needs no network.")
 @click.option("--watch", is_flag=True, help="To the end: recreate what is taken back, delete all.")

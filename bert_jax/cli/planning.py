@@ -21,13 +21,16 @@ from bert_jax.cli import base
 )
 @click.option("--slices", type=click.IntRange(1), help="Of each. [default: mesh.slices]")
 @click.option("--vocab-size", type=click.IntRange(6), help="Of a tokenizer that is not here yet.")
-@click.option("--prices", metavar="FILE", help="Your own price list.")
+@click.option("--prices", type=base.PATH, metavar="FILE", help="Your own price list.")
 @click.option(
     "--exact", is_flag=True, help="Generate the code too, in minutes; else cycles are estimated."
 )
 @click.option("--fresh", is_flag=True, help="Compile again what was compiled before.")
 @click.option(
-    "--save-executable", metavar="DIR", help="For `train.executables`: no compiling on the pod."
+    "--save-executable",
+    type=base.PATH,
+    metavar="DIR",
+    help="For `train.executables`: no compiling on the pod.",
 )
 @click.option("--breakdown", is_flag=True, help="Cycles by kind and by source line.")
 @click.option(
@@ -35,7 +38,7 @@ from bert_jax.cli import base
     default=None,
     help="Look for settings that fit. [default: where the run does not]",
 )
-@click.option("--html", metavar="FILE", help="Write a page with charts.")
+@click.option("--html", type=base.PATH, metavar="FILE", help="Write a page with charts.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @base.verb
 def plan(

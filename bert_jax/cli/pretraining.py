@@ -11,7 +11,7 @@ from bert_jax.parallel.stop_signal import INTERRUPTED
 
 @base.cli.command()
 @click.argument("kind", metavar="table|glue|pretrain")
-@click.argument("path", metavar="[FILE]", required=False)
+@click.argument("path", type=base.PATH, metavar="[FILE]", required=False)
 @base.force_option
 @base.verb
 def new(kind: str, path: str | None, force: bool) -> None:
@@ -42,7 +42,10 @@ def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
 @click.option("--report", is_flag=True, help="Write OUTPUT.report.html: what is in the dataset.")
 @click.option("--inspect", type=click.IntRange(1), metavar="N", help="Print N examples.")
 @click.option(
-    "--tfrecords", metavar="DIR", help="Also write TFRecords as google-research/bert does."
+    "--tfrecords",
+    type=base.PATH,
+    metavar="DIR",
+    help="Also write TFRecords as google-research/bert does.",
 )
 @click.option(
     "--copies",
@@ -71,7 +74,10 @@ def examples(config: str, overrides: tuple[str, ...], **options: Any) -> None:
 @base.config_argument
 @base.overrides_argument
 @click.option(
-    "--init-from", metavar="MODEL", help="Start from this run's parameters, or another model's."
+    "--init-from",
+    type=base.MODEL_PATH,
+    metavar="MODEL",
+    help="Start from this run's parameters, or another model's.",
 )
 @base.data_change_option
 @base.verb
@@ -101,8 +107,13 @@ def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
 
 
 @base.cli.command()
-@click.argument("run_dir")
-@click.option("--dataset", metavar="DIR", help="Instead of the one the run was pretrained on.")
+@click.argument("run_dir", type=base.PATH)
+@click.option(
+    "--dataset",
+    type=base.PATH,
+    metavar="DIR",
+    help="Instead of the one the run was pretrained on.",
+)
 @click.option(
     "--split", help="Of that dataset. [default: validation; dev of a fine-tuned run, or test]"
 )
@@ -119,7 +130,7 @@ def evaluate(run_dir: str, platform: str, mesh_settings: tuple[str, ...], **opti
 
 
 @base.cli.command("fill-mask")
-@click.argument("run_dir")
+@click.argument("run_dir", type=base.PATH)
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
 @click.option("--top-k", default=5, show_default=True, help="Candidates per [MASK].")
 @base.checkpoint_option
@@ -137,7 +148,13 @@ def fill_mask(run_dir: str, texts: tuple[str, ...], **options: Any) -> None:
 @base.cli.command()
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
-    "--dir", "directory", default="runs/demo", show_default=True, help="Where it all goes."
+    "--dir",
+    "directory",
+    type=base.PATH,
+    metavar="DIR",
+    default="runs/demo",
+    show_default=True,
+    help="Where it all goes.",
 )
 @base.verb
 def demo(overrides: tuple[str, ...], directory: str) -> None:

@@ -14,9 +14,8 @@ from typing import Any, Final, NamedTuple
 from bert_jax.errors import UserError, first_line, not_installed
 from bert_jax.files.read import sha256_of
 from bert_jax.narration import doing
+from bert_jax.places import DATASETS
 
-SCHEME: Final = "hf://"
-DATASETS: Final = f"{SCHEME}datasets/"
 _WORD: Final = r"[A-Za-z0-9][\w.-]*"
 _FILE: Final = re.compile(
     rf"{DATASETS}(?P<name>{_WORD}/{_WORD})(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?"

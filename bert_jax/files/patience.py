@@ -6,11 +6,9 @@ import threading
 import time
 from typing import Final, TypeVar
 
-from bert_jax.errors import RunStopped
+from bert_jax.errors import RunStopped, not_installed
 
 Result = TypeVar("Result")
-
-from bert_jax.errors import not_installed
 
 GIVE_UP_SECONDS: Final = 600.0
 """After so long without an answer, an outage is given up."""

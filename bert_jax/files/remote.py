@@ -16,6 +16,7 @@ from etils import epath
 from fsspec.config import conf
 
 from bert_jax.errors import UserError, not_installed
+from bert_jax.places import CLIENTS
 
 Result = TypeVar("Result")
 
@@ -26,9 +27,6 @@ for _name in ("gcs", "gs"):
     fsspec.register_implementation(_name, "bert_jax.files.bucket.Bucket", clobber=True)
     # Cached listings are wrong as soon as another machine has written there.
     conf.setdefault(_name, {})["use_listings_cache"] = False
-
-# The package of each other protocol; where one is installed its own file system stays.
-CLIENTS: Final = {"s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}
 
 
 class _Absent(fsspec.AbstractFileSystem):
@@ -45,6 +43,7 @@ class _Absent(fsspec.AbstractFileSystem):
         )
 
 
+# The file system of a client that is installed stays.
 for _name, _client in CLIENTS.items():
     if importlib.util.find_spec(_client) is None:
         _absent = type(f"Absent{_name.capitalize()}", (_Absent,), {"protocol": _name})

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.files.hub import SCHEME, endpoint, in_one_line, library
+from bert_jax.files.hub import endpoint, in_one_line, library
 from bert_jax.narration import doing
+from bert_jax.places import MODELS
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _FILES: Final = ("config.json", "vocab.txt", "tokenizer*.json", "special_tokens_map.json")
@@ -38,7 +39,7 @@ def is_hub_name(source: str | os.PathLike[str]) -> bool:
     A path that is there is a path, and so is one in a folder that is there.
     """
     text = str(source)
-    if text.startswith(SCHEME):
+    if text.startswith(MODELS):
         return True
     path = Path(text)
     here = path.exists() or path.parent.is_dir()
@@ -51,7 +52,7 @@ def fetch(source: str | os.PathLike[str]) -> Snapshot:
     The source is ``owner/name``, with ``@`` a branch, a tag or a commit. Raises UserError: no such
     name or revision, no access, no answer, or `huggingface_hub` is missing.
     """
-    name, _, revision = str(source).removeprefix(SCHEME).partition("@")
+    name, _, revision = str(source).removeprefix(MODELS).partition("@")
     hub = library()
     if _NAME.fullmatch(name) is None:
         raise UserError(f"{source}: allowed: owner/name of a model, or owner/name@revision")
@@ -79,7 +80,7 @@ def push(directory: Path, name: str, *, private: bool, message: str) -> str:
     token, no access, no answer.
     """
     hub = library()
-    name = name.removeprefix(SCHEME)
+    name = name.removeprefix(MODELS)
     if _NAME.fullmatch(name) is None or "@" in name:
         raise UserError(f'--push: found "{name}", allowed: owner/name')
     with doing(f"pushing to {name}"), in_one_line(name, ""):

@@ -10,7 +10,7 @@ import pydantic
 from bert_jax.model.config import Dtype, Execution
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.parallel.section import MeshSection
-from bert_jax.section import PathText, Section
+from bert_jax.section import ModelPathText, Section
 from bert_jax.tasks.registry import TaskSection
 from bert_jax.tasks.sweep.grid import SweepSection
 from bert_jax.train.sections import RNG_RETIRED, BadStepsSection, TrackerName, WatchdogSection
@@ -21,7 +21,7 @@ class FinetuneSection(Section):
 
     retired: ClassVar = {"rng": RNG_RETIRED}
 
-    init_from: PathText
+    init_from: ModelPathText
     """A run directory of `pretrain`, `import` or `finetune`; a Hugging Face or google-research/bert
     directory; or a model on a hub: `google-bert/bert-base-uncased`, with `@` a revision."""
     task: TaskSection = pydantic.Field(discriminator="kind")

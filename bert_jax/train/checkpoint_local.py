@@ -27,7 +27,6 @@ from jax.sharding import Mesh
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import is_whole, read_json_object, shown
-from bert_jax.files.remote import is_remote
 from bert_jax.files.seal import SEAL, is_intact, sealed
 from bert_jax.task import Params
 from bert_jax.train.agreement import from_all_processes, from_first_process
@@ -70,11 +69,6 @@ class LocalCheckpoints:
         that are damaged, or were not saved; on process 0 also about what all have in common.
         Raises UserError: the directory cannot be written to.
         """
-        if is_remote(section.directory):
-            raise UserError(
-                f"train.checkpoint.local.directory: found {section.directory}, allowed: a "
-                f"directory on each host's own disk, or in its memory"
-            )
         self._section, self._say = section, say
         of_run = hashlib.sha256(os.fspath(run_dir).encode()).hexdigest()[:16]
         process = jax.process_index()

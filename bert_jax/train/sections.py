@@ -7,7 +7,7 @@ import pydantic
 from bert_jax.data.rows.packing_plan import PackingSection
 from bert_jax.errors import UserError
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
-from bert_jax.section import PathText, Retired, Section
+from bert_jax.section import LocalPathText, PathText, Retired, Section
 
 TrackerName: TypeAlias = Literal["wandb", "mlflow"]
 
@@ -68,7 +68,7 @@ class LocalCheckpointSection(Section):
     stay: with two, all hosts have one of the same step, whenever one of them dies.
     """
 
-    directory: PathText
+    directory: LocalPathText
     """On every host, such as `/mnt/localssd` or `/dev/shm`; runs may share it."""
     every: int | None = pydantic.Field(default=None, ge=1)
     """Steps from one to the next."""

@@ -11,13 +11,13 @@ from rich.console import Console
 from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
-from bert_jax.files.hub import SCHEME
 from bert_jax.files.remote import is_remote
 from bert_jax.files.scratch import user_cache
 from bert_jax.interop.hub import fetch, is_hub_name
 from bert_jax.interop.importing import read_checkpoint, summarize, write_imported_run
 from bert_jax.interop.local import cache_name, identify, is_checkpoint
 from bert_jax.narration import doing
+from bert_jax.places import MODELS
 from bert_jax.runs.directory import CONFIG
 from bert_jax.runs.lock import hold_output, hold_run
 
@@ -103,7 +103,7 @@ def find_origin(source: str) -> Origin:
     if is_hub_name(source):
         snapshot = fetch(source)
         run_dir = models / snapshot.pinned.replace("/", "--")
-        _import_once(f"{SCHEME}{snapshot.pinned}", run_dir)
+        _import_once(f"{MODELS}{snapshot.pinned}", run_dir)
         return Origin(str(run_dir), snapshot.pinned)
     if is_checkpoint(source):
         found = identify(source, cached=models)

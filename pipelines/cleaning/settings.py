@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from bert_jax.section import Section, Strings
+from bert_jax.section import DataPathText, Section, Strings, as_tuple
 
 
 class BoilerplateSection(Section):
@@ -53,7 +53,11 @@ class NearDuplicatesSection(Section):
 class ContaminationSection(Section):
     """Documents that hold text of evaluation sets."""
 
-    files: Annotated[Strings, pydantic.Field(min_length=1)]
+    files: Annotated[
+        tuple[DataPathText, ...],
+        pydantic.BeforeValidator(as_tuple),
+        pydantic.Field(min_length=1),
+    ]
     """Files and globs: GLUE's ``.tsv`` (every field), SQuAD's ``.json`` (questions and contexts),
     anything else as plain lines."""
     ngram: Annotated[int, pydantic.Field(ge=1, le=50)] = 13

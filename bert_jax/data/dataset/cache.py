@@ -24,7 +24,7 @@ from bert_jax.files.download import RemoteFile, download, find_files
 from bert_jax.files.read import read_bytes
 from bert_jax.files.remote import is_remote
 from bert_jax.files.scratch import user_cache
-from bert_jax.section import Section
+from bert_jax.section import LocalPathText, Section
 
 _PARTIAL: Final = ".partial"
 _USERS: Final = ".users"
@@ -42,7 +42,7 @@ class CacheSection(Section):
             no process uses, make room for a new one. None: as much as the disk holds.
     """
 
-    directory: str | None = None
+    directory: LocalPathText | None = None
     max_gb: float | None = pydantic.Field(default=None, gt=0)
 
     @property

@@ -14,7 +14,7 @@ from etils import epath
 from bert_jax.data.rows.collate import assemble, encode_ragged
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
-from bert_jax.section import PathText, Section
+from bert_jax.section import DataPathText, Section
 from bert_jax.tasks.choice.file import ChoiceColumns, ChoiceQuestion, read_choices
 from bert_jax.tasks.family import (
     Collector,
@@ -46,11 +46,11 @@ class MultipleChoiceSection(Section):
 
     kind: Literal["multiple_choice"] = "multiple_choice"
     """This family."""
-    train: PathText | None = None
+    train: DataPathText | None = None
     """A table."""
-    dev: PathText | None = None
+    dev: DataPathText | None = None
     """Likewise; picks the best checkpoint."""
-    test: PathText | None = None
+    test: DataPathText | None = None
     """Likewise, with labels or without."""
     format: Literal["swag", "codah", "columns"] = "columns"
     """`swag` and `codah` know their columns; with `columns` they are named below."""

@@ -13,7 +13,7 @@ from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
-from bert_jax.section import PathText, Section
+from bert_jax.section import DataPathText, Section
 from bert_jax.tasks.family import DataRequest, Family, Record, Split, count_notes, needs_labels
 from bert_jax.tasks.squad.file import SquadQuestion, Version, questions_in_memory, read_squad
 from bert_jax.tasks.squad.scores import figures_1_1, figures_2_0
@@ -27,11 +27,11 @@ class SquadSection(Section):
 
     kind: Literal["squad"] = "squad"
     """This family."""
-    train: PathText | None = None
+    train: DataPathText | None = None
     """A JSON file."""
-    dev: PathText | None = None
+    dev: DataPathText | None = None
     """A JSON file, which picks the best checkpoint."""
-    test: PathText | None = None
+    test: DataPathText | None = None
     """A JSON file, with answers or without."""
     version: Literal["auto", "1.1", "2.0"] = "auto"
     """`auto`: 2.0 if one of the files is."""

@@ -13,7 +13,7 @@ from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import read_table
 from bert_jax.errors import UserError, counted
 from bert_jax.model.config import ProblemName
-from bert_jax.section import PathText, Section
+from bert_jax.section import DataPathText, Section
 from bert_jax.tasks.columns import TextColumns, TextRow, text_row
 from bert_jax.tasks.family import DataRequest, Family, Record, needs_labels
 from bert_jax.tasks.labels import (
@@ -44,11 +44,11 @@ class TableSection(Section):
 
     kind: Literal["table"] = "table"
     """This family."""
-    train: PathText | None = None
+    train: DataPathText | None = None
     """A .csv, .tsv, .jsonl or .parquet file, or `hf://datasets/owner/name`."""
-    dev: PathText | None = None
+    dev: DataPathText | None = None
     """Likewise; picks the best checkpoint. None: a part of `train`."""
-    test: PathText | None = None
+    test: DataPathText | None = None
     """Likewise, with labels or without."""
     text: str
     """Column of the text."""

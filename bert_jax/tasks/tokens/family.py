@@ -12,7 +12,7 @@ from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
-from bert_jax.section import PathText, Section
+from bert_jax.section import DataPathText, Section
 from bert_jax.tasks.family import DataRequest, Family, Record, count_notes, needs_labels
 from bert_jax.tasks.tokens import schemes
 from bert_jax.tasks.tokens.conll import ConllColumns, ConllFile, read_conll, sentences_in_memory
@@ -28,11 +28,11 @@ class TokenClassificationSection(Section):
 
     kind: Literal["token_classification"] = "token_classification"
     """This family."""
-    train: PathText | None = None
+    train: DataPathText | None = None
     """A file of columns, an empty line between sentences."""
-    dev: PathText | None = None
+    dev: DataPathText | None = None
     """Likewise; picks the best checkpoint."""
-    test: PathText | None = None
+    test: DataPathText | None = None
     """Likewise, with labels or without."""
     token_column: int = 0
     """From 0; negative ones count from the end."""

@@ -1,0 +1,132 @@
+"""Addresses that no path may be: every path setting and every path argument refuses each."""
+
+import importlib.util
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.project import refused
+
+ADDRESSES = {
+    "https://example.org/x": "gs://BUCKET/PATH",
+    "file:///tmp/x": "did you mean /tmp/x?",
+    "memory://x/y": "gs://BUCKET/PATH",
+    "GS://bucket/x": "gs://BUCKET/PATH",
+    "gs:///x": "gs://BUCKET/PATH",
+    "az://bucket/x": "adlfs",
+    "s3://bucket/x": "s3fs",
+    "hf://x/y": "gs://BUCKET/PATH",
+}
+if importlib.util.find_spec("s3fs"):
+    del ADDRESSES["s3://bucket/x"]
+
+TABLE = {"kind": "table", "train": "t.csv", "text": "t", "label": "l"}
+CONFIG: dict[str, Any] = {
+    "run_dir": "runs/a",
+    "tokenizer": "tokenizer",
+    "vocab": {"input": "x.txt", "output": "tokenizer", "size": 99},
+    "examples": {"input": ["x.txt"], "output": "dataset", "tokenizer": "tokenizer"},
+    "model": {"size": "tiny"},
+    "train": {"phases": [{"dataset": "d", "steps": 1, "seq_length": 8, "batch_size": 8}]},
+    "finetune": {"init_from": "runs/b", "task": TABLE},
+    "submit": {},
+}
+# The verb that reads a setting, and its key.
+SETTINGS = [
+    *(("vocab", "vocab.input"), ("vocab", "vocab.output"), ("examples", "examples.input")),
+    *(("examples", "examples.tokenizer"), ("examples", "examples.output")),
+    *(("examples", "examples.input_root"), ("examples", "examples.cleaning.contamination.files")),
+    *(("pretrain", "run_dir"), ("pretrain", "tokenizer"), ("pretrain", "model.bert_config")),
+    *(("pretrain", "train.phases.0.dataset"), ("pretrain", "train.executables")),
+    *(("pretrain", "loader.cache.directory"), ("pretrain", "mesh.compilation_cache.directory")),
+    ("pretrain", "train.checkpoint.local.directory"),
+    *(("finetune", f"finetune.task.{role}") for role in ("train", "dev", "test")),
+    *(("finetune", "finetune.init_from"), ("submit", "submit.bucket")),
+]
+TASKS: list[tuple[dict[str, Any], str]] = [
+    ({"kind": "glue", "name": "mrpc"}, "data"),
+    ({"kind": "glue", "name": "mrpc", "data": "tfds"}, "data_dir"),
+    *(({"kind": "squad", "version": 1}, role) for role in ("train", "dev", "test")),
+    *(({"kind": "token_classification"}, role) for role in ("train", "dev", "test")),
+    *(({"kind": "multiple_choice"}, role) for role in ("train", "dev", "test")),
+]
+# The address stands for @; what is refused has the name before the colon.
+ARGUMENTS = {
+    "CONFIG": ["pretrain @", "finetune @", "vocab @", "examples @", "plan @ --topology v5e:4x4"],
+    "[FILE]": ["new table @"],
+    "--tfrecords": ["examples CONFIG --tfrecords @"],
+    "--init-from": ["pretrain CONFIG --init-from @"],
+    "RUN_DIR": [
+        *("evaluate @", "fill-mask @ [MASK]", "predict @ p.csv", "features @ x.txt out"),
+        *("export @ out", "import models/x @"),
+    ],
+    "--dataset": ["evaluate runs/a --dataset @"],
+    "OUTPUT": ["predict runs/a @", "features runs/a x.txt @", "export runs/a @"],
+    "--input": ["predict runs/a p.csv --input @"],
+    "INPUT": ["features runs/a @ out"],
+    "SOURCE": ["import @ runs/new"],
+    "--tokenizer": ["import models/x runs/new --tokenizer @"],
+    "DUMP": ["replay @"],
+    "[CONFIG | RUN_DIR]": ["doctor @"],
+    "--prices": [
+        *("plan CONFIG --topology v5e:4x4 --prices @", "submit CONFIG --prices @"),
+    ],
+    "--html": ["plan CONFIG --topology v5e:4x4 --html @"],
+    "--save-executable": ["plan CONFIG --topology v5e:4x4 --save-executable @"],
+    "--bucket": [
+        *("submit CONFIG --bucket @", "watch job --bucket @", "stop job --bucket @"),
+        *("jobs --bucket @", "status job --bucket @", "logs job --bucket @"),
+    ],
+    "RUN_DIR|JOB": ["status @", "logs @"],
+    "JOB": ["watch @", "stop @"],
+    "--dir": ["demo --dir @"],
+}
+MODELS = ("--init-from", "SOURCE", "finetune.init_from")
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration in an empty directory, and no network."""
+
+    def connect(*_: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(CONFIG))
+    return path
+
+
+def check(config: Path, words: list[str], address: str, *, name: str) -> None:
+    """Makes sure that the address is refused in one line and no file is written."""
+    told = ADDRESSES[address]
+    if name in MODELS and address.startswith("hf://"):
+        return  # the name of a model
+    line = refused(*(str(config) if word == "CONFIG" else word for word in words))
+    assert f'{name}: found "{address}", allowed: ' in line, line
+    assert told in line or line.endswith("allowed: a local path"), line
+    assert [path.name for path in config.parent.iterdir()] == [config.name]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_every_path_setting_refuses_an_address_of_another_kind(config: Path, address: str) -> None:
+    for verb, key in SETTINGS:
+        # A list of paths names its entry, or is a single text.
+        name = f"{key}.0" if key.endswith(".files") else key
+        check(config, [verb, "CONFIG", f"{key}={address}"], address, name=name)
+    for task, role in TASKS:
+        value = yaml.safe_dump(task | {role: address}, default_flow_style=True).strip()
+        words = ["finetune", "CONFIG", f"finetune.task={value}"]
+        check(config, words, address, name=f"finetune.task.{role}")
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_every_path_argument_refuses_an_address_of_another_kind(config: Path, address: str) -> None:
+    for name, commands in ARGUMENTS.items():
+        for command in commands:
+            words = [address if word == "@" else word for word in command.split()]
+            check(config, words, address, name=name)
