@@ -35,6 +35,7 @@ from bert_jax.section import need
 
 TOPOLOGIES = ("v3:4x4", "v4:2x2x4", "v5e:4x4", "v5p:2x2x4", "v6e:4x4")
 VOCAB = 30_522
+WIDTHS_OF_BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 LAYERS = 2  # with one nothing is stacked, and the vocabulary outweighs the layer
 STARTS = 12  # of the search, from which the best is taken
 Observed = list[tuple[Features, int, int]]  # features, cycles of the compiler, trips
@@ -119,7 +120,7 @@ def compile_layers(topology: str, output: str) -> None:
 
     phase = {"dataset": "none", "steps": 1, "seq_length": 512, "batch_size": 256}
     values = {
-        "model": {"size": "base", "architecture": {"num_hidden_layers": LAYERS}},
+        "model": {"architecture": WIDTHS_OF_BASE | {"num_hidden_layers": LAYERS}},
         "train": {"evaluation": None, "phases": [phase | {"max_predictions": 77}]},
     }
     config = parse_config(values, source="benchmark")

@@ -14,6 +14,7 @@ from bert_jax.section import Section
 
 S = TypeVar("S", bound=Section)
 
+_NAMED: Final = re.compile(r"([a-z_]+): (found .*)", re.DOTALL)
 _BAD: Final = re.compile("[\0\ud800-\udfff]")
 
 # The key that tells sections of several kinds apart.
@@ -148,6 +149,9 @@ def _first_error(
     found = first["input"]
     spelled = shown(found, most=200)
     message = str(context["error"]) if "error" in context else first["msg"]
+    # A check of a whole section names the key below it, so the section's values are not shown.
+    if isinstance(found, Mapping) and (named := _NAMED.fullmatch(message)) is not None:
+        return ".".join(filter(None, [key, named[1]])), named[2]
     if first["type"] == "literal_error" and isinstance(found, str):
         allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
         near = did_you_mean(found, allowed)

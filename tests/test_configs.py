@@ -59,6 +59,32 @@ def test_a_number_without_a_dot_is_a_number_as_in_every_other_language() -> None
     assert config.optimizer.learning_rate == 1e-4
 
 
+@pytest.mark.parametrize(
+    ("overrides", "source"),
+    [
+        (["model.size=base"], "override model.size"),
+        (["model.size=tiny"], "override model.size"),  # of two layers, as the file, but wider
+        (["model={size: base, architecture: {num_hidden_layers: 3}}"], "override model.size"),
+    ],
+)
+def test_a_size_beside_another_architecture_is_refused_with_both_keys(
+    overrides: list[str], source: str
+) -> None:
+    demo = ROOT / "configs" / "demo.yaml"
+    with pytest.raises(UserError) as caught:
+        load_config(demo, overrides)
+    line = str(caught.value)
+    assert line.startswith(f"{source}: found ")
+    assert "model.architecture." in line
+    assert "\n" not in line
+    # What the line names to drop the other mends it.
+    mended = load_config(demo, ["model.size=base", "model.architecture={}"])
+    assert mended.model is not None
+    assert resolve_architecture(mended.model, vocab_size=30522).hidden_size == 768
+    tiny = "{hidden_size: 128, num_hidden_layers: 2, num_attention_heads: 2}"
+    assert load_config(demo, ["model.size=tiny", f"model.architecture={tiny}"]).model is not None
+
+
 def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     assert load_config(tmp_path / "empty.yaml") == RunConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Optional
 
 import pydantic
@@ -186,7 +187,7 @@ def _as_changes(architecture: type[Section]) -> Any:
 if TYPE_CHECKING:
 
     class ArchitectureChanges(Section):
-        """Values of an architecture that differ from the named size or file."""
+        """Values of an architecture, each optional."""
 
         vocab_size: int | None = None
 
@@ -195,7 +196,7 @@ else:
 
 
 class ModelSection(Section):
-    """A named size or a `bert_config.json`, single values changed where wanted, and execution.
+    """A named size or a `bert_config.json`, other values of the architecture, and execution.
 
     ``model: {size: tiny, architecture: {hidden_dropout_prob: 0.0}, execution: {dtype: float32}}``
     """
@@ -206,11 +207,21 @@ class ModelSection(Section):
     bert_config: PathText | None = None
     """A `bert_config.json` of google-research/bert, or a `config.json` of Hugging Face."""
     architecture: ArchitectureChanges = ArchitectureChanges()
-    """Single values that differ from the size or file, or the whole of it."""
+    """The whole architecture, or values beside `size` or `bert_config`: dropout, positions and
+    others. Layers, widths and heads come from one place."""
     execution: Execution = Execution()
     """How it is computed; a checkpoint stays valid whatever is set here."""
     heads: HeadsSection = HeadsSection()
     """Which heads it has."""
+
+    @pydantic.model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if self.size is None:
+            return self
+        if self.bert_config is not None:
+            raise ValueError("size: found with model.bert_config, allowed: one of them")
+        _refuse_other_sizes("size", self.size, _sizes_of(self.size), self.architecture)
+        return self
 
     @classmethod
     def of(
@@ -242,26 +253,23 @@ def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architect
             f"model.architecture.vocab_size: found {rows}, allowed: at least {vocab_size}, the "
             f"tokenizer's pieces"
         )
-    if section.size is not None and section.bert_config is not None:
-        raise UserError("model: found both size and bert_config, allowed: one of them")
     values: dict[str, object] = {}
     if section.size is not None:
-        layers, hidden, heads = SIZES[section.size]
-        values = {
-            "num_hidden_layers": layers,
-            "hidden_size": hidden,
-            "num_attention_heads": heads,
-            "intermediate_size": 4 * hidden,
-        }
+        values = {**_sizes_of(section.size)}
     elif section.bert_config is not None:
-        values = _read_bert_config(section.bert_config, vocab_size=rows)
+        path = section.bert_config
+        values = _read_bert_config(path, vocab_size=rows)
+        try:
+            _refuse_other_sizes("bert_config", path, values, section.architecture)
+        except ValueError as error:
+            raise UserError(f"model.{error}") from None
     values |= section.architecture.model_dump(exclude_none=True)
     values["vocab_size"] = rows
-    needed = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}
-    if missing := sorted(needed - values.keys()):
+    needed = sorted(_sizes_of("base"))
+    if missing := [key for key in needed if key not in values]:
         raise UserError(
             f"model.architecture: {', '.join(missing)} missing, allowed: model.size (one of "
-            f"{', '.join(SIZES)}), model.bert_config, or all of {', '.join(sorted(needed))}"
+            f"{', '.join(SIZES)}), model.bert_config, or all of {', '.join(needed)}"
         )
     architecture = Architecture.model_validate(values)
     if architecture.hidden_size % architecture.num_attention_heads:
@@ -270,6 +278,34 @@ def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architect
             f"which does not divide hidden_size = {architecture.hidden_size}"
         )
     return architecture
+
+
+def _sizes_of(size: Size) -> dict[str, int]:
+    """Returns the four values of an architecture that a named size stands for."""
+    layers, hidden, heads = SIZES[size]
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden,
+    }
+
+
+def _refuse_other_sizes(
+    key: str, found: str, sizes: Mapping[str, object], architecture: ArchitectureChanges
+) -> None:
+    """Raises ValueError if an architecture changes one of the four values of a size or file.
+
+    Such a change would silently turn ``model.size=base`` into another model.
+    """
+    changed = architecture.model_dump(exclude_none=True)
+    for name in _sizes_of("base"):
+        if name in changed and sizes.get(name, changed[name]) != changed[name]:
+            raise ValueError(
+                f'{key}: found "{found:.200}" ({name} {sizes[name]}) and '
+                f"model.architecture.{name} {changed[name]}, allowed: one of them; remove the "
+                f"other with model.architecture={{}} or model.{key}=null"
+            )
 
 
 def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:

@@ -89,7 +89,7 @@ def test_the_multilingual_file_is_read_unchanged(tmp_path: Path) -> None:
 
 
 def test_single_values_change_a_size_and_a_file(tmp_path: Path) -> None:
-    changed = {"hidden_dropout_prob": 0.0, "hidden_act": "gelu_erf", "num_hidden_layers": 3}
+    changed = {"hidden_dropout_prob": 0.0, "hidden_act": "gelu_erf", "num_hidden_layers": 12}
     for base in ({"size": "base"}, {"bert_config": write(tmp_path, RELEASED)}):
         section = ModelSection.model_validate({**base, "architecture": changed})
         found = resolve_architecture(section, vocab_size=30522)
@@ -127,8 +127,18 @@ def test_a_spelled_out_section_gives_the_same_architecture_without_its_file(tmp_
 
 
 def test_size_and_file_together_are_refused(tmp_path: Path) -> None:
-    section = ModelSection(size="base", bert_config=write(tmp_path, RELEASED))
-    assert refused(section) == "model: found both size and bert_config, allowed: one of them"
+    with pytest.raises(pydantic.ValidationError, match=r"size: found with model\.bert_config"):
+        ModelSection(size="base", bert_config=write(tmp_path, RELEASED))
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers"])
+def test_a_file_and_other_sizes_beside_it_are_refused(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, RELEASED)
+    section = ModelSection.model_validate({"bert_config": path, "architecture": {name: 6}})
+    line = refused(section)
+    assert line.startswith("model.bert_config: found")
+    assert f"{name} {RELEASED[name]}" in line
+    assert f"model.architecture.{name} 6" in line
 
 
 def test_missing_sizes_are_named() -> None:
@@ -142,9 +152,8 @@ def test_missing_sizes_are_named() -> None:
 
 
 def test_heads_that_do_not_divide_the_hidden_size_are_refused() -> None:
-    section = ModelSection.model_validate(
-        {"size": "base", "architecture": {"num_attention_heads": 7}}
-    )
+    sizes = {"hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072}
+    section = ModelSection.model_validate({"architecture": sizes | {"num_attention_heads": 7}})
     assert refused(section) == (
         "model.architecture.num_attention_heads: found 7, which does not divide hidden_size = 768"
     )

@@ -48,6 +48,7 @@ def mistake(tmp_path: Path, verb: str, config: dict[str, Any], *arguments: str) 
         ("modle={}", ['bert-jax: override modle: unknown key; did you mean "model"?']),
         ("model.dtype=float32", ["model.dtype: unknown key", 'did you mean "execution.dtype"?']),
         ("model.size=bas", ["model.size", '"bas"', 'did you mean "base"?']),
+        ("model.size=base", ['override model.size: found "base"', "model.architecture.", " 12)"]),
         ("objective.masking.rate=1.5", ["objective.masking.rate", "1.5", "less than 1"]),
     ],
 )
