@@ -19,6 +19,7 @@ def main() -> None:
         from bert_jax.parallel.stop_signal import STOP
 
         STOP.listen(owns_process=True)  # before anything that takes time
+        STOP.hold()  # until the configuration says whether other processes have to hear of it
     from bert_jax.cli.base import exit_code
     from bert_jax.cli.commands import cli
     from bert_jax.errors import UNCAUGHT

@@ -174,7 +174,12 @@ def read_config(config: str, overrides: Sequence[str]) -> RunConfig:
     with doing(f"reading {config}", at_once=not current_console().stderr):
         from bert_jax.config import load_config
 
-        return load_config(config, overrides)
+        loaded = load_config(config, overrides)
+    if not loaded.mesh.distributed.enabled:
+        from bert_jax.parallel.stop_signal import STOP
+
+        STOP.release()
+    return loaded
 
 
 @contextlib.contextmanager

@@ -42,14 +42,21 @@ def join(section: DistributedSection, *, compute: bool = True) -> None:
     os.environ.setdefault("JAX_COORDINATOR_PORT", str(section.coordinator_port))
     meeting = _meeting(section)
     if meeting.count == 1:
+        STOP.release()
         return
-    present = meet(meeting)
+    try:
+        present = meet(meeting)
+    except PeerLost:
+        STOP.release()  # a process that was asked to stop ends by that
+        raise
     channel = Channel(meeting.index, present, silence_seconds=section.silence_seconds)
     set_channel(channel)
+    STOP.agree_over(channel, multihost_utils.reached_preemption_sync_point)
     channel.start()
+    channel.exchange(None)  # then every process reads what is sent over the channel
+    STOP.release()
     atexit.register(channel.leave)  # before JAX's exit handler, which takes the coordinator away
     _report_errors(channel)
-    STOP.agree_over(channel, multihost_utils.reached_preemption_sync_point)
     if compute:
         _join_jax(meeting, channel)
         STOP.listen_again()  # JAX has put a handler of its own in the place of ours
@@ -138,7 +145,14 @@ def _meeting(section: DistributedSection) -> Meeting:
             f"mesh.distributed.coordinator_address: found {address}, allowed: HOST or HOST:PORT, "
             f"with a port up to {LAST_PORT}"
         )
-    return Meeting(host.strip("[]"), int(port), count, index, float(section.timeout_seconds))
+    return Meeting(
+        host.strip("[]"),
+        int(port),
+        count,
+        index,
+        float(section.timeout_seconds),
+        stop_requested=lambda: STOP.is_asked,
+    )
 
 
 _AGAIN_SECONDS: Final = 0.1

@@ -10,7 +10,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from bert_jax.errors import PeerLost, UserError, first_line
@@ -19,6 +19,9 @@ from bert_jax.version import __version__
 
 _AGAIN_SECONDS: Final = 0.2
 _VERDICT_SECONDS: Final = 10.0  # beyond the time-out, for process 0 to say who is missing
+# A process that was asked to stop waits so long: a machine that is preempted has half a minute.
+_HURRY_SECONDS: Final = 15.0
+_HURRY: Final = "hurry"
 
 
 class Member(NamedTuple):
@@ -41,11 +44,35 @@ class Meeting:
     count: int
     index: int  # of this process
     timeout: float  # seconds
+    # Whether this process was asked to stop: the meeting then takes `_HURRY_SECONDS` at most.
+    stop_requested: Callable[[], bool] = lambda: False
 
     @property
     def address(self) -> str:
         """``host:port``."""
         return f"{self.host}:{self.port}"
+
+
+class _Patience:
+    """The time that is left for the processes to meet."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._stop_requested, self._started = meeting.stop_requested, time.monotonic()
+        self.seconds = meeting.timeout  # from the start
+        self.hurries = False
+
+    def hurry(self) -> None:
+        """Cuts the time short."""
+        if not self.hurries:
+            waited = time.monotonic() - self._started
+            self.hurries, self.seconds = True, min(self.seconds, waited + _HURRY_SECONDS)
+
+    @property
+    def left(self) -> float:
+        """Seconds; negative when the time is over."""
+        if self._stop_requested():
+            self.hurry()
+        return self._started + self.seconds - time.monotonic()
 
 
 class Present(NamedTuple):
@@ -71,7 +98,7 @@ class _Caller:
     """Process 0, which waits for the others."""
 
     def __init__(self, meeting: Meeting, me: Member) -> None:
-        self._meeting, self._deadline = meeting, time.monotonic() + meeting.timeout
+        self._meeting, self._patience = meeting, _Patience(meeting)
         self._members: dict[int, Member] = {0: me}
         self._wires: dict[int, Wire] = {}
 
@@ -80,10 +107,11 @@ class _Caller:
         with self._listen() as listener, selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             while len(self._members) < self._meeting.count:
-                left = self._deadline - time.monotonic()
+                left = self._patience.left
                 if left <= 0:
-                    raise self._end(PeerLost(_missing(self._meeting, self._members.values())))
-                for key, _ in selector.select(left):
+                    missing = _missing(self._meeting, self._members.values(), self._patience)
+                    raise self._end(PeerLost(missing))
+                for key, _ in selector.select(min(left, _AGAIN_SECONDS)):
                     if key.fileobj is listener:
                         wire = Wire(listener.accept()[0])
                         selector.register(wire, selectors.EVENT_READ, wire)
@@ -108,7 +136,7 @@ class _Caller:
                 # A former run may still be on its way out, or this is a second process 0.
                 if _is_called_elsewhere(meeting, self._members[0]):
                     raise _twice(0, self._members[0]) from error
-                if time.monotonic() > self._deadline:
+                if self._patience.left <= 0:
                     raise UserError(
                         f"mesh.distributed.coordinator_port: {meeting.port} cannot be used on "
                         f"{self._members[0].host} ({error.strerror}); is another run still going?"
@@ -118,6 +146,9 @@ class _Caller:
     def _hear(self, wire: Wire, selector: selectors.BaseSelector) -> None:
         try:
             for hello in wire.receive():
+                if hello.get("kind") == _HURRY:
+                    self._patience.hurry()
+                    continue
                 self._enter(wire, hello)
                 self._tell("present", members=list(self._members.values()))
         except (PeerLost, KeyError, TypeError, ValueError):
@@ -158,10 +189,10 @@ class _Caller:
 
 def _answer(meeting: Meeting, me: Member) -> Present:
     """Reports to process 0, again and again until it is there."""
-    deadline = time.monotonic() + meeting.timeout
+    patience = _Patience(meeting)
     members: dict[int, Member] = {me.process: me}
     why = "nothing answers"
-    while time.monotonic() < deadline:
+    while patience.left > 0:
         try:
             wire = Wire(socket.create_connection((meeting.host, meeting.port), timeout=5))
         except OSError as error:
@@ -170,7 +201,7 @@ def _answer(meeting: Meeting, me: Member) -> Present:
             continue
         try:
             wire.send({**me._asdict(), "count": meeting.count, "version": __version__})
-            if _wait_until_all(wire, members, deadline=deadline + _VERDICT_SECONDS):
+            if _wait_until_all(wire, members, patience):
                 return Present(members, {0: wire})
         except _Verdict:
             raise
@@ -179,19 +210,22 @@ def _answer(meeting: Meeting, me: Member) -> Present:
         wire.close()
         time.sleep(_AGAIN_SECONDS)
     if 0 in members:
-        raise PeerLost(_missing(meeting, members.values()))
+        raise PeerLost(_missing(meeting, members.values(), patience))
     raise PeerLost(
         f"mesh.distributed: process 0 of {meeting.count} was not at {meeting.address} within "
-        f"{meeting.timeout:g} s ({why}); here: {me}; is the same command running on every host?"
+        f"{patience.seconds:.3g} s ({why}); here: {me}; is the same command running on every host?"
     )
 
 
-def _wait_until_all(wire: Wire, members: dict[int, Member], *, deadline: float) -> bool:
-    """Says whether all are there by the deadline; enters who is."""
+def _wait_until_all(wire: Wire, members: dict[int, Member], patience: _Patience) -> bool:
+    """Returns whether all processes are there in time; enters those that are."""
+    told = False
     with selectors.DefaultSelector() as selector:
         selector.register(wire, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
-            if not selector.select(left):
+        while patience.left + _VERDICT_SECONDS > 0:
+            if patience.hurries and not told:
+                told = wire.send({"kind": _HURRY})
+            if not selector.select(_AGAIN_SECONDS):
                 continue
             for message in wire.receive():
                 kind = message.get("kind")
@@ -231,7 +265,7 @@ def _twice(index: int, *members: Member) -> UserError:
     )
 
 
-def _missing(meeting: Meeting, members: Iterable[Member]) -> str:
+def _missing(meeting: Meeting, members: Iterable[Member], patience: _Patience) -> str:
     here = {member.process: member for member in members}
     names = _host_names(meeting.count)
     missing = ", ".join(
@@ -241,7 +275,7 @@ def _missing(meeting: Meeting, members: Iterable[Member]) -> str:
     )
     return (
         f"mesh.distributed: {meeting.count} processes expected at {meeting.address}, "
-        f"{len(here)} came within {meeting.timeout:g} s; missing: {missing}; here: "
+        f"{len(here)} came within {patience.seconds:.3g} s; missing: {missing}; here: "
         f"{', '.join(str(here[index]) for index in sorted(here))}; is the same command running on "
         f"every host?"
     )

@@ -65,6 +65,7 @@ class StopSignal:
 
     Attributes:
         ending: the process ends as soon as its last checkpoint is whole, and no step will follow.
+        batches: number of batches that evaluations have begun.
     """
 
     def __init__(self) -> None:
@@ -75,11 +76,13 @@ class StopSignal:
         self._saved_step = 0  # which the last checkpoint holds, or is about to
         self._request = _Request()
         self._owns_process = False
+        self._held = False  # a signal is answered when the processes have met
         self._pipe: SignalPipe | None = None
         self._channel: Channel | None = None
         self._also: Callable[[int], bool] = lambda _: False
         self._cutting = False  # in an evaluation that may be cut short
         self.ending = False
+        self.batches = 0
 
     def listen(self, *, owns_process: bool) -> None:
         """Hears signals from now on. Call it in the main thread; elsewhere it does nothing.
@@ -92,6 +95,33 @@ class StopSignal:
         self._owns_process = owns_process
         self._pipe = SignalPipe(self._hear, handler=self._handler)
         self._pipe.install()
+
+    def hold(self) -> None:
+        """Answers no signal until `release`.
+
+        The other processes must hear of a signal that comes before all have met, or they would wait
+        for this one. A second signal ends the process.
+        """
+        self._held = True
+
+    def release(self) -> None:
+        """Answers a signal that has come since `hold`.
+
+        Call it in the main thread. It does not return if the process ends by the signal.
+        """
+        with self._lock:
+            if not self._held:
+                return
+            self._held, name = False, self._request.signal
+        if name:
+            self._ask(name)
+        while self.ending:  # the other thread ends the process
+            time.sleep(1)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a signal has come."""
+        return bool(self._request.signal)
 
     def listen_again(self) -> None:
         """Puts the handlers back in place, after a library has put its own there."""
@@ -160,6 +190,7 @@ class StopSignal:
 
         Raises EvaluationCut, on all processes before the same batch.
         """
+        self.batches += 1
         if not self._cutting:
             return
         with self._lock:
@@ -179,9 +210,10 @@ class StopSignal:
         with self._lock:
             first = not self._request.signal
             self._begin(name)
-        if first:
+            held = self._held
+        if first and not held:
             self._ask(name)
-        elif self._owns_process and self._request.is_old:
+        elif not first and self._owns_process and self._request.is_old:
             self._end_at_once(number)
 
     def _ask(self, name: str) -> None:

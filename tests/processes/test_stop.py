@@ -13,7 +13,7 @@ import pytest
 
 from bert_jax.runs.checkpoints import open_checkpoints
 from tests.forked.forks import forked_python, process_behind
-from tests.processes.hosts import Host, Job, start
+from tests.processes.hosts import Host, Job, free_port, joining, start, start_one
 from tests.project import ROOT, environment
 
 ENDLESS = (
@@ -95,6 +95,44 @@ def test_a_signal_before_the_first_step_ends_all_with_nothing_to_save(
         assert "bert-jax: stopped by SIGTERM before the first step: nothing had to be saved" in (
             host.err
         )
+
+
+@pytest.mark.parametrize(("count", "signalled"), [(2, 0), (4, 2)])
+def test_a_signal_before_the_processes_have_met_ends_all(
+    config: Path, tmp_path: Path, count: int, signalled: int
+) -> None:
+    with start(
+        *("pretrain", config, f"run_dir={tmp_path / 'run'}"),
+        program=("-m", "tests.processes.signalled_early", signalled),
+        count=count,
+        directory=tmp_path,
+    ) as job:
+        assert job.wait(timeout=60) == [3] * count, job.said()
+    for host in job:
+        assert host.err.splitlines()[-1] == (
+            "bert-jax: stopped by SIGTERM before the first step: nothing had to be saved"
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.chaos  # fifteen seconds
+def test_a_signalled_process_does_not_wait_for_one_that_never_comes(
+    config: Path, tmp_path: Path
+) -> None:
+    """A machine that is preempted has half a minute; the others need not wait five either."""
+    port = free_port()
+    hosts = [
+        start_one(
+            *("pretrain", config, f"run_dir={tmp_path / 'run'}"),
+            *joining(index, count=3, port=port),
+            index=index,
+            directory=tmp_path,
+            program=("-m", "tests.processes.signalled_early", 1),
+        )
+        for index in (0, 1)
+    ]
+    assert [host.wait(timeout=60) for host in hosts] == [4, 3]
+    assert "missing: process 2; " in hosts[0].err
 
 
 def test_a_signal_to_the_process_group_stops_a_run_with_loader_workers(
