@@ -1,5 +1,6 @@
 """A run's evaluations: a signal cuts one short, and the next start makes up for it."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -14,7 +15,7 @@ from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import COMPILER, Compile, compile_evaluation
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.output import Output
-from bert_jax.train.prefetch import prefetch_to_device
+from bert_jax.train.prefetch import prefetch_to_device, waiting_for_input
 from bert_jax.train.spec import HostBatches, Phase, TrainSpec
 from bert_jax.train.state import ModelDefinition, abstract_params, laid_out_as
 from bert_jax.train.step_tracker import StepTracker
@@ -39,7 +40,9 @@ def make_evaluation(
 
     def evaluate(params: Params) -> dict[str, float]:
         totals: dict[str, tuple[float, float]] = {}
-        with open_batches() as rows:
+        with contextlib.ExitStack() as opened:
+            with waiting_for_input():
+                rows = opened.enter_context(open_batches())
             for fed in prefetch_to_device(rows, mesh, shares=shares):
                 STOP.between_batches()
                 batch = cast(Batch, fed.batch)  # never in parts: there is one program

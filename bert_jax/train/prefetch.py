@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +25,24 @@ class DeviceBatch(NamedTuple):
     examples: dict[int, list[int]] | None  # of this process, by epoch; None: not asked for
 
 
+_WAITS: Final[list[None]] = []  # for input, at this moment
+
+
+def is_waiting_for_input() -> bool:
+    """Whether a block of `waiting_for_input` lasts, in any thread."""
+    return bool(_WAITS)
+
+
+@contextlib.contextmanager
+def waiting_for_input() -> Iterator[None]:
+    """Shows the watchdog that the block opens or reads input."""
+    _WAITS.append(None)
+    try:
+        yield
+    finally:
+        _WAITS.pop()
+
+
 def prefetch_to_device(
     rows: Iterator[HostBatch], mesh: Mesh, *, shares: int, watch: Stopwatch | None = None
 ) -> Iterator[DeviceBatch]:
@@ -38,7 +56,7 @@ def prefetch_to_device(
     sharding = batch_sharding(mesh)
     while True:
         started = time.perf_counter()
-        with contextlib.nullcontext() if watch is None else watch.on("input"):
+        with waiting_for_input() if watch is None else watch.on("input"):
             host = next(rows, None)
         waited = time.perf_counter() - started
         if host is None:

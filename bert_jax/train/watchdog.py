@@ -1,4 +1,4 @@
-"""A step that takes far longer than the others: say where every thread stands, and end.
+"""A step or an evaluation that hangs: say where every thread stands, and end.
 
 A hang tells nothing by itself: a device, a collective operation or a file system does not answer,
 and a job costs money until someone looks. Exit code 43 tells whoever started it to start it again.
@@ -22,6 +22,7 @@ from bert_jax.parallel.channel import current_channel, end_now
 from bert_jax.parallel.compiling import is_compiling
 from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.prefetch import is_waiting_for_input
 from bert_jax.train.sections import WatchdogSection
 
 HANGS: Final = 43  # the exit code
@@ -35,12 +36,11 @@ _STANDARD_ERROR: Final = 2
 
 
 class Watchdog:
-    """Watches the time since the last step was done; a context manager.
+    """Watches the time since the last step, or the last batch of an evaluation; a context manager.
 
-    Only what the stopwatch counts as training is watched, and of that not what is compiled or
-    loaded (`bert_jax.parallel.compiling.compiling`). Waiting for input is no part of a step, and
-    hangs after a time of its own. Where a signal has ended the run no step comes any more: a last
-    save takes as long as it takes.
+    Compiling and loading a program do not count (`bert_jax.parallel.compiling.compiling`), nor do
+    saving and restoring. Waiting for input has a limit of its own. After a signal has ended the
+    run, the last save has no limit.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Watchdog:
         self._steps: collections.deque[float] = collections.deque(maxlen=_LAST_STEPS)
         self._beat = time.monotonic()
         self._input = 0.0  # seconds waited for input before the last step was done
+        self._evaluated = (False, 0)  # whether an evaluation lasts, and batches of all so far
         self._ended = threading.Event()
 
     def step_done(self) -> None:
@@ -73,8 +74,10 @@ class Watchdog:
         pause = min(section.floor_seconds / 10, 5.0)
         while not self._ended.wait(pause):
             kind = self._watch.kind
-            if STOP.ending or is_compiling() or kind not in ("train", "input"):
-                self._beat = time.monotonic()
+            evaluated = (kind == "evaluate", STOP.batches)
+            unwatched = STOP.ending or is_compiling() or kind not in ("train", "input", "evaluate")
+            if unwatched or evaluated != self._evaluated:
+                self._beat, self._evaluated = time.monotonic(), evaluated
                 continue
             steps = list(self._steps)
             if len(steps) < _FEWEST_STEPS:
@@ -83,17 +86,17 @@ class Watchdog:
             limit = max(section.floor_seconds, section.factor * median)
             if kind == "train":
                 waited -= self._watch.input_seconds - self._input
-            else:
+            elif kind == "input" or is_waiting_for_input():
                 limit = max(limit, _INPUT_SECONDS)
             if waited > limit:
-                self._end(waited, median)
+                what = ("an evaluation", "batch") if kind == "evaluate" else ("a step", "step")
+                self._end(
+                    f"{what[0]} hangs: no {what[1]} finished for {waited:.0f} s (median step: "
+                    f"{median:.3g} s)"
+                )
 
-    def _end(self, waited: float, median: float) -> None:
-        """Says where every thread stands, to whatever still answers, and ends in any case."""
-        line = (
-            f"a step hangs: {waited:.0f} s since the last one was done, of which the median is "
-            f"{median:.3g} s"
-        )
+    def _end(self, line: str) -> None:
+        """Writes where every thread stands to whatever still answers, and ends in any case."""
         heard = False
         try:
             text = _stacks()

@@ -1,5 +1,6 @@
 """What counts as a step that hangs. That a real one ends: `tests/processes/test_deaths.py`."""
 
+import contextlib
 import functools
 import subprocess
 import threading
@@ -14,10 +15,12 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.parallel.compiling import compiling
+from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train import watchdog
 from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.executables import Executables, facts_of, save_executable
 from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.prefetch import waiting_for_input
 from bert_jax.train.sections import WatchdogSection
 from bert_jax.train.watchdog import Watchdog
 from tests.forked.forks import forked_python
@@ -31,7 +34,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set where the process would end."""
     event = threading.Event()
 
-    def end(self: Watchdog, waited: float, median: float) -> None:
+    def end(self: Watchdog, line: str) -> None:
         event.set()
         self._ended.set()
 
@@ -60,9 +63,22 @@ def test_a_step_hangs_and_waiting_for_input_is_no_step(
         with watch.on("input"):
             assert not ended.wait(0.6)
         assert not ended.wait(0.05)  # that was no part of the step which goes on
-        with watch.on("evaluate"):
-            assert not ended.wait(0.6)
         assert ended.wait(60)
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["computes", "reads"])
+def test_an_evaluation_hangs_when_no_batch_finishes(
+    watch: Stopwatch, ended: threading.Event, tmp_path: Path, *, reads: bool
+) -> None:
+    """Its input has a longer limit, as in training."""
+    with watch.on("train"), Watchdog(QUICK, watch, epath.Path(tmp_path)) as dog:
+        steps(dog, watch)
+        with watch.on("evaluate"):
+            for _ in range(12):  # longer than the limit altogether
+                STOP.between_batches()
+                assert not ended.wait(0.05)
+            with waiting_for_input() if reads else contextlib.nullcontext():
+                assert ended.wait(0.6 if reads else 60) is not reads
 
 
 def test_input_that_never_comes_hangs_too(
