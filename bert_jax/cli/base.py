@@ -103,8 +103,14 @@ def alone(function: Callable[..., None]) -> Callable[..., None]:
         section = mesh_section("auto", mesh_settings).distributed
         if section.enabled:
             from bert_jax.parallel.processes import is_first, join
+            from bert_jax.parallel.same_settings import OF_ONE_HOST, require_same
+            from bert_jax.verbs.same_command import describe_command
 
             join(section, compute=False)
+            mesh = [item for item in mesh_settings if not item.startswith("distributed.")]
+            arguments = {**kwargs, "--mesh": mesh}
+            verb = str(click.get_current_context().info_name)
+            require_same(describe_command(verb, arguments), may_differ=OF_ONE_HOST)
             if not is_first():
                 return
             import jax

@@ -15,6 +15,7 @@ from bert_jax.objectives.example_source import open_source
 from bert_jax.objectives.registry import objective_of, objective_section
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.rules import batch_parts
+from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import Run
@@ -64,6 +65,12 @@ def evaluate_objective(
         tokenizer=run.tokenizer,
         cache=DatasetCache(cache, say=say),
         key="dataset",
+    )
+    require_same(
+        {
+            "run_dir": {"step": loaded.step, "tokenizer": run.tokenizer.hash},
+            "dataset": source.dataset.fingerprint,
+        }
     )
     parts = batch_parts(loaded.mesh)
     rows = batch_size or rows

@@ -23,6 +23,7 @@ from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import Schedule, linear_schedule
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.rules import check_divides
+from bert_jax.parallel.same_settings import require_same
 from bert_jax.runs.checkpoints import read_checkpoints, write_checkpoints
 from bert_jax.runs.directory import CONFIG, claim_run, open_run, write_run
 from bert_jax.runs.execution import suited_to
@@ -103,6 +104,14 @@ def prepare(
     )
     with doing("opening the datasets"):
         opened = [opener.open(index) for index in range(len(section.phases))]
+    contents = {
+        f"train.phases.{index}.dataset": {
+            "training": phase.training,
+            "validation": phase.validation,
+        }
+        for index, phase in enumerate(opened)
+    }
+    require_same({"tokenizer": tokenizer.hash, **contents})
     return PretrainPlan(
         settings=settings,
         tokenizer=tokenizer,

@@ -4,7 +4,7 @@ import glob
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,19 +20,27 @@ from bert_jax.parallel.compiling import use_compilation_cache
 from bert_jax.parallel.layout import check_slices, mesh_shape
 from bert_jax.parallel.processes import is_first, join
 from bert_jax.parallel.rules import FSDP, MESH_AXES, TENSOR
+from bert_jax.parallel.same_settings import OF_ONE_HOST, require_same
 from bert_jax.parallel.section import MeshSection
 
 # Set by JAX itself, and by who compiles for TPUs without one.
 _NOT_OF_A_TPU: Final = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_LOG_DIR"}
 
 
-def initialise(section: MeshSection) -> None:
-    """Chooses the platform, opens the cache of compiled programs and joins the other processes.
+def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None) -> None:
+    """Joins the other processes, chooses the platform, opens the cache of compiled programs.
 
     Call it before the first computation. `simulated_devices` splits the CPU into that many devices,
-    for trying a layout. Raises UserError if the platform asked for is not there (JAX alone would go
-    on with the CPU without a word), or the processes cannot meet.
+    for trying a layout. `command` is what every process was asked to do, as nested plain JSON.
+    Raises UserError if the platform asked for is not there (JAX alone would silently use the CPU),
+    the processes cannot meet, or their commands differ.
     """
+    if section.distributed.enabled:
+        # First: the other processes wait for one that ends by a mistake before they have met.
+        with doing("waiting for the other processes"):
+            join(section.distributed)
+            if command is not None:
+                require_same(command, may_differ=OF_ONE_HOST)
     if section.simulated_devices is not None:
         if section.platform not in ("auto", "cpu"):
             raise UserError(
@@ -44,9 +52,6 @@ def initialise(section: MeshSection) -> None:
     elif section.platform == "cpu" or (section.platform == "auto" and _only_cpus_here()):
         _set_before_backend("jax_platforms", "cpu")
     use_compilation_cache(section.compilation_cache)
-    if section.distributed.enabled:
-        with doing("waiting for the other processes"):
-            join(section.distributed)
     try:
         with doing("opening the devices"):
             found = jax.default_backend()

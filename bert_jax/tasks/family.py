@@ -130,6 +130,11 @@ class Family:
     class_weights: tuple[float, ...] | None = None
 
     @property
+    def content(self) -> dict[str, str]:
+        """The fingerprint of each split."""
+        return {name: split.fingerprint for name, split in self.splits.items()}
+
+    @property
     def dev(self) -> list[str]:
         """The names of the dev splits; the first one ranks checkpoints."""
         return [name for name in self.splits if name.startswith("dev")]

@@ -20,6 +20,7 @@ from bert_jax.tasks.predictor import predict_splits, score_splits
 from bert_jax.tasks.training.evaluation import (
     open_data,
     predictor_of,
+    require_same_data,
     section_of,
     write_csv,
     write_records,
@@ -117,6 +118,7 @@ def predict_to(
         step=loaded.step,
         input=input_path,
     )
+    require_same_data(run, loaded, family)
     if not family.splits:
         raise UserError(
             f"{run.directory}: its task has no test file, allowed: --input FILE, or a run whose "

@@ -15,6 +15,7 @@ from bert_jax.runs.directory import open_run
 from bert_jax.runs.evaluation import Evaluation, own_split, write_evaluation
 from bert_jax.tasks.training.evaluation import evaluate_task
 from bert_jax.train.progress_display import format_scores
+from bert_jax.verbs.same_command import join_same_command
 
 
 def evaluate(
@@ -50,6 +51,14 @@ def evaluate(
             directory that cannot be written to, after the figures are shown.
     """
     check_batch_size(batch_size)
+    arguments = {
+        "run_dir": run_dir,
+        "--dataset": dataset,
+        "--split": split,
+        "--checkpoint": checkpoint,
+        "--batch-size": batch_size,
+    }
+    join_same_command("evaluate", mesh, arguments)
     run, console = open_run(run_dir), console or Console()
     split = split or own_split(run)
     if run.is_fine_tuned:

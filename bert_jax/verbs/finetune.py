@@ -22,6 +22,7 @@ from bert_jax.tasks.training.run import run_finetuning
 from bert_jax.tasks.training.setup import claim, make_predictor, prepare, tell_data
 from bert_jax.train.loop import Outcome
 from bert_jax.verbs.import_checkpoint import find_origin
+from bert_jax.verbs.same_command import join_same_command
 
 TABLES: Final = ("train", "dev", "test")
 
@@ -66,6 +67,8 @@ def finetune(
     settings = dataclasses.replace(
         settings, allow_data_change=allow_data_change, started=started or settings.started
     )
+    options = {"--allow-data-change": allow_data_change}
+    join_same_command("finetune", settings.mesh, {**settings.to_config(), **options})
     with speaking(console):
         if len(points) > 1:
             return sweep(settings, points, console=console)

@@ -12,6 +12,7 @@ from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import hold_output
 from bert_jax.tasks.prediction import PredictionOutput, Predictions, predict_to
 from bert_jax.train.progress_display import format_scores
+from bert_jax.verbs.same_command import join_same_command
 
 
 def predict(
@@ -53,6 +54,17 @@ def predict(
     target = PredictionOutput(Path(output), submission, force, probabilities)
     target.check()
     check_batch_size(batch_size)
+    arguments = {
+        "run_dir": run_dir,
+        "output": output,
+        "--input": input_path,
+        "--submission": submission,
+        "--probabilities": probabilities,
+        "--checkpoint": checkpoint,
+        "--batch-size": batch_size,
+        "--force": force,
+    }
+    join_same_command("predict", mesh, arguments)
     initialise(mesh or MeshSection())  # the lock is one for all processes of the job
     with hold_output(target.path):
         result = predict_to(

@@ -12,6 +12,7 @@ from bert_jax.objectives.section import PretrainSettings
 from bert_jax.section import need
 from bert_jax.train.loop import Outcome
 from bert_jax.verbs.import_checkpoint import find_origin
+from bert_jax.verbs.same_command import join_same_command
 
 
 def pretrain(
@@ -49,6 +50,8 @@ def pretrain(
     settings = dataclasses.replace(
         settings, allow_data_change=allow_data_change, started=started or settings.started
     )
+    options = {"--init-from": init_from, "--allow-data-change": allow_data_change}
+    join_same_command("pretrain", settings.mesh, {**settings.config, **options})
     console = console or Console()
     say = functools.partial(console.print, markup=False, soft_wrap=True)
     with speaking(console):

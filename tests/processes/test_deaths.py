@@ -124,9 +124,9 @@ COUNT, INDEX = "mesh.distributed.process_count", "mesh.distributed.process_index
     [
         (f"{COUNT}=3", [2, 2], f"{COUNT}: found 3 in process 1 ("),
         (f"{INDEX}=0", [2, 2], f"{INDEX}: found 0 twice, in process 0 ("),
-        ("tokenizer=/nowhere", [4, 2], "/nowhere"),
+        ("mesh.compilation_cache.directory=/dev/null/cache", [4, 2], "/dev/null/cache"),
     ],
-    ids=["count", "index", "tokenizer"],
+    ids=["count", "index", "directory"],
 )
 def test_a_mistake_in_one_process_ends_both(
     config: Path, tmp_path: Path, mistake: str, codes: list[int], said: str

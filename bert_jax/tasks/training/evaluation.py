@@ -15,6 +15,7 @@ from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
+from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.checkpoints import LoadedParams, load_params
 from bert_jax.runs.directory import Run
@@ -113,6 +114,7 @@ def evaluate_task(
         raise UserError(f"--split: found {role}, allowed: dev, test{did_you_mean(role, ROLES)}")
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     family = open_data(run, roles=(role,), step=loaded.step)
+    require_same_data(run, loaded, family)
     if not family.splits:
         raise UserError(f"--split: {run.directory} has no {role} file; allowed: --split of one")
     predictor = predictor_of(run, loaded, batch_size=batch_size)
@@ -126,6 +128,12 @@ def evaluate_task(
     if jax.process_index() == 0 and (warning := _warning(run, baseline)):
         warn_aloud(warning)
     return _evaluation(loaded, family, role, scores=scores, baseline=baseline)
+
+
+def require_same_data(run: Run, loaded: LoadedParams, family: Family) -> None:
+    """Compares checkpoint, tokenizer and data over all processes; UserError: they differ."""
+    model = {"step": loaded.step, "tokenizer": run.tokenizer.hash}
+    require_same({"run_dir": model, "data": family.content})
 
 
 def _evaluation(

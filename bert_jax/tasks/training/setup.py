@@ -21,6 +21,7 @@ from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finet
 from bert_jax.parallel.layout import check_batch
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.rules import batch_parts, check_divides
+from bert_jax.parallel.same_settings import require_same
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import Run, claim_run, open_run, read_run_provenance
 from bert_jax.runs.execution import SLOWER, suited_to
@@ -74,7 +75,7 @@ class TrainingSetup(NamedTuple):
     @property
     def content(self) -> dict[str, str]:
         """The fingerprint of each split."""
-        return {name: split.fingerprint for name, split in self.family.splits.items()}
+        return self.family.content
 
     def decisive(self) -> dict[str, Any]:
         """Returns settings and data that decide the run's numbers, as plain values."""
@@ -144,6 +145,8 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     if section.dropout is not None:
         architecture = architecture.with_dropout(section.dropout)
     initialise(settings.mesh)
+    found = {"tokenizer": origin.tokenizer.hash, "model": origin.model.model_dump(mode="json")}
+    require_same({"finetune.init_from": found, "finetune.task": family.content})
     mesh = make_mesh(settings.mesh)
     chosen = section.dtype is not None
     execution = section.executed(origin.model.execution)

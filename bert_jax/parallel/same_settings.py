@@ -1,0 +1,100 @@
+"""What the processes of a job must have in common is compared before they compute together.
+
+Programs that differ wait for each other forever, or abort in C++; data that differ train along
+unseen.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from bert_jax.errors import UserError
+from bert_jax.parallel.channel import current_channel
+from bert_jax.parallel.roll_call import Member
+
+# Settings that may differ: how a process finds the others, and local disks.
+OF_ONE_HOST: Final = (
+    "mesh.distributed",
+    "mesh.compilation_cache.directory",
+    "loader.cache.directory",
+    "train.checkpoint.local.directory",
+)
+_LONGEST: Final = 200  # characters of a value; a hash stands for a longer one
+_NOT_SET: Final = "nothing"
+
+Flat = dict[str, str]  # dotted key → value as JSON
+
+
+class Difference(NamedTuple):
+    """The first key in which a process differs from process 0."""
+
+    key: str
+    found: str  # in that process
+    expected: str  # in process 0
+
+
+def require_same(values: Mapping[str, Any], *, may_differ: Collection[str] = ()) -> None:
+    """Compares settings over all processes; each process must call it, in the same order.
+
+    One process alone compares nothing. `values` are nested plain JSON; `may_differ` has dotted keys
+    that are not compared, nor the keys below them. Raises UserError on all processes: a process
+    differs from process 0; the message names the process and the first key with both values.
+    """
+    if (channel := current_channel()) is None:
+        return
+    mine = _flatten(values, may_differ)
+    # Process 0 alone sends its settings: those of hundreds of processes would not fit a message.
+    expected = channel.exchange(mine if channel.index == 0 else None)[0]
+    differences = channel.exchange(_first_difference(mine, expected))
+    if line := _describe(differences, channel.members):
+        raise UserError(line)
+
+
+def _flatten(values: Mapping[str, Any], may_differ: Collection[str]) -> Flat:
+    return {
+        key: _short(json.dumps(leaf))
+        for key, leaf in _leaves(values, "")
+        if not any(f"{key}.".startswith(f"{other}.") for other in may_differ)
+    }
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yields settings by their dotted keys; a list of plain values is one setting."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        items = enumerate(value)
+    else:
+        yield key, value
+    for name, item in items:
+        yield from _leaves(item, f"{key}.{name}" if key else str(name))
+
+
+def _short(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    return f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _first_difference(mine: Flat, expected: Flat) -> Difference | None:
+    for key in {**expected, **mine}:  # in the order of process 0
+        if mine.get(key) != expected.get(key):
+            return Difference(key, mine.get(key, _NOT_SET), expected.get(key, _NOT_SET))
+    return None
+
+
+def _describe(
+    differences: Sequence[Sequence[str] | None], members: Mapping[int, Member]
+) -> str | None:
+    """Returns what to say of the first process that differs; None if all are equal."""
+    differing = [index for index, difference in enumerate(differences) if difference is not None]
+    if not differing:
+        return None
+    key, found, expected = differences[differing[0]] or ("", "", "")
+    more = f" ({len(differing)} of {len(members)} processes differ)" if len(differing) > 1 else ""
+    return (
+        f"{key}: found {found} in {members[differing[0]]} and {expected} in {members[0]}{more}; "
+        f"allowed: the same in all processes"
+    )

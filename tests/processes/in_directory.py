@@ -1,0 +1,13 @@
+"""``python -m tests.processes.in_directory DIRECTORY VERB …``: the command line, run elsewhere.
+
+Two hosts may have different files under one relative path.
+"""
+
+import os
+import sys
+
+from bert_jax.cli import main
+
+if __name__ == "__main__":
+    os.chdir(sys.argv.pop(1))
+    main()
