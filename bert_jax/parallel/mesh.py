@@ -17,6 +17,7 @@ from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UserError, first_line
 from bert_jax.narration import doing, hush
 from bert_jax.parallel.compiling import use_compilation_cache
+from bert_jax.parallel.gloo import connect_cpus
 from bert_jax.parallel.layout import check_slices, mesh_shape
 from bert_jax.parallel.processes import is_first, join
 from bert_jax.parallel.rules import FSDP, MESH_AXES, TENSOR
@@ -66,6 +67,8 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
             f'mesh.platform: "{section.platform}" was asked for, found only '
             f'{len(jax.devices())} "{found}" device(s); allowed here: "auto" or "{found}"'
         )
+    if found == "cpu" and jax.process_count() > 1:
+        connect_cpus()
 
 
 def open_mesh(section: MeshSection | None = None, *, one_device: bool = False) -> Mesh:
