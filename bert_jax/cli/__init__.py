@@ -18,8 +18,8 @@ def main() -> None:
         with_large_pages()  # before anything is imported that would be imported again
         from bert_jax.parallel.stop_signal import STOP
 
-        STOP.listen(owns_process=True)  # before anything that takes time
         STOP.hold()  # until the configuration says whether other processes have to hear of it
+        STOP.listen(owns_process=True)  # before anything that takes time
     from bert_jax.cli.base import exit_code
     from bert_jax.cli.commands import cli
     from bert_jax.errors import UNCAUGHT
