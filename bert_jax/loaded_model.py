@@ -19,6 +19,7 @@ from bert_jax.feature_extraction.extractor import (
     settings_for,
 )
 from bert_jax.feature_extraction.texts import InputText
+from bert_jax.files.remote import require_place
 from bert_jax.inference.fill_mask import Filled, MaskFiller
 from bert_jax.inference.model import InferenceModel, model_of_run
 from bert_jax.interop.hub import fetch, is_hub_name
@@ -26,6 +27,7 @@ from bert_jax.interop.importing import model_in_memory, read_checkpoint
 from bert_jax.model.config import Architecture, HeadsSection
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
+from bert_jax.places import MODELS
 from bert_jax.runs.directory import CONFIG, Run, open_run
 from bert_jax.task import Params
 from bert_jax.tasks.family import Record
@@ -212,6 +214,7 @@ def load(
     Raises:
         UserError: nothing that can be read, or no such checkpoint.
     """
+    require_place(source, hub=MODELS)
     directory, devices = epath.Path(source), open_mesh(mesh)
     on_hub = is_hub_name(source)
     if not on_hub and (directory / CONFIG).exists():

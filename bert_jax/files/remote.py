@@ -16,7 +16,7 @@ from etils import epath
 from fsspec.config import conf
 
 from bert_jax.errors import UserError, not_installed
-from bert_jax.places import CLIENTS
+from bert_jax.places import CLIENTS, check_place
 
 Result = TypeVar("Result")
 
@@ -62,6 +62,14 @@ _THREADS: Final = 32
 def is_remote(path: epath.PathLike) -> bool:
     """Whether a path is an object's: ``gs://bucket/name``."""
     return "://" in os.fspath(path)
+
+
+def require_place(path: epath.PathLike, *, hub: str = "") -> None:
+    """Raises UserError for an address that no path may be, see `bert_jax.places.check_place`."""
+    try:
+        check_place(os.fspath(path), hub=hub)
+    except ValueError as error:
+        raise UserError(f'found "{path}", {error}') from None
 
 
 def absolute(path: str) -> str:

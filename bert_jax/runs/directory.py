@@ -11,6 +11,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, read_text
+from bert_jax.files.remote import require_place
 from bert_jax.files.seal import read_sealed, refuse_changed_yaml, sealed, sealed_yaml
 from bert_jax.files.yaml_file import MAX_BYTES, dump_yaml, parse_yaml
 from bert_jax.kernels.random_bits import MASKS_VERSION
@@ -85,6 +86,7 @@ def describe(heads: HeadsSection) -> str:
 
 def open_run(directory: epath.PathLike) -> Run:
     """Opens a run that `pretrain` (or `import`) wrote, local or gs://; raises UserError if none."""
+    require_place(directory)
     root = epath.Path(directory)
     if not (root / CONFIG).exists():
         what = "no config.yaml in it" if root.exists() else "no such directory"

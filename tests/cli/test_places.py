@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+import bert_jax
+from bert_jax.errors import UserError
 from tests.project import refused
 
 ADDRESSES = {
@@ -130,3 +132,15 @@ def test_every_path_argument_refuses_an_address_of_another_kind(config: Path, ad
         for command in commands:
             words = [address if word == "@" else word for word in command.split()]
             check(config, words, address, name=name)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_functions_refuse_an_address_of_another_kind(config: Path, address: str) -> None:
+    del config
+    functions = (
+        [bert_jax.evaluate] if address.startswith("hf://") else [bert_jax.evaluate, bert_jax.load]
+    )
+    for function in functions:
+        with pytest.raises(UserError) as raised:
+            function(address)
+        assert str(raised.value).startswith(f'found "{address}", allowed: ')
