@@ -120,12 +120,11 @@ def read_example_log(run_dir: epath.PathLike) -> dict[int, dict[EpochOfData, lis
         run_dir: of a run with ``train.example_log: true`` (or ``finetune.example_log``).
 
     Raises:
-        UserError: there is no log, or of a step it lacks a share or has two that differ.
+        UserError: there is no log, a step is missing between others, or a step lacks a share or
+            has two shares that differ.
     """
     directory = epath.Path(run_dir) / EXAMPLES
     processes = sorted(_processes(directory)) if directory.exists() else []
-    if not processes:
-        raise UserError(f"{directory}: no such log; allowed: a run with example_log: true")
     steps: dict[int, dict[int, Entry]] = {}
     for process in processes:
         for line in read_log(directory / f"{process}.jsonl", is_line):
@@ -133,6 +132,11 @@ def read_example_log(run_dir: epath.PathLike) -> dict[int, dict[EpochOfData, lis
             # Processes that differ along the tensor axis alone read the same share.
             if shares.setdefault(line["share"], line) != line:
                 raise UserError(f"{directory}: step {line['step']} has two shares {line['share']}")
+    if not steps:
+        raise UserError(f"{directory}: no such log; allowed: a run with example_log: true")
+    for step in range(min(steps), max(steps)):
+        if step not in steps:
+            raise UserError(f"{directory}: step {step} is missing: its line is damaged or lost")
     return {step: _joined(directory, steps[step]) for step in sorted(steps)}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.errors import UserError
 from bert_jax.files.seal import sealed, unsealed
 from bert_jax.kernels.random_bits import MASKS_VERSION
 from bert_jax.train.example_log import read_example_log, times_seen
@@ -76,6 +77,12 @@ def test_every_example_of_an_epoch_is_seen_once_over_kills_meshes_and_batch_size
     (cut / "examples" / "3.jsonl").unlink()
     assert (cut / "examples" / "².jsonl").read_text() == foreign
     (cut / "examples" / "7.jsonl").write_text(foreign)
+    log = cut / "examples" / "0.jsonl"
+    first, second, *others = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([first, b"\xff" + second, *others]))
+    with pytest.raises(UserError, match="step 2 is missing"):
+        times_seen(cut)
+    log.write_bytes(b"".join([first, second, *others]))
 
     count = len(open_dataset(values["train"]["phases"][0]["dataset"], "train"))
     seen = times_seen(cut)
