@@ -163,6 +163,7 @@ def _shards(index: Path) -> list[Path]:
 
 def _refuse_pointer(file: Path) -> None:
     """Refuses what git leaves behind where git-lfs is not installed."""
+    require_file(file)
     with file.open("rb") as opened:
         if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise UserError(

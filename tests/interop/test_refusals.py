@@ -1,6 +1,7 @@
 """What `bert-jax import` and `export` refuse: one line, exit code 2, and nothing left behind."""
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,14 @@ def test_a_safetensors_header_of_another_form(
     text = json.dumps(header | {name: change(header[name])}).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
     assert f"{path}: {expected}" in refused(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.txt"])
+def test_a_pipe_is_refused_and_not_waited_for(checkpoint: Path, name: str) -> None:
+    (checkpoint / name).unlink()
+    os.mkfifo(checkpoint / name)
+    line = refused(checkpoint)
+    assert f"{checkpoint / name}: found a device, a pipe or a socket, allowed: a file" in line
 
 
 def test_a_git_lfs_pointer(checkpoint: Path) -> None:
