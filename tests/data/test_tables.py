@@ -105,6 +105,8 @@ def test_blank_lines_are_counted_and_no_rows_of_jsonl(tmp_path: Path) -> None:
         ("t.csv", b'a\n"x\n', "t.csv: line 2: found no CSV (unexpected end of data)"),
         ("t.jsonl", b'{"a": 1}\n{"a"\n', "t.jsonl: line 2: found no JSON"),
         ("t.jsonl", b'"a"\n', "t.jsonl: line 1: found a JSON str, allowed: an object"),
+        ("t.csv", b"a,b\n1,2\n" + b"\0" * 9 + b"\n", "t.csv: line 3: found a NUL byte"),
+        ("t.tsv", b"a\tb\n1\t2\0\n", "t.tsv: line 2: found a NUL byte"),
         ("t.parquet", b"PAR1", "t.parquet: cannot be read as Parquet"),
         ("t.xlsx", b"", "found .xlsx, allowed: .jsonl, .csv, .tsv, .parquet"),
     ],
