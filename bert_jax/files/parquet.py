@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # 60 MB of library in every worker, so only where it is neede
 def open_parquet(path: epath.PathLike, **options: Any) -> Iterator[pq.ParquetFile]:
     """Opens a Parquet file, local or ``gs://``; `options` are those of `pq.ParquetFile`.
 
-    Raises UserError: no regular file, or Arrow cannot read it.
+    Raises UserError: no regular file, Arrow cannot read it, or a column is there twice.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -27,7 +27,12 @@ def open_parquet(path: epath.PathLike, **options: Any) -> Iterator[pq.ParquetFil
     require_file(path)
     try:
         with epath.Path(path).open("rb") as raw:
-            yield pq.ParquetFile(raw, **options)
+            # Files of most writers have no checksums; those that have are compared.
+            file = pq.ParquetFile(raw, page_checksum_verification=True, **options)
+            names = file.schema_arrow.names
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise UserError(f'{path}: found the column "{twice[0]}" twice, allowed: once')
+            yield file
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error
 
@@ -37,13 +42,10 @@ def parquet_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yields the rows of an open file by column; `options` are those of `iter_batches`.
 
-    `first` is the number of the first row, for messages. Raises UserError: a column twice, text
-    that is not UTF-8, or a value that Python has no type for.
+    `first` is the number of the first row, for messages. Raises UserError: text that is not
+    UTF-8, or a value that Python has no type for.
     """
     for batch in file.iter_batches(**options):
-        names = batch.schema.names
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise UserError(f'{path}: found the column "{twice[0]}" twice, allowed: once')
         try:
             rows = batch.to_pylist()
         except (ValueError, OverflowError):

@@ -111,7 +111,7 @@ def test_bad_text_is_named_and_leaves_no_dataset(
 
 
 @pytest.mark.parametrize("verb", ["vocab", "examples"])
-def test_text_of_a_parquet_that_is_not_utf8_is_named(
+def test_a_parquet_of_broken_text_or_doubled_columns_is_named(
     tmp_path: Path, config: dict[str, Any], verb: str
 ) -> None:
     path = tmp_path / "text.parquet"
@@ -120,6 +120,11 @@ def test_text_of_a_parquet_that_is_not_utf8_is_named(
     config[verb] |= {"input": [str(path)], "output": str(tmp_path / "output")}
     line = mistake(tmp_path, verb, config)
     assert f"{path}: row 2: found byte 0xe9, allowed: UTF-8" in line
+    column = pa.array(["a document ."])
+    pq.write_table(pa.Table.from_arrays([column, column], ["text", "text"]), path)
+    assert f'{path}: found the column "text" twice, allowed: once' in mistake(
+        tmp_path, verb, config
+    )
     assert not (tmp_path / "output").exists()
 
 
