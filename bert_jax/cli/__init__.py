@@ -35,7 +35,7 @@ def main() -> None:
         if (channel := current_channel()) is not None:
             channel.exit_code = end.code if isinstance(end.code, int) else int(bool(end.code))
         patience = sys.modules.get("bert_jax.files.patience")
-        if patience is not None and patience.OUTAGE.is_over and isinstance(end.code, int):
+        if patience is not None and patience.OUTAGE.given_up() and isinstance(end.code, int):
             from bert_jax.parallel.channel import end_now
 
             end_now(end.code)  # exit handlers would wait for threads that still try to save

@@ -98,11 +98,6 @@ class Outage:
         """Seconds after which an outage is given up."""
         return STOPPING_SECONDS if self.stopping else GIVE_UP_SECONDS
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the outage has lasted too long, so that no request is tried again."""
-        return self.seconds > self.limit
-
     def failed(self, what: str, error: BaseException) -> None:
         """Counts a failed request for ``gs://bucket/name``."""
         self._where, self._reason = what, reason_of(error)
@@ -113,13 +108,15 @@ class Outage:
         """Ends the outage: a bucket has answered."""
         self._began = None
 
-    def check(self) -> None:
-        """Raises RunStopped if the outage has lasted too long."""
-        if self.is_over:
-            raise self.given_up(self.seconds)
+    def given_up(self, waited: float = 0.0) -> RunStopped | None:
+        """Returns why a request is not tried again; None: it may be.
 
-    def given_up(self, seconds: float) -> RunStopped:
-        """Returns the error of a request that is not tried again after so many seconds."""
+        `waited` is how long the request itself has failed, in seconds: meanwhile, others may have
+        ended the outage.
+        """
+        seconds = max(waited, self.seconds)
+        if seconds <= self.limit:
+            return None
         return RunStopped(
             f"{self._where}: no answer for {seconds:.0f} s ({self._reason}); "
             "once it answers, start the same command again"
@@ -128,7 +125,8 @@ class Outage:
     def result(self, future: concurrent.futures.Future[Result]) -> Result:
         """Returns the result of work in a bucket. Raises RunStopped if the outage is given up."""
         while not concurrent.futures.wait([future], timeout=_POLL_SECONDS).done:
-            self.check()
+            if (given_up := self.given_up()) is not None:
+                raise given_up
         return future.result()
 
 
@@ -142,9 +140,8 @@ class BucketPatience(Patience):
         """Counts a try that failed. Raises RunStopped if the request is given up."""
         super().failed(error)
         OUTAGE.failed(self.what, error)
-        waited = max(self.waited, OUTAGE.seconds)  # other requests may succeed meanwhile
-        if waited > OUTAGE.limit:
-            raise OUTAGE.given_up(waited) from error
+        if (given_up := OUTAGE.given_up(self.waited)) is not None:
+            raise given_up from error
 
 
 def reason_of(error: BaseException) -> str:

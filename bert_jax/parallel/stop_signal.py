@@ -290,21 +290,24 @@ class StopSignal:
             return  # the request that waits raises
 
         def watch() -> None:
-            while not OUTAGE.is_over:
+            while (given_up := OUTAGE.given_up()) is None:
                 time.sleep(_POLL_SECONDS)
-            self._end(name)
+            self._end(name, given_up)
 
         threading.Thread(target=watch, daemon=True).start()
 
-    def _end(self, name: str) -> None:
-        """Ends the process, which has nothing to save, once its last checkpoint is whole."""
+    def _end(self, name: str, given_up: Exception | None = None) -> None:
+        """Ends the process once its last checkpoint is whole.
+
+        Steps may be unsaved only if the bucket was given up, for the reason that is given.
+        """
         held = "before the first step: nothing had to be saved"
         if self._saved_step:
             held = f"at step {self._saved_step}: its checkpoint stands"
         code, line = INTERRUPTED, f"stopped by {name} {held}"
         try:
-            if self._unsaved:
-                OUTAGE.check()
+            if given_up is not None and self._unsaved:
+                raise given_up
             self._wait_for_save()
         except Exception as error:
             code, line = 1, f"stopped by {name}, and the last save failed: {first_line(error)}"
