@@ -181,4 +181,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Returns the public names, without the imports of this module."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,6 +1,8 @@
 """RunConfig: the sections that each package owns, from YAML and ``key=value`` overrides."""
 
+import copy
 import importlib.resources
+import os
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -8,7 +10,7 @@ import pydantic
 from etils import epath
 
 from bert_jax.data.loader.section import LoaderSection
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, counted, did_you_mean
 from bert_jax.files.read import MAX_DEPTH, shown
 from bert_jax.files.remote import is_remote
 from bert_jax.files.yaml_file import dump_yaml, parse_yaml, read_yaml
@@ -26,6 +28,8 @@ from bert_jax.validation import InvalidValue, validate
 
 _CONFIGS: Final = "bert_jax.configs"
 _SUFFIX: Final = ".yaml"
+_NEW: Final = "new/"  # folder of those that `bert-jax new` copies
+_RUN_CONFIG: Final = "config.yaml"  # of a run directory
 
 
 class RunConfig(Section):
@@ -74,8 +78,46 @@ def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfi
             without ``=``.
     """
     packaged = find_packaged(path)
+    if packaged is None and not is_remote(path) and not epath.Path(path).is_file():
+        _refuse_place(epath.Path(path))
     values = read_yaml(path) if packaged is None else parse_yaml(packaged, str(path))
     return parse_config(values, overrides, source=str(path))
+
+
+def as_config(config: RunConfig | epath.PathLike) -> RunConfig:
+    """Returns a configuration as it is, or read from the path of its file.
+
+    Raises:
+        UserError: an object of another type, or any error of `load_config`.
+    """
+    if isinstance(config, RunConfig):
+        return config
+    if isinstance(config, str | os.PathLike):
+        return load_config(config)
+    raise UserError(
+        f"config: found {type(config).__name__}, allowed: a RunConfig (load_config, parse_config) "
+        f"or the path of a file"
+    )
+
+
+def _refuse_place(path: epath.Path) -> None:
+    """Raises UserError for a directory and for a name that is not there, with what to type."""
+    if path.is_dir():
+        files = sorted(file.name for file in path.iterdir() if file.suffix == _SUFFIX)
+        name = _RUN_CONFIG if _RUN_CONFIG in files else next(iter(files), "")
+        near = f'; did you mean "{path / name}"?' if name else ""
+        raise UserError(f"{path}: found a directory, allowed: a configuration file{near}")
+    if not path.exists():
+        folder = path.parent
+        there = [file.name for file in folder.glob(f"*{_SUFFIX}")] if folder.is_dir() else []
+        packaged = [name for name in packaged_configs() if not name.startswith(_NEW)]
+        near = did_you_mean(path.name, there) or did_you_mean(_packaged_name(path), packaged)
+        near = near or "; `bert-jax new` writes one to begin with"
+        raise UserError(f"{path}: no such file{near}")
+
+
+def _packaged_name(path: epath.PathLike) -> str:
+    return str(path).removeprefix("configs/").removesuffix(_SUFFIX)
 
 
 def packaged_configs() -> list[str]:
@@ -100,22 +142,16 @@ def find_packaged(path: epath.PathLike) -> str | None:
     """Returns the text of a configuration of the package, None if a path is not one.
 
     A file of that name comes first: None.
-
-    Raises:
-        UserError: no such file, but the name of one of the package is near.
     """
     if is_remote(path) or epath.Path(path).exists():
         return None
-    name = str(path).removeprefix("configs/").removesuffix(_SUFFIX)
-    known = packaged_configs()
-    if name in known:
-        return read_packaged(name)
-    if near := did_you_mean(name, known):
-        raise UserError(f"{path}: no such file, and no configuration of the package{near}")
-    return None
+    name = _packaged_name(path)
+    return read_packaged(name) if name in packaged_configs() else None
 
 
-def parse_config(values: Any, overrides: Sequence[str] = (), *, source: str) -> RunConfig:
+def parse_config(
+    values: Any, overrides: Sequence[str] = (), *, source: str = "configuration"
+) -> RunConfig:
     """Returns the configuration that nested values and overrides describe.
 
     Args:
@@ -128,16 +164,32 @@ def parse_config(values: Any, overrides: Sequence[str] = (), *, source: str) -> 
     """
     if values is None:
         values = {}
-    if isinstance(values, dict):
+    changed = copy.deepcopy(values)
+    if isinstance(changed, dict):
         for override in overrides:
-            _override(values, override)
+            _override(changed, override)
     try:
-        return validate(RunConfig, values, source=source)
+        return validate(RunConfig, changed, source=source)
     except InvalidValue as error:
-        given = (override.partition("=")[0] for override in overrides)
-        if any(f"{error.key}.".startswith(f"{key}.") for key in given):
-            raise UserError(f"override {error.key}: {error.problem}") from error
+        mistaken = _missing_part(values, error.key)
+        for override in overrides:
+            key = override.partition("=")[0]
+            if f"{error.key}.".startswith(f"{key}.") or f"{key}.".startswith(f"{mistaken}."):
+                raise UserError(f"override {error.key}: {error.problem}") from error
         raise
+
+
+def _missing_part(values: Any, key: str) -> str | None:
+    """Returns the shortest beginning of a dotted key that values lack, None if they have it all."""
+    parts = key.split(".")
+    for count, part in enumerate(parts, start=1):
+        if isinstance(values, list) and part.isdecimal() and int(part) < len(values):
+            values = values[int(part)]
+        elif isinstance(values, dict) and values.get(part) is not None:
+            values = values[part]
+        else:
+            return ".".join(parts[:count])
+    return None
 
 
 def dump_config(config: RunConfig) -> str:
@@ -150,18 +202,18 @@ def _override(values: dict[str, Any], override: str) -> None:
     if not equals or not key:
         absent = 'no key before "="' if equals else 'no "="'
         raise UserError(f'"{override}": found {absent}, allowed: key=value, such as mesh.tensor=2')
-    *parents, last = key.split(".")
+    *parents, last = parts = key.split(".")
     if len(parents) > MAX_DEPTH:
         raise UserError(f'"{override:.60}…": found {len(parents)} dots, allowed: {MAX_DEPTH}')
     node: Any = values
-    for part in parents:
-        node = _child(node, part, override)
+    for depth, part in enumerate(parents):
+        node = _child(node, part, override, above=".".join(parts[:depth]))
     value = parse_yaml(text, f"{override:.200}")
-    node[_place(node, last, override)] = value
+    node[_place(node, last, override, above=".".join(parents))] = value
 
 
-def _child(node: Any, part: str, override: str) -> Any:
-    place = _place(node, part, override)
+def _child(node: Any, part: str, override: str, *, above: str) -> Any:
+    place = _place(node, part, override, above=above)
     if isinstance(node, dict) and node.get(place) is None:
         node[place] = {}
     child = node[place]
@@ -170,12 +222,19 @@ def _child(node: Any, part: str, override: str) -> Any:
     return child
 
 
-def _place(node: dict[str, Any] | list[Any], part: str, override: str) -> Any:
-    """Returns the key of a mapping, or the index in a list, that part of a dotted key says."""
+def _place(node: dict[str, Any] | list[Any], part: str, override: str, *, above: str) -> str | int:
+    """Returns the key of a mapping, or the index in a list, that part of a dotted key says.
+
+    `above` is the dotted key of the node.
+    """
     if isinstance(node, dict):
         return part
     indices = {str(index): index for index in range(len(node))}
     if part not in indices:
-        allowed = f"0 to {len(node) - 1}" if node else "none, the list is empty"
-        raise UserError(f'"{override}": found "{part}", allowed: {allowed}')
+        last = len(node) - 1
+        allowed = f"0 to {last}" if last > 0 else "0" if node else "none"
+        raise UserError(
+            f'"{override}": found "{part}", allowed: {allowed}; {above} has '
+            f"{counted(len(node), 'item')}, counted from 0"
+        )
     return indices[part]

@@ -59,6 +59,22 @@ def did_you_mean(found: str, allowed: Iterable[str]) -> str:
     return f'; did you mean "{near[0]}"?' if near else ""
 
 
+def differing(found: str, wanted: str) -> tuple[str, str]:
+    """Returns two hashes cut to the twelve characters that end at their first difference.
+
+    ``differing("ab96" + "0" * 60, "ab96" + "0" * 59 + "1") -> ("…000000000000", "…000000000001")``
+    """
+    pairs = zip(found, wanted, strict=False)
+    at = next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
+    start = max(0, at - 11)
+
+    def cut(text: str) -> str:
+        before, after = "…" if start else "", "…" if len(text) > start + 12 else ""
+        return f"{before}{text[start : start + 12]}{after}"
+
+    return cut(found), cut(wanted)
+
+
 def installing(extra: str) -> str:
     """Returns the command that installs an extra: ``pip install '.[gcp]' in the checkout …``.
 

@@ -24,11 +24,13 @@ from bert_jax.inference.fill_mask import Filled, MaskFiller
 from bert_jax.inference.model import InferenceModel, model_of_run
 from bert_jax.interop.hub import fetch, is_hub_name
 from bert_jax.interop.importing import model_in_memory, read_checkpoint
+from bert_jax.interop.tf_bert import is_tf
 from bert_jax.model.config import Architecture, HeadsSection
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.places import MODELS
-from bert_jax.runs.directory import CONFIG, Run, open_run
+from bert_jax.runs.directory import Run, open_run
+from bert_jax.runs.settings import CONFIG, RUN_OR_CHECKPOINT, missing_run
 from bert_jax.task import Params
 from bert_jax.tasks.family import Record
 from bert_jax.tasks.rows import RowPredictor
@@ -223,6 +225,8 @@ def load(
     if checkpoint != "auto":
         raise UserError(f"checkpoint: found {checkpoint}, but {source} is no run directory")
     path, name = Path(directory), str(source)
+    if not on_hub and not directory.is_dir() and not is_tf(directory):
+        raise missing_run(directory, allowed=RUN_OR_CHECKPOINT)
     if on_hub:
         snapshot = fetch(source)
         path, name = snapshot.directory, snapshot.pinned
@@ -234,7 +238,10 @@ def _texts(texts: str | Rows) -> list[InputText]:
     found = []
     for row in rows:
         if "text" not in row.values:
-            raise UserError(f"{row.place}: found {', '.join(row.values)}, allowed: text, pair")
+            raise UserError(
+                f"{row.place}: found the columns {', '.join(row.values)}, allowed: text, pair; "
+                f'rename a column to "text"'
+            )
         pair = row.text("pair") if row.values.get("pair") is not None else None
         found.append(InputText(row.line, row.text("text"), pair, None))
     return found

@@ -1,9 +1,10 @@
 """Values from a file against a section: the first mistake in one line."""
 
+import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar, get_args
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 import pydantic
 from etils import epath
@@ -14,6 +15,24 @@ from bert_jax.section import Section
 
 S = TypeVar("S", bound=Section)
 
+Sections = Sequence[type[pydantic.BaseModel]]
+
+# pydantic's kinds of errors, and the type that each expects.
+_TYPES: Final = {
+    "model_type": "keys and values",
+    "dict_type": "keys and values",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true, false",
+    "string_type": "text",
+}
+_SHOULD_BE: Final = "Input should be "
+_SURE: Final = 0.8  # likeness of names from which a setting of any section is proposed
+_LONGEST_NAME: Final = 60
+_SHORT: Final = {"lr": "learning_rate"}
 _NAMED: Final = re.compile(r"([a-z_]+): (found .*)", re.DOTALL)
 _BAD: Final = re.compile("[\0\ud800-\udfff]")
 
@@ -42,7 +61,7 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
     unknown key, a value of the wrong type, a missing one.
     """
     if not isinstance(values, Mapping):
-        found = type(values).__name__
+        found = "a list" if isinstance(values, list) else shown(values)
         raise InvalidValue(source, key, f"found {found}, allowed: keys and values")
     if (problem := _not_plain(values)) is not None:
         place, found = problem
@@ -53,7 +72,7 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
         # Through JSON: strict about types, and YAML has no sequence but lists.
         return section.model_validate_json(json.dumps(values))
     except pydantic.ValidationError as error:
-        raise InvalidValue(source, *_first_error(error, section, key)) from error
+        raise InvalidValue(source, *_first_error(error, section, key, values)) from error
 
 
 def read_section(section: type[S], path: epath.Path) -> S:
@@ -122,7 +141,10 @@ def _bad_text(text: str) -> str:
 
 
 def _first_error(
-    error: pydantic.ValidationError, root: type[pydantic.BaseModel], above: str
+    error: pydantic.ValidationError,
+    root: type[pydantic.BaseModel],
+    above: str,
+    values: Mapping[str, Any],
 ) -> tuple[str, str]:
     """Returns the key of the first error, and in one line: found, allowed, nearest name."""
     errors = error.errors()
@@ -133,13 +155,13 @@ def _first_error(
     key = ".".join([*([above] if above else []), *(f"{part!s:.60}" for part in location)])
     context = first.get("ctx", {})
     if first["type"] == "extra_forbidden":
+        at_top = len(location) == 1
         names = list(dict.fromkeys(name for each in sections for name in each.model_fields))
-        near = _one_level_down(str(location[-1]), sections) or did_you_mean(
-            str(location[-1]), names
-        )
+        nearest = find_setting(str(location[-1]), sections, first=values if at_top else ())
+        near = f'; did you mean "{nearest}"?' if nearest else did_you_mean(str(location[-1]), names)
         return key, f"unknown key{near}; allowed: {', '.join(names)}"
     if first["type"] == "missing":
-        return key, f"missing ({first['msg'].lower()})"
+        return key, "missing"
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         kinds = [each.model_fields[KIND].default for each in sections]
         found = context.get("tag")
@@ -148,7 +170,7 @@ def _first_error(
         return f"{key}.{KIND}", f"found {spelled}, allowed: {', '.join(kinds)}{near}"
     found = first["input"]
     spelled = shown(found, most=200)
-    message = str(context["error"]) if "error" in context else first["msg"]
+    message = _allowed(first["type"], str(context.get("error", first["msg"])))
     # A check of a whole section names the key below it, so the section's values are not shown.
     if isinstance(found, Mapping) and (named := _NAMED.fullmatch(message)) is not None:
         return ".".join(filter(None, [key, named[1]])), named[2]
@@ -157,6 +179,17 @@ def _first_error(
         near = did_you_mean(found, allowed)
         return key, f"found {spelled}, allowed: {', '.join(allowed)}{near}"
     return key, f"found {spelled}, {message[:1].lower()}{message[1:]}"
+
+
+def _allowed(kind: str, message: str) -> str:
+    """Returns what pydantic says of an error of some kind, as ``allowed: …`` where it can be."""
+    if kind in _TYPES:
+        return f"allowed: {_TYPES[kind]}"
+    if kind == "too_short":
+        return f"allowed: {message.removeprefix('Tuple should have ').partition(' after')[0]}"
+    if message.startswith(_SHOULD_BE):
+        return f"allowed: {message.removeprefix(_SHOULD_BE)}"
+    return message
 
 
 def _walk(
@@ -194,10 +227,45 @@ def sections_of(annotation: Any) -> list[type[pydantic.BaseModel]]:
     return [section for part in get_args(annotation) for section in sections_of(part)]
 
 
-def _one_level_down(name: str, sections: Sequence[type[pydantic.BaseModel]]) -> str:
-    """Returns a hint to the key of that very name in a section below, "" if there is none."""
-    for section in sections:
-        for key, field in section.model_fields.items():
-            if any(name in below.model_fields for below in sections_of(field.annotation)):
-                return f'; did you mean "{key}.{name}"?'
-    return ""
+def find_setting(name: str, sections: Sections, *, first: Collection[str]) -> str | None:
+    """Returns the dotted key of the setting with the nearest name, None without a near one.
+
+    ``find_setting("batchsize", [RunConfig], first=["train"]) -> "train.phases.0.batch_size"``
+
+    Args:
+        name: a key that the sections lack, or an option that does not exist.
+        sections: settings are looked for in these, and in the sections below them.
+        first: keys at the top; settings below them come before others of their name.
+    """
+    places: dict[str, list[str]] = {}
+    for key in _keys_below(sections):
+        places.setdefault(key.rpartition(".")[2], []).append(key)
+    name = _SHORT.get(name, name[:_LONGEST_NAME])
+    near = difflib.get_close_matches(name, places, n=1, cutoff=_SURE)
+    near += [place for place in places if {*name.split("_")} <= {*place.split("_")}]
+    if not near:
+        return None
+    keys = places[near[0]]
+    return next((key for key in keys if key.partition(".")[0] in first), keys[0])
+
+
+def _keys_below(sections: Sections) -> Iterator[str]:
+    """Yields the dotted keys of all settings of sections, those at the top first.
+
+    A place in a list is 0.
+    """
+    level = [("", section) for section in sections]
+    while level:
+        following = []
+        for above, section in level:
+            for name, field in section.model_fields.items():
+                key = f"{above}{name}"
+                yield key
+                place = f"{key}.0." if _is_list(field.annotation) else f"{key}."
+                following += [(place, below) for below in sections_of(field.annotation)]
+        level = following
+
+
+def _is_list(annotation: Any) -> bool:
+    """Says whether a field's type is a list of something, or None."""
+    return get_origin(annotation) is tuple or any(map(_is_list, get_args(annotation)))

@@ -4,6 +4,8 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from bert_jax.errors import differing
+
 AGES: Final = "the input files' age"
 """Key of when each of the text's files was written, in the order of the files."""
 
@@ -29,7 +31,8 @@ def name_change(was: Mapping[str, Any], now: Mapping[str, Any], keys: Collection
     key = next(key for key in now if key in keys)
     before, after = was.get(key), now[key]
     if key in _TOKENIZER:
-        return f"examples.tokenizer was another one ({_hash(was)}, now {_hash(now)})"
+        before, after = differing(*(str(each.get("tokenizer_hash")) for each in (was, now)))
+        return f"examples.tokenizer was another one ({before}, now {after})"
     if key == "evaluation_sha256":
         return "examples.cleaning.contamination.files had other contents"
     if key == "formats":
@@ -82,10 +85,6 @@ def _narrow(place: list[str], was: Any, now: Any) -> tuple[list[str], Any, Any]:
         if before != after:
             return _narrow([*place, key], before, after)
     return place, was, now
-
-
-def _hash(settings: Mapping[str, Any]) -> str:
-    return str(settings.get("tokenizer_hash"))[:12]
 
 
 def _shorten(value: Any) -> str:

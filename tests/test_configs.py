@@ -141,3 +141,38 @@ def test_a_key_that_is_gone_opens_with_what_earlier_versions_wrote_and_is_refuse
         parse_config({"train": {"phases": phases, "rng": "rbg"}}, source="run.yaml")
     with pytest.raises(UserError, match=rf"^override train.rng{refused}"):
         parse_config({"train": {"phases": phases}}, ["train.rng=rbg"], source="run.yaml")
+
+
+@pytest.mark.parametrize("verb", ["vocab", "examples", "pretrain", "finetune", "plan"])
+def test_verbs_in_python_take_the_path_of_a_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = {"plan": [["v5e:4x4"]]}.get(verb, [])
+    for path in ("none.yaml", Path("none.yaml")):
+        with pytest.raises(UserError, match=r"^none\.yaml: no such file; `bert-jax new`"):
+            getattr(bert_jax, verb)(path, *more)
+    with pytest.raises(UserError, match=r"^config: found dict, allowed: a RunConfig"):
+        getattr(bert_jax, verb)({"seed": 1}, *more)
+    Path("run.yaml").write_text("seed: 1\n")
+    with pytest.raises(UserError, match=r"missing|^tokenizer: None is not here"):
+        getattr(bert_jax, verb)("run.yaml", *more)
+
+
+def test_a_place_without_a_configuration_is_told_with_what_to_type(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("config.yaml", "base.yaml"):
+        (run / name).touch()
+    with pytest.raises(UserError, match=f'{run}: found a directory, .*"{run}/config.yaml"'):
+        load_config(run)
+    with pytest.raises(UserError, match=r'bsae\.yaml: no such file; did you mean "base\.yaml"'):
+        load_config(run / "bsae.yaml")
+    with pytest.raises(UserError, match=r"bse\.yaml: no such file; `bert-jax new` writes one"):
+        load_config(tmp_path / "bse.yaml")
+
+
+def test_an_override_changes_no_values_of_the_caller() -> None:
+    values = {"optimizer": {"learning_rate": 1e-3}}
+    parse_config(values, ["optimizer.learning_rate=1e-4"], source="test")
+    assert values == {"optimizer": {"learning_rate": 1e-3}}

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -89,3 +90,23 @@ def _run(line: str) -> str:
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 0, (line, result.output, result.stderr)
     return words[0]
+
+
+def test_every_name_of_the_package_on_a_page_is_there() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    found = {
+        name: page.name
+        for page in pages
+        for name in re.findall(r"\bbert_jax(?:\.[A-Za-z_]\w*)+", page.read_text(encoding="utf-8"))
+    }
+    assert len(found) > 10
+    missing = {name: page for name, page in found.items() if not _is_there(name)}
+    assert missing == {}
+
+
+def _is_there(name: str) -> bool:
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -152,7 +152,10 @@ def test_what_was_compiled_for_a_shape_serves_the_next_call(
     [
         ([1.5], "rows: row 1: found float, allowed: a text, a tuple of texts or a dict of columns"),
         ([("a", "b"), ("a", "b", "c")], "rows: row 2: found 3 values, allowed: text, pair"),
-        ([{"texts": "a"}], 'task.text: found "text", allowed: texts .*did you mean "texts"'),
+        (
+            [{"texts": "a", "id": 1}],
+            'row 1: found the columns texts, id, allowed: "text" .*rename a column to "text"',
+        ),
         ([{"text": None}], 'rows: row 1: "text" found null, allowed: text'),
         ({"text": ["a", "b"], "pair": ["c"]}, "columns of different lengths"),
         (3, "rows: found int, allowed: texts"),
@@ -199,6 +202,18 @@ def test_questions_are_answered_by_an_imported_model_with_few_positions(tmp_path
 def _spans(pieces: int) -> torch.Tensor:
     """Whether a first and a last piece make a span: bool [pieces, pieces]."""
     return torch.ones(pieces, pieces, dtype=torch.bool).triu()
+
+
+def test_an_argument_that_is_none_of_its_choices_is_named(
+    classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
+) -> None:
+    model = classifier[0]
+    with pytest.raises(UserError, match='pool: found "max", allowed: cls, mean'):
+        model.encode("w1", pool=cast(Any, "max"))
+    with pytest.raises(UserError, match=r'level: found "wrod", .*did you mean "word"'):
+        model.features("w1", level=cast(Any, "wrod"))
+    with pytest.raises(UserError, match=r'rows: row 1: found the columns name, .*column to "text"'):
+        model.encode({"name": ["w1"]})
 
 
 def test_numpy_and_missing_values_become_plain() -> None:

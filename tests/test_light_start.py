@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.corpus import write_tokenizer
+from tests.corpus import make_dataset, write_tokenizer
 from tests.project import ROOT, environment
 
 HEAVY = ("jax", "flax", "optax", "grain", "orbax", "scipy", "tensorflow_datasets", "pyarrow")
@@ -74,6 +74,16 @@ for arguments in (
     ["finetune", "finetune.yaml"],
     ["finetune", "finetune.yaml", "finetune.init_from=run"],
     ["finetune", "finetune.yaml", "finetune.init_from=run", "finetune.task.train=some.csv"],
+    ["finetune", "finetune.yaml", "finetune.init_from=classifier", "finetune.max_length=65"],
+    ["finetune", "finetune.yaml", "finetune.init_from=hf", "finetune.max_length=65"],
+    ["pretrain", "pretrain.yaml", "train.phases.0.seq_length=16", "train.phases.0.dataset=made"],
+    ["pretrain", "pretrain.yaml", "model.architecture.max_position_embeddings=256"],
+    ["fill-mask", "run", "no mask"],
+    ["fill-mask", "nowhere", "a [MASK]"],
+    ["fill-mask", "classifier", "a [MASK]"],
+    *([verb, "nowhere", *more] for verb, *more in (
+        ["evaluate"], ["predict", "out.csv"], ["features", "in.txt", "out.npz"], ["export", "out"]
+    )),
 ):
     found = CliRunner().invoke(cli, arguments)
     assert found.exit_code == 2, (arguments, found.output, found.exception)
@@ -82,9 +92,18 @@ for arguments in (
 
 
 def test_mistakes_that_need_no_jax_to_be_seen_are_told_before_it_is_loaded(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path / "tokenizer")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").touch()
+    make_dataset(tmp_path)
+    (tmp_path / "dataset").rename(tmp_path / "made")
+    for name, settings in {
+        "run": "{model: {}}",
+        "classifier": "model: {architecture: {max_position_embeddings: 64}, heads: {mlm: false, "
+        "next_sentence: false, task: sequence_classification, problem: single_label, "
+        "labels: [a, b]}}",
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(settings)
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text('{"max_position_embeddings": 64}')
     (tmp_path / "some.csv").write_text("texts,label\ngood,1\n")
     (tmp_path / "pretrain.yaml").write_text(
         "{run_dir: new, tokenizer: tokenizer, model: {size: tiny}, "
@@ -109,9 +128,17 @@ def test_mistakes_that_need_no_jax_to_be_seen_are_told_before_it_is_loaded(tmp_p
         'override train.phases.0.stepz: unknown key; did you mean "steps"?',
         "nowhere: found no such directory, allowed: a tokenizer directory",
         "optimizer.warmup_steps: found 1000, allowed: at most the 10 steps",
-        "nowhere: no such directory; expected a run or",
+        "nowhere: found no such directory, allowed: a run directory",
         "none.csv: no such file",
         'task.text: found "text", allowed: texts, label (the header of some.csv); did you mean',
+        "finetune.max_length: found 65, allowed: up to the model's 64 positions",
+        "finetune.max_length: found 65, allowed: up to the model's 64 positions",
+        "train.phases.0.seq_length: found 16, but the dataset's longest example has",
+        "train.phases.0.seq_length: found 512, allowed: up to the model's 256 positions",
+        'fill-mask: "no mask" has no [MASK] in it',
+        "nowhere: found no such directory, allowed: a run directory",
+        "fill-mask: classifier has a pooler and a sequence-classification head",
+        *["nowhere: found no such directory, allowed: a run directory"] * 4,
     )
     assert len(told) == len(expected)
     for line, beginning in zip(told, expected, strict=True):

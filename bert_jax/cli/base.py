@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from bert_jax.cli.group import VerbGroup
 from bert_jax.errors import PeerLost, RunStopped, UserError
 from bert_jax.parallel.channel import PEER_LOST, current_channel, end_now
 from bert_jax.places import DATASETS, MODELS
@@ -76,7 +77,10 @@ mesh_option = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=VerbGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="bert-jax")
 def cli() -> None:
     """Pretrain BERT on Cloud TPU pods in JAX/Flax, from raw text to a trained model."""
@@ -188,16 +192,28 @@ def read_config(config: str, overrides: Sequence[str]) -> RunConfig:
     return loaded
 
 
+def require_run(run_dir: str, mesh: MeshSection | None = None) -> None:
+    """Raises UserError if a directory is no run, before JAX is loaded."""
+    from bert_jax.diagnostics.inputs import require_inputs, run_inputs
+
+    require_inputs(run_inputs(run_dir), mesh)
+
+
 @contextlib.contextmanager
-def starting_jax() -> Iterator[None]:
-    """Says that the imports of the block load JAX, which takes seconds."""
-    if "jax" in sys.modules:
-        yield
-        return
+def starting_jax(*, on_cpu: bool = False) -> Iterator[None]:
+    """Says that the imports of the block load JAX, which takes seconds.
+
+    With `on_cpu` JAX opens no accelerator, such as for a verb that only converts files: libtpu
+    prints errors on a machine without a TPU.
+    """
     from bert_jax.narration import doing
 
-    with doing("starting JAX", at_once=True):
+    with contextlib.nullcontext() if "jax" in sys.modules else doing("starting JAX", at_once=True):
         yield
+        if on_cpu:
+            import jax
+
+            jax.config.update("jax_platforms", "cpu")
 
 
 def spoken_console() -> Console:

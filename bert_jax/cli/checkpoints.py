@@ -34,7 +34,7 @@ def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
     """
     from rich.console import Console
 
-    with base.starting_jax():
+    with base.starting_jax(on_cpu=True):
         from bert_jax.verbs.import_checkpoint import import_checkpoint as run
     run(source, run_dir, console=Console(), **options)
 
@@ -66,7 +66,8 @@ def export(run_dir: str, output: str, outputs: str | None, public: bool, **optio
     """Write a checkpoint in another program's format: RUN_DIR → OUTPUT."""
     from rich.console import Console
 
-    with base.starting_jax():
+    base.require_run(run_dir)
+    with base.starting_jax(on_cpu=True):
         from bert_jax.verbs.export import export as run
     run(
         run_dir,

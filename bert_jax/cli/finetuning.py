@@ -59,9 +59,10 @@ def predict(
     """Predict with a fine-tuned run: OUTPUT is a .jsonl, a .csv, or a directory (--submission)."""
     from rich.console import Console
 
+    mesh = base.mesh_section(platform, mesh_settings)
+    base.require_run(run_dir, mesh)
     with base.starting_jax():
         from bert_jax.verbs.predict import predict as run
-    mesh = base.mesh_section(platform, mesh_settings)
     run(run_dir, output, mesh=mesh, console=Console(), **options)
 
 
@@ -103,7 +104,8 @@ def features(run_dir: str, input_path: str, output: str, platform: str, **option
     """Write contextual embeddings of every text: INPUT → OUTPUT."""
     from rich.console import Console
 
+    mesh = base.mesh_section(platform, ())
+    base.require_run(run_dir, mesh)
     with base.starting_jax():
         from bert_jax.verbs.features import features as run
-    mesh = base.mesh_section(platform, ())
     run(run_dir, input_path, output, mesh=mesh, console=Console(), **options)

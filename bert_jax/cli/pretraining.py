@@ -92,9 +92,9 @@ def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     from bert_jax.section import need
 
     need(loaded.run_dir, "run_dir", "pretrain")
-    need(loaded.model, "model", "pretrain")
     inputs = pretraining_inputs(
         tokenizer=need(loaded.tokenizer, "tokenizer", "pretrain"),
+        model=need(loaded.model, "model", "pretrain"),
         train=need(loaded.train, "train", "pretrain"),
         optimizer=loaded.optimizer,
     )
@@ -124,9 +124,11 @@ def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
 @base.verb
 def evaluate(run_dir: str, platform: str, mesh_settings: tuple[str, ...], **options: Any) -> None:
     """Evaluate a run's checkpoint on held-out examples: of pretraining, or of its task."""
+    mesh = base.mesh_section(platform, mesh_settings)
+    base.require_run(run_dir, mesh)
     with base.starting_jax():
         from bert_jax.verbs.evaluate import evaluate as run
-    run(run_dir, mesh=base.mesh_section(platform, mesh_settings), **options)
+    run(run_dir, mesh=mesh, **options)
 
 
 @base.cli.command("fill-mask")
@@ -140,6 +142,9 @@ def fill_mask(run_dir: str, texts: tuple[str, ...], **options: Any) -> None:
     """Show the most probable words for each [MASK]."""
     from rich.console import Console
 
+    from bert_jax.diagnostics.inputs import fill_mask_inputs, require_inputs
+
+    require_inputs(fill_mask_inputs(run_dir, texts))
     with base.starting_jax():
         from bert_jax.verbs.fill_mask import fill_mask as run
     run(run_dir, texts, console=Console(), **options)
@@ -158,7 +163,7 @@ def fill_mask(run_dir: str, texts: tuple[str, ...], **options: Any) -> None:
 )
 @base.verb
 def demo(overrides: tuple[str, ...], directory: str) -> None:
-    """Everything above in minutes on a laptop, on this Python's own documentation."""
+    """Run it all in minutes on a laptop: text to filled masks, on this Python's documentation."""
     with base.starting_jax():
         from bert_jax.verbs.demo import demo as run
     run(directory, overrides=overrides, console=base.spoken_console())

@@ -58,6 +58,11 @@ class TableRow(NamedTuple):
                     f'{self.place}: column "{name}" ({key}) is missing, found: {found}; allowed: '
                     "all columns in every row"
                 )
+            if not self.path.suffix:  # in memory: the rows are mistaken, and no setting
+                raise UserError(
+                    f'{self.place}: found the columns {found}, allowed: "{name}" ({key} of the '
+                    f'model); rename a column to "{name}"'
+                )
             raise UserError(
                 f'{key}: found "{name}", allowed: {found} ({self._names_place})'
                 f"{did_you_mean(name, self.values)}"

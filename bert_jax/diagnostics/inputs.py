@@ -1,28 +1,41 @@
 """What a configuration reads: is it there, and does it belong together. Needs no JAX."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from etils import epath
 
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
+from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.data.dataset.schema import check_row_length
 from bert_jax.data.tables import read_table
 from bert_jax.diagnostics.findings import Finding, ok, problem
-from bert_jax.errors import UserError
-from bert_jax.files.read import require_file
+from bert_jax.errors import UserError, counted, differing
+from bert_jax.files.read import read_json_object, require_file
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.hub import is_hub_name
 from bert_jax.interop.local import is_checkpoint
+from bert_jax.model.config import ModelSection, resolve_architecture
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.settings import (
+    CONFIG,
+    RUN_OR_CHECKPOINT,
+    missing_run,
+    read_model,
+    read_settings,
+    require_mlm_head,
+)
+from bert_jax.section import under
 from bert_jax.tasks.glue.family import GlueSection
 from bert_jax.tasks.glue.tfds import NAME as TFDS
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.table.family import TableSection
 from bert_jax.text import Tokenizer, load_tokenizer
-from bert_jax.train.sections import TrainSection, schedule_segments
+from bert_jax.text.masks import split_at_masks
+from bert_jax.train.sections import PhaseSection, TrainSection, schedule_segments
 
 _FILES: Final = ("train", "dev", "test")
 
@@ -38,40 +51,50 @@ def check_inputs(checks: Iterator[Check]) -> Iterator[Finding]:
             yield problem(topic, str(error))
 
 
-def require_inputs(checks: Iterator[Check], mesh: MeshSection) -> None:
+def require_inputs(checks: Iterator[Check], mesh: MeshSection | None = None) -> None:
     """Raises the first problem that a check finds, before JAX is loaded.
 
     One process of several looks later, once it has joined the others: they hear of its mistake
     then, and before would wait for it. Raises UserError if there is one.
     """
-    if mesh.distributed.enabled:
+    if mesh is not None and mesh.distributed.enabled:
         return
     for _, check in checks:
         check()
 
 
 def pretraining_inputs(
-    *, tokenizer: str, train: TrainSection, optimizer: OptimizerSection
+    *, tokenizer: str, model: ModelSection | None, train: TrainSection, optimizer: OptimizerSection
 ) -> Iterator[Check]:
-    """Yields checks of what `pretrain` reads: tokenizer, schedule, datasets."""
+    """Yields checks of what `pretrain` reads: tokenizer, model, schedule, datasets."""
     loaded: list[Tokenizer] = []
 
     def check_tokenizer() -> str:
         loaded.append(load_tokenizer(tokenizer))
         return f"{tokenizer}, {loaded[0].vocab_size:,} pieces"
 
+    def check_model() -> str:
+        if model is None or not loaded:  # doctor goes on without
+            return "not looked at"
+        found = resolve_architecture(model, vocab_size=loaded[0].vocab_size)
+        for index, phase in enumerate(train.phases):
+            phase.check_positions(found.max_position_embeddings, key=f"train.phases.{index}")
+        return f"{found.max_position_embeddings} positions"
+
     def check_schedule() -> str:
         schedule_segments(train, optimizer)
         return f"{train.total_steps:,} steps"
 
     yield "tokenizer", check_tokenizer
+    yield "model", check_model
     yield "schedule", check_schedule
-    for index, path in enumerate(dict.fromkeys(phase.dataset for phase in train.phases)):
-        key = f"train.phases.{index}.dataset"
-        yield "dataset", lambda path=path, key=key: _dataset(path, loaded, key=key)
+    for index, phase in enumerate(train.phases):
+        key = f"train.phases.{index}"
+        yield "dataset", lambda phase=phase, key=key: _dataset(phase, loaded, key=key)
 
 
-def _dataset(path: str, tokenizers: list[Tokenizer], *, key: str) -> str:
+def _dataset(phase: PhaseSection, tokenizers: list[Tokenizer], *, key: str) -> str:
+    path = phase.dataset
     if is_remote(path):
         return f"{path} is opened when the run starts"
     root = epath.Path(path)
@@ -81,17 +104,22 @@ def _dataset(path: str, tokenizers: list[Tokenizer], *, key: str) -> str:
         return f"{path} is opened when the run starts"
     made = read_provenance(root)
     if tokenizers and made.tokenizer_hash != tokenizers[0].hash:
+        made_with, given = differing(made.tokenizer_hash, tokenizers[0].hash)
         raise UserError(
-            f"{key}: {path} was made with another tokenizer ({made.tokenizer_hash[:12]}) than the "
-            f"one given ({tokenizers[0].hash[:12]})"
+            f"{key}.dataset: {path} was made with another tokenizer ({made_with}) than the one "
+            f"given ({given})"
         )
+    if phase.seq_length < made.pairing.max_seq_length:  # all examples may be shorter than that
+        with under(key, PhaseSection):
+            for split in made.splits:
+                check_row_length(phase.seq_length, open_dataset(root, split).lengths)
     counts = ", ".join(f"{split.examples:,} of {name}" for name, split in made.splits.items())
     return f"{path}, {counts} examples"
 
 
 def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
     """Yields checks of what `finetune` reads: its origin, and the task's files."""
-    yield "init_from", lambda: _origin(section.init_from)
+    yield "init_from", lambda: _origin(section)
     task = section.task
     if isinstance(task, GlueSection):
         if task.data != TFDS:
@@ -105,16 +133,63 @@ def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
             yield "task", lambda path=path: _file(path)
 
 
-def _origin(origin: str) -> str:
+def _origin(section: FinetuneSection) -> str:
+    origin = section.init_from
     if is_remote(origin) or is_hub_name(origin):
         return f"{origin} is fetched when the run starts"
-    if is_checkpoint(origin):
-        return f"{origin} is imported when the run starts"
     root = epath.Path(origin)
-    if not (root / "config.yaml").exists():
-        what = "no config.yaml in it" if root.exists() else "no such directory"
-        raise UserError(f"{root}: {what}; expected a run or a Hugging Face directory")
+    if is_checkpoint(origin):
+        for name in ("config.json", "bert_config.json"):
+            if (root / name).exists():
+                _check_positions(section, read_json_object(root / name))
+        return f"{origin} is imported when the run starts"
+    if not (root / CONFIG).exists():
+        raise missing_run(root, allowed=RUN_OR_CHECKPOINT)
+    model = read_settings(root).get("model")
+    if isinstance(model, dict):
+        _check_positions(section, model.get("architecture"))
     return f"{origin} is a run"
+
+
+def _check_positions(section: FinetuneSection, architecture: Any) -> None:
+    """Compares rows with a model's positions, where its settings say how many it has."""
+    if isinstance(architecture, dict):
+        positions = architecture.get("max_position_embeddings")
+        if isinstance(positions, int):
+            section.check_positions(positions)
+
+
+def run_inputs(run_dir: str) -> Iterator[Check]:
+    """Yields the check that a directory is a run."""
+
+    def check_run() -> str:
+        read_settings(epath.Path(run_dir))
+        return f"{run_dir} is a run"
+
+    yield "run", check_run
+
+
+def fill_mask_inputs(source: str, texts: Sequence[str]) -> Iterator[Check]:
+    """Yields checks of what `fill-mask` is given: masks in the texts, a head in the run."""
+
+    def check_texts() -> str:
+        for text in texts:
+            split_at_masks(text)
+        return counted(len(texts), "text")
+
+    def check_run() -> str:
+        root = epath.Path(source)
+        if is_remote(source) or is_hub_name(source):
+            return f"{source} is fetched when the model is loaded"
+        if not (root / CONFIG).exists():
+            if not root.is_dir() and not any(root.parent.glob("*.index")):  # of TensorFlow
+                raise missing_run(root, allowed=RUN_OR_CHECKPOINT)
+            return f"{source} is read when the model is loaded"
+        require_mlm_head(read_model(root, read_settings(root)).heads, name=source)
+        return f"{source} has an MLM head"
+
+    yield "texts", check_texts
+    yield "run", check_run
 
 
 def _directory(path: str) -> str:

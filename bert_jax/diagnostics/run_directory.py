@@ -9,7 +9,7 @@ from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert.reader import is_google_bert, open_google_bert
 from bert_jax.diagnostics.findings import Finding, ok, problem, warn
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, differing
 from bert_jax.files.line_log import parse_lines, pieces
 from bert_jax.files.read import read_bytes
 from bert_jax.runs.directory import CHECKPOINTS, PROVENANCE, open_run, read_run_provenance
@@ -103,5 +103,5 @@ def _check_dataset(path: str, fingerprint: str) -> Finding:
         return problem(topic, str(error))
     if found == fingerprint:
         return ok(topic, "is what the run was trained on")
-    differs = f"({fingerprint[:12]}, found {found[:12]})"
-    return problem(topic, f"is not what the run was trained on {differs}")
+    there, wanted = differing(found, fingerprint)
+    return problem(topic, f"is not what the run was trained on ({wanted}, found {there})")

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from bert_jax.data.rows.collate import collate_tokens
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, did_you_mean
 from bert_jax.feature_extraction.layers import LayerSelection, select_layers
 from bert_jax.feature_extraction.texts import EncodedText, InputText, encode
 from bert_jax.inference.batch_size import check_batch_size
@@ -60,6 +60,10 @@ def settings_for(
     at most 512. Raises UserError: layers or a length that the model does not have; no batch size.
     """
     check_batch_size(batch_size)
+    for name, value, allowed in (("level", level, Level), ("pool", pool or "mean", Pool)):
+        if value not in (names := get_args(allowed)):
+            near = did_you_mean(str(value), names)
+            raise UserError(f'--{name}: found "{value}", allowed: {", ".join(names)}{near}')
     depth, positions = architecture.num_hidden_layers, architecture.max_position_embeddings
     if max_length is not None and not 4 <= max_length <= positions:
         raise UserError(

@@ -182,7 +182,8 @@ _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer
 
 def shown(value: Any, *, most: int = 60) -> str:
     """Returns a value for a message: as JSON spells it, in ASCII, cut if it is long."""
-    text = json.dumps(value) if isinstance(value, str | int | float | bool) else ascii(value)
+    plain = value is None or isinstance(value, str | int | float | bool)
+    text = json.dumps(value) if plain else ascii(value)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

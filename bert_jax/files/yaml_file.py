@@ -20,6 +20,14 @@ MAX_BYTES: Final = 1 << 20  # of a YAML file: a thousand times a configuration's
 MAX_EVENTS: Final = 100_000
 """Values, and beginnings and ends of lists and mappings: a few seconds of work."""
 
+# libyaml's messages for a line with wrong indentation.
+_INDENTATION: Final = (
+    "found character that cannot start any token",
+    "did not find expected key",
+    "did not find expected '-' indicator",
+    "mapping values are not allowed in this context",
+)
+
 _INT: Final = "tag:yaml.org,2002:int"
 _FLOAT: Final = "tag:yaml.org,2002:float"
 _PLAIN: Final = (_INT, _FLOAT, "tag:yaml.org,2002:bool", "tag:yaml.org,2002:null")
@@ -115,6 +123,9 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        if mark and text.splitlines()[mark.line : mark.line + 1] and problem in _INDENTATION:
+            tab = "\t" in text.splitlines()[mark.line]
+            problem += "; allowed: spaces, no tabs" if tab else "; is the indentation right?"
         raise UserError(f"{source}{where}: not YAML ({problem})") from error
     except (ValueError, OverflowError) as error:  # an escape beyond Unicode
         raise UserError(f"{source}: not YAML ({error})") from error

@@ -14,12 +14,12 @@ from bert_jax.inference.bucketed import BucketedInference
 from bert_jax.inference.model import InferenceModel
 from bert_jax.model.shape_cost import inference_cost
 from bert_jax.parallel.compiling import made_once
-from bert_jax.runs.directory import describe
+from bert_jax.runs.settings import require_mlm_head
 from bert_jax.task import Batch, Row
 from bert_jax.text import Tokenizer
+from bert_jax.text.masks import split_at_masks
 from bert_jax.train.state import ModelDefinition
 
-MASK: Final = "[MASK]"
 BATCH_SIZE: Final = 32
 
 
@@ -42,11 +42,7 @@ class MaskFiller:
 
     def __init__(self, model: InferenceModel, *, top_k: int) -> None:
         """Compiles nothing yet; UserError: no such head, or more candidates than pieces."""
-        if not model.heads.mlm:
-            raise UserError(
-                f"fill-mask: {model.name} has {describe(model.heads)}, so it cannot say which word "
-                f"is missing; allowed: a run with an MLM head"
-            )
+        require_mlm_head(model.heads, name=model.name)
         if not 1 <= top_k <= model.tokenizer.vocab_size:
             raise UserError(
                 f"--top-k: found {top_k}, allowed: 1 to {model.tokenizer.vocab_size}, the "
@@ -124,9 +120,7 @@ def _forward(
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
     """Returns ``[CLS] text [SEP]``; the tokenizer itself would take [MASK] for ordinary text."""
-    parts = text.split(MASK)
-    if len(parts) == 1:
-        raise UserError(f'fill-mask: "{text}" has no {MASK} in it, allowed: one or more')
+    parts = split_at_masks(text)
     ids = [tokenizer.special.cls, *tokenizer.encode(parts[0])]
     for part in parts[1:]:
         ids += [tokenizer.special.mask, *tokenizer.encode(part)]

@@ -17,8 +17,9 @@ from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tf_bert import write_tf
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.checkpoints import LoadedParams, load_moments, load_params
-from bert_jax.runs.directory import CONFIG, TOKENIZER, Run, describe, read_run_provenance
+from bert_jax.runs.directory import CONFIG, TOKENIZER, Run, read_run_provenance
 from bert_jax.runs.evaluation import read_evaluation
+from bert_jax.runs.settings import describe
 
 Format = Literal["hf", "tf", "stablehlo"]
 

@@ -21,7 +21,8 @@ from bert_jax.model.config import Execution, ModelSection
 from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.checkpoints import LoadedParams, write_checkpoints
-from bert_jax.runs.directory import describe, write_run
+from bert_jax.runs.directory import write_run
+from bert_jax.runs.settings import describe
 from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
 from bert_jax.train.progress import IMPORTED
 from bert_jax.train.state import TrainState, abstract_params, define_model, run_key

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, differing
 from bert_jax.files.read import sha256_of_files
 from bert_jax.files.remote import is_remote
 from bert_jax.narration import doing
@@ -60,9 +60,10 @@ def identify(source: str, *, cached: Path) -> LocalCheckpoint:
     with doing(f"reading {path}"):
         found = LocalCheckpoint(path, _sha256(Path(path)))
     if pinned and found.sha256 != pinned["sha256"]:
+        there, asked = differing(found.sha256, pinned["sha256"])
         raise UserError(
-            f"{path}: found other contents ({found.sha256[:12]}) than were asked for "
-            f"({pinned['sha256'][:12]}), allowed: those, or {path} without @"
+            f"{path}: found other contents ({there}) than those after @ ({asked}), allowed: "
+            f"{path} without @"
         )
     return found
 

@@ -8,7 +8,6 @@ from jax.sharding import Mesh
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.data.loader.loader import Loader, evaluation_batches
-from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture
 from bert_jax.objectives.example_source import TRAIN, VALIDATION, ExampleSource, open_source
 from bert_jax.objectives.section import PretrainSettings
@@ -53,12 +52,7 @@ class PhaseOpener:
         section = self.settings.train.phases[index]
         key = f"train.phases.{index}"
         source = self._source(section.dataset, TRAIN, key=f"{key}.dataset")
-        positions = self.architecture.max_position_embeddings
-        if section.seq_length > positions:
-            raise UserError(
-                f"{key}.seq_length: found {section.seq_length}, allowed: up to the model's "
-                f"{positions} positions (model.architecture.max_position_embeddings)"
-            )
+        section.check_positions(self.architecture.max_position_embeddings, key=key)
         with under(key, PhaseSection):
             held_out = None
             if VALIDATION in source.splits:

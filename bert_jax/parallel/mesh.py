@@ -52,6 +52,8 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
         _set_before_backend("jax_num_cpu_devices", section.simulated_devices)
     elif section.platform == "cpu" or (section.platform == "auto" and _only_cpus_here()):
         _set_before_backend("jax_platforms", "cpu")
+    elif section.platform == "gpu" and (platforms := _gpu_platforms()) is not None:
+        _set_before_backend("jax_platforms", platforms)
     use_compilation_cache(section.compilation_cache)
     try:
         with doing("opening the devices"):
@@ -137,6 +139,16 @@ def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
             f"allowed: a tensor axis that divides, or is a multiple of, the devices of a process"
         )
     return HostShare(shares.index(tuple(sorted(held[process]))), len(shares))
+
+
+def _gpu_platforms() -> str | None:
+    """Returns the platforms that JAX opens for `platform: gpu`, None if JAX should choose.
+
+    JAX would open a TPU too, and libtpu prints errors if there is none.
+    """
+    plugins = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")}
+    found = [kind for kind in ("cuda", "rocm") if any(kind in name for name in plugins)]
+    return ",".join([*found, "cpu"]) if found or not plugins else None
 
 
 def _only_cpus_here() -> bool:

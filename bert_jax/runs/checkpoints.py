@@ -138,6 +138,7 @@ def find_step(checkpoints: Checkpointer, asked: str, *, where: str) -> int:
             raise UserError(f"{where}: no checkpoint was evaluated, so none is the best")
         return best
     steps = checkpoints.all_steps()
+    asked = str(asked)  # in Python a step is a number
     if is_whole(asked) and int(asked) in steps:
         return int(asked)
     allowed = ["last", "best", *map(str, steps)]

@@ -10,13 +10,13 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.read import read_json_object, read_text
 from bert_jax.files.remote import require_place
-from bert_jax.files.seal import read_sealed, refuse_changed_yaml, sealed, sealed_yaml
-from bert_jax.files.yaml_file import MAX_BYTES, dump_yaml, parse_yaml
+from bert_jax.files.seal import read_sealed, sealed, sealed_yaml
+from bert_jax.files.yaml_file import dump_yaml
 from bert_jax.kernels.random_bits import MASKS_VERSION
 from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, HeadsSection, ModelSection, resolve_architecture
+from bert_jax.runs.settings import CONFIG, PROVENANCE, read_model, read_settings
 from bert_jax.section import Section, need
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.validation import validate
@@ -24,10 +24,8 @@ from bert_jax.version import __version__
 
 S = TypeVar("S", bound=Section)
 
-CONFIG: Final = "config.yaml"
 TOKENIZER: Final = "tokenizer"
 CHECKPOINTS: Final = "checkpoints"
-PROVENANCE: Final = "provenance.json"
 RunVerb = Literal["pretrain", "finetune"]
 
 
@@ -73,38 +71,13 @@ class Run(NamedTuple):
         return validate(kind, values, source=str(self.directory / CONFIG), key=key)
 
 
-def describe(heads: HeadsSection) -> str:
-    """Returns the heads on an encoder in words: ``no head but a pooler``."""
-    names = {"an MLM head": heads.mlm, "a next-sentence head": heads.next_sentence}
-    found = [name for name, there in names.items() if there]
-    if heads.task is not None:
-        found.append(f"a {heads.task.replace('_', '-')} head")
-    if not found:
-        return "no head but a pooler" if heads.pooler else "no head and no pooler"
-    return " and ".join(["a pooler", *found] if heads.pooler else found)
-
-
 def open_run(directory: epath.PathLike) -> Run:
     """Opens a run that `pretrain` (or `import`) wrote, local or gs://; raises UserError if none."""
     require_place(directory)
     root = epath.Path(directory)
-    if not (root / CONFIG).exists():
-        what = "no config.yaml in it" if root.exists() else "no such directory"
-        raise UserError(f"{root}: {what}; expected a run directory of `bert-jax pretrain`")
-    text = read_text(root / CONFIG, limit=MAX_BYTES)
-    refuse_changed_yaml(text, where=str(root / CONFIG))
-    settings = parse_yaml(text, str(root / CONFIG))
-    if not isinstance(settings, dict):
-        raise UserError(f"{root / CONFIG}: found no keys, allowed: what `bert-jax pretrain` wrote")
+    settings = read_settings(root)
     tokenizer = load_tokenizer(root / TOKENIZER)
-    values = need(settings.get("model"), "model", "pretrain")
-    try:
-        section = validate(ModelSection, values, source=str(root / CONFIG), key="model")
-    except UserError as error:
-        raise UserError(
-            f"{error} (written by bert-jax {_version_of(root)}, this is {__version__}: rename the "
-            f"key in that file and delete its first line, or use the version that wrote it)"
-        ) from error
+    section = read_model(root, settings)
     architecture = resolve_architecture(section, vocab_size=tokenizer.vocab_size)
     return Run(root, tokenizer, architecture, section, settings)
 
@@ -186,12 +159,6 @@ def _same_model(run: Run, architecture: Architecture, tokenizer: Tokenizer) -> N
                 f"model.architecture.{name}: found {now}, but {run.directory} holds a run with "
                 f"{was}; allowed: {was}, or a new run_dir"
             )
-
-
-def _version_of(root: epath.Path) -> str:
-    path = root / PROVENANCE
-    found = read_json_object(path).get("bert_jax") if path.exists() else None
-    return str(found or "of an unknown version")
 
 
 def _provenance(tokenizer: Tokenizer, origin: Mapping[str, Any]) -> dict[str, Any]:

@@ -160,7 +160,8 @@ class DataRequest(NamedTuple):
         """
         found = self.input if role == "input" else getattr(section, role)
         if found is None:
-            raise UserError(f"task.{role}: found none, allowed: a file")
+            other = "" if role in ("train", "dev") else "; of `predict` also --input FILE"
+            raise UserError(f"task.{role}: found none, allowed: a file{other}")
         if isinstance(found, MemoryTable):
             return found
         if is_dataset_file(str(found)):

@@ -3,7 +3,6 @@
 from collections.abc import Collection
 from typing import Final
 
-from bert_jax.errors import UserError
 from bert_jax.model.config import HeadsSection
 from bert_jax.task import Params
 
@@ -35,12 +34,3 @@ def describe_fresh_parts(*, ours: HeadsSection, theirs: HeadsSection) -> str:
 
 def _same_head(ours: HeadsSection, theirs: HeadsSection) -> bool:
     return ours.task == theirs.task and ours.labels == theirs.labels
-
-
-def check_length(max_length: int, *, positions: int) -> None:
-    """Refuses rows that are longer than the model's positions; UserError: they are."""
-    if max_length > positions:
-        raise UserError(
-            f"finetune.max_length: found {max_length}, allowed: up to the model's {positions} "
-            f"positions"
-        )

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import pydantic
 
+from bert_jax.errors import UserError
 from bert_jax.model.config import Dtype, Execution
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.parallel.section import MeshSection
@@ -68,6 +69,14 @@ class FinetuneSection(Section):
     a row."""
     trackers: tuple[TrackerName, ...] = ()
     """Where figures go besides metrics.jsonl and TensorBoard."""
+
+    def check_positions(self, positions: int) -> None:
+        """Raises UserError if rows are longer than a model's positions."""
+        if self.max_length > positions:
+            raise UserError(
+                f"finetune.max_length: found {self.max_length}, allowed: up to the model's "
+                f"{positions} positions"
+            )
 
     @property
     def microbatch(self) -> int:

@@ -4,7 +4,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, did_you_mean, differing
 from bert_jax.files.read import read_json_object, shown
 from bert_jax.text.sentence_piece import MODEL_FILE, load_sentencepiece
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
@@ -25,7 +25,10 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
     """
     root = epath.Path(directory)
     if not root.is_dir():
-        raise UserError(f"{root}: found no such directory, allowed: a tokenizer directory")
+        raise UserError(
+            f"{root}: found no such directory, allowed: a tokenizer directory; `bert-jax vocab` "
+            "makes one"
+        )
     config_path = root / CONFIG_FILE
     if not config_path.exists():
         raise UserError(_no_settings(root))
@@ -50,9 +53,10 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
         )
     recorded = config.get("hash", tokenizer.hash)
     if recorded != tokenizer.hash:
+        found, wanted = differing(str(recorded), tokenizer.hash)
         raise UserError(
-            f"{config_path}: hash: found {str(recorded)[:12]}…, allowed: {tokenizer.hash[:12]}…, "
-            f"which {_FILE_OF_TYPE[kind]} and the settings have: one of the files was changed"
+            f"{config_path}: hash: found {found}, allowed: {wanted}, which {_FILE_OF_TYPE[kind]} "
+            f"and the settings have: one of the files was changed"
         )
     return tokenizer
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, differing
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, sha256_of
 from bert_jax.files.seal import is_intact, sealed
@@ -109,8 +109,8 @@ def damage(directory: epath.Path, *, step: int, parts: Collection[str] | None) -
                 return f"{name} has {size} bytes, was saved with {files[name].size}"
         for name, now in zip(wanted, _records(found[name] for name in wanted), strict=True):
             if now != files[name]:
-                was = f"was saved with {files[name].sha256[:8]}…"
-                return f"{name} has SHA-256 {now.sha256[:8]}…, {was}"
+                found_hash, saved = differing(now.sha256, files[name].sha256)
+                return f"{name} has SHA-256 {found_hash}, was saved with {saved}"
     except (Damage, UserError) as error:
         return str(error).removeprefix(f"{directory}/")
     except OSError as error:

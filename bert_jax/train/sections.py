@@ -43,6 +43,14 @@ class PhaseSection(Section):
     warmup_steps: int | None = pydantic.Field(default=None, ge=0)
     """Of that schedule."""
 
+    def check_positions(self, positions: int, *, key: str) -> None:
+        """Raises UserError if rows are longer than a model's positions; `key` is the phase's."""
+        if self.seq_length > positions:
+            raise UserError(
+                f"{key}.seq_length: found {self.seq_length}, allowed: up to the model's "
+                f"{positions} positions (model.architecture.max_position_embeddings)"
+            )
+
     @property
     def microbatch(self) -> int:
         """Rows that are worked on at a time, over all devices and hosts."""

@@ -108,7 +108,10 @@ def _inputs(config: RunConfig) -> Iterator[Finding]:
     if config.train is not None and config.tokenizer is not None:
         yield from check_inputs(
             pretraining_inputs(
-                tokenizer=config.tokenizer, train=config.train, optimizer=config.optimizer
+                tokenizer=config.tokenizer,
+                model=config.model,
+                train=config.train,
+                optimizer=config.optimizer,
             )
         )
     if config.finetune is not None:

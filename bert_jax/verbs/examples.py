@@ -1,17 +1,21 @@
 """`bert-jax examples`: text + tokenizer → dataset, and reports on it."""
 
 import dataclasses
+import math
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from etils import epath
 from rich.console import Console
 
-from bert_jax.config import RunConfig
+from bert_jax.config import RunConfig, as_config
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, Provenance, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.rows.masking_transform import MaskingTransform
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, differing
 from bert_jax.files.remote import is_remote
 from bert_jax.narration import narrator_of
 from bert_jax.pipelines.examples import ExamplesSection, dataset_directory, make_examples
@@ -19,6 +23,9 @@ from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
 from bert_jax.report.dataset.collect import print_examples, write_examples_report
 from bert_jax.section import need, under
 from bert_jax.text import load_tokenizer
+
+_COUNT: Final = re.compile(r" (?P<done>\d+) of (?P<all>\d+)$")  # of finished jobs, in a line
+_PROGRESS_SECONDS: Final = 30.0  # between two lines on the jobs of a stage, but its first and last
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,12 +44,15 @@ class ExtraOutputs:
 
 
 def examples(
-    config: RunConfig, *, extra: ExtraOutputs | None = None, console: Console | None = None
+    config: RunConfig | epath.PathLike,
+    *,
+    extra: ExtraOutputs | None = None,
+    console: Console | None = None,
 ) -> Provenance:
     """Makes the dataset that the section `examples` describes, and what else is wanted of it.
 
     Args:
-        config: needs `examples`.
+        config: settings or their file; needs `examples`.
         extra: if the dataset is finished, its text need not exist any more.
         console: where progress is shown.
 
@@ -52,14 +62,21 @@ def examples(
     Raises:
         UserError: the section is missing, or the text cannot be read or paired.
     """
+    config = as_config(config)
     section = need(config.examples, "examples", "examples")
     console = console or Console()
     extra = extra or ExtraOutputs()
-    narrator, now = narrator_of(console), "reading the input"
+    narrator, now, told = narrator_of(console), "reading the input", -math.inf
 
     def say(line: str) -> None:
-        nonlocal now
+        nonlocal now, told
         now = line.partition(":")[0]
+        count = _COUNT.search(now)
+        between = count is not None and count["done"] not in ("1", count["all"])
+        if between and time.monotonic() - told < _PROGRESS_SECONDS:
+            narrator.stay_silent()
+            return
+        told = time.monotonic()
         narrator.say(line)
 
     with narrator.stage(lambda: now, lasting=True):
@@ -75,6 +92,10 @@ def _examples(
     console: Console,
 ) -> Provenance:
     output = dataset_directory(section)
+    if not epath.Path(section.tokenizer).exists():
+        of_vocab = config.vocab is not None and config.vocab.output == section.tokenizer
+        how = "run `bert-jax vocab` first" if of_vocab else "`bert-jax vocab` makes one"
+        raise UserError(f"examples.tokenizer: found no directory {section.tokenizer}; {how}")
     with under("examples", ExamplesSection):
         if extra.any and is_remote(output):
             raise UserError(
@@ -111,9 +132,10 @@ def _write_extra(
     tokenizer = load_tokenizer(section.tokenizer)
     provenance = read_provenance(output)
     if tokenizer.hash != provenance.tokenizer_hash:
+        found, wanted = differing(tokenizer.hash, provenance.tokenizer_hash)
         raise UserError(
-            f"examples.tokenizer: {section.tokenizer} ({tokenizer.hash[:12]}) is not the one that "
-            f"{output} was made with ({provenance.tokenizer_hash[:12]})"
+            f"examples.tokenizer: found {section.tokenizer} ({found}), allowed: the tokenizer that "
+            f"{output} was made with ({wanted})"
         )
     masking = config.objective.masking
     names = sorted(provenance.splits, key=lambda name: name != "train")

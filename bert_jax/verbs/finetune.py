@@ -7,11 +7,14 @@ from typing import Final
 from etils import epath
 from rich.console import Console
 
-from bert_jax.config import RunConfig
+from bert_jax.config import RunConfig, as_config
 from bert_jax.data.memory_table import MemoryTable, Rows
 from bert_jax.errors import UserError
+from bert_jax.model.config import ModelSection
 from bert_jax.narration import speaking
+from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.lock import hold_run
+from bert_jax.runs.settings import CONFIG, read_settings
 from bert_jax.section import need
 from bert_jax.tasks.choice.family import MultipleChoiceSection
 from bert_jax.tasks.family import pinned
@@ -28,7 +31,7 @@ TABLES: Final = ("train", "dev", "test")
 
 
 def finetune(
-    config: RunConfig,
+    config: RunConfig | epath.PathLike,
     *,
     data: Mapping[str, Rows] | None = None,
     seeds: int | None = None,
@@ -42,7 +45,7 @@ def finetune(
     `predictions/` of the dev splits, and `report.html`.
 
     Args:
-        config: needs `run_dir` and `finetune`.
+        config: settings or their file; needs `run_dir` and `finetune`.
         data: tables in memory in place of the task's files, by their keys: "train", "dev", "test".
             They are written to ``<run_dir>/data/``, so that the run can be resumed without them.
         seeds: how many to run and compare; None for what `finetune.sweep` says. A sweep's run
@@ -60,7 +63,7 @@ def finetune(
         UserError: the configuration does not fit the data, the origin or the run directory.
         RunStopped: numbers went bad, see `bert_jax.train.recovery`.
     """
-    console = console or Console()
+    config, console = as_config(config), console or Console()
     if data is not None:
         config = with_tables(config, data)
     settings, points = plan(finetune_settings(config), seeds=seeds)
@@ -119,16 +122,29 @@ def _finetune(settings: FinetuneSettings, console: Console) -> Outcome:
         ).outcome
 
 
+def _is_resolved(config: RunConfig, model: ModelSection) -> bool:
+    """Whether a configuration is the run directory's own, whose model is spelled out."""
+    root = epath.Path(config.run_dir or ".")
+    return (root / CONFIG).exists() and read_settings(root).get("model") == model.model_dump(
+        mode="json"
+    )
+
+
 def finetune_settings(config: RunConfig) -> FinetuneSettings:
     """Returns what `finetune` needs of a configuration, complete.
 
     Raises:
         UserError: a section is missing, or there is one that a fine-tuning run does not take.
     """
-    if config.model is not None:
+    if config.model is not None and not _is_resolved(config, config.model):
         raise UserError(
             "model: found settings, allowed: none beside finetune, whose model is the one of "
             "finetune.init_from (finetune.dropout and finetune.dtype change it)"
+        )
+    if config.optimizer != OptimizerSection():
+        raise UserError(
+            "optimizer: found settings, allowed: none beside finetune, whose own are in "
+            "finetune.optimizer"
         )
     section = need(config.finetune, "finetune", "finetune")
     origin = find_origin(section.init_from)

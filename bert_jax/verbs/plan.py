@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from etils import epath
 from rich.console import Console
 
-from bert_jax.config import RunConfig
+from bert_jax.config import RunConfig, as_config
 from bert_jax.errors import UserError
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import Plan
@@ -16,7 +16,7 @@ from bert_jax.text import load_tokenizer
 
 
 def plan(
-    config: RunConfig,
+    config: RunConfig | epath.PathLike,
     topologies: Sequence[str],
     *,
     slices: int | None = None,
@@ -34,7 +34,7 @@ def plan(
     Neither the data nor a TPU need be here, only libtpu, which holds the compiler.
 
     Args:
-        config: needs `model` and `train`, as `pretrain` does.
+        config: settings or their file; needs `model` and `train`, as `pretrain` does.
         topologies: one or several, in any spelling: ``v3:4x4``, ``v5litepod-16``, ``v4-32``.
         slices: of each; None for `mesh.slices`.
         vocab_size: of a tokenizer that is not here yet.
@@ -51,6 +51,7 @@ def plan(
         UserError: no such topology, no libtpu, or mesh, batch and model do not fit it.
         RunStopped: the compiler failed.
     """
+    config = as_config(config)
     if not topologies:
         raise UserError("--topology: missing; such as v3:4x4, v5litepod-16 or v4-32")
     mesh = config.mesh

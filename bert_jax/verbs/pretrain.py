@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 
+from etils import epath
 from rich.console import Console
 
-from bert_jax.config import RunConfig
+from bert_jax.config import RunConfig, as_config
 from bert_jax.narration import speaking
 from bert_jax.objectives.pretraining import prepare, run_plan
 from bert_jax.objectives.section import PretrainSettings
@@ -16,7 +17,7 @@ from bert_jax.verbs.same_command import join_same_command
 
 
 def pretrain(
-    config: RunConfig,
+    config: RunConfig | epath.PathLike,
     *,
     init_from: str | None = None,
     allow_data_change: bool = False,
@@ -29,7 +30,7 @@ def pretrain(
     change, see `bert_jax.objectives.resume`.
 
     Args:
-        config: needs `run_dir`, `tokenizer`, `model` and `train`.
+        config: settings or their file; needs `run_dir`, `tokenizer`, `model` and `train`.
         init_from: a run directory, or a model on a hub, whose parameters a fresh run starts from,
             with a fresh optimizer, schedule and data position; heads that it lacks start fresh. A
             run that already has checkpoints resumes from those.
@@ -46,7 +47,7 @@ def pretrain(
         UserError: the configuration does not fit the data, the devices or the run directory.
         RunStopped: numbers went bad, see `bert_jax.train.recovery`.
     """
-    settings = pretrain_settings(config, init_from=init_from)
+    settings = pretrain_settings(as_config(config), init_from=init_from)
     settings = dataclasses.replace(
         settings, allow_data_change=allow_data_change, started=started or settings.started
     )

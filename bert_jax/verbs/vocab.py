@@ -5,7 +5,7 @@ import pathlib
 from etils import epath
 from rich.console import Console
 
-from bert_jax.config import RunConfig
+from bert_jax.config import RunConfig, as_config
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import remove_unfinished
 from bert_jax.files.lock import hold_alone
@@ -17,11 +17,13 @@ from bert_jax.text import Tokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE
 
 
-def vocab(config: RunConfig, *, force: bool = False, console: Console | None = None) -> Tokenizer:
+def vocab(
+    config: RunConfig | epath.PathLike, *, force: bool = False, console: Console | None = None
+) -> Tokenizer:
     """Trains the tokenizer that the section `vocab` describes and saves it.
 
     Args:
-        config: needs `vocab`.
+        config: settings or their file; needs `vocab`.
         force: replace a tokenizer that is there; datasets and runs made with it then refuse it.
         console: where warnings are shown; standard output where none is given.
 
@@ -29,6 +31,7 @@ def vocab(config: RunConfig, *, force: bool = False, console: Console | None = N
         UserError: the section is missing, the output holds a tokenizer, another process is writing
             it, or the text cannot give such a vocabulary.
     """
+    config = as_config(config)
     section = need(config.vocab, "vocab", "vocab")
     output = console or Console()
 

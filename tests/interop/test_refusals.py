@@ -211,7 +211,7 @@ def test_a_vocabulary_of_another_size(checkpoint: Path) -> None:
             {"position_embedding_type": "relative_key"},
             'position_embedding_type: found "relative_key", allowed: absolute',
         ),
-        ({"is_decoder": True}, "is_decoder: found true, input should be False"),
+        ({"is_decoder": True}, "is_decoder: found true, allowed: False"),
         ({"architectures": ["BertForMaskedLm"]}, 'did you mean "BertForMaskedLM"'),
         (
             {"architectures": ["BertForSequenceClassification"]},

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -218,3 +219,29 @@ def test_a_host_without_accelerators_opens_its_devices_without_a_word_of_libtpu(
     )
     assert done.stdout.startswith("cpu:0")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from click.testing import CliRunner\n"
+        "from bert_jax.cli.commands import cli\n"
+        "assert CliRunner().invoke(cli, ['import', 'none', 'run']).exit_code == 2",
+        "import bert_jax\n"
+        "assert not bert_jax.doctor(config=bert_jax.MeshSection(platform='gpu')).ok",
+    ],
+    ids=["import", "platform gpu"],
+)
+def test_no_tpu_is_opened_for_what_needs_none(tmp_path: Path, program: str) -> None:
+    """On a machine without a TPU libtpu prints errors."""
+    done = subprocess.run(
+        [forked_python(), "-c", f"{program}\nimport jax\nprint(jax.config.jax_platforms)"],
+        env={name: value for name, value in environment().items() if name != "JAX_PLATFORMS"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1].endswith("cpu")
+    assert "host bounds" not in done.stderr

@@ -2,13 +2,14 @@
 
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import jax
 import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.runs.checkpoints import open_checkpoints, read_checkpoints
+from bert_jax.runs.checkpoints import find_step, open_checkpoints, read_checkpoints
 from bert_jax.task import Params
 from bert_jax.train.checkpoint import Checkpointer
 from tests.train.checkpoints import abstract, save_steps, state_at
@@ -83,3 +84,10 @@ def test_a_damaged_checkpoint_of_a_run_that_rests_is_refused_at_once(run: Path) 
     with pytest.raises(UserError, match="8"):
         read_checkpoints(run, read)
     assert tried == [8]
+
+
+def test_a_step_may_be_given_as_a_number(run: Path) -> None:
+    with open_checkpoints(run) as checkpoints:
+        assert find_step(checkpoints, cast(Any, 8), where="run") == 8
+        with pytest.raises(UserError, match='--checkpoint: found "9", allowed: last, best, 4, 8'):
+            find_step(checkpoints, cast(Any, 9), where="run")

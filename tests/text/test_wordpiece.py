@@ -240,6 +240,16 @@ def test_damaged_settings_are_named(content: str, message: str, tmp_path: Path) 
         load_tokenizer(tmp_path)
 
 
+def test_a_changed_hash_is_told_where_it_differs(tmp_path: Path) -> None:
+    tokenizer = TOKENIZERS["uncased"]
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    other = tokenizer.hash[:-1] + ("0" if tokenizer.hash[-1] != "0" else "1")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hash": other}))
+    with pytest.raises(UserError, match=f"found …{other[-12:]}, allowed: …{tokenizer.hash[-12:]}"):
+        load_tokenizer(tmp_path)
+
+
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere: found no such directory"):
         load_tokenizer(tmp_path / "nowhere")

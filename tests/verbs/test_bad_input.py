@@ -38,7 +38,17 @@ def mistake(tmp_path: Path, verb: str, config: dict[str, Any], *arguments: str) 
         ("optimizer.learning_rate=fast", ["optimizer.learning_rate", '"fast"']),
         ("optimizer.name=adamv", ["optimizer.name", '"adamv"', "adamw, lamb", "did you mean"]),
         ("train.phases.0.steps=1.5", ["train.phases.0.steps", "1.5", "integer"]),
-        ("train.phases.7.steps=1", ['"7"', "0 to 1"]),
+        ("train.phases.7.steps=1", ['"7"', "0 to 1", "train.phases has 2 items, counted from 0"]),
+        ("train.phases.2=null", ['found "2"', "allowed: 0 to 1"]),
+        ("train.phases.0=null", ["override train.phases.0: found null, allowed: keys and values"]),
+        ("train.phases=5", ["override train.phases: found 5, allowed: a list"]),
+        ("training.steps=8", ['override training: unknown key; did you mean "train"?']),
+        ("submit.zon=a", ['override submit.zon: unknown key; did you mean "zone"?']),
+        ("batch_size=8", ['did you mean "train.phases.0.batch_size"?']),
+        ("train.step=8", ['did you mean "phases.0.steps"?']),
+        ("optimizer.lr=1e-4", ['optimizer.lr: unknown key; did you mean "learning_rate"?']),
+        ("model.layers=2", ['did you mean "architecture.num_hidden_layers"?']),
+        ("train.phases=[]", ["train.phases: found [], allowed: at least 1 item"]),
         ("seed", ['"seed": found no "=", allowed: key=value']),
         ("=5", ['"=5": found no key before "="', "key=value"]),
         (
@@ -75,6 +85,32 @@ def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
 def test_a_broken_yaml_file_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("seed: 1\ntrain: [1, 2\n")
     assert "bad.yaml, line" in refused("pretrain", tmp_path / "bad.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (
+            "train:\n\tphases: []\n",
+            "line 2: not YAML (found character that cannot start any token; "
+            "allowed: spaces, no tabs)",
+        ),
+        (
+            "train:\n  phases:\n - {dataset: x}\n",
+            "line 3: not YAML (did not find expected key; is the indentation right?)",
+        ),
+        ("- seed: 1\n", "found a list, allowed: keys and values"),
+        ("seed=1\n", 'found "seed=1", allowed: keys and values'),
+        ("train: [1, 2]\n", "train: found [1, 2], allowed: keys and values"),
+    ],
+)
+def test_yaml_of_another_form_is_told_with_what_is_allowed(
+    tmp_path: Path, content: str, expected: str
+) -> None:
+    (tmp_path / "bad.yaml").write_text(content)
+    assert f"bad.yaml{',' if 'not YAML' in expected else ':'} {expected}" in refused(
+        "pretrain", tmp_path / "bad.yaml"
+    )
 
 
 def test_a_section_that_a_verb_needs_is_named(tmp_path: Path, config: dict[str, Any]) -> None:
@@ -240,6 +276,34 @@ def test_a_mistake_is_one_line_in_a_process_of_its_own(
 ) -> None:
     path = write_config(tmp_path / "config.yaml", config)
     assert "did you mean" in said(bert_jax("pretrain", path, "mesh.tensr=2"))
+
+
+def test_a_missing_tokenizer_is_told_with_the_command_that_makes_it(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    config["vocab"]["output"] = config["examples"]["tokenizer"] = str(tmp_path / "none")
+    config["examples"]["output"] = str(tmp_path / "dataset")
+    line = mistake(tmp_path, "examples", config)
+    assert f"examples.tokenizer: found no directory {tmp_path / 'none'}" in line
+    assert "run `bert-jax vocab` first" in line
+    line = mistake(tmp_path, "pretrain", config, f"tokenizer={tmp_path / 'none'}")
+    assert "`bert-jax vocab` makes one" in line
+    assert not (tmp_path / "dataset").exists()
+
+
+def test_a_missing_run_is_told_with_the_nearest_one(tmp_path: Path) -> None:
+    (tmp_path / "sub" / "mine").mkdir(parents=True)
+    tmp_path /= "sub"
+    (tmp_path / "mine" / "config.yaml").touch()
+    for verb in (["fill-mask", tmp_path / "mien", "a [MASK]"], ["evaluate", tmp_path / "mien"]):
+        line = refused(*verb)
+        assert f"{tmp_path / 'mien'}: found no such directory, allowed: a run directory" in line
+        assert f'did you mean "{tmp_path / "mine"}"?' in line
+    assert "no config.yaml in it, allowed: a run directory" in refused("evaluate", tmp_path)
+    assert f"runs there: {tmp_path / 'mine'}" in refused("evaluate", tmp_path)
+    line = refused("fill-mask", tmp_path / "mine" / "config.yaml", "a [MASK]")
+    assert "found a file, allowed: a run directory" in line
+    assert f'did you mean "{tmp_path / "mine"}"?' in line
 
 
 def copy_dataset(project: Path, tmp_path: Path) -> Path:

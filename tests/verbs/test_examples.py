@@ -30,6 +30,17 @@ def config(root: Path, *overrides: str, **changes: Any) -> RunConfig:
     return parse_config(values(root, **changes), overrides, source="test")
 
 
+def test_many_shards_are_told_at_their_first_and_last(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text.txt", documents=range(60))
+    write_tokenizer(tmp_path / "tokenizer")
+    output = io.StringIO()
+    examples(config(tmp_path, num_shards=11), console=Console(file=output, width=200))
+    told = [line.partition(":")[0] for line in output.getvalue().splitlines() if "shard " in line]
+    total = told[0].rpartition(" ")[2]
+    assert int(total) > 10
+    assert told == [f"shard 1 of {total}", f"shard {total} of {total}"]
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     """A corpus of 60 documents and the dataset made of it."""

@@ -36,7 +36,7 @@ def mistake(tmp_path: Path, values: dict[str, Any], *overrides: str) -> str:
         ("finetune.task.txt=a", ["finetune.task.txt: unknown key", 'did you mean "text"?']),
         ("finetune.task.text=txet", ["txet", "text, label", 'did you mean "text"?']),
         ("finetune.task.train=none.csv", ["none.csv"]),
-        ("finetune.init_from=none", ["none: no such directory"]),
+        ("finetune.init_from=none", ["none: found no such directory"]),
         ("finetune.max_length=65", ["finetune.max_length: found 65", "64 positions"]),
         ("finetune.batch_size=12", ["finetune.batch_size: found 12", "multiple of 8"]),
         ("finetune.optimizer.freeze=[layer.0]", ["layer.0", 'did you mean "layers.0"?']),
@@ -44,6 +44,7 @@ def mistake(tmp_path: Path, values: dict[str, Any], *overrides: str) -> str:
         ("finetune.optimizer.unfreeze_every=1", ["unfreeze_every: found 1", "3 epochs"]),
         ("finetune.optimizer.learning_rate=0", ["learning_rate: found 0", "greater than 0"]),
         ("model.architecture.hidden_size=32", ["model: found settings", "finetune.init_from"]),
+        ("optimizer.learning_rate=1e-5", ["optimizer: found settings", "finetune.optimizer"]),
         ("finetune=null", ["finetune: missing"]),
     ],
 )
@@ -137,8 +138,8 @@ def test_a_file_without_an_answer_that_is_in_its_context_is_refused(
     [
         (["predict", "ORIGIN", "out.csv"], ["was not fine-tuned"]),
         (["predict", "ORIGIN", "out.txt"], ["out.txt: found .txt", ".jsonl, .csv"]),
-        (["predict", "none", "out.csv"], ["none: no such directory"]),
-        (["evaluate", "none"], ["none: no such directory"]),
+        (["predict", "none", "out.csv"], ["none: found no such directory"]),
+        (["evaluate", "none"], ["none: found no such directory"]),
         *(
             ([*verb, "--batch-size", size], [f"--batch-size: found {size}, allowed: 1 or more"])
             for verb in (

@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 
 from bert_jax.data.dataset.provenance import TokenDtype
 from bert_jax.data.google_bert import tf_example
+from bert_jax.errors import UserError
 
 DATASET_NAME: Final = "bert_examples"
 """The TFDS name of the dataset, the first part of its shards' names."""
@@ -37,6 +38,23 @@ def token_dtype(vocab_size: int) -> TokenDtype:
 def shard_name(split: str, index: int, count: int) -> str:
     """Returns ``"bert_examples-train.array_record-00003-of-00010"``, as TFDS names shards."""
     return f"{DATASET_NAME}-{split}.array_record-{index:05d}-of-{count:05d}"
+
+
+def check_row_length(seq_length: int, lengths: np.ndarray) -> None:
+    """Refuses rows that are too short for an example.
+
+    Args:
+        seq_length: tokens in a row.
+        lengths: [examples], tokens of each; at least one example.
+
+    Raises:
+        UserError: an example is longer.
+    """
+    if (longest := int(np.max(lengths))) > seq_length:
+        raise UserError(
+            f"seq_length: found {seq_length}, but the dataset's longest example has {longest} "
+            f"tokens; allowed: {longest} or more, or a dataset made for {seq_length}"
+        )
 
 
 def lengths_name(split: str) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Self, TypeVar, cast
 
 import grain
-import numpy as np
 from absl import flags
 
 from bert_jax.data import rng
+from bert_jax.data.dataset.schema import check_row_length
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.data.loader import row_order
 from bert_jax.data.loader.batch_maker import EvaluationBatch, ExampleSequence, TrainingBatch
@@ -246,10 +246,4 @@ def _check_fit(
         )
     if not len(dataset):
         raise UserError("dataset: found no examples in this split, allowed: at least one")
-    longest = int(np.max(dataset.lengths))
-    if longest > transform.seq_length:
-        raise UserError(
-            f"seq_length: found {transform.seq_length}, but the dataset's longest example has "
-            f"{longest} tokens; allowed: {longest} or more, or a dataset made for "
-            f"{transform.seq_length}"
-        )
+    check_row_length(transform.seq_length, dataset.lengths)

@@ -30,7 +30,7 @@ from bert_jax.section import under
 from bert_jax.task import Params
 from bert_jax.tasks.batches import TrainBatches
 from bert_jax.tasks.family import DataRequest, Family, hub_files
-from bert_jax.tasks.parameter_transfer import check_length, describe_fresh_parts, shared_parts
+from bert_jax.tasks.parameter_transfer import describe_fresh_parts, shared_parts
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection, FinetuneSettings
 from bert_jax.tasks.task import FinetuneTask
@@ -132,7 +132,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     section = settings.finetune
     require_trackers(section.trackers, key="finetune.trackers")
     origin = open_run(settings.origin)
-    check_length(section.max_length, positions=origin.architecture.max_position_embeddings)
+    section.check_positions(origin.architecture.max_position_embeddings)
     with under("finetune", FinetuneSection), doing("reading and encoding the task's files"):
         family = section.task.open(
             DataRequest(

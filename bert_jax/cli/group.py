@@ -1,0 +1,125 @@
+"""The group of all verbs: help in the order of the work, one line for a mistaken command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import IO, Any, Final
+
+import click
+
+from bert_jax.errors import did_you_mean
+
+_STAGES: Final = {
+    "Prepare data": ("new", "vocab", "examples"),
+    "Train": ("pretrain", "finetune", "demo"),
+    "Use": ("evaluate", "predict", "fill-mask", "features"),
+    "Convert": ("import", "export"),
+    "Cloud": ("plan", "submit", "watch", "status", "logs", "stop", "jobs"),
+    "Check": ("doctor", "replay"),
+}
+# The sections that a verb reads first; a setting of them is proposed before others of its name.
+_SECTIONS: Final = {"vocab": ("vocab",), "examples": ("examples",), "finetune": ("finetune",)}
+_PRETRAINING: Final = ("train", "optimizer", "model")
+
+
+class CommandLineMistake(click.ClickException):
+    """A command line that click cannot read, told in one line."""
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Prints the line."""
+        click.echo(f"bert-jax: {' '.join(self.message.split())}", file=file, err=file is None)
+
+
+class Verb(click.Command):
+    """A verb; an option that it lacks may be meant for a setting."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the command line; raises CommandLineMistake if it cannot."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.NoSuchOption as error:
+            raise CommandLineMistake(self._no_option(error.option_name, given)) from error
+        except click.UsageError as error:
+            raise CommandLineMistake(_describe(error, self.name or "")) from error
+
+    def _no_option(self, option: str, given: Sequence[str]) -> str:
+        own = [each for each in self.params if isinstance(each, click.Option)]
+        options = [name for each in own for name in each.opts]
+        near = did_you_mean(option, options)
+        if any(each.name == "overrides" for each in self.params):
+            from bert_jax.config import RunConfig
+            from bert_jax.validation import find_setting
+
+            name = option.lstrip("-").replace("-", "_")
+            first = _SECTIONS.get(self.name or "", _PRETRAINING)
+            setting = find_setting(name, [RunConfig], first=first)
+            if setting is not None and (not near or name == setting.rpartition(".")[2]):
+                near = f"; did you mean {setting}={_value(option, given)}?"
+            near = near or "; settings are key=value, such as seed=1"
+        return f"{option}: found no such option, allowed: {', '.join(options)}{near}"
+
+
+class VerbGroup(click.Group):
+    """All verbs."""
+
+    command_class = Verb
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Returns the verb of a name; raises CommandLineMistake for an unknown name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            verbs = [name for names in _STAGES.values() for name in names]
+            raise CommandLineMistake(
+                f'verb: found "{args[0]:.60}", allowed: {", ".join(verbs)}'
+                f"{did_you_mean(args[0].lower(), verbs)}"
+            ) from error
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses what comes before the verb; raises CommandLineMistake if it cannot."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise CommandLineMistake(_describe(error, "")) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the verbs in the order of the work, a heading for each part of it."""
+        limit = formatter.width - 6 - max(map(len, self.commands))
+        for stage, names in _STAGES.items():
+            with formatter.section(stage):
+                formatter.write_dl(
+                    [(name, self.commands[name].get_short_help_str(limit)) for name in names]
+                )
+
+
+def _describe(error: click.UsageError, verb: str) -> str:
+    """Returns what click says of a mistake, after the option or argument that it is in."""
+    text = error.format_message().removesuffix(".")
+    message = f"{verb or 'bert-jax'}: {text[:1].lower()}{text[1:]}"
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        param = error.param
+        name = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+        if isinstance(error, click.MissingParameter):
+            message = f"{name}: missing"
+        else:
+            message = f"{name}: {error.message.removesuffix('.')}"
+    return f"{message}; see {' '.join(filter(None, ('bert-jax', verb, '--help')))}"
+
+
+def _value(option: str, given: Sequence[str]) -> str:
+    """Returns the value after an option on a command line, ``VALUE`` if there is none."""
+    for at, word in enumerate(given):
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+        if word == option and at + 1 < len(given) and not given[at + 1].startswith("--"):
+            return given[at + 1]
+    return "VALUE"

@@ -1,0 +1,109 @@
+"""The settings in a run directory. Needs no JAX, so that a wrong directory is named at once."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from etils import epath
+
+from bert_jax.errors import UserError, did_you_mean
+from bert_jax.files.read import read_json_object, read_text
+from bert_jax.files.remote import is_remote
+from bert_jax.files.seal import refuse_changed_yaml
+from bert_jax.files.yaml_file import MAX_BYTES, parse_yaml
+from bert_jax.model.config import HeadsSection, ModelSection
+from bert_jax.section import need
+from bert_jax.validation import validate
+from bert_jax.version import __version__
+
+CONFIG: Final = "config.yaml"
+PROVENANCE: Final = "provenance.json"
+RUN: Final = "a run directory of `bert-jax pretrain`, `finetune` or `import`"
+RUN_OR_CHECKPOINT: Final = f"{RUN}, or a Hugging Face or google-research/bert checkpoint"
+_MOST_NAMED: Final = 3
+
+
+def read_settings(root: epath.Path) -> dict[str, Any]:
+    """Returns the values of a run's config.yaml.
+
+    Raises:
+        UserError: there is no run, or the file is not what was written.
+    """
+    path = root / CONFIG
+    if not path.exists():
+        raise missing_run(root)
+    text = read_text(path, limit=MAX_BYTES)
+    refuse_changed_yaml(text, where=str(path))
+    settings = parse_yaml(text, str(path))
+    if not isinstance(settings, dict):
+        raise UserError(f"{path}: found no keys, allowed: the file that `bert-jax pretrain` wrote")
+    return settings
+
+
+def read_model(root: epath.Path, settings: Mapping[str, Any]) -> ModelSection:
+    """Returns the section "model" of a run's settings.
+
+    Raises:
+        UserError: the section is missing, or another version wrote it.
+    """
+    values = need(settings.get("model"), "model", "pretrain")
+    try:
+        return validate(ModelSection, values, source=str(root / CONFIG), key="model")
+    except UserError as error:
+        raise UserError(
+            f"{error} (written by bert-jax {_version_of(root)}, this is {__version__}: rename the "
+            f"key in that file and delete its first line, or use the version that wrote it)"
+        ) from error
+
+
+def missing_run(root: epath.Path, *, allowed: str = RUN) -> UserError:
+    """Returns the error for a directory that is no run; it names the nearest run, if any is near.
+
+    Args:
+        root: directory that the user named.
+        allowed: directories that the user may name.
+    """
+    found = f"no {CONFIG} in it" if root.is_dir() else "no such directory"
+    if root.exists() and not root.is_dir():
+        found = "a file"
+    return UserError(f"{root}: found {found}, allowed: {allowed}{_other_runs(root)}")
+
+
+def describe(heads: HeadsSection) -> str:
+    """Returns the heads on an encoder in words: ``no head but a pooler``."""
+    names = {"an MLM head": heads.mlm, "a next-sentence head": heads.next_sentence}
+    found = [name for name, there in names.items() if there]
+    if heads.task is not None:
+        found.append(f"a {heads.task.replace('_', '-')} head")
+    if not found:
+        return "no head but a pooler" if heads.pooler else "no head and no pooler"
+    return " and ".join(["a pooler", *found] if heads.pooler else found)
+
+
+def require_mlm_head(heads: HeadsSection, *, name: str) -> None:
+    """Raises UserError if the model of a name cannot fill masks."""
+    if not heads.mlm:
+        raise UserError(
+            f"fill-mask: {name} has {describe(heads)}, so it cannot say which word is "
+            f"missing; allowed: a run with an MLM head"
+        )
+
+
+def _other_runs(root: epath.Path) -> str:
+    """Returns a hint to runs in, beside and near a local directory, ``""`` if there are none."""
+    if is_remote(root):
+        return ""
+    if (root.parent / CONFIG).is_file():
+        return f'; did you mean "{root.parent}"?'
+    places = [place for place in (root, root.parent, epath.Path("runs")) if place.is_dir()]
+    folders = [folder for place in places for folder in sorted(place.iterdir())]
+    runs = {folder.name: str(folder) for folder in folders if (folder / CONFIG).is_file()}
+    if near := did_you_mean(root.name, runs):
+        name = near.split('"')[1]
+        return near.replace(name, runs[name])
+    return f"; runs there: {', '.join(list(runs.values())[:_MOST_NAMED])}" if runs else ""
+
+
+def _version_of(root: epath.Path) -> str:
+    path = root / PROVENANCE
+    found = read_json_object(path).get("bert_jax") if path.exists() else None
+    return str(found or "of an unknown version")

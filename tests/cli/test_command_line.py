@@ -1,0 +1,41 @@
+"""A mistaken command line gets one line that names what was meant; help is in the order of work."""
+
+import re
+
+import pytest
+
+from bert_jax.cli.commands import cli
+from tests.project import ok, refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("pretrain run.yaml --batch-size 8", "did you mean train.phases.0.batch_size=8?"),
+        ("pretrain run.yaml --batchsize=8", "did you mean train.phases.0.batch_size=8?"),
+        ("pretrain run.yaml --learning-rate 1e-4", "did you mean optimizer.learning_rate=1e-4?"),
+        ("finetune run.yaml --batch-size 8", "did you mean finetune.batch_size=8?"),
+        ("vocab run.yaml --size", "did you mean vocab.size=VALUE?"),
+        ("pretrain run.yaml --gpus 8", "--gpus: found no such option, allowed: --init-from"),
+        ("pretrain run.yaml --gpus 8", "settings are key=value"),
+        ("fill-mask run text --topk 3", 'did you mean "--top-k"?'),
+        ("fill-mask run text --top-k x", "--top-k: 'x'"),
+        ("fill-mask", "RUN_DIR: missing"),
+        ("evaluate run two", "evaluate: "),
+        ("pretain run.yaml", 'verb: found "pretain", allowed: new, '),
+        ("pretain run.yaml", 'did you mean "pretrain"?'),
+        ("--verbos", "see bert-jax --help"),
+    ],
+)
+def test_a_mistaken_command_line_is_told_in_one_line(arguments: str, expected: str) -> None:
+    assert expected in refused(*arguments.split())
+
+
+def test_help_has_every_verb_once_in_the_order_of_the_work() -> None:
+    text = ok("--help")
+    assert re.findall(r"^(?!Usage|Options)(\w[\w ]+):$", text, re.MULTILINE) == [
+        *("Prepare data", "Train", "Use", "Convert", "Cloud", "Check")
+    ]
+    verbs = re.findall(r"^  ([a-z-]+)  +\S", text.partition("Prepare data:")[2], re.MULTILINE)
+    assert sorted(verbs) == sorted(cli.commands)
+    assert verbs.index("new") < verbs.index("vocab") < verbs.index("pretrain")
