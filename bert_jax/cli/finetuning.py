@@ -47,6 +47,11 @@ def finetune(config: str, overrides: tuple[str, ...], **options: Any) -> None:
 )
 @click.option("--submission", is_flag=True, help="Write the benchmark's own files to OUTPUT.")
 @click.option("--probabilities", is_flag=True, help="In a .csv, add a column for each label.")
+@click.option(
+    "--on-error",
+    type=click.Choice(["stop", "skip"]),
+    help="At malformed rows of a table. [default: as the run's finetune.task.on_error]",
+)
 @base.checkpoint_option
 @base.batch_size_option
 @base.platform_option

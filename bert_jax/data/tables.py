@@ -1,16 +1,20 @@
 """Streaming readers of tables: CSV, TSV, JSON lines and Parquet."""
 
 import csv
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import re
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from bert_jax.data.row_errors import RowError, RowErrors
 from bert_jax.errors import UserError, counted, did_you_mean
 from bert_jax.files import read
 from bert_jax.files.parquet import open_parquet, parquet_rows
 
 SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet")
+Delimiter: TypeAlias = Literal["comma", "semicolon", "tab", "pipe"]
+_DELIMITERS: Final[Mapping[str, str]] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 # Characters in a field of a .csv; the csv module's default of 131,072 is less than long documents.
 FIELD_LIMIT: Final = 1 << 24
 MAX_COLUMNS: Final = 10_000
@@ -24,6 +28,7 @@ class TableRow(NamedTuple):
     line: int  # its last line, from 1; for .parquet and in memory the row, from 1
     values: Mapping[str, Any]  # by column; text, or any other type of JSON and Parquet
     columns: Collection[str]  # of the table: the header's, or those of the first row
+    delimiter: str | None = None  # of a .csv or .tsv
 
     @property
     def place(self) -> str:
@@ -46,15 +51,16 @@ class TableRow(NamedTuple):
         """Refuses a row without one of some columns.
 
         They come after the key or option that names each; None is not asked for. Raises UserError:
-        the table has no such column, so the key is wrong; or this row of JSON lines or in memory
-        lacks what the first one has.
+        the table has no such column, since the key, the delimiter or the header is wrong; RowError:
+        this row of JSON lines or in memory lacks what the first one has.
         """
-        for key, name in asked:
-            if name is None or name in self.values:
+        named = [(key, name) for key, name in asked if name is not None]
+        for key, name in named:
+            if name in self.values:
                 continue
             found = ", ".join(each or "''" for each in self.values) or "none"
             if name in self.columns:
-                raise UserError(
+                raise RowError(
                     f'{self.place}: column "{name}" ({key}) is missing, found: {found}; allowed: '
                     "all columns in every row"
                 )
@@ -63,10 +69,13 @@ class TableRow(NamedTuple):
                     f'{self.place}: found the columns {found}, allowed: "{name}" ({key} of the '
                     f'model); rename a column to "{name}"'
                 )
-            raise UserError(
-                f'{key}: found "{name}", allowed: {found} ({self._names_place})'
-                f"{did_you_mean(name, self.values)}"
-            )
+            if self.delimiter is not None:
+                settable = key.startswith("task.")
+                _check_delimiter(self.path, [*self.columns], self.delimiter, settable=settable)
+            hint = did_you_mean(name, self.values)
+            if self.delimiter is not None and not any(each in self.values for _, each in named):
+                hint = hint or _NO_HEADER
+            raise UserError(f'{key}: found "{name}", allowed: {found} ({self._names_place}){hint}')
 
     def only_column(self, key: str, *, but: Collection[str]) -> str:
         """Returns the one column that is none of some others.
@@ -83,16 +92,18 @@ class TableRow(NamedTuple):
         """Returns the text in a column.
 
         Raises:
-            UserError: the value is not text (JSON and Parquet).
+            RowError: the value is not text (JSON and Parquet).
         """
         found = self.values[name]
         if not isinstance(found, str):
             kind = "null" if found is None else type(found).__name__
-            raise UserError(f'{self.place}: "{name}" found {kind}, allowed: text')
+            raise RowError(f'{self.place}: "{name}" found {kind}, allowed: text')
         return found
 
 
-def read_table(path: Path) -> Iterator[TableRow]:
+def read_table(
+    path: Path, *, delimiter: Delimiter | None = None, errors: RowErrors | None = None
+) -> Iterator[TableRow]:
     """Yields the rows of a .jsonl, .csv, .tsv or .parquet in order.
 
     After a line ``text,label``, the values of ``good,1`` are ``{"text": "good", "label": "1"}``.
@@ -101,16 +112,24 @@ def read_table(path: Path) -> Iterator[TableRow]:
     in their first line. Every line of a .jsonl has its own names. A blank line is no row, as for
     `csv.DictReader` and pandas. Texts are in UTF-8, with or without a byte order mark.
 
+    Args:
+        path: of the file.
+        delimiter: between the columns of a .csv or .tsv; None: a comma or a tab.
+        errors: what happens at a malformed row; None: its error is raised.
+
     Raises:
-        UserError: no such file or suffix; a line with too few or too many fields; a column twice;
-            no CSV, JSON, Parquet or UTF-8.
+        UserError: no such file or suffix; no header, or one with another delimiter; a column
+            twice; no Parquet or UTF-8.
+        RowError: too few or too many fields in a row; a line that is no CSV or JSON.
     """
-    if path.suffix not in SUFFIXES:
-        raise UserError(
-            f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}"
-        )
-    readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
-    return readers.get(path.suffix, _read_rows)(path)
+    errors = errors or RowErrors()
+    if path.suffix == ".jsonl":
+        return _read_jsonl(path, errors)
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    if path.suffix in SUFFIXES:
+        return _read_rows(path, delimiter, errors)
+    raise UserError(f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -125,17 +144,22 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         yield number, line.removesuffix("\n").removesuffix("\r")
 
 
-def read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+def read_fields(
+    path: Path, *, delimiter: Delimiter | None = None, errors: RowErrors | None = None
+) -> Iterator[tuple[int, list[str]]]:
     """Yields the fields of each line of a .tsv, without quoting, or of each row of a .csv.
 
     Each comes after the number of its (last) line, from 1. Blank lines are left out; ``""`` alone
-    in a .csv is a row of one empty field.
+    in a .csv is a row of one empty field. For `delimiter` and `errors` see `read_table`.
 
     Raises:
-        UserError: as `read_lines`, more columns than `MAX_COLUMNS`, or no CSV.
+        UserError: as `read_lines`, more columns than `MAX_COLUMNS`.
+        RowError: no CSV.
     """
-    tsv = ((number, line.split("\t", MAX_COLUMNS)) for number, line in read_lines(path) if line)
-    for line, fields in _csv_rows(path) if path.suffix == ".csv" else tsv:
+    between = _between(path, delimiter)
+    tsv = ((number, line.split(between, MAX_COLUMNS)) for number, line in read_lines(path) if line)
+    rows = _csv_rows(path, between, errors or RowErrors()) if path.suffix == ".csv" else tsv
+    for line, fields in rows:
         if len(fields) > MAX_COLUMNS:
             raise UserError(
                 f"{path}: line {line}: found more than {MAX_COLUMNS:,} columns, allowed: at most "
@@ -144,41 +168,141 @@ def read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
         yield line, fields
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _between(path: Path, delimiter: Delimiter | None) -> str:
+    return _DELIMITERS[delimiter or ("tab" if path.suffix == ".tsv" else "comma")]
+
+
+class _CsvLines:
+    """The lines of a .csv, and those that the current row consists of."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = read.read_lines(path, newline="", limit=FIELD_LIMIT)
+        self._again: deque[str] = deque()
+        self.number = 0  # of the last line, from 1
+        self.row: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._again.popleft() if self._again else next(self._lines)
+        self.number += 1
+        self.row.append(line)
+        return line
+
+    def drop_first(self) -> None:
+        """Goes back to the second line of the current row."""
+        self.number -= len(self.row) - 1
+        self._again.extendleft(reversed(self.row[1:]))
+
+
+def _csv_rows(path: Path, delimiter: str, errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(FIELD_LIMIT)
-    reader = csv.reader(read.read_lines(path, newline="", limit=FIELD_LIMIT), strict=True)
-    try:
-        for fields in reader:
-            if fields:  # of a blank line there are none
-                yield reader.line_num, fields
-    except csv.Error as error:
-        raise UserError(f"{path}: line {reader.line_num}: found no CSV ({error})") from None
+    lines, is_first = _CsvLines(path), True
+    reader = csv.reader(lines, strict=True, delimiter=delimiter)
+    while True:
+        lines.row.clear()
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            found = _no_csv(path, lines, delimiter, error)
+            if is_first:  # the header, which is no row to skip
+                _check_delimiter(
+                    path, lines.row[:1], delimiter, settable=errors.setting is not None
+                )
+                raise found from None
+            errors.refuse(found)
+            lines.drop_first()
+            reader = csv.reader(lines, strict=True, delimiter=delimiter)
+            continue
+        if fields:  # of a blank line there are none
+            yield lines.number, fields
+            is_first = False
 
 
-def _read_rows(path: Path) -> Iterator[TableRow]:
-    rows = read_fields(path)
+def _no_csv(path: Path, lines: _CsvLines, delimiter: str, error: csv.Error) -> RowError:
+    """Returns the error of a row, which names the line where its quote opens."""
+    opened = lines.number - len(lines.row) + 1 + _open_quote(lines.row, delimiter)
+    if opened == lines.number and "end of data" not in str(error):
+        return RowError(f"{path}: line {opened}: found no CSV ({error})")
+    return RowError(
+        f"{path}: line {opened}: found a quote that opens a field and is not closed up to line "
+        f'{lines.number}, allowed: "…" around the whole field, and "" for a quote within'
+    )
+
+
+def _open_quote(row: list[str], delimiter: str) -> int:
+    """Returns the index of the line where the quote opens that makes a row malformed."""
+    opened, inside = 0, False
+    for index, line in enumerate(row):
+        for quote in re.finditer('""|"', line):
+            if len(quote[0]) == 2:  # an empty field, or a quote within one
+                continue
+            if not inside:
+                inside = line[: quote.start()].endswith(delimiter) or quote.start() == 0
+                opened = index if inside else opened
+            elif line[quote.end() :].startswith((delimiter, "\r", "\n")):
+                inside = False
+            else:
+                return opened
+    return opened
+
+
+def _read_rows(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> Iterator[TableRow]:
+    between = _between(path, delimiter)
+    rows = read_fields(path, delimiter=delimiter, errors=errors)
     first, header = next(rows, (1, []))
     if not any(header):
         raise UserError(f"{path}: found no header, allowed: names of columns in the first line")
     for name, times in Counter(header).items():
         if times > 1:
-            raise UserError(f'{path}: line {first}: found the column "{name}" twice, allowed: once')
+            raise UserError(
+                f'{path}: line {first}: found the column "{name}" twice, allowed: once{_NO_HEADER}'
+            )
     for line, fields in rows:
-        if len(fields) != len(header):
-            raise ragged(path, line, found=len(fields), allowed=len(header))
-        yield TableRow(path, line, dict(zip(header, fields, strict=True)), header)
+        if len(fields) == len(header):
+            values = dict(zip(header, fields, strict=True))
+            yield TableRow(path, line, values, header, between)
+            continue
+        _check_delimiter(path, header, between, settable=errors.setting is not None)
+        errors.refuse(ragged(path, line, found=len(fields), allowed=len(header)))
+
+
+_NO_HEADER: Final = "; if this line is a row, put a line with the names of the columns before it"
+
+
+def _check_delimiter(path: Path, header: Sequence[str], delimiter: str, *, settable: bool) -> None:
+    """Refuses a header of one column that another delimiter divides.
+
+    `settable`: the reader of the table has a setting for the delimiter.
+    """
+    if len(header) != 1 or delimiter in header[0]:
+        return
+    for name, other in _DELIMITERS.items():
+        if other in header[0]:
+            found, allowed = (_shown_delimiter(each) for each in (other, delimiter))
+            hint = f", or the setting finetune.task.delimiter={name}" if settable else ""
+            raise UserError(
+                f"{path}: found {found} between the columns of the header, allowed: {allowed}{hint}"
+            )
+
+
+def _shown_delimiter(delimiter: str) -> str:
+    return "a tab" if delimiter == "\t" else f'"{delimiter}"'
 
 
 def ragged(
     path: Path, line: int, *, found: int, allowed: int, like: str = "the header"
-) -> UserError:
+) -> RowError:
     """Returns the error of a line with too few fields or too many; `like` what it should be."""
-    return UserError(
+    return RowError(
         f"{path}: line {line}: found {counted(found, 'field')}, allowed: {allowed}, as in {like}"
     )
 
 
-def _read_jsonl(path: Path) -> Iterator[TableRow]:
+def _read_jsonl(path: Path, errors: RowErrors) -> Iterator[TableRow]:
     columns: Collection[str] | None = None
     for number, line in read_lines(path):
         if not line.strip():
@@ -186,7 +310,8 @@ def _read_jsonl(path: Path) -> Iterator[TableRow]:
         try:
             values = read.parse_json_object(line, allowed="an object")
         except UserError as error:
-            raise UserError(f"{path}: line {number}: {error}") from None
+            errors.refuse(RowError(f"{path}: line {number}: {error}"))
+            continue
         columns = values if columns is None else columns
         yield TableRow(path, number, values, columns)
 

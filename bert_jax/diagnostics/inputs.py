@@ -29,6 +29,7 @@ from bert_jax.runs.settings import (
     require_mlm_head,
 )
 from bert_jax.section import under
+from bert_jax.tasks.family import row_errors
 from bert_jax.tasks.glue.family import GlueSection
 from bert_jax.tasks.glue.tfds import NAME as TFDS
 from bert_jax.tasks.section import FinetuneSection
@@ -204,8 +205,9 @@ def _table(task: TableSection, role: str, path: str) -> str:
     asked = [("task.text", task.text), ("task.pair", task.pair), ("task.id", task.id)]
     asked += [] if role == "test" else [("task.label", task.label)]
     if not is_remote(path):
-        for row in itertools.islice(read_table(Path(path)), 1):
-            row.require(asked)
+        errors = row_errors(task.on_error, role)
+        rows = read_table(Path(path), delimiter=task.delimiter, errors=errors)
+        errors.kept(itertools.islice(rows, 1), lambda row: row.require(asked))
     return told
 
 

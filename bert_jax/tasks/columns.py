@@ -1,10 +1,13 @@
 """Columns of a table by name: one or two texts, a label, an id."""
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
+from bert_jax.data.row_errors import RowError, RowErrors
 from bert_jax.data.tables import TableRow
-from bert_jax.errors import UserError
+
+ID: Final = "id"  # column of ids where none is named
 
 
 class TextRow(NamedTuple):
@@ -24,21 +27,44 @@ class TextColumns(NamedTuple):
     text: str
     pair: str | None
     label: str
-    id: str | None  # None: rows are named by their index, from 0
+    id: str | None  # None: the column "id", or else the index of the row, from 0
 
 
-def text_row(row: TableRow, columns: TextColumns, *, index: int, labelled: bool) -> TextRow:
-    """Returns one row of a table, the `index`-th from 0.
+def text_rows(
+    table: Iterable[TableRow], columns: TextColumns, *, labelled: bool, errors: RowErrors
+) -> list[TextRow]:
+    """Returns the rows of a table.
 
-    The column of labels is required where it is `labelled`; the label itself may be missing. Raises
-    UserError: a column that is not there, a text that is none, an id of another type.
+    Without a column of ids, the column "id" is one if all its values are texts or whole numbers;
+    else the ids are the indices of the rows, from 0. A skipped row counts. The column of labels is
+    required in a `labelled` table; a label may be missing. Raises UserError: a column is not there;
+    RowError: a text is none, an id has another type.
     """
+    found: list[TextRow] = []
+    own: list[Any] = []
+    for row in table:
+        index = len(found) + errors.count
+        try:
+            found.append(_text_row(row, columns, index=index, labelled=labelled))
+            own.append(row.values.get(ID) if ID not in columns else None)
+        except RowError as error:
+            errors.refuse(error)
+    if columns.id is None and all(map(_is_id, own)):
+        return [row._replace(id=value) for row, value in zip(found, own, strict=True)]
+    return found
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | str) and not isinstance(value, bool)
+
+
+def _text_row(row: TableRow, columns: TextColumns, *, index: int, labelled: bool) -> TextRow:
     named = columns._asdict()
     keys = ("text", "pair", "id", *(["label"] if labelled else []))
     row.require((f"task.{key}", named[key]) for key in keys)
     found_id = index if columns.id is None else row.values[columns.id]
-    if isinstance(found_id, bool) or not isinstance(found_id, int | str):
-        raise UserError(
+    if not _is_id(found_id):
+        raise RowError(
             f'{row.place}: "{columns.id}" found {found_id!r}, allowed: a text or a whole number'
         )
     label = row.values.get(columns.label)

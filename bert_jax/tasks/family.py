@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from bert_jax.data.memory_table import MemoryTable
+from bert_jax.data.row_errors import OnError, RowErrors
 from bert_jax.errors import Diverged, UserError
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file
@@ -208,6 +209,12 @@ def content_hash(examples: Iterable[Any]) -> str:
 def needs_labels(role: str) -> bool:
     """Whether every example of a split of this role must have a label."""
     return role.startswith(("train", "dev"))
+
+
+def row_errors(on_error: OnError, role: str) -> RowErrors:
+    """Returns what happens at the malformed rows of a role's table."""
+    setting = "--on-error=skip" if role == "input" else "finetune.task.on_error=skip"
+    return RowErrors(on_error, setting=setting)
 
 
 def count_notes(path: str | Path | MemoryTable, found: Mapping[str, int]) -> list[str]:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from bert_jax.data.row_errors import RowError, RowErrors
 from bert_jax.errors import UserError, counted, did_you_mean
 from bert_jax.files.read import is_whole
 from bert_jax.model.config import HeadsSection, ProblemName
@@ -70,7 +71,7 @@ def number_of(label: Any) -> float | None:
 def names_of(row: TextRow, *, column: str, problem: ProblemName, separator: str) -> list[str]:
     """Returns the names in a row's label: one, or for several labels none to many.
 
-    Raises UserError: a list where there is one label, or an object.
+    Raises RowError: a list where there is one label, or an object.
     """
     found = row.label
     if is_missing(row):
@@ -90,7 +91,7 @@ def _name(row: TextRow, found: Any, column: str) -> str:
         return str(int(found))  # what Parquet makes of whole numbers when some are missing
     if isinstance(found, str | int | float):
         return str(found)
-    raise UserError(f'{row.place}: "{column}" found {found!r}, allowed: a label')
+    raise RowError(f'{row.place}: "{column}" found {found!r}, allowed: a label')
 
 
 def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str]:
@@ -110,26 +111,31 @@ def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str]:
     return "single_label", "labels are whole numbers" if whole else "labels are names"
 
 
-def refuse_stray_labels(rows: Sequence[TextRow], *, column: str) -> None:
-    """Refuses labels that would be a regression but for a few.
+def without_strays(rows: Sequence[TextRow], *, column: str, errors: RowErrors) -> Sequence[TextRow]:
+    """Returns the rows without labels that keep a table from being a regression.
 
-    Of ``["2.98", "3.1", "n/a"]`` each would be a class of its own. Raises UserError: more than half
-    of the labels are numbers, one at least is not whole, and others are no numbers: the first.
+    Of ``["2.98", "3.1", "n/a"]`` each would be a class of its own: "n/a" is a stray. There are
+    strays if more than half of the labels are numbers, and one at least is not whole. Raises
+    RowError: there is one, and rows are not skipped.
     """
     labelled = [row for row in rows if not is_missing(row)]
     if any(isinstance(row.label, list) for row in labelled):
-        return
+        return rows
     numbers = [number_of(row.label) for row in labelled]
     known = [number for number in numbers if number is not None]
     if 2 * len(known) <= len(labelled) or all(number.is_integer() for number in known):
-        return
-    for row, number in zip(labelled, numbers, strict=True):
-        if number is None:
-            raise UserError(
-                f'{row.place}: "{column}" found {row.label!r}, allowed: a number, as '
-                f"{len(known):,} of {len(labelled):,} labels are; or "
-                "finetune.task.problem=single_label, where each is the name of a class"
-            )
+        return rows
+
+    def check(row: TextRow) -> TextRow:
+        if is_missing(row) or number_of(row.label) is not None:
+            return row
+        raise RowError(
+            f'{row.place}: "{column}" found {row.label!r}, allowed: a number, as '
+            f"{len(known):,} of {len(labelled):,} labels are; or "
+            "finetune.task.problem=single_label, where each is the name of a class"
+        )
+
+    return errors.kept(rows, check)
 
 
 def find_names(
@@ -161,7 +167,7 @@ def target_of(
     """Returns what a row's label is to the model.
 
     Where it is `required`, a missing label is an error; several labels may be none. Raises
-    UserError: no label where one is required, an unknown one, or no number in a regression.
+    RowError: no label where one is required, an unknown one, or no number in a regression.
     """
     several = labelling.problem == "multi_label"
     # No labels at all are spelled "" in a text.
@@ -169,12 +175,12 @@ def target_of(
         if required:
             is_number = labelling.problem == "regression"
             allowed = "a number" if is_number else spell_names(labelling.names)
-            raise UserError(f'{row.place}: "{column}" found no label, allowed: {allowed}')
+            raise RowError(f'{row.place}: "{column}" found no label, allowed: {allowed}')
         return None
     if labelling.problem == "regression":
         number = number_of(row.label)
         if number is None:
-            raise UserError(f'{row.place}: "{column}" found {row.label!r}, allowed: a number')
+            raise RowError(f'{row.place}: "{column}" found {row.label!r}, allowed: a number')
         return number
     names = names_of(row, column=column, problem=labelling.problem, separator=separator)
     numbers = [label_number(name, labelling.names, f'{row.place}: "{column}"') for name in names]
@@ -187,11 +193,11 @@ def spell_names(names: Sequence[str]) -> str:
 
 
 def label_number(name: str, names: Sequence[str], place: str) -> int:
-    """Returns where a label is among the model's; UserError: nowhere."""
+    """Returns where a label is among the model's; RowError: nowhere."""
     try:
         return names.index(name)
     except ValueError:
-        raise UserError(
+        raise RowError(
             f'{place} found "{name}", allowed: {spell_names(names)}{did_you_mean(name, names)}'
         ) from None
 

@@ -9,14 +9,17 @@ import jax
 import pyarrow as pa
 from etils import epath
 
+from bert_jax.data.row_errors import OnError
 from bert_jax.errors import UserError
 from bert_jax.model.config import HeadsSection
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import Run
+from bert_jax.tasks.choice.family import MultipleChoiceSection
 from bert_jax.tasks.family import Family, Record
 from bert_jax.tasks.predictor import predict_splits, score_splits
+from bert_jax.tasks.table.family import TableSection
 from bert_jax.tasks.training.evaluation import (
     open_data,
     predictor_of,
@@ -37,6 +40,7 @@ class Predictions(NamedTuple):
     records: Mapping[str, Sequence[Record]]  # by split
     scores: Mapping[str, float] | None  # of the labelled examples; None without any
     scored: Mapping[str, int]  # number of labelled examples of each split that has some
+    notes: Sequence[str]  # findings about the data, a line each
 
 
 class PredictionOutput(NamedTuple):
@@ -107,9 +111,16 @@ def predict_to(
     checkpoint: str,
     batch_size: int | None,
     mesh: MeshSection | None,
+    on_error: OnError | None,
 ) -> Predictions:
     """Predicts a file or the test splits and writes the result, see `bert_jax.predict`."""
-    section_of(run)  # refuses a run that was not fine-tuned
+    task = section_of(run).task  # refuses a run that was not fine-tuned
+    if on_error is not None:
+        if not isinstance(task, TableSection | MultipleChoiceSection):
+            raise UserError(
+                f'--on-error: found it with task "{task.kind}", allowed: table, multiple_choice'
+            )
+        task = task.model_copy(update={"on_error": on_error})
     output.check_task(run.heads)
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     family = open_data(
@@ -117,6 +128,7 @@ def predict_to(
         roles=("test",) if input_path is None else ("input",),
         step=loaded.step,
         input=input_path,
+        task=task,
     )
     require_same_data(run, loaded, family)
     if not family.splits:
@@ -134,7 +146,7 @@ def predict_to(
     scores = score_splits(family, labelled) if labelled else None
     scored = {name: len(found) for name, found in labelled.items()}
     files = output.write(family, records) if jax.process_index() == 0 else []
-    return Predictions(loaded.step, files, records, scores, scored)
+    return Predictions(loaded.step, files, records, scores, scored, family.notes)
 
 
 def _probabilities(rows: Sequence[Record]) -> dict[str, list[float]]:

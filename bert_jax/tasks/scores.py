@@ -22,6 +22,8 @@ from bert_jax.tasks.family import Family, Record
 # regression answers the mean and some noise.
 FLAT: Final = 0.01
 
+CONSTANTS: Final = 3  # most frequent labels that are tried as constant answers
+
 OUTSIDE: Final = "O"  # the tag of a token that is no part of an entity
 
 
@@ -191,9 +193,9 @@ def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
 
     1. all predictions are the same (of numbers: scatter less than a hundredth of what the labels
        do), or
-    2. its score is not above that of the best answer that reads nothing: the most frequent label
-       or set of labels, the labels' mean, no entity (without "O" among the tags the most frequent
-       one for every token), no answer to any question. Entity F1 and a correlation are 0 then.
+    2. its score is not above that of the best constant answer: a frequent label or set of labels,
+       the labels' mean, no entity (without "O" among the tags the most frequent one for every
+       token), no answer to any question. Entity F1 and a correlation are 0 then.
 
     ``["yes", "yes", "yes"]`` predicted for yes, no, yes → accuracy 2/3, constant 2/3, only "yes"
 
@@ -204,13 +206,12 @@ def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
     if np.std(labels) == 0 if numbers else len(set(map(_key, _parts(labels, records)))) < 2:
         return None
     metric = family.best_metric
-    blind = [record | {"prediction": answer} for record, answer in _blind(labels, records)]
-    return Baseline(
-        metric,
-        score=family.score(records)[metric],
-        constant=family.score(blind)[metric],
-        only=_only(labels, records),
-    )
+    constant = [
+        family.score([record | {"prediction": answer} for record, answer in blind])[metric]
+        for blind in _blind(labels, records)
+    ]
+    own = family.score(records)[metric]
+    return Baseline(metric, own, constant=max(constant), only=_only(labels, records))
 
 
 def _only(labels: list[Any], records: Sequence[Record]) -> str | None:
@@ -222,19 +223,19 @@ def _only(labels: list[Any], records: Sequence[Record]) -> str | None:
     return _spelled(*found.values()) if len(found) == 1 else None
 
 
-def _blind(labels: list[Any], records: Sequence[Record]) -> list[tuple[Record, Any]]:
-    """Returns every record with the best answer that reads nothing."""
+def _blind(labels: list[Any], records: Sequence[Record]) -> list[list[tuple[Record, Any]]]:
+    """Returns the constant answers that may be the best, each with every record."""
     if isinstance(labels[0], float):
-        return [(record, float(np.mean(labels))) for record in records]
+        return [[(record, float(np.mean(labels))) for record in records]]
     if "nbest" in records[0]:
-        return [(record, "") for record in records]
+        return [[(record, "") for record in records]]
     parts = _parts(labels, records)
-    counts = Counter(map(_key, parts))
-    usual = json.loads(max(sorted(counts), key=counts.__getitem__))
+    # The best one by accuracy is the most frequent, by F1 the positive label.
+    usual = [json.loads(key) for key, _ in Counter(sorted(map(_key, parts))).most_common(CONSTANTS)]
     if "tokens" in records[0]:
-        tag = OUTSIDE if OUTSIDE in parts else usual
-        return [(record, [tag] * len(record["tokens"])) for record in records]
-    return [(record, usual) for record in records]
+        tag = OUTSIDE if OUTSIDE in parts else usual[0]
+        return [[(record, [tag] * len(record["tokens"])) for record in records]]
+    return [[(record, label) for record in records] for label in usual]
 
 
 def _parts(answers: list[Any], records: Sequence[Record]) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.data.row_errors import RowErrors
 from bert_jax.data.rows.collate import assemble, encode_ragged
 from bert_jax.tasks.columns import TextRow
 from bert_jax.tasks.family import (
@@ -153,10 +154,12 @@ class SequenceTask:
     positive: str | None = None  # the label that "f1" is of
     separator: str = "|"  # between several labels in a text
 
-    def examples(self, rows: Sequence[TextRow], *, required: bool) -> list[TextExample]:
+    def examples(
+        self, rows: Sequence[TextRow], *, required: bool, errors: RowErrors
+    ) -> list[TextExample]:
         """Returns the examples of a file.
 
-        Where it is `required`, each needs a label. Raises UserError: a label that is missing where
+        Where it is `required`, each needs a label. Raises RowError: a label that is missing where
         it is required, or unknown.
         """
         target = functools.partial(
@@ -166,7 +169,9 @@ class SequenceTask:
             separator=self.separator,
             required=required,
         )
-        return [TextExample(row.id, row.text, row.pair, target(row), row.line) for row in rows]
+        return errors.kept(
+            rows, lambda row: TextExample(row.id, row.text, row.pair, target(row), row.line)
+        )
 
     def family(
         self,

@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
+from bert_jax.data.row_errors import OnError
 from bert_jax.inference.batch_size import check_batch_size
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
@@ -26,6 +27,7 @@ def predict(
     batch_size: int | None = None,
     mesh: MeshSection | None = None,
     force: bool = False,
+    on_error: OnError | None = None,
     console: Console | None = None,
 ) -> Predictions:
     """Predicts a file, or the test splits of the task that a run was fine-tuned on.
@@ -45,6 +47,8 @@ def predict(
         batch_size: rows at a time; does not change the predictions.
         mesh: devices to use; None for all there are.
         force: replace `output`.
+        on_error: "skip" leaves out malformed rows of a table, "stop" raises; None for what the
+            run's task says.
         console: where the result is shown.
 
     Raises:
@@ -74,11 +78,12 @@ def predict(
             checkpoint=checkpoint,
             batch_size=batch_size,
             mesh=mesh,
+            on_error=on_error,
         )
     if console is not None and jax.process_index() == 0:
         files = ", ".join(map(str, result.files))
         counts = ", ".join(f"{name} {len(found):,}" for name, found in result.records.items())
-        lines = [f"{files}: {counts}"]
+        lines = [*result.notes, f"{files}: {counts}"]
         if result.scores:
             lines.append(format_scores(result.scores) + _of_some(result))
         for line in lines:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.data.row_errors import RowErrors
 from bert_jax.data.tables import read_lines, read_table
 from bert_jax.errors import UserError
 
@@ -102,7 +103,7 @@ def test_blank_lines_are_counted_and_no_rows_of_jsonl(tmp_path: Path) -> None:
         ("t.csv", b"", "t.csv: found no header"),
         ("t.tsv", b"", "t.tsv: found no header"),
         ("t.csv", b'a\n"x" y\n', "t.csv: line 2: found no CSV"),
-        ("t.csv", b'a\n"x\n', "t.csv: line 2: found no CSV (unexpected end of data)"),
+        ("t.csv", b"1,1\nx,2\n", "twice, allowed: once; if this line is a row, put a line with"),
         ("t.jsonl", b'{"a": 1}\n{"a"\n', "t.jsonl: line 2: found no JSON"),
         ("t.jsonl", b'"a"\n', "t.jsonl: line 1: found a JSON str, allowed: an object"),
         ("t.csv", b"a,b\n1,2\n" + b"\0" * 9 + b"\n", "t.csv: line 3: found a NUL byte"),
@@ -115,6 +116,46 @@ def test_what_is_no_table_is_named(
     tmp_path: Path, name: str, content: bytes, expected: str
 ) -> None:
     assert expected in refusal(tmp_path / name, content)
+
+
+@pytest.mark.parametrize(
+    ("content", "opens", "last"),
+    [
+        ('a,b\nx,1\n"y,2\nz,3\n', 3, 4),
+        ('a,b\nx,1\n"y,2\nz,3\n"w",4\n', 3, 5),  # what closes it is another row's
+        ('a,b\n"x\nx",1\n"y ""z"", 5"" wide,2\nz,3\n', 4, 5),
+        ('a,b\n"x\nx","y\nz,3\n', 3, 4),
+        ('a,b\n5" disk,"y\nz,3\n', 2, 3),
+        ('a,"b\nx,1\n', 1, 2),
+    ],
+)
+def test_an_open_quote_is_named_with_the_line_where_it_opens(
+    tmp_path: Path, content: str, opens: int, last: int
+) -> None:
+    found = refusal(tmp_path / "t.csv", content.encode())
+    assert f"t.csv: line {opens}: found a quote that opens a field" in found
+    assert f"up to line {last}, " in found
+
+
+def test_malformed_rows_are_skipped_and_counted(tmp_path: Path) -> None:
+    path, errors = tmp_path / "t.csv", RowErrors("skip")
+    path.write_text('a,b\nx,1\ny\n"open,2\nz,3\n"p" q,4\nw,5\n"v,6\nu,7\n')
+    found = [(row.line, row.values["a"]) for row in read_table(path, errors=errors)]
+    assert found == [(2, "x"), (5, "z"), (7, "w"), (9, "u")]
+    assert errors.count == 4
+    (note,) = errors.note(path, kept=4)
+    assert note.startswith(f"{path}: skipped 4 of 8 rows: line 3: found 1 field, allowed: 2")
+    assert "line 4: found a quote that opens" in note
+    assert "; line 6: " in note
+    assert note.endswith("; …")
+    lines, errors = tmp_path / "t.jsonl", RowErrors("skip")
+    lines.write_text('{"a": 1}\n{"a"\n[]\n{"a": 2}\n')
+    assert [row.values["a"] for row in read_table(lines, errors=errors)] == [1, 2]
+    assert errors.count == 2
+    # A malformed header is no row.
+    path.write_text('"a" b,c\nx,1\n')
+    with pytest.raises(UserError, match="line 1: found no CSV"):
+        list(read_table(path, errors=errors))
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl"])

@@ -183,10 +183,21 @@ def test_labels_may_be_missing_where_they_are_asked_for(
     assert path.read_text() == "id,prediction\n0,3\n1,3\n"
     some = bare.replace("\n", "\t\n") + "\t1"
     family = open_file(tokenizer, tmp_path, some, name="file.tsv", role=role, format="codah")
-    assert family.splits[role].row(1).targets == {}
-    assert family.notes[0].endswith(
-        "1 questions have a label and others none: all are read as unlabelled"
-    )
+    assert [family.splits[role].row(index).targets for index in range(2)] == [{}, {"label": 1}]
+
+
+def test_an_id_column_is_used_and_malformed_rows_are_skipped(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    text = "id;q;x;y;z;answer\nk1;the;dog;river;mill;2\nk2;the;dog\nk3;the;dog;river;mill;9\n"
+    settings = {**THREE, "delimiter": "semicolon"}
+    with pytest.raises(UserError, match="on_error=skip would skip the row"):
+        open_file(tokenizer, tmp_path, text, **settings)
+    family = open_file(tokenizer, tmp_path, text, on_error="skip", **settings)
+    assert "skipped 2 of 3 rows: line 3: found 3 fields" in family.notes[0]
+    collector = family.splits["train"].collect()
+    collector.add(0, np.zeros(3, np.float32))
+    assert [record["id"] for record in collector.records()] == ["k1"]
 
 
 def test_predictions_are_written_by_the_ids_of_the_table(

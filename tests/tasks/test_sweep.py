@@ -160,6 +160,12 @@ def test_no_better_than_the_most_frequent_label_is_degenerate() -> None:
     assert degenerate(CLASSES, records(labels, ["a", "a", "a", "b"])) is None
 
 
+def test_the_best_constant_answer_by_f1_is_the_positive_label() -> None:
+    task = family("f1", lambda found: figures(found, ("f1",), positive="b"))
+    found = records(["a", "a", "a", "b"], ["b", "b", "a", "b"])
+    assert baseline_of(task, found) == ("f1", 0.5, 0.4, None)
+
+
 def test_choices_are_classes() -> None:
     assert baseline_of(CLASSES, records([0, 1, 2, 1], [0, 1, 2, 1])) == ("accuracy", 1, 0.5, None)
     assert degenerate(CLASSES, records([0, 1, 2, 1], [3, 3, 3, 3])) == "predicts nothing but 3"

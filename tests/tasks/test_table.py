@@ -72,7 +72,8 @@ def test_a_stray_cell_among_numbers_is_no_class_unless_asked_for(tmp_path: Path,
     spelled = cell.strip('"')
     assert refusal(tmp_path, "train", dev="unread.csv") == (
         f"{path}: line 10: \"label\" found '{spelled}', allowed: a number, as 8 of 10 labels are; "
-        "or finetune.task.problem=single_label, where each is the name of a class"
+        "or finetune.task.problem=single_label, where each is the name of a class; "
+        "finetune.task.on_error=skip would skip the row"
     )
     asked = table(tmp_path, "train", dev="unread.csv", problem="single_label")
     assert set(asked.heads.labels) == {*found, spelled, "bad"}
@@ -141,6 +142,65 @@ def test_records_have_the_users_id_and_both_texts(tmp_path: Path) -> None:
     ]
     family = table(tmp_path, "train", **columns, dev=str(path))
     assert [record["id"] for record in predict(family.splits["train"], [[1, 0]] * 2)] == [0, 1]
+
+
+def test_a_column_named_id_is_used_without_being_asked(tmp_path: Path) -> None:
+    def found(lines: list[str], name: str = "train.csv", **changes: Any) -> list[object]:
+        path = write_lines(tmp_path / name, lines)
+        return ids(table(tmp_path, "train", train=str(path), dev="unread.csv", **changes), "train")
+
+    lines = ["id,text,label", "k1,w1,a", "k2,w2,b"]
+    assert found(lines) == ["k1", "k2"]
+    assert found(lines, id="text") == ["w1", "w2"]
+    assert found(lines, text="id", label="label") == [0, 1]
+    rows = [{"id": 7, "text": "w1", "label": "a"}, {"id": 9, "text": "w2", "label": "b"}]
+    assert found(list(map(json.dumps, rows)), "t.jsonl") == [7, 9]
+    # Not every value can be an id.
+    assert found([json.dumps(rows[0]), json.dumps(rows[1] | {"id": None})], "t.jsonl") == [0, 1]
+
+
+def test_malformed_rows_are_skipped_counted_and_said(tmp_path: Path) -> None:
+    lines = ["text,label", "w1,a", "w2", "w3,b", "w4,", "w5,a", '"w6" w7,a', "w8,b"]
+    path = write_lines(tmp_path / "train.csv", lines)
+    dev = csv_of(tmp_path / "dev.csv", ["a", "zzz", "b"])
+    line = refusal(tmp_path, dev=str(dev))
+    assert line.endswith("as in the header; finetune.task.on_error=skip would skip the row")
+    family = table(tmp_path, dev=str(dev), on_error="skip")
+    # Ids remain the indices of the rows in the file.
+    assert (ids(family, "train"), ids(family, "dev")) == ([0, 2, 4, 6], [0, 2])
+    assert family.notes[1:] == (
+        f"{path}: skipped 3 of 7 rows: line 3: found 1 field, allowed: 2, as in the header; "
+        "line 7: found no CSV (',' expected after '\"'); "
+        'line 5: "label" found no label, allowed: a, b',
+        f'{dev}: skipped 1 of 3 rows: line 3: "label" found "zzz", allowed: a, b',
+    )
+    numbers = csv_of(tmp_path / "numbers.csv", ["1.5", "n/a", "2", "2.5"])
+    family = table(tmp_path, "train", train=str(numbers), dev="unread.csv", on_error="skip")
+    assert labels_of(family.splits["train"]) == [1.5, 2, 2.5]
+    mixed = jsonl_of(tmp_path / "t.jsonl", ["a", {"b": 1}, "b"])
+    family = table(tmp_path, "train", train=str(mixed), dev="unread.csv", on_error="skip")
+    assert labels_of(family.splits["train"]) == [0, 1]
+    write_lines(dev, ["text,label", "w1", "w2"])
+    assert "skipped 2 of 2 rows" in refusal(tmp_path, dev=str(dev), on_error="skip")
+
+
+def test_a_wrong_delimiter_and_a_missing_header_are_named(tmp_path: Path) -> None:
+    for lines in (["text;label", "w1;a", "w2;b"], ["text;label", "w1, w3;a"], ['"text";"label"']):
+        write_lines(tmp_path / "train.csv", lines)
+        line = refusal(tmp_path, "train", dev="unread.csv")
+        assert 'train.csv: found ";" between the columns of the header, allowed: ",", or' in line
+        assert "finetune.task.delimiter=semicolon" in line
+    write_lines(tmp_path / "train.csv", ["text;label", '"w1; w3";a', "w2, w4;b"])
+    family = table(tmp_path, "train", dev="unread.csv", delimiter="semicolon")
+    assert labels_of(family.splits["train"]) == [0, 1]
+    commas = write_lines(tmp_path / "t.tsv", ["text,label", "w1,a"])
+    line = refusal(tmp_path, "train", train=str(commas), dev="unread.csv")
+    assert 'found "," between the columns of the header, allowed: a tab' in line
+    assert "finetune.task.delimiter=comma" in line
+    write_lines(tmp_path / "train.csv", ["a fine book,5", "a dull book,1"])
+    line = refusal(tmp_path, "train", dev="unread.csv")
+    assert 'task.text: found "text", allowed: a fine book, 5' in line
+    assert "if this line is a row, put a line with the names of the columns before it" in line
 
 
 def test_figures_and_the_one_that_ranks(tmp_path: Path) -> None:
@@ -220,10 +280,12 @@ def test_an_unknown_label_in_another_file_is_named(tmp_path: Path) -> None:
     csv_of(tmp_path / "train.csv", ["good", "bad"])
     other = str(csv_of(tmp_path / "other.csv", ["bad", "god"]))
     expected = 'other.csv: line 3: "label" found "god", allowed: bad, good; did you mean "good"?'
-    assert refusal(tmp_path, dev=other).endswith(expected)
-    for role in ("test", "input"):
-        options = {"test": other, "input": Path(other), "labels": ("bad", "good")}
-        assert refusal(tmp_path, role, **options).endswith(expected)
+    skip = {"dev": "finetune.task.on_error=skip", "test": "finetune.task.on_error=skip"}
+    for role, setting in (skip | {"input": "--on-error=skip"}).items():
+        options = {"dev": other, "test": other, "input": Path(other), "labels": ("bad", "good")}
+        assert refusal(tmp_path, role, **options).endswith(
+            f"{expected}; {setting} would skip the row"
+        )
     assert "missing.csv: no such file" in refusal(tmp_path, dev="missing.csv")
 
 
@@ -242,7 +304,7 @@ def test_labels_of_other_kinds_are_refused(tmp_path: Path) -> None:
     found = refusal(tmp_path, "train", train=str(path), dev="unread.csv")
     assert found == (
         f'{path}: line 2: column "text" (task.text) is missing, found: txt, label; allowed: all '
-        "columns in every row"
+        "columns in every row; finetune.task.on_error=skip would skip the row"
     )
     found = refusal(tmp_path, "train", train=str(path), text="txet", dev="unread.csv")
     assert f'task.text: found "txet", allowed: text, label (line 1 of {path})' in found

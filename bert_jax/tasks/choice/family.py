@@ -11,7 +11,10 @@ import numpy as np
 import pydantic
 from etils import epath
 
+from bert_jax.data.memory_table import MemoryTable
+from bert_jax.data.row_errors import OnError, RowErrors
 from bert_jax.data.rows.collate import assemble, encode_ragged
+from bert_jax.data.tables import Delimiter
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.config import HeadsSection
 from bert_jax.section import DataPathText, Section
@@ -25,6 +28,7 @@ from bert_jax.tasks.family import (
     content_hash,
     count_notes,
     needs_labels,
+    row_errors,
 )
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -63,7 +67,11 @@ class MultipleChoiceSection(Section):
     label: str | None = None
     """Column of the right one."""
     id: str | None = None
-    """Column. None: questions are numbered from 0."""
+    """Column. None: the column `id` if there is one; else questions are numbered from 0."""
+    delimiter: Delimiter | None = None
+    """Between the columns of a .csv or .tsv. None: a comma or a tab."""
+    on_error: OnError = "stop"
+    """`skip`: malformed rows are skipped and counted, see `table`."""
     header: bool = True
     """Whether the first line names the columns; else they are "0", "1", …"""
     label_is: Literal["index", "column", "text"] | tuple[str, ...] = "index"
@@ -102,18 +110,22 @@ class MultipleChoiceSection(Section):
         notes: list[str] = []
         for role in request.roles:
             path = request.source(self, role)
-            file = read_choices(path, self.columns, labelled=needs_labels(role))
+            errors = row_errors(self.on_error, role)
+            questions = read_choices(
+                path,
+                self.columns,
+                labelled=needs_labels(role),
+                delimiter=self.delimiter,
+                errors=RowErrors() if isinstance(path, MemoryTable) else errors,
+            )
             splits[role] = split = ChoiceSplit(
-                file.questions, request.tokenizer, max_length=request.max_length
+                questions, request.tokenizer, max_length=request.max_length
             )
             found = {
-                "questions have no text": sum(not q.text.strip() for q in file.questions),
+                "questions have no text": sum(not q.text.strip() for q in questions),
                 f"questions are longer than {request.max_length} pieces and are cut": split.cut,
-                "questions have a label and others none: all are read as unlabelled": (
-                    file.stray_labels
-                ),
             }
-            notes += count_notes(path, found)
+            notes += errors.note(path, kept=len(questions)) + count_notes(path, found)
         return Family(
             heads=HeadsSection(task="multiple_choice", mlm=False, next_sentence=False),
             best_metric="accuracy",

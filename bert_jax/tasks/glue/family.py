@@ -10,6 +10,7 @@ from typing import Final, Literal
 import pydantic
 from etils import epath
 
+from bert_jax.data.row_errors import RowErrors
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.download import local_copy
@@ -94,7 +95,8 @@ class GlueSection(Section):
             rows = found.rows[: self.train_limit] if name == "train" else found.rows
             if not rows:
                 raise UserError(f"task.data: found no examples of {name} in {self.data}")
-            examples[name] = task.examples(rows, required=needs_labels(name))
+            required = needs_labels(name)
+            examples[name] = task.examples(rows, required=required, errors=RowErrors())
         return task.family(examples, request, notes=notes)
 
 

@@ -3,27 +3,29 @@
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.tables import read_table
+from bert_jax.data.row_errors import OnError, RowErrors
+from bert_jax.data.tables import Delimiter, read_table
 from bert_jax.errors import UserError, counted
 from bert_jax.model.config import ProblemName
 from bert_jax.section import DataPathText, Section
-from bert_jax.tasks.columns import TextColumns, TextRow, text_row
-from bert_jax.tasks.family import DataRequest, Family, Record, needs_labels
+from bert_jax.tasks.columns import TextColumns, TextRow, text_rows
+from bert_jax.tasks.family import DataRequest, Family, Record, needs_labels, row_errors
 from bert_jax.tasks.labels import (
     Labelling,
     find_names,
     find_problem,
     is_missing,
+    names_of,
     number_of,
-    refuse_stray_labels,
     spell_names,
+    without_strays,
 )
 from bert_jax.tasks.sequence import SequenceTask, TextExample
 
@@ -57,7 +59,13 @@ class TableSection(Section):
     label: str
     """Column of the label."""
     id: str | None = None
-    """Column. None: the index of the row, from 0."""
+    """Column of the id in predictions. None: the column `id` if there is one, else the index of the
+    row, from 0."""
+    delimiter: Delimiter | None = None
+    """Between the columns of a .csv or .tsv. None: a comma or a tab."""
+    on_error: OnError = "stop"
+    """`skip`: malformed rows are skipped and counted. A row is malformed if it has too few or too
+    many fields, is no CSV or JSON, lacks a column or the label, or has an unknown label."""
     problem: Literal["auto", "single_label", "multi_label", "regression"] = "auto"
     """`auto`: told by the labels. Numbers of which one at least has a fraction are a regression,
     whole numbers are classes."""
@@ -90,11 +98,14 @@ class TableSection(Section):
             write_official=_no_benchmark,
         )
         examples = {}
-        for name, rows in found.items():
+        for name, (source, rows, errors) in found.items():
             # A column that is empty throughout is unlabelled, not labelled with none of several.
             if not needs_labels(name) and all(map(is_missing, rows)):
                 rows = [row._replace(label=None) for row in rows]
-            examples[name] = task.examples(rows, required=needs_labels(name))
+            examples[name] = task.examples(rows, required=needs_labels(name), errors=errors)
+            notes += errors.note(source, kept=len(examples[name]))
+            if not examples[name]:
+                raise UserError(f"{notes[-1]}, allowed: one or more")
         if "train" in examples and self.dev is None:
             train, dev = hold_out(examples["train"], fraction=self.dev_fraction, seed=request.seed)
             if not dev:
@@ -108,47 +119,54 @@ class TableSection(Section):
         return task.family(wanted, request, notes=notes)
 
 
-def _read(section: TableSection, request: DataRequest) -> dict[str, list[TextRow]]:
+class _Table(NamedTuple):
+    source: Path | MemoryTable
+    rows: Sequence[TextRow]
+    errors: RowErrors
+
+
+def _read(section: TableSection, request: DataRequest) -> dict[str, _Table]:
     roles = set(request.roles)
     if section.dev is None and "dev" in roles:
         roles = roles - {"dev"} | {"train"}
-    found = {}
-    for role in ("train", "dev", "test", "input"):
-        if role in roles:
-            source = request.source(section, role)
-            found[role] = list(_rows(section, source, labelled=needs_labels(role)))
-            if not found[role]:
-                raise UserError(f"{source}: found no rows, allowed: one or more")
-    return found
+    return {
+        role: _rows(section, request, role)
+        for role in ("train", "dev", "test", "input")
+        if role in roles
+    }
 
 
-def _rows(
-    section: TableSection, source: Path | MemoryTable, *, labelled: bool
-) -> Iterator[TextRow]:
+def _rows(section: TableSection, request: DataRequest, role: str) -> _Table:
+    source = request.source(section, role)
     columns = TextColumns(section.text, section.pair, section.label, section.id)
     names = [name for name in (section.text, section.pair) if name is not None]
-    table = source.named(names) if isinstance(source, MemoryTable) else read_table(source)
-    for index, row in enumerate(table):
-        yield text_row(row, columns, index=index, labelled=labelled)
+    if isinstance(source, MemoryTable):  # each of its rows has a prediction
+        table, errors = source.named(names), RowErrors()
+    else:
+        errors = row_errors(section.on_error, role)
+        table = read_table(source, delimiter=section.delimiter, errors=errors)
+    rows = text_rows(table, columns, labelled=needs_labels(role), errors=errors)
+    if not rows:
+        (found,) = errors.note(source, kept=0) or (f"{source}: found no rows",)
+        raise UserError(f"{found}, allowed: one or more")
+    return _Table(source, rows, errors)
 
 
 def _labelling(
-    section: TableSection, request: DataRequest, found: dict[str, list[TextRow]]
+    section: TableSection, request: DataRequest, found: dict[str, _Table]
 ) -> tuple[Labelling, list[str]]:
-    """Returns what the labels mean, and how that was found out."""
+    """Returns what the labels mean, and how that was found out; drops rows without such a label."""
     problem, notes = section.problem, []
     if problem == "auto":
         # A model that has its labels was asked before.
         if "train" in found and request.labels is None:
-            refuse_stray_labels(found["train"], column=section.label)
+            train = found["train"]
+            kept = without_strays(train.rows, column=section.label, errors=train.errors)
+            found["train"] = train._replace(rows=kept)
         problem, why = _problem(section, request, found)
-        notes.append(f"problem: {problem}, since {why}")
-    names = request.labels or find_names(
-        found.get("train") or _training_rows(section, request),
-        column=section.label,
-        problem=problem,
-        separator=section.label_separator,
-    )
+        if "train" in found:
+            notes.append(f"problem: {problem}, since {why}")
+    names = request.labels or _label_names(section, request, found, problem)
     if (problem == "regression") != (len(names) == 1):
         raise UserError(
             f"task.problem: found {problem}, but the model has {len(names)} labels: "
@@ -157,22 +175,36 @@ def _labelling(
     return Labelling(problem, tuple(names), section.threshold), notes
 
 
-def _training_rows(section: TableSection, request: DataRequest) -> list[TextRow]:
-    return list(_rows(section, request.source(section, "train"), labelled=True))
+def _label_names(
+    section: TableSection, request: DataRequest, found: dict[str, _Table], problem: ProblemName
+) -> tuple[str, ...]:
+    """Returns the labels of the training set; drops rows without a name for a label."""
+    train = found.get("train") or _rows(section, request, "train")
+    column, separator = section.label, section.label_separator
+
+    def check(row: TextRow) -> TextRow:
+        names_of(row, column=column, problem=problem, separator=separator)
+        return row
+
+    if problem != "regression":
+        train = train._replace(rows=train.errors.kept(train.rows, check))
+    if "train" in found:
+        found["train"] = train
+    return find_names(train.rows, column=column, problem=problem, separator=separator)
 
 
 def _problem(
-    section: TableSection, request: DataRequest, found: dict[str, list[TextRow]]
+    section: TableSection, request: DataRequest, found: dict[str, _Table]
 ) -> tuple[ProblemName, str]:
     """Finds the kind of problem, with or without the training set."""
     if "train" in found:
-        return find_problem(found["train"])
+        return find_problem(found["train"].rows)
     if request.labels is not None and len(request.labels) == 1:
         return "regression", "the model has one label"
     if section.train is None or Path(section.train).suffix in (".csv", ".tsv"):
         return "single_label", "the model has several labels, and the table no lists"
     # One labelled row of the training set is enough to tell.
-    for row in _training_rows(section, request):
+    for row in _rows(section, request, "train").rows:
         if not is_missing(row):
             return find_problem([row])
     raise UserError(f'{section.train}: "{section.label}" found no label, allowed: one or more')
