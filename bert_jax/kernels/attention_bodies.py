@@ -73,6 +73,7 @@ def backward_kernel(*refs: Any, shape: Shape) -> None:
     read, (out, logs, gradient, *made) = Read(*refs[:_READ]), refs[_READ:]
     slopes_of_qkv, (sums, *running) = _slopes(made, shape)
     q, k, v = read[-3:]
+    centred = [centred_keys(k[row]) for row in range(shape.rows)]
     total: dict[int, tuple[Array, ...]] = {}
     for heads in shape.stages():
         keep = [_keep(read, head, shape) for head in heads]
@@ -95,7 +96,7 @@ def backward_kernel(*refs: Any, shape: Shape) -> None:
         ]
         for slope, weight, (row, head) in zip(slopes, kept_weights, heads, strict=True):
             found = (
-                _dot(slope, k[row], 0, 0),
+                _dot(slope, centred[row], 0, 0),
                 _dot(slope, q[row], 1, 0),
                 _dot(weight.astype(q.dtype), g_LW[row], 1, 0),
             )
@@ -149,6 +150,16 @@ def _scores(read: Read, head: Head, shape: Shape) -> Array:
 
 def _scaled_up(g_LW: Array, shape: Shape) -> Array:
     return (g_LW.astype(jnp.float32) * (1 / (1 - shape.rate))).astype(g_LW.dtype)
+
+
+def centred_keys(k_LW: Array) -> Array:
+    """Returns keys [..., L, W] without their mean over the tokens of a row.
+
+    Slopes of scores sum to zero over the keys, so that the gradient of a query is the same. Rounded
+    slopes do not: a vector that all keys share would come back as an error as many times as large.
+    """
+    wide = k_LW.astype(jnp.float32)
+    return (wide - wide.mean(axis=-2, keepdims=True)).astype(k_LW.dtype)
 
 
 def _taken_off(out: Any, gradient: Any, heads: Any, shape: Shape) -> list[Array]:

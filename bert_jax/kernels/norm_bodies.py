@@ -20,12 +20,11 @@ Chunk: TypeAlias = tuple[Any, Any]  # its row in the block, its tokens there
 
 
 def forward_kernel(x: Any, scale: Any, bias: Any, out: Any, *, shape: Shape) -> None:
-    """Mean and variance are those of `bert_jax.model.elementwise`."""
+    """Mean and variance are computed as in `bert_jax.model.elementwise`."""
 
     def of_chunk(at: Chunk, _: None) -> None:
-        wide = x[at].astype(jnp.float32)
-        mean, inverse = _statistics(wide, shape)
-        out[at] = ((wide - mean) * inverse * scale[...] + bias[...]).astype(out.dtype)
+        centred, inverse = _statistics(x[at], shape)
+        out[at] = (centred * inverse * scale[...] + bias[...]).astype(out.dtype)
 
     _for_each_chunk(of_chunk, None, shape)
 
@@ -45,9 +44,9 @@ def backward_kernel(gradient: Any, x: Any, scale: Any, *refs: Any, shape: Shape)
             one[row] = jnp.transpose(lanes)
 
     def of_chunk(at: Chunk, total: tuple[Array, ...]) -> tuple[Array, ...]:
-        wide, of_out = x[at].astype(jnp.float32), gradient[at].astype(jnp.float32)
-        mean, inverse = _statistics(wide, shape)
-        normed = (wide - mean) * inverse
+        of_out = gradient[at].astype(jnp.float32)
+        centred, inverse = _statistics(x[at], shape)
+        normed = centred * inverse
         scaled = of_out * scale[...]
         of_sum = inverse * (scaled - _mean(scaled) - normed * _mean(scaled * normed))
         out[at] = of_sum.astype(out.dtype)
@@ -77,10 +76,11 @@ def _for_each_chunk(body: Callable[[Chunk, Any], Any], start: Any, shape: Shape)
     return jax.lax.fori_loop(0, shape.chunks, one, start, unroll=shape.side_by_side)
 
 
-def _statistics(wide: Array, shape: Shape) -> tuple[Array, Array]:
-    mean = _mean(wide)
-    variance = jnp.maximum(_mean(jnp.square(wide)) - jnp.square(mean), 0.0)
-    return mean, jax.lax.rsqrt(variance + shape.eps)
+def _statistics(x: Array, shape: Shape) -> tuple[Array, Array]:
+    """Returns the tokens without their means, float32, and the inverses of their deviations."""
+    wide = x.astype(jnp.float32)
+    centred = wide - _mean(wide)
+    return centred, jax.lax.rsqrt(_mean(jnp.square(centred)) + shape.eps)
 
 
 def _mean(x: Array) -> Array:

@@ -70,9 +70,8 @@ def _norm_forward(
 ) -> tuple[Array, tuple[Array, ...]]:
     wide = x.astype(jnp.float32)
     mean = wide.mean(axis=-1, keepdims=True)
-    # Both means in one reading. What is lost where a mean is far larger than the deviation does not
-    # occur behind a residual sum, and the loss is of float32's digits.
-    variance = jnp.maximum(jnp.square(wide).mean(axis=-1, keepdims=True) - jnp.square(mean), 0.0)
+    # In a second pass: the difference of two means of squares cancels where the mean is large.
+    variance = jnp.square(wide - mean).mean(axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(variance + eps)
     y = (wide - mean) * inverse * scale + bias
     return y.astype(dtype), (x, mean, inverse, scale)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from bert_jax.kernels.attention_bodies import centred_keys
 from bert_jax.model.dropout import TileFactors, kept_elements, tile_factors
 from bert_jax.parallel.rules import on_one_cpu
 
@@ -142,7 +143,7 @@ def _backward(
     slopes = kept * slopes - weights * taken_off[..., None]
     slopes = (slopes * _scale(q)).astype(v.dtype)
     return (
-        jnp.einsum("bhql,bhlk->bhqk", slopes, k),
+        jnp.einsum("bhql,bhlk->bhqk", slopes, centred_keys(k)),
         jnp.einsum("bhql,bhqk->bhlk", slopes, q),
         jnp.einsum("bhql,bhqk->bhlk", kept, gradient),
         None,

@@ -92,6 +92,25 @@ def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:
     assert max(errors[0]) < 1.5 * max(errors[1]) < 0.03
 
 
+@pytest.mark.parametrize("ratio", [0, 100, 3000])
+def test_a_large_mean_costs_no_precision(ratio: int) -> None:
+    """A mean of so many deviations, beside float64: only float32's rounding of it remains."""
+    bound = 1e-6 + 1e-7 * ratio
+    (residual, product, weights), (_, scale, bias) = drawn(1, 32, 256)
+    arrays = residual + ratio, jnp.zeros_like(product), weights
+    x, of_out, scales = (np.asarray(each, np.float64) for each in (arrays[0], weights, scale))
+    x -= x.mean(axis=-1, keepdims=True)
+    inverse = 1 / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + 1e-12)
+    normed, scaled = x * inverse, of_out * scales
+    of_x = scaled - scaled.mean(axis=-1, keepdims=True)
+    of_x = inverse * (of_x - normed * (scaled * normed).mean(axis=-1, keepdims=True))
+    for norm in ("xla", "fused"):
+        gradients, out = end(norm, arrays, (jnp.zeros(256), scale, bias), rate=0.0)
+        assert relative_error(out, normed * scales + np.asarray(bias)) < bound, norm
+        assert relative_error(gradients[0], of_x) < bound, norm
+        assert relative_error(gradients[2][1], (of_out * normed).sum((0, 1))) < bound, norm
+
+
 @pytest.mark.parametrize("norm", ["fused", "xla"])
 def test_the_kernels_run_where_the_setting_says_so(norm: str) -> None:
     program = str(jax.make_jaxpr(functools.partial(end, norm, rate=0.1))(*drawn(1, 16, 128)))

@@ -105,6 +105,26 @@ def test_it_gives_what_xla_gives(
     assert_same(attend(fused, *arrays, rate=rate), attend(xla, *arrays, rate=rate))
 
 
+@pytest.mark.parametrize("core", [fused, xla])
+def test_a_vector_that_all_keys_share_costs_no_precision(core: Any) -> None:
+    """Softmax does not see it. Keys share one of five deviations, values one of one deviation."""
+    rng = np.random.default_rng(1)
+    q, k, v, weights = rng.standard_normal((4, 1, 128, 2, 64))
+    k, v = (x + by * rng.standard_normal((1, 1, 2, 64)) for x, by in ((k, 5), (v, 1)))
+    narrow = [jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)]
+
+    def of_queries(core: Any, q: Any, k: Any, v: Any) -> Any:
+        def value(q: Any) -> Any:
+            bias, segments = jnp.zeros((3, 2, 64)), jnp.ones((1, 128), jnp.int32)
+            out = core(q, k, v, bias, segments, rate=0.1)
+            return (out.astype(jnp.float32) * weights.astype(np.float32)).sum()
+
+        return jax.grad(value)(q)
+
+    expected = of_queries(xla, *(x.astype(jnp.float32) for x in narrow))
+    assert relative_error(of_queries(core, *narrow), expected) < 6e-3
+
+
 @pytest.mark.parametrize(
     ("rows", "length", "heads", "columns", "queries"),
     [
