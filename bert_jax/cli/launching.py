@@ -57,6 +57,7 @@ cluster_option = click.option("--cluster", help="Of GKE, by name.")
 @click.option("--launcher", metavar="NAME", help="queued-resources or gke.")
 @click.option("--name", help="Of the job. [default: the run directory's]")
 @click.option("--max-cost", type=float, metavar="DOLLARS", help="Then it is stopped.")
+@click.option("--no-limit", is_flag=True, help="Without --max-cost: it may cost any amount.")
 @click.option("--max-hours", type=float, help="Then it is stopped.")
 @click.option("--retries", type=int, help="Restarts of machines. [default: 100]")
 @click.option("--wait-hours", type=float, help="For capacity, then elsewhere.")
@@ -70,7 +71,8 @@ cluster_option = click.option("--cluster", help="Of GKE, by name.")
 )
 @click.option("--prices", type=base.PATH, metavar="FILE", help="Your own price list.")
 @click.option("--no-plan", is_flag=True, help="Do not compile first: does it fit, what it costs.")
-@click.option("--dry-run", is_flag=True, help="Print all that would be done; needs no network.")
+@click.option("--dry-run", is_flag=True, help="Print cost and limits, do nothing; no network.")
+@click.option("--full", is_flag=True, help="With --dry-run: all files and requests too.")
 @click.option("--watch", is_flag=True, help="To the end: recreate what is taken back, delete all.")
 @yes_option
 @base.verb
@@ -79,8 +81,10 @@ def submit(
     overrides: tuple[str, ...],
     task: Any,
     prices: str | None,
+    no_limit: bool,
     no_plan: bool,
     dry_run: bool,
+    full: bool,
     watch: bool,
     yes: bool,
     **settings: Any,
@@ -95,7 +99,7 @@ def submit(
 
     loaded = base.read_config(config, [*overrides, *_as_overrides(settings)])
     if dry_run:
-        click.echo(rehearse(loaded, verb=task, prices=prices), nl=False)
+        click.echo(rehearse(loaded, verb=task, prices=prices, full=full), nl=False)
         return
     try:
         state = run(
@@ -103,6 +107,7 @@ def submit(
             verb=task,
             watch=watch,
             prices=prices,
+            no_limit=no_limit,
             planned=not no_plan,
             confirm=None if yes else _confirm,
             say=click.echo,
@@ -131,9 +136,10 @@ def watch(job: str, bucket: str | None, yes: bool) -> None:
 @base.cli.command()
 @job_argument
 @bucket_option
+@click.option("--yes", is_flag=True, help="Changes nothing: stop asks no question.")
 @base.verb
-def stop(job: str, bucket: str | None) -> None:
-    """End a job: its run saves, its machines are deleted."""
+def stop(job: str, bucket: str | None, yes: bool) -> None:
+    """End a job: its run saves, its machines are deleted. It asks no question."""
     from bert_jax.verbs.stop import stop as run
 
     run(job, bucket=bucket, say=click.echo)

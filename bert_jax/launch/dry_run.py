@@ -1,17 +1,19 @@
-"""What `submit` would do, in full, without doing any of it: no credentials, no network."""
+"""What `submit` would do, without doing any of it: no credentials, no network."""
 
 import hashlib
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from bert_jax.errors import counted
 from bert_jax.launch.host_paths import Upload
 from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Launcher
+from bert_jax.launch.zones import READ
 
 UNCHECKED: Final = (
     "credentials, permissions and that the APIs are enabled",
-    "that the accelerator is offered in the zone, and the quota for it",
+    f"the accelerators of the zone today (the table is of {READ}), and the quota for them",
     "that the bucket exists, can be written and lies in the zone's region",
     "that dataset and tokenizer are there and match their hashes",
     "whether there is capacity now",
@@ -26,15 +28,25 @@ def dry_run(
     config: str,
     software: Mapping[str, bytes],
     uploads: Sequence[Upload] = (),
+    warnings: Sequence[str] = (),
+    full: bool = False,
 ) -> str:
-    """Returns everything that would be written and asked for, as text.
+    """Returns cost, limits and what was not checked; with `full` all files and requests too.
 
     Hosts get `config`, as YAML, install `software`, by file name with the startup script in it, and
-    read the files of `uploads`. Raises UserError if the launcher cannot make such machines.
+    read the files of `uploads`. `warnings` are about the places. Raises UserError if the launcher
+    cannot make such machines.
     """
-    script = software["startup.sh"].decode()
-    written = [*_written(job, software, uploads), *_lines(job, launcher, config, script)]
-    lines = [*written, *_title("Not checked"), *(f"- {line}" for line in UNCHECKED)]
+    requests = list(_requests(job, launcher))  # also of a summary: it may refuse the machines
+    lines = [f"Dry run of job {job.name}: nothing is made, nothing is asked for.", ""]
+    lines += [f"{name:<10}{text}" for name, text in _summary(job, uploads, software)]
+    lines += warnings
+    lines += [*_title("Not checked"), *(f"- {line}" for line in UNCHECKED)]
+    if full:
+        lines += [*_written(job, software, uploads), *requests]
+        lines += _contents(config, software["startup.sh"].decode())
+    else:
+        lines += ["", "--full shows the files and requests too."]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -48,9 +60,35 @@ def money(placement: JobPlacement) -> str:
     return ", ".join(parts)
 
 
+def _summary(
+    job: Job, uploads: Sequence[Upload], software: Mapping[str, bytes]
+) -> Iterator[tuple[str, str]]:
+    first, *others = job.placements
+    hosts = counted(job.hosts(first), "host")
+    yield "machines", f"{first.place}, {hosts}, {job.submit.provisioning}"
+    for other in others:
+        yield "", f"if that has no quota or capacity: {other.place}, {money(other)}"
+    plan = "" if first.on == "local" else f" (`bert-jax plan CONFIG --topology {first.on}`)"
+    yield "cost", money(first) + (plan if first.estimated_hours is None else "")
+    limits = job.submit.limits
+    if limits.cost is not None:
+        rate = first.dollars_per_hour
+        lasts = f", enough for {limits.cost / rate:,.1f} h of the first machines" if rate else ""
+        yield "limits", f"stops at ${limits.cost:,.2f}{lasts}"
+    elif first.on == "local":
+        yield "limits", "no limit on dollars"
+    else:
+        yield "limits", "no limit on dollars: submit needs --max-cost DOLLARS, or --no-limit"
+    yield "", f"stops after {limits.hours:g} h" if limits.hours else "no limit on hours"
+    yield "", f"asks for machines again at most {limits.retries} times"
+    yield "run", job.run_dir
+    size = sum(len(raw) for raw in software.values())
+    size += sum(path.stat().st_size for each in uploads for path in each.files.values())
+    yield "files", f"{job.directory}, {size / 1e6:,.1f} MB"
+
+
 def _written(job: Job, software: Mapping[str, bytes], uploads: Sequence[Upload]) -> Iterator[str]:
     files = JobFiles(job.directory)
-    yield f"Dry run of job {job.name}: nothing is made, nothing is asked for."
     yield from _title("Files that would be written")
     yield from (str(files.config), str(files.job))
     for name, raw in sorted(software.items()):
@@ -61,7 +99,7 @@ def _written(job: Job, software: Mapping[str, bytes], uploads: Sequence[Upload])
             yield f"{each.target}/{name}  {path.stat().st_size:,} bytes, from {path}"
 
 
-def _lines(job: Job, launcher: Launcher, config: str, script: str) -> Iterator[str]:
+def _requests(job: Job, launcher: Launcher) -> Iterator[str]:
     for number, placement in enumerate(job.placements, start=1):
         which = "First" if number == 1 else "If that has no quota or capacity"
         yield from _title(f"{which}: {placement.place}")
@@ -72,15 +110,13 @@ def _lines(job: Job, launcher: Launcher, config: str, script: str) -> Iterator[s
             if request.command:
                 yield "\nThe same as a command:\n"
                 yield textwrap.indent(request.command, "    ")
+
+
+def _contents(config: str, script: str) -> Iterator[str]:
     yield from _title("config.yaml, which hosts get")
     yield textwrap.indent(config.rstrip(), "    ")
     yield from _title("startup.sh, which hosts run")
     yield textwrap.indent(script.rstrip(), "    ")
-    yield from _title("Limits")
-    limits = job.submit.limits
-    yield f"machines are asked for anew at most {limits.retries} times"
-    yield f"given up after {limits.hours:g} h" if limits.hours else "no limit on hours"
-    yield f"given up at ${limits.cost:,.2f}" if limits.cost else "no limit on dollars"
 
 
 def _title(text: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ import pydantic
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.launch.credentials import require_credentials
 from bert_jax.launch.section import RESOURCE_NAME, SubmitSection
 from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.section import Section, as_tuple
@@ -196,6 +197,7 @@ def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFi
             f"{job}: the job's bucket is not known; allowed: --bucket gs://…, the environment's "
             f"{BUCKET}, or the job's directory in place of its name: gs://…/jobs/{job}"
         )
+    require_credentials(str(directory))
     files = JobFiles(directory)
     if not files.job.exists():
         others = _names(directory.parent)
@@ -249,6 +251,6 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
     if section.limits.cost is not None and without:
         raise UserError(
             f"submit.limits.cost: {without[0]} has no price by which it could be kept; allowed: a "
-            "price list of your own, --prices FILE"
+            "price list of your own, --prices FILE, or --no-limit"
         )
     return tuple(found)

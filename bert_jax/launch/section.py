@@ -73,6 +73,8 @@ class SubmitSection(Section):
             for `on: local`.
         project: Google Cloud's; None for the environment's or gcloud's own.
         zone: likewise.
+        unlisted_zones: ask for an accelerator also in zones where Google's table, as of the date in
+            `bert_jax.launch.zones`, does not have it.
         provisioning: `spot` is cheaper and may be taken back, `reservation` needs the key of that
             name.
         reservation: to take the machines from.
@@ -101,6 +103,7 @@ class SubmitSection(Section):
     bucket: PathText | None = None
     project: CloudName | None = None
     zone: Zones | None = None
+    unlisted_zones: bool = False
     provisioning: Provisioning = "on-demand"
     reservation: CloudName | None = None
     network: CloudName | None = None

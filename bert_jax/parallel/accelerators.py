@@ -204,7 +204,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             zones=(
                 *("us-central1-b", "us-east1-d", "us-east4-a", "us-east4-b", "us-east5-a"),
                 *("us-east5-b", "us-east5-c", "us-west1-c", "southamerica-west1-a"),
-                *("europe-west4-a", "asia-northeast1-b"),
+                *("us-south1-ai1b", "europe-west4-a", "asia-northeast1-b"),
             ),
             gke_slice="tpu-v6e-slice",
             quotas=(_quota("V6E", per_chip=1),),
@@ -228,7 +228,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             wraps=4,
             dcn_bandwidth=50e9,
             shapes=_CUBES,
-            zones=("us-central1-c",),
+            zones=("us-central1-c", "us-central1-ai1a"),
             gke_slice="tpu7x",
             sources=("v7x", "zones", "gke"),
         ),

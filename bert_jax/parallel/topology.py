@@ -88,10 +88,13 @@ def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = 
         )
     accelerator = _NAMES.get(match["name"])
     if accelerator is None:
-        near = difflib.get_close_matches(match["name"], _NAMES, n=1, cutoff=0.0)[0]
+        name = _nearest(match["name"])
+        near = _suggest(_NAMES[name], match["size"])
+        if name != _NAMES[name].accelerator_type:
+            near = re.sub(r"^[^-:]*", _NAMES[name].name, near)
         raise UserError(
             f'{key}: found "{text}", allowed generations: {", ".join(ACCELERATORS)}{besides}; '
-            f'did you mean "{_suggest(_NAMES[near], match["size"])}"?'
+            f'did you mean "{near}"?'
         )
     shape = _shape(accelerator, match["size"])
     if shape is None:
@@ -105,6 +108,18 @@ def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = 
             f'did you mean "{_suggest(accelerator, match["size"])}"?'
         )
     return TpuTopology(accelerator, shape)
+
+
+def _nearest(name: str) -> str:
+    """Returns the name with the nearest number; of several, the one spelled most alike."""
+
+    def distance(known: str) -> tuple[float, float]:
+        numbers = [re.search(r"\d+", each) for each in (name, known)]
+        found, other = (int(each[0]) if each else math.inf for each in numbers)
+        apart = 0.0 if found == other else abs(found - other)
+        return apart, -difflib.SequenceMatcher(None, name, known).ratio()
+
+    return min(_NAMES, key=distance)
 
 
 def _shape(accelerator: Accelerator, size: str) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ from etils import epath
 
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.read import read_text
+from bert_jax.launch.credentials import require_credentials
 from bert_jax.launch.job import RUN_JOB, JobFiles, find_job
 from bert_jax.launch.launcher import Launcher
 from bert_jax.launch.launchers import launcher_for
@@ -42,6 +43,7 @@ def job_of(target: str, *, bucket: str | None) -> JobFiles | None:
     Raises:
         UserError: there is no such run or job.
     """
+    require_credentials(target)
     root = epath.Path(os.path.expanduser(target))
     if (root / RUN_JOB).exists():
         files = JobFiles(epath.Path(read_text(root / RUN_JOB).strip()))

@@ -1,25 +1,33 @@
 """`bert-jax submit`: from a configuration to a run on machines that are asked for, and deleted."""
 
+import dataclasses
 import os
 import time
 
 from bert_jax.config import RunConfig, dump_config, parse_config
 from bert_jax.errors import UserError
-from bert_jax.files.remote import absolute, is_remote
+from bert_jax.files.remote import absolute
 from bert_jax.launch import host_paths
 from bert_jax.launch.bundle import software, stage
+from bert_jax.launch.credentials import require_credentials
 from bert_jax.launch.dry_run import dry_run
 from bert_jax.launch.gcloud_settings import with_gcloud_settings
 from bert_jax.launch.job import Job, JobFiles, Verb, job_directory, placements
 from bert_jax.launch.launchers import launcher_for
-from bert_jax.launch.preflight import refuse
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import Supervisor
 from bert_jax.launch.supervisor_state import SupervisorState, read_state
 from bert_jax.launch.watching import Confirm, Say, conclude, lease, left_running, watch_job
+from bert_jax.launch.zones import check_bucket_name
 from bert_jax.planning.prices import load_prices
 from bert_jax.section import need
-from bert_jax.verbs.submit_checks import Prepared, checked, may_start, offline_findings
+from bert_jax.verbs.submit_checks import (
+    Prepared,
+    checked,
+    checked_offline,
+    may_start,
+    require_limit,
+)
 from bert_jax.version import __version__
 
 
@@ -29,13 +37,14 @@ def submit(
     verb: Verb = "pretrain",
     watch: bool = False,
     prices: str | None = None,
+    no_limit: bool = False,
     planned: bool = True,
     confirm: Confirm | None = None,
     say: Say = print,
 ) -> SupervisorState:
     """Runs a configuration on machines that are asked for, recreated as needed, and deleted.
 
-    ``submit(load_config("base.yaml", ["submit.on=v5e:4x4", "submit.bucket=gs://b"]), watch=True)``
+    ``submit(load_config("base.yaml", ["submit.on=local", "submit.bucket=/tmp/jobs"]), watch=True)``
 
     Args:
         config: with `submit`; relative paths count from the bucket, or for `on: local` from the
@@ -44,6 +53,8 @@ def submit(
         watch: to the end. Else this returns once machines are asked for, and nobody recreates or
             deletes them until `bert_jax.watch`.
         prices: a price list of your own.
+        no_limit: without a limit on the cost. Else `submit.limits.cost` is required, except for
+            ``on: local``.
         planned: compile the run for its topologies first: does it fit, and what will it cost.
         confirm: asks the user a question before anything costs money, and on Ctrl-C; None: every
             answer is yes.
@@ -59,9 +70,13 @@ def submit(
     """
     confirm = confirm or (lambda question: True)
     prepared = prepare_job(config, verb=verb, prices=prices)
-    job, staged = prepared.job, prepared.config
-    launcher = launcher_for(job.submit)
-    job = checked(prepared, planned=planned, say=say)
+    launcher = launcher_for(prepared.job.submit)
+    prepared = checked_offline(prepared, say=say)
+    require_limit(prepared.job, no_limit=no_limit)
+    require_credentials(prepared.job.submit.bucket or "")
+    if config.submit is None or config.submit.name is None:
+        prepared = _with_free_name(prepared)
+    job, staged = checked(prepared, planned=planned, say=say), prepared.config
     if not may_start(job, confirm):
         raise UserError("nothing was asked for: the question was not answered with yes, see --yes")
     say(f"{job.name}: writing software and settings to {job.directory}")
@@ -82,12 +97,10 @@ def submit(
     return state
 
 
-def prepare_job(
-    config: RunConfig, *, verb: Verb, prices: str | None, offline: bool = False
-) -> Prepared:
+def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepared:
     """Returns the job that a configuration describes, and what its hosts get.
 
-    `offline` skips the look at whether the job's name is free.
+    Needs no network: another job may have the same name.
 
     Raises:
         UserError: something is missing or does not fit.
@@ -109,8 +122,6 @@ def prepare_job(
         task, uploads = host_paths.for_upload(values["finetune"]["task"], bucket)
         values["finetune"] = values["finetune"] | {"task": task}
     name = section.name or host_paths.name_of(values["run_dir"])
-    if section.name is None and not offline:
-        name = _free_name(bucket, name)
     section = section.model_copy(update={"name": name, "bucket": bucket})
     values["submit"] = section.model_dump(mode="json")
     job = Job(
@@ -126,23 +137,28 @@ def prepare_job(
     return Prepared(job, parse_config(values, source="submit"), uploads)
 
 
-def rehearse(config: RunConfig, *, verb: Verb = "pretrain", prices: str | None = None) -> str:
-    """Returns all that `submit` would write and ask for, and does none of it.
+def rehearse(
+    config: RunConfig, *, verb: Verb = "pretrain", prices: str | None = None, full: bool = False
+) -> str:
+    """Returns what `submit` would cost and what limits it, and does nothing.
 
-    Neither credentials nor a network are needed; what only they could tell is listed at the end.
+    Neither credentials nor a network are needed; checks that need them are listed at the end.
+    `full` adds all files and requests.
 
     Raises:
         UserError: the configuration does not fit.
     """
-    prepared = prepare_job(config, verb=verb, prices=prices, offline=True)
-    job, staged = prepared.job, prepared.config
-    refuse(offline_findings(prepared), job.placements)
+    prepared = prepare_job(config, verb=verb, prices=prices)
+    warnings: list[str] = []
+    prepared = checked_offline(prepared, say=warnings.append)
     return dry_run(
-        job,
-        launcher_for(job.submit),
-        config=dump_config(staged),
+        prepared.job,
+        launcher_for(prepared.job.submit),
+        config=dump_config(prepared.config),
         software=software(),
         uploads=prepared.uploads,
+        warnings=warnings,
+        full=full,
     )
 
 
@@ -155,15 +171,35 @@ def _rates(section: SubmitSection, prices: str | None) -> dict[str, float]:
 
 
 def _bucket(section: SubmitSection) -> str:
-    bucket = need(section.bucket, "--bucket", "submit")
+    bucket = section.bucket
     if section.on == ("local",):
+        if bucket is None:
+            raise UserError(
+                "--bucket: missing; allowed with --on local: a directory for the files of the job, "
+                "such as --bucket /tmp/jobs"
+            )
         return absolute(bucket)
-    if not is_remote(bucket):
+    if bucket is None:
+        raise UserError("--bucket: missing; allowed: a bucket, such as --bucket gs://your-bucket")
+    if not bucket.startswith("gs://"):
         raise UserError(
             f"--bucket: found {bucket}, allowed: gs://…, which hosts reach (a directory for "
             "--on local alone)"
         )
+    check_bucket_name(bucket)
     return bucket.rstrip("/")
+
+
+def _with_free_name(prepared: Prepared) -> Prepared:
+    """Returns the job under a name that no job of its bucket has."""
+    job = prepared.job
+    name = _free_name(job.submit.bucket or "", job.name)
+    section = job.submit.model_copy(update={"name": name})
+    return dataclasses.replace(
+        prepared,
+        job=job.model_copy(update={"name": name, "submit": section}),
+        config=prepared.config.model_copy(update={"submit": section}),
+    )
 
 
 def _free_name(bucket: str, base: str) -> str:

@@ -14,6 +14,7 @@ from bert_jax.launch.dry_run import money
 from bert_jax.launch.host_paths import Upload, task_paths
 from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.watching import Confirm, Say
+from bert_jax.launch.zones import check_zones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +26,26 @@ class Prepared:
     uploads: Sequence[Upload]  # of files of this machine that they read
 
 
+def checked_offline(prepared: Prepared, *, say: Say) -> Prepared:
+    """Returns the job with the places that suit it; needs no bucket and no network.
+
+    `say` gets a line for each finding that is not as it should be.
+
+    Raises:
+        UserError: something is wrong with the job, or with every place.
+    """
+    job, inputs = prepared.job, inputs_of(prepared)
+    findings = [
+        *check_zones(job),
+        *preflight.check_platform(job, inputs.mesh),
+        *preflight.check_layout(job, inputs),
+    ]
+    left = _left(findings, job, say=say)
+    return dataclasses.replace(prepared, job=job.model_copy(update={"placements": left}))
+
+
 def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
-    """Returns the job with the placements that nothing speaks against, and hours where planned.
+    """Returns the job with the places that bucket, cloud and plan allow, and hours where planned.
 
     `say` gets a line for each finding that is not as it should be.
 
@@ -35,39 +54,50 @@ def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
         RunStopped: a service does not answer.
     """
     job, config, inputs = prepared.job, prepared.config, inputs_of(prepared)
-    # What the configuration alone tells needs no bucket and no cloud.
-    findings = offline_findings(prepared)
-    _left(findings, job, say=say)
     if is_remote(job.submit.bucket or ""):
         say(f"{job.name}: checking access, bucket, data and quota")
-    findings += [*preflight.check_inputs(inputs), *preflight.check_bucket(job)]
+    findings = [*preflight.check_inputs(inputs), *preflight.check_bucket(job)]
     findings += _of_cloud(job)
     hours: dict[JobPlacement, float] = {}
     if planned and job.verb == "pretrain":
         findings += _of_plan(job.placements, config, hours, say=say)
     left = _left(findings, job, say=say)
-    _tell(findings, say)
     placements = tuple(
         each.model_copy(update={"estimated_hours": hours.get(each)}) for each in left
     )
     return job.model_copy(update={"placements": placements})
 
 
-def offline_findings(prepared: Prepared) -> list[preflight.PreflightFinding]:
-    """Returns what of a configuration does not go with where it is to run."""
-    job, inputs = prepared.job, inputs_of(prepared)
-    return [*preflight.check_platform(job, inputs.mesh), *preflight.check_layout(job, inputs)]
-
-
 def _left(
     findings: Sequence[preflight.PreflightFinding], job: Job, *, say: Say
 ) -> Sequence[JobPlacement]:
-    """Returns the placements that nothing speaks against; says the rest before it raises."""
+    """Returns the placements that no finding is against; `say` gets a line for each finding.
+
+    Raises UserError if none is left.
+    """
     try:
-        return preflight.refuse(findings, job.placements)
+        left = preflight.refuse(findings, job.placements)
     except UserError as error:
         _tell((each for each in findings if each.line != str(error)), say)
         raise
+    _tell(findings, say)
+    return left
+
+
+def require_limit(job: Job, *, no_limit: bool) -> None:
+    """Raises UserError unless the cost of a job has a limit, or is said to have none."""
+    cost = job.submit.limits.cost
+    if job.submit.on == ("local",):
+        return
+    if cost is None and not no_limit:
+        raise UserError(
+            "--max-cost: missing; allowed: the most that the job may cost in dollars, or --no-limit"
+        )
+    if cost is not None and no_limit:
+        raise UserError(
+            f"--no-limit: found a limit of ${cost:,.2f} too (submit.limits.cost), allowed: one of "
+            "them"
+        )
 
 
 def _tell(findings: Iterable[preflight.PreflightFinding], say: Say) -> None:

@@ -118,12 +118,20 @@ def test_a_slice_taken_back_in_mid_run_is_made_again_and_ends_as_if_nothing_had_
         "--on",
         {1: "v5litepod-4", 2: "v4-16"}[hosts],
         "--zone",
-        "us-west4-a",
+        {1: "us-west4-a", 2: "us-central2-b"}[hosts],
         "--project",
         PROJECT,
         "--spot",
     ]
-    options += ["--bucket", str(bucket), "--yes", "--watch", "--no-plan", "submit.poll_seconds=0.4"]
+    options += [
+        "--bucket",
+        str(bucket),
+        "--yes",
+        "--watch",
+        "--no-plan",
+        "--no-limit",
+        "submit.poll_seconds=0.4",
+    ]
     with service.serving() as address:
         monkeypatch.setenv(google_calls.EMULATOR, address)
         results = []

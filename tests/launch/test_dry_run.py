@@ -36,7 +36,7 @@ def test_a_dry_run_shows_requests_script_money_and_what_it_cannot_know(
         JobPlacement(on="v5e:4x4", slices=2, zone="us-south1-a"),
     )
     job = job.model_copy(update={"placements": places})
-    text = dry_run(job, launcher, config="seed: 1\n", software=SOFTWARE)
+    text = dry_run(job, launcher, config="seed: 1\n", software=SOFTWARE, full=True)
     for part in (
         request_is,
         command,
@@ -47,7 +47,7 @@ def test_a_dry_run_shows_requests_script_money_and_what_it_cannot_know(
         "hours not planned, no price in the list",
         "    seed: 1",
         "    echo hello",
-        "given up at $500.00",
+        "limits    stops at $500.00, enough for 26.0 h of the first machines",
         "Not checked",
         "- credentials, permissions and that the APIs are enabled",
     ):

@@ -57,7 +57,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 def options(bucket: epath.Path, *more: str) -> list[str]:
     return [
         *("--launcher", "gke", "--cluster", "pool", "--bucket", str(bucket), "--yes", "--watch"),
-        *("--no-plan", f"submit.image={IMAGE}", "submit.poll_seconds=0.05", *more),
+        *("--no-plan", "--no-limit", f"submit.image={IMAGE}", "submit.poll_seconds=0.05", *more),
     ]
 
 

@@ -197,7 +197,7 @@ def test_ctrl_c_while_machines_are_asked_for_says_what_is_left(
     assert f"nobody watches {directory} now" in begun.output
     assert f"`bert-jax stop {directory}` ends it" in begun.output
     cloud.on_create = lambda attempt: None
-    assert run("stop", directory).exit_code == 0
+    assert run("stop", directory, "--yes").exit_code == 0
     assert cloud.machines == {}
 
 
@@ -362,10 +362,12 @@ def test_a_dry_run_needs_nothing_and_makes_nothing(config: Path, tmp_path: Path)
     for phase in values["train"]["phases"]:
         phase["dataset"] = "data/set"
     config.write_text(yaml.safe_dump(values))
-    shown = run("submit", config, "--bucket", "gs://b", *EIGHT, "--project", "p", "--dry-run")
+    shown = run(
+        "submit", config, "--bucket", "gs://bucket", *EIGHT, "--project", "p", "--dry-run", "--full"
+    )
     assert shown.exit_code == 0, shown.output
     assert "gcloud compute tpus queued-resources create base-1 --project=p" in shown.output
-    assert "gs://b/runs/base" in shown.output
+    assert "gs://bucket/runs/base" in shown.output
     assert "startup.sh, which hosts run" in shown.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml"]
 
@@ -380,7 +382,7 @@ def test_what_would_not_train_on_what_is_asked_for_is_refused(
     for phase in values["train"]["phases"]:
         phase["dataset"] = "data/set"
     config.write_text(yaml.safe_dump(values))
-    slice_ = ("--bucket", "gs://b", *EIGHT, "--project", "p", "--name", "base")
+    slice_ = ("--bucket", "gs://bucket", *EIGHT, "--project", "p", "--name", "base")
     here = ("--bucket", tmp_path / "b", "mesh={platform: tpu}")
     for options, said in (
         (slice_, 'mesh.platform: found "cpu", allowed on v5e:2x4: auto, tpu; its hosts would'),
@@ -395,14 +397,15 @@ def test_what_would_not_train_on_what_is_asked_for_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "--bucket: missing"),
+        ((), "--bucket: missing; allowed with --on local: a directory"),
+        (EIGHT, "--bucket: missing; allowed: a bucket, such as --bucket gs://your-bucket"),
         (("--bucket", "b", "submit.on=null"), "--on: missing; such as v5litepod-16, or local"),
-        (("--bucket", "b", "--on", "v9-8"), 'found "v9-8", allowed generations: v2, '),
+        (("--bucket", "b", "--on", "v9-8"), 'or local; did you mean "v7x-8"?'),
         (("--bucket", "b", "--on", "local", "--on", "v5e-8"), "submit.on: found local, v5e-8"),
         (("--bucket", "b", "--on", "v5e-8"), "--zone: missing"),
         (("--bucket", "b", *EIGHT), "--bucket: found b, allowed: gs://…"),
-        (("--bucket", "gs://b", *EIGHT), "which hosts cannot reach; allowed: gs://…"),
-        (("--bucket", "gs://b", *EIGHT, "--prices", "no.yaml"), "no.yaml: no such file"),
+        (("--bucket", "gs://bucket", *EIGHT), "which hosts cannot reach; allowed: gs://…"),
+        (("--bucket", "gs://bucket", *EIGHT, "--prices", "no.yaml"), "no.yaml: no such file"),
         (("--bucket", "b", "--name", "Base!"), "submit.name: found"),
         (("--bucket", "b", "--max-cost", "-1"), "submit.limits.cost: found -1"),
         (("--bucket", "b", "--verb", "finetune"), "finetune: missing"),

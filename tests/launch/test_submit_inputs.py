@@ -117,10 +117,10 @@ def test_no_secret_of_the_submitter_goes_with_a_job(
     assert begun.exit_code == 0, begun.output
     shown = [begun.output]
     for launcher in ("queued-resources", "gke"):
-        options = (*EIGHT, "--project", "p", "--bucket", "gs://b", "--launcher", launcher)
+        options = (*EIGHT, "--project", "p", "--bucket", "gs://bucket", "--launcher", launcher)
         paths = ("run_dir=r", "tokenizer=t", "mesh={}", "submit.image=i")
         paths += tuple(f"train.phases.{at}.dataset=d" for at in range(2))
-        shown.append(ok("submit", config, *options, *paths, "--dry-run"))
+        shown.append(ok("submit", config, *options, *paths, "--dry-run", "--full"))
     written = [path for path in (tmp_path / "b").rglob("*") if path.is_file()]
     assert len(written) > 5
     for path in written:

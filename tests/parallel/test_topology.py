@@ -51,6 +51,8 @@ def test_pods_of_eight_chips_are_two_and_of_any_other_slice_as_many_as_machines(
         ("v5e-17", 'did you mean "v5litepod-16"?'),
         ("v4-33", 'did you mean "v4-32"?'),
         ("v5litepd-16", 'did you mean "v5litepod-16"?'),
+        ("v9-8", 'did you mean "v7x-8"?'),
+        ("v1-8", 'did you mean "v2-8"?'),
         ("v9:4x4", "allowed generations: v2, v3, v4, v5e, v5p, v6e, v7x"),
         ("v3:x", 'did you mean "v3:2x2"?'),
         ("v3:0x4", 'did you mean "v3:2x2"?'),

@@ -125,7 +125,7 @@ def test_a_submitted_fine_tuning_reads_files_of_the_submitter(
     monkeypatch.setattr(submit_verb, "launcher_for", lambda section: cloud)
     monkeypatch.setattr(submit_checks, "_of_cloud", lambda job: [])
     options = ("--verb", "finetune", "--on", "v5e-8", "--zone", "us-west4-a", "--project", "p")
-    options += ("--bucket", bucket, "--yes", "--name", "tune")
+    options += ("--bucket", bucket, "--yes", "--no-limit", "--name", "tune")
     missing = refused("submit", path, *options, "finetune.init_from=google-bert/bert-base-uncased")
     assert "not there; allowed: what is in the bucket, or a model on a hub: hf://" in missing
     missing = refused("submit", path, *options, "finetune.task.dev=tables/deb.csv")
@@ -137,7 +137,7 @@ def test_a_submitted_fine_tuning_reads_files_of_the_submitter(
         )
     assert not (bucket / "files").exists()
 
-    shown = ok("submit", path, *options, "--dry-run")
+    shown = ok("submit", path, *options, "--dry-run", "--full")
     line = rf"^({bucket}/files/sha256-\S+)  [\d,]+ bytes, from {train}$"
     (target,) = re.findall(line, shown, re.MULTILINE)
     said = ok("submit", path, *options)

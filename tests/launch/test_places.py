@@ -1,0 +1,138 @@
+"""Where a job may run, what it may cost, and that this is known before anything waits."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bert_jax.launch.zones import READ
+from bert_jax.parallel.accelerators import ACCELERATORS
+from tests.launch.test_submit import config, run  # noqa: F401
+from tests.project import ROOT, ok, refused
+
+BASE = ROOT / "configs" / "pretrain" / "base.yaml"
+BUCKET = ("--project", "p", "--bucket", "gs://your-bucket")
+V5E = ("--on", "v5litepod-16", "--zone", "us-west4-a")
+
+
+@pytest.mark.parametrize(
+    ("on", "zone", "found"),
+    [
+        ("v5litepod-16", "us-west44-a", "allowed: a zone that offers v5e: us-central1-a, "),
+        ("v5litepod-16", "us-wset4-a", 'did you mean "us-west4-a"?'),
+        (
+            "v5litepod-16",
+            "us-west4",
+            "a region, allowed: a zone that offers v5e: us-west4-a, us-we",
+        ),
+        ("v5litepod-16", "europe-west1-b", f"where Google's table of {READ} has no v5e; allowed: "),
+        ("v4-16", "us-west4-a", "has no v4; allowed: us-central2-b, or submit.unlisted_zones=true"),
+    ],
+)
+def test_a_zone_that_cannot_be_or_lacks_the_accelerator_is_refused(
+    on: str, zone: str, found: str
+) -> None:
+    line = refused("submit", BASE, *BUCKET, "--on", on, "--zone", zone, "--dry-run")
+    assert f'submit.zone: found "{zone}"' in line
+    assert found in line
+
+
+def test_a_zone_that_may_be_newer_than_the_table_is_a_warning_with_the_table_s_date() -> None:
+    for on, zone, options in (
+        ("v5litepod-16", "us-west9-a", ()),
+        ("v4-16", "us-west4-a", ("submit.unlisted_zones=true",)),
+    ):
+        place = ("--on", on, "--zone", zone)
+        said = ok("submit", BASE, *BUCKET, *place, *options, "--dry-run")
+        (warning,) = (line for line in said.splitlines() if line.startswith("warning: "))
+        assert f'submit.zone: found "{zone}"' in warning
+        assert READ in warning
+
+
+def test_of_several_places_the_possible_ones_stay() -> None:
+    places = ("--on", "v5litepod-16", "--on", "v4-16", "--zone", "us-west4-a")
+    said = ok("submit", BASE, *BUCKET, *places, "--dry-run")
+    assert "machines  v5e:4x4 in us-west4-a, 4 hosts, on-demand" in said
+    assert 'wrong: v4:2x2x2 in us-west4-a: submit.zone: found "us-west4-a"' in said
+
+
+def test_the_table_s_own_zones_are_possible() -> None:
+    for accelerator in ACCELERATORS.values():
+        slice_ = f"{accelerator.name}:{'x'.join(map(str, accelerator.shapes[1]))}"
+        zones = [word for zone in accelerator.zones for word in ("--zone", zone)]
+        gke = ("--launcher", "gke", "submit.image=i") if accelerator.gke_slice else ()
+        options = (*BUCKET, "--on", slice_, *zones, *gke, "mesh={}", "--dry-run")
+        assert "submit.zone" not in ok("submit", BASE, *options, "train.phases.0.batch_size=256")
+
+
+@pytest.mark.parametrize(
+    ("bucket", "found"),
+    [
+        ("gs://My_Bucket", 'did you mean "gs://my_bucket"?'),
+        ("gs://ab", "3 to 63 lowercase letters, digits"),
+        ("gs://your-bucket-", 'did you mean "gs://your-bucket"?'),
+        (f"gs://{'a' * 64}/jobs", "3 to 63 lowercase letters, digits"),
+        ("gs://192.168.1.4", "is no address"),
+        ("gs://google-data", 'does not contain "google"'),
+        ("s3://bucket", "allowed: gs://…"),
+    ],
+)
+def test_a_bucket_that_cannot_be_is_refused(bucket: str, found: str) -> None:
+    line = refused("submit", BASE, *V5E, "--project", "p", "--bucket", bucket, "--dry-run")
+    assert "--bucket: found " in line
+    assert bucket in line
+    assert found in line
+
+
+def test_a_dry_run_begins_with_cost_limits_and_what_was_not_checked() -> None:
+    options = (*BUCKET, *V5E, "--dry-run")
+    said = ok("submit", BASE, *options, "--max-cost", 500)
+    parts = [
+        "Dry run of job base",
+        "machines  ",
+        "cost      ",
+        "limits    ",
+        "Not checked",
+        "--full",
+    ]
+    assert sorted(parts, key=said.index) == parts
+    assert "stops at $500.00, enough for 26.0 h" in said
+    assert "gcloud compute" not in said
+    assert len(said.splitlines()) < 25
+    full = ok("submit", BASE, *options, "--full")
+    assert (
+        full.index("Not checked") < full.index("gcloud compute") < full.index("startup.sh, which")
+    )
+    assert "no limit on dollars: submit needs --max-cost DOLLARS, or --no-limit" in full
+
+
+def test_a_submit_that_costs_needs_a_limit_or_the_word_that_there_is_none(
+    config: Path,  # noqa: F811
+) -> None:
+    values = yaml.safe_load(config.read_text()) | {"run_dir": "r", "tokenizer": "t", "mesh": {}}
+    for phase in values["train"]["phases"]:
+        phase["dataset"] = "d"
+    config.write_text(yaml.safe_dump(values))
+    options = (*BUCKET, "--on", "v5e-8", "--zone", "us-west4-a", "--yes")
+    line = refused("submit", config, *options)
+    assert line.startswith("bert-jax: --max-cost: missing; allowed: ")
+    assert "--no-limit" in line
+    assert "--no-limit: found a limit of $9.00 too" in refused(
+        "submit", config, *options, "--max-cost", 9, "--no-limit"
+    )
+
+
+@pytest.mark.parametrize("verb", ["submit", "watch", "stop", "status", "logs"])
+def test_without_credentials_no_network_is_waited_for(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    arguments = {"submit": (BASE, *BUCKET, *V5E, "--max-cost", 9, "--yes")}
+    found = run(verb, *arguments.get(verb, ("gs://your-bucket/jobs/base",)))
+    assert found.exit_code == 2, found.output
+    line = found.output.splitlines()[-1]
+    assert line.startswith("bert-jax: gs://your-bucket")
+    assert "no credentials for Google Cloud; run `gcloud auth application-default login`" in line
