@@ -4,7 +4,7 @@ import copy
 import importlib.resources
 import os
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pydantic
 from etils import epath
@@ -61,6 +61,23 @@ class RunConfig(Section):
     """How `bert-jax finetune` trains a task."""
     submit: SubmitSection | None = None
     """Where `bert-jax submit` runs the job, and what it may cost."""
+
+    @pydantic.model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if self.train is not None:
+            _refuse_two_limits(self.train, self.objective.masking.max_predictions)
+        return self
+
+
+def _refuse_two_limits(train: TrainSection, masked: int | None) -> None:
+    """Refuses a phase's limit of predictions beside another one of the masking."""
+    for index, phase in enumerate(train.phases):
+        found = phase.max_predictions
+        if masked is not None and found not in (None, masked):
+            raise ValueError(
+                f"train.phases.{index}.max_predictions: found {found} and "
+                f"objective.masking.max_predictions {masked}, allowed: one of them"
+            )
 
 
 def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfig:

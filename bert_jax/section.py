@@ -90,6 +90,18 @@ class Section(pydantic.BaseModel):
     )
 
 
+def refuse_ignored(section: Section, *names: str, allowed: str) -> None:
+    """Refuses settings that nothing reads beside the section's others.
+
+    A setting at its default passes: a resolved configuration spells out every default. Raises
+    ValueError, with the key, what was found, and with which setting it would be read.
+    """
+    for name in names:
+        found = getattr(section, name)
+        if found != type(section).model_fields[name].default:
+            raise ValueError(f"{name}: found {found!s:.60}, allowed: only with {allowed}")
+
+
 def need(value: T | None, key: str, verb: str) -> T:
     """Returns a setting that a verb cannot do without. Raises UserError if it is not set."""
     if value is None:

@@ -33,7 +33,7 @@ _SHOULD_BE: Final = "Input should be "
 _SURE: Final = 0.8  # likeness of names from which a setting of any section is proposed
 _LONGEST_NAME: Final = 60
 _SHORT: Final = {"lr": "learning_rate"}
-_NAMED: Final = re.compile(r"([a-z_]+): (found .*)", re.DOTALL)
+_NAMED: Final = re.compile(r"([a-z_][a-z_.0-9]*): (found .*)", re.DOTALL)
 _BAD: Final = re.compile("[\0\ud800-\udfff]")
 
 # The key that tells sections of several kinds apart.

@@ -1,6 +1,6 @@
 """Settings of ``bert-jax examples``, and those of sources that ``bert-jax vocab`` shares."""
 
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import pydantic
 
@@ -9,7 +9,7 @@ from bert_jax.pipelines.cleaning.settings import CleaningSection
 from bert_jax.pipelines.engines.beam import BeamSection
 from bert_jax.pipelines.engines.engine import EngineName
 from bert_jax.pipelines.sources.files import MAX_LINE_LENGTH
-from bert_jax.section import PathText, Section, as_tuple, check_data_path
+from bert_jax.section import PathText, Section, as_tuple, check_data_path, refuse_ignored
 
 MAX_DOCUMENT_LENGTH: Final = 16_000_000
 """A record of this many characters is refused: larger than any book, so not one document."""
@@ -132,6 +132,12 @@ class ExamplesSection(SourcesSection, PairingSection):
     def pairing(self) -> PairingSection:
         """The settings of pairing alone, as a dataset records them."""
         return PairingSection(**{name: getattr(self, name) for name in PairingSection.model_fields})
+
+    @pydantic.model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if self.engine != "beam":
+            refuse_ignored(self, "beam", allowed="engine beam")
+        return self
 
     @pydantic.field_validator("language")
     @classmethod

@@ -176,3 +176,46 @@ def test_an_override_changes_no_values_of_the_caller() -> None:
     values = {"optimizer": {"learning_rate": 1e-3}}
     parse_config(values, ["optimizer.learning_rate=1e-4"], source="test")
     assert values == {"optimizer": {"learning_rate": 1e-3}}
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "line"),
+    [
+        (
+            "pretrain/base",
+            "objective.masking.max_predictions=40",
+            "train.phases.0.max_predictions: found 20 and objective.masking.max_predictions 40, ",
+        ),
+        (
+            "finetune/mrpc",
+            "finetune.optimizer.ratio=10",
+            "override finetune.optimizer.ratio: found 10.0, allowed: only with schedule slanted_",
+        ),
+        (
+            "finetune/mrpc",
+            "finetune.optimizer={schedule: slanted_triangular, warmup_fraction: 0.2}",
+            "warmup_fraction: found 0.2, allowed: only with schedule linear or constant",
+        ),
+        (
+            "pretrain/base",
+            "vocab={input: [x], output: y, algorithm: bpe, trainer: tokenizers}",
+            "override vocab.trainer: found tokenizers, allowed: only with algorithm wordpiece",
+        ),
+        ("pretrain/base", "examples.beam.runner=FlinkRunner", "allowed: only with engine beam"),
+    ],
+)
+def test_a_setting_that_nothing_would_read_is_refused(name: str, override: str, line: str) -> None:
+    load_config(ROOT / "configs" / f"{name}.yaml")
+    with pytest.raises(UserError) as caught:
+        load_config(ROOT / "configs" / f"{name}.yaml", [override])
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "warmup_steps"])
+def test_a_schedule_that_the_first_phase_replaces_is_refused(name: str) -> None:
+    path = ROOT / "configs" / "pretrain" / "large_lamb.yaml"
+    config = load_config(path, [f"optimizer.{name}=7"])
+    assert config.train is not None
+    with pytest.raises(UserError, match=rf"^optimizer\.{name}: found 7.*train\.phases\.0\.{name}"):
+        schedule_segments(config.train, config.optimizer)

@@ -32,6 +32,7 @@ from bert_jax.cli import base
     metavar="DIR",
     help="For `train.executables`: no compiling on the pod.",
 )
+@click.option("--details", is_flag=True, help="All tables: memory, work, collectives, breakdown.")
 @click.option("--breakdown", is_flag=True, help="Cycles by kind and by source line.")
 @click.option(
     "--suggest/--no-suggest",
@@ -46,7 +47,9 @@ def plan(
     overrides: tuple[str, ...],
     topologies: tuple[str, ...],
     prices: str | None,
+    details: bool,
     breakdown: bool,
+    suggest: bool | None,
     html: str | None,
     as_json: bool,
     **options: Any,
@@ -64,7 +67,7 @@ def plan(
     from bert_jax.verbs.plan import plan as run
 
     price_list = load_prices(prices)
-    plans = run(base.read_config(config, overrides), topologies, **options)
+    plans = run(base.read_config(config, overrides), topologies, suggest=suggest, **options)
     if not plans:  # executables for CPU devices alone
         return
     if html is not None:
@@ -77,5 +80,12 @@ def plan(
     else:
         # A file or a pipe has no width; the tables' own is then right.
         console = Console() if sys.stdout.isatty() else Console(width=140)
-        show_plans(plans, price_list, console=console, with_breakdown=breakdown)
+        show_plans(
+            plans,
+            price_list,
+            console=console,
+            details=details,
+            breakdown=breakdown,
+            suggestions=bool(suggest),
+        )
     sys.exit(0 if all(found.fits for found in plans) else 1)

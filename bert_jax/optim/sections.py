@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple, Self
 
 import pydantic
 
-from bert_jax.section import Section
+from bert_jax.section import Section, refuse_ignored
 
 
 class ScheduleSegment(NamedTuple):
@@ -73,7 +73,11 @@ class FinetuneOptimizerSection(AdamSection):
     3.3)."""
 
     @pydantic.model_validator(mode="after")
-    def _something_to_unfreeze(self) -> Self:
+    def _consistent(self) -> Self:
+        if self.schedule == "slanted_triangular":
+            refuse_ignored(self, "warmup_fraction", allowed="schedule linear or constant")
+        else:
+            refuse_ignored(self, "cut_fraction", "ratio", allowed="schedule slanted_triangular")
         if self.unfreeze_every is not None and "encoder" in self.freeze:
             raise ValueError(
                 f"unfreeze_every: found {self.unfreeze_every}, allowed: null, since freeze has "

@@ -9,6 +9,7 @@ from bert_jax.planning.collectives import Collective
 from bert_jax.planning.compiled_step import CompiledStep
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.prices import Prices
+from bert_jax.planning.verdict import verdict
 
 
 def plans_as_json(plans: Sequence[Plan], prices: Prices) -> str:
@@ -27,6 +28,7 @@ def _plan(found: Plan, prices: Prices) -> dict[str, Any]:
         "devices": topology.devices * found.slices,
         "hosts": topology.hosts() * found.slices,
         "fits": found.fits,
+        "verdict": verdict(found, prices),
         "compiled": {
             "peak_hbm_bytes_per_chip": found.peak_bytes,
             "hbm_bytes_per_chip": topology.accelerator.hbm_bytes,

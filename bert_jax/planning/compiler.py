@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,7 @@ TPU_COMPILER: Final[Mapping[str, str]] = {
 }
 # A program out of JAX's own cache brings no text.
 _NO_CACHE: Final[Mapping[str, str]] = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+_EVERY: Final = 20.0  # seconds between two lines of progress without a terminal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,19 +89,19 @@ def compiled_together(
         UserError: no libtpu, or topology, mesh, batch and model do not fit together.
         RunStopped: the compiler failed.
     """
-    started = time.monotonic()
+    check_compiler()
     quiet = dataclasses.replace(compiler, console=Console(quiet=True))
-    with (
-        ThreadPoolExecutor(min(len(requests), available_cores())) as pool,
-        compiler.console.status("") as status,
-    ):
+    with ThreadPoolExecutor(min(len(requests), available_cores())) as pool:
         running = [
             pool.submit(compiled_step, each, title=title, compiler=quiet) for each in requests
         ]
-        while wait(running, timeout=1).not_done:
-            status.update(f"compiling {title} … {time.monotonic() - started:.0f} s")
+        seconds = _wait(
+            lambda timeout: not wait(running, timeout=timeout).not_done,
+            title=f"{title} (usually less than five minutes)",
+            console=compiler.console,
+        )
         steps = [each.result() for each in running]
-    compiler.console.print(f"compiled {title} in {time.monotonic() - started:.0f} s", style="dim")
+    _say(compiler.console, f"compiled {title} in {seconds:.0f} s")
     return steps
 
 
@@ -113,7 +115,7 @@ def kept_step(request: CompileRequest, *, title: str, compiler: Compiler) -> Com
     except (FileNotFoundError, pydantic.ValidationError):
         return None  # never asked, or of an older form
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.stat().st_mtime))
-    compiler.console.print(f"{title}: figures of {when}; --fresh asks anew", style="dim")
+    _say(compiler.console, f"{title}: compiled on {when}; --fresh compiles again")
     return found
 
 
@@ -147,7 +149,8 @@ def _compile(request: CompileRequest, *, title: str, compiler: Compiler) -> dict
                 assert process.stdin is not None
                 process.stdin.write(request.model_dump_json().encode())
                 process.stdin.close()
-                seconds = _wait(process, title=title, console=compiler.console)
+                ended = partial(_ended, process)
+                seconds = _wait(ended, title=title, console=compiler.console)
             finally:
                 process.kill()
                 process.wait()
@@ -162,7 +165,7 @@ def _compile(request: CompileRequest, *, title: str, compiler: Compiler) -> dict
         error = RunStopped(f"compiling {title} failed: {failed}")
         error.add_note(result["traceback"])  # for --debug
         raise error
-    compiler.console.print(f"compiled {title} in {seconds:.0f} s", style="dim")
+    _say(compiler.console, f"compiled {title} in {seconds:.0f} s")
     if (saved := result.get("saved")) is not None:
         compiler.console.print(
             f"saved {saved['path']}, {saved['bytes'] / 1e6:.1f} MB: {saved['seconds']:.1f} s of "
@@ -183,18 +186,36 @@ def _environment(request: CompileRequest) -> dict[str, str]:
     return environment | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
 
 
-def _wait(process: subprocess.Popen[bytes], *, title: str, console: Console) -> float:
-    """Waits for a compiler, and shows for how long; returns the seconds."""
-    started = time.monotonic()
+def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
+    """Returns whether a process ends within so many seconds."""
+    try:
+        process.wait(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _wait(done: Callable[[float], bool], *, title: str, console: Console) -> float:
+    """Shows progress until `done(seconds)`, which waits so long at most; returns the seconds.
+
+    A terminal has one line that is replaced. A file or a pipe gets a line at once, then one every
+    20 seconds.
+    """
+    started, due = time.monotonic(), 0.0
     with console.status("") as status:
         while True:
             passed = time.monotonic() - started
-            status.update(f"compiling {title} … {passed:.0f} s")
-            try:
-                process.wait(timeout=1)
+            line = f"compiling {title} … {passed:.0f} s"
+            status.update(line)
+            if passed >= due and not console.is_terminal:
+                _say(console, line)
+                due += _EVERY
+            if done(1.0):
                 return time.monotonic() - started
-            except subprocess.TimeoutExpired:
-                continue
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _last_line(log: Path) -> str:

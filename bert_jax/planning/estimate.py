@@ -57,9 +57,14 @@ class PhasePlan:
     evaluation_rows: int  # of a batch
 
     @property
+    def compiled(self) -> list[CompiledStep]:
+        """The train step, and the evaluation step if it was compiled."""
+        return [step for step in (self.train, self.evaluation) if step is not None]
+
+    @property
     def fits(self) -> bool:
         """Whether both programs could be compiled into the memory there is."""
-        return all(step.memory is not None for step in (self.train, self.evaluation) if step)
+        return all(step.memory is not None for step in self.compiled)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,9 +102,17 @@ class Plan:
         """The most that a chip's HBM must hold, by the compiler's own figure."""
         return max(map(self._peak, self._steps())) * self.topology.accelerator.devices_per_chip
 
+    def hbm_share(self, *phases: PhasePlan) -> float:
+        """Returns the part of a chip's HBM that phases need at most, of the run without any."""
+        steps = [step for phase in phases or self.phases for step in phase.compiled]
+        return max(map(self._share, steps))
+
+    def _share(self, step: CompiledStep) -> float:
+        available = self.topology.accelerator.device_hbm_bytes
+        return self._peak(step) / (step.available_bytes or available)
+
     def _steps(self) -> list[CompiledStep]:
-        pairs = [(phase.train, phase.evaluation) for phase in self.phases]
-        return [step for pair in pairs for step in pair if step is not None]
+        return [step for phase in self.phases for step in phase.compiled]
 
     @staticmethod
     def _peak(step: CompiledStep) -> int:
@@ -152,19 +165,29 @@ class Plan:
         """Of the whole run with its evaluations; None where it does not fit."""
         if not self.fits:
             return None
-        seconds = 0.0
-        for phase in self.phases:
-            seconds += phase.steps * self.estimate(phase.train).seconds
-            batches = phase.evaluations * phase.evaluation_batches
-            if phase.evaluation:
-                seconds += batches * self.estimate(phase.evaluation).seconds
-            else:
-                rows = batches * phase.evaluation_rows
-                seconds += rows / self.estimate(phase.train).rows_per_second / 3
+        return math.fsum(map(self.phase_hours, self.phases))
+
+    def phase_hours(self, phase: PhasePlan) -> float:
+        """Returns the hours of one phase with its evaluations.
+
+        Raises:
+            ValueError: the phase does not fit.
+        """
+        seconds = phase.steps * self.estimate(phase.train).seconds
+        batches = phase.evaluations * phase.evaluation_batches
+        if phase.evaluation:
+            seconds += batches * self.estimate(phase.evaluation).seconds
+        else:
+            rows = batches * phase.evaluation_rows
+            seconds += rows / self.estimate(phase.train).rows_per_second / 3
         return seconds / 3600
+
+    def chip_hour(self, prices: Prices, *, spot: bool) -> float | None:
+        """Returns the price of one chip for an hour; None where the list has none."""
+        price = prices.chip_hour.get(self.topology.accelerator.name)
+        return None if price is None else price.spot if spot else price.on_demand
 
     def dollars(self, prices: Prices, *, spot: bool) -> float | None:
         """Returns what the run costs; None where it does not fit or has no price."""
-        price = prices.chip_hour.get(self.topology.accelerator.name)
-        rate = None if price is None else price.spot if spot else price.on_demand
+        rate = self.chip_hour(prices, spot=spot)
         return None if self.hours is None or rate is None else self.hours * self.chips * rate

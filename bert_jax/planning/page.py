@@ -7,6 +7,7 @@ from bert_jax.parallel.accelerators import GIB
 from bert_jax.planning import rows
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.prices import Prices
+from bert_jax.planning.verdict import dollars, duration, summary, verdict
 from bert_jax.report.charts import Chart, bar_chart
 from bert_jax.report.rendering import render_page
 
@@ -22,6 +23,7 @@ class _Part(NamedTuple):
 def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
     """Returns the page of a run's plans, at least one, as one HTML document that loads nothing."""
     parts = [
+        _Part("Summary", [], [summary(plans, prices)]),
         _Part("Time and cost", _times(plans), [rows.overview(plans, prices), rows.work(plans)]),
         _Part("Memory", _memory(plans), [rows.memory(plans)]),
         _Part("Collectives", [], [rows.collectives(plans)]),
@@ -30,16 +32,29 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
     if found.rows:
         parts.append(_Part("What fits", [], [found]))
     parts += [_Part(rows.name_of(each), [], list(rows.breakdown(each))) for each in plans]
-    fitting = sum(each.fits for each in plans)
+    named = [(f"{rows.name_of(each)}: ", each) for each in plans]
     return render_page(
         "plan.html",
         title=f"Plan of {title}",
-        about="A run compiled for TPUs that are not there",
-        figures=[("slices planned", str(len(plans))), ("of them fit", str(fitting))],
+        about=" ".join(name + verdict(each, prices) for name, each in named),
+        figures=[tile for each in plans for tile in _tiles(each, prices, one=len(plans) == 1)],
         footer=rows.sources(prices),
         parts=parts,
         notes=[line for each in plans for line in rows.notes(each)],
     )
+
+
+def _tiles(found: Plan, prices: Prices, *, one: bool) -> list[tuple[str, str]]:
+    """Returns label and value of what decides: hours, dollars, memory."""
+    on = "" if one else f", {rows.name_of(found)}"
+    hours = found.hours
+    tiles = {
+        "time": rows.NOTHING if hours is None else duration(hours),
+        "on demand": dollars(found.dollars(prices, spot=False)),
+        "spot": dollars(found.dollars(prices, spot=True)),
+        "of a chip's HBM": f"{found.hbm_share():.0%}",
+    }
+    return [(f"{label}{on}", value) for label, value in tiles.items() if one or label != "spot"]
 
 
 def _times(plans: Sequence[Plan]) -> list[Chart]:

@@ -25,6 +25,7 @@ from bert_jax.planning.evaluation import surely_fits
 from bert_jax.planning.quick import NOTE, is_deep
 from bert_jax.planning.request import CompileRequest, StepKind
 from bert_jax.planning.suggest import find_fitting
+from bert_jax.planning.verdict import memory_missing
 from bert_jax.train.sections import TrainSection
 
 
@@ -58,8 +59,7 @@ class PlanSettings:
     def step(self, topology: str, phase: int, kind: StepKind) -> WantedStep:
         """Returns a step of the run."""
         request = self.request(topology).model_copy(update={"kind": kind, "phase": phase})
-        length = self.train.phases[phase].seq_length
-        return WantedStep(request, f"phase {phase} {kind} step, {length} tokens, for {topology}")
+        return WantedStep(request, f"the {kind} step of phase {phase} for {topology}")
 
 
 class WantedStep(NamedTuple):
@@ -87,6 +87,9 @@ def make_plan(settings: PlanSettings, topology: str, *, compiler: Compiler) -> P
     wanted = not made.fits if settings.suggest is None else settings.suggest
     if not wanted:
         return made
+    if not made.fits:  # now: the search takes many times as long
+        line = f"{found.name}: does not fit: {memory_missing(made)}"
+        compiler.console.print(f"{line}; looking for settings that fit", soft_wrap=True)
     sections = settings.train.phases
     largest = max(
         range(len(sections)),
@@ -130,13 +133,12 @@ class _Look(NamedTuple):
         missing = [each for each, step in zip(wanted, found, strict=True) if step is None]
         if not missing:
             return [step for step in found if step is not None]
-        compiled = iter(
-            compiled_together(
-                [_quick(each.request) for each in missing],
-                title="; ".join(each.title for each in missing),
-                compiler=self.compiler,
-            )
-        )
+        requests = [_quick(each.request) for each in missing]
+        title = missing[0].title
+        if len(missing) > 1:
+            phases = ", ".join(str(each.phase) for each in requests)
+            title = f"the {requests[0].kind} steps of phases {phases} for {self.topology}"
+        compiled = iter(compiled_together(requests, title=title, compiler=self.compiler))
         return [step or next(compiled) for step in found]
 
     def _known(self, wanted: WantedStep) -> CompiledStep | None:

@@ -246,13 +246,18 @@ def notes(found: Plan) -> list[str]:
     return [f"{name_of(found)}: {line}" for line in lines]
 
 
-def sources(prices: Prices) -> str:
-    """What is compiled, what is estimated, and of when the prices are."""
+def estimated(prices: Prices) -> str:
+    """Returns what is not compiled, what is left out of it, and of when the prices are."""
     return (
-        "Compiled: memory, cycles of the core, bytes and kinds of collectives. Estimated from "
-        "them: all times, MFU, hours and dollars; no waiting for input, no checkpoints. "
-        f"Prices of {prices.date}, {prices.source}"
+        "Estimated: times, hours and dollars, without waiting for input, checkpoints and "
+        f"preemptions. Prices of {prices.date}"
     )
+
+
+def sources(prices: Prices) -> str:
+    """Returns what is compiled, what is estimated, and where the prices are from."""
+    compiled = "Compiled: memory, cycles of the core, bytes and kinds of collectives"
+    return f"{compiled}. {estimated(prices)}, {prices.source}"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -1,35 +1,60 @@
-"""Plans as tables in the terminal."""
+"""Plans as text in the terminal: a verdict, one small table, and details on request."""
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from bert_jax.planning import rows
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.prices import Prices
+from bert_jax.planning.quick import NOTE
+from bert_jax.planning.verdict import summary, verdict
 
 
 def show_plans(
-    plans: Sequence[Plan], prices: Prices, *, console: Console, with_breakdown: bool
+    plans: Sequence[Plan],
+    prices: Prices,
+    *,
+    console: Console,
+    details: bool = False,
+    breakdown: bool = False,
+    suggestions: bool = False,
 ) -> None:
-    """Prints time, memory, work and collectives; on request cycles by kind, line and kernel."""
-    shown = [rows.overview(plans, prices), rows.memory(plans), rows.work(plans)]
-    shown.append(rows.collectives(plans))
-    if with_breakdown:
+    """Prints the verdict of each plan and the summary.
+
+    `breakdown` adds cycles by kind, line and kernel, `suggestions` the settings that fit. `details`
+    adds both, and time, memory, work, collectives and notes.
+    """
+    for found in plans:
+        name = f"{rows.name_of(found)}: " if len(plans) > 1 else ""
+        style = "bold green" if found.fits else "bold red"
+        console.print(name + verdict(found, prices), style=style, markup=False, soft_wrap=True)
+    console.print(_table(summary(plans, prices)._replace(title=""), box=box.SIMPLE))
+    shown = []
+    if details:
+        shown += [rows.overview(plans, prices), rows.memory(plans), rows.work(plans)]
+        shown.append(rows.collectives(plans))
+    if details or breakdown:
         shown += [each for found in plans for each in rows.breakdown(found)]
-    shown.append(rows.suggestions(plans))
+    if details or suggestions:
+        shown.append(rows.suggestions(plans))
     for each in shown:
         if each.rows:
             console.print(_table(each))
-    console.print(rows.sources(prices), style="dim", markup=False)
-    for found in plans:
-        for line in rows.notes(found):
-            console.print(line, style="yellow", markup=False)
+    if details:
+        console.print(rows.sources(prices), style="dim", markup=False)
+        lines = [line for found in plans for line in rows.notes(found)]
+    else:
+        lines = [f"Compiled: memory. {rows.estimated(prices)}. --details shows the rest."]
+        lines += dict.fromkeys(line for found in plans for line in found.notes if line != NOTE)
+    for line in lines:
+        console.print(line, style="yellow" if details else "dim", markup=False, highlight=False)
 
 
-def _table(of: rows.Rows) -> Table:
-    table = Table(title=of.title)
+def _table(of: rows.Rows, *, box: box.Box = box.HEAVY_HEAD) -> Table:
+    table = Table(title=of.title or None, box=box)
     for at, heading in enumerate(of.headings):
         words = at < of.texts
         table.add_column(heading, justify="left" if words else "right", no_wrap=not words)

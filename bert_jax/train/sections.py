@@ -228,9 +228,11 @@ class TrainSection(Section):
 def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> list[ScheduleSegment]:
     """Returns the run's schedule as segments of one warm-up and decay each.
 
-    Raises UserError: warm-up without a learning rate of its own, or longer than its segment.
+    Raises UserError: warm-up without a learning rate of its own, or longer than its segment; a
+    learning rate or warm-up of the optimizer that the first phase replaces.
     """
     segments: list[ScheduleSegment] = []
+    _refuse_replaced(section.phases[0], optimizer)
     for index, phase in enumerate(section.phases):
         own = phase.learning_rate is not None
         if not own and phase.warmup_steps is not None:
@@ -252,3 +254,20 @@ def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> lis
                 f"{segment.steps} steps of its schedule"
             )
     return segments
+
+
+def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:
+    """Refuses other settings of the optimizer than those of a first phase with its own schedule.
+
+    A default passes: a resolved configuration spells it out.
+    """
+    if first.learning_rate is None:
+        return
+    replaced = {"learning_rate": first.learning_rate, "warmup_steps": first.warmup_steps or 0}
+    for name, own in replaced.items():
+        found = getattr(optimizer, name)
+        if found not in (own, OptimizerSection.model_fields[name].default):
+            raise UserError(
+                f"optimizer.{name}: found {found}, allowed: {own}, as train.phases.0 has a "
+                f"schedule of its own; set train.phases.0.{name} instead"
+            )

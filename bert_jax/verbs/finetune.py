@@ -12,7 +12,6 @@ from bert_jax.data.memory_table import MemoryTable, Rows
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelSection
 from bert_jax.narration import speaking
-from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.lock import hold_run
 from bert_jax.runs.settings import CONFIG, read_settings
 from bert_jax.section import need
@@ -141,11 +140,15 @@ def finetune_settings(config: RunConfig) -> FinetuneSettings:
             "model: found settings, allowed: none beside finetune, whose model is the one of "
             "finetune.init_from (finetune.dropout and finetune.dtype change it)"
         )
-    if config.optimizer != OptimizerSection():
-        raise UserError(
-            "optimizer: found settings, allowed: none beside finetune, whose own are in "
-            "finetune.optimizer"
-        )
+    # Settings of pretraining. A resolved configuration spells out their defaults.
+    replaced = {
+        "optimizer": "finetune.optimizer",
+        "train": "finetune",
+        "objective": "finetune.task",
+    }
+    for name, allowed in {**replaced, "loader": "no such section beside finetune"}.items():
+        if getattr(config, name) != RunConfig.model_fields[name].default:
+            raise UserError(f"{name}: found settings of pretraining, allowed: {allowed}")
     section = need(config.finetune, "finetune", "finetune")
     origin = find_origin(section.init_from)
     return FinetuneSettings(

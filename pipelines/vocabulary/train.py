@@ -5,9 +5,9 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain, islice
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bert_jax.errors import UserError
 from bert_jax.pipelines.libraries import need_data_libraries
@@ -15,7 +15,7 @@ from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.sources import iter_text
 from bert_jax.pipelines.vocabulary import algorithms
 from bert_jax.pipelines.vocabulary.sample import MAX_PART_BYTES, sample_lines, sample_mixture
-from bert_jax.section import PathText
+from bert_jax.section import PathText, refuse_ignored
 from bert_jax.text.basic_tokenizer import WordSplitter
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.sentence_piece import SentencePieceTokenizer, prepare
@@ -63,6 +63,12 @@ class VocabSection(SourcesSection):
     max_sentences: int = Field(default=10_000_000, ge=1)
     max_bytes: int = Field(default=100_000_000, ge=MAX_PART_BYTES)
     seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if self.algorithm != "wordpiece":
+            refuse_ignored(self, "trainer", "chinese", allowed="algorithm wordpiece")
+        return self
 
 
 def train_vocab(

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import Result
 
-from bert_jax.planning import quick
+from bert_jax.planning import compiler, quick
 from bert_jax.planning.cycles import count_cycles
 from bert_jax.planning.execution import Program
 from bert_jax.planning.hlo import parse_hlo
@@ -78,9 +78,16 @@ def run_plan(folder: Path, *arguments: str) -> Result:
 @pytest.fixture(scope="module")
 def planned(workplace: Path) -> dict[str, Any]:
     """The plan of the tiny run for four v5e chips."""
-    result = run_plan(workplace, "--topology", "v5litepod-4", "--json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "_EVERY", 2.0)
+        result = run_plan(workplace, "--topology", "v5litepod-4", "--json")
     assert result.exit_code == 0, result.stderr
-    assert "compiled phase 0 train step" in result.stderr
+    # No terminal: a line at once, and more while the compiler works.
+    step = "the train step of phase 0 for v5e:2x2"
+    lines = [line for line in result.stderr.splitlines() if step in line]
+    assert lines[0] == f"compiling {step} … 0 s"
+    assert lines[1].startswith(f"compiling {step} … ")
+    assert lines[-1].startswith(f"compiled {step} in ")
     (found,) = json.loads(result.stdout)
     return found
 
@@ -189,28 +196,28 @@ def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
     arguments = ("--topology", "v5e:2x2", "--prices", str(prices))
     again = run_plan(workplace, *arguments, "--json")
     assert again.exit_code == 0, again.stderr
-    assert "compiled" not in again.stderr
+    assert "compiling" not in again.stderr
     (found,) = json.loads(again.stdout)
     assert found["phases"] == planned["phases"]
     assert found["estimated"]["dollars_spot"] is None
     dollars = found["estimated"]["dollars_on_demand"]
     assert dollars == pytest.approx(found["estimated"]["chip_hours"] * 0.5)
     page = workplace / "plan.html"
-    shown = run_plan(workplace, *arguments, "--breakdown", "--html", str(page))
+    shown = run_plan(workplace, *arguments, "--details", "--html", str(page))
     assert shown.exit_code == 0, shown.stderr
     html = page.read_text(encoding="utf-8")
     Document(html)
     for expected in ("HBM of a chip, GiB: v5e:2x2, phase 0", "cycles by line", "our contract"):
         assert expected in html
     kernel = "attention_backward"
-    expected_lines = ("v5e:2x2", "matrix products", "model/layers.py:", kernel, "all-gather")
+    collectives = ("all-gather", "ICI", "ms exposed")
+    expected_lines = ("v5e:2x2", "matrix products", "model/layers.py:", kernel, *collectives)
     for expected in (*expected_lines, "2026-01-31"):
         assert expected in shown.stdout
-    # What goes over the links is said in any case.
-    whole = run_plan(workplace, *arguments)
-    for expected in ("all-gather", "ICI", "ms exposed"):
-        assert expected in whole.stdout
-    assert "model/layers.py:" not in whole.stdout
+    short = run_plan(workplace, *arguments)
+    assert short.stdout.startswith("Fits (")
+    for detail in ("all-gather", "model/layers.py:"):
+        assert detail not in short.stdout
 
 
 def test_the_quick_form_is_the_same_program_with_cycles_estimated(

@@ -44,7 +44,10 @@ def mistake(tmp_path: Path, values: dict[str, Any], *overrides: str) -> str:
         ("finetune.optimizer.unfreeze_every=1", ["unfreeze_every: found 1", "3 epochs"]),
         ("finetune.optimizer.learning_rate=0", ["learning_rate: found 0", "greater than 0"]),
         ("model.architecture.hidden_size=32", ["model: found settings", "finetune.init_from"]),
-        ("optimizer.learning_rate=1e-5", ["optimizer: found settings", "finetune.optimizer"]),
+        ("optimizer.learning_rate=3e-5", ["optimizer: found settings", "finetune.optimizer"]),
+        ("train.phases=[{dataset: x, steps: 1}]", ["train: found settings", "allowed: finetune"]),
+        ("objective.name=sop", ["objective: found settings", "finetune.task"]),
+        ("loader.workers=2", ["loader: found settings", "beside finetune"]),
         ("finetune=null", ["finetune: missing"]),
     ],
 )

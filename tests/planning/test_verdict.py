@@ -1,0 +1,139 @@
+"""What a newcomer reads of a plan first: a verdict and one small table."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bert_jax.parallel.accelerators import GIB
+from bert_jax.planning import compiler, planning
+from bert_jax.planning.compiled_step import CompiledStep
+from bert_jax.planning.request import CompileRequest
+from tests.planning.test_evaluation import FakeCompiler
+from tests.planning.test_plan import CONFIG, VOCABULARY
+from tests.planning.test_quick import LAYERS
+from tests.project import invoke, refused
+from tests.report.strict_html import Document
+
+TABLES = ("HBM per chip, GiB", "Work of a step", "Collectives of a step", "cycles by kind")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A configuration of two phases, whose programs are not compiled for real."""
+    values = json.loads(json.dumps(CONFIG))
+    values["model"]["execution"] = {}
+    values["model"]["architecture"]["num_hidden_layers"] = LAYERS
+    (phase,) = values["train"]["phases"]
+    values["train"]["phases"] = [phase | {"steps": 10**9}, phase]
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
+    """Programs of 8 of a v5e chip's 16 GiB, with twice the batch 19.3; nothing is kept."""
+
+    class Fake(FakeCompiler):
+        def step(self, request: CompileRequest) -> CompiledStep:
+            phase = request.train.phases[request.phase]
+            if phase.microbatch <= 80:
+                return self.train
+            return CompiledStep(
+                rows=160,
+                useful_flops=1.0,
+                compile_seconds=1.0,
+                needed_bytes=round(19.3 * GIB),
+                available_bytes=16 * GIB,
+            )
+
+        def compile(self, requests: Sequence[CompileRequest], **_: Any) -> list[CompiledStep]:
+            return [self.step(each) for each in requests]
+
+    made = Fake(8 * GIB, GIB)
+    monkeypatch.setattr(planning, "compiled_together", made.compile)
+    monkeypatch.setattr(planning, "kept_step", lambda request, **_: None)
+    return made
+
+
+def plan(config: Path, *arguments: object) -> Any:
+    return invoke("plan", config, "--vocab-size", VOCABULARY, "--topology", "v5e:2x2", *arguments)
+
+
+def test_the_first_line_is_the_verdict_and_one_table_follows(
+    config: Path, fake: FakeCompiler
+) -> None:
+    page = config.parent / "plan.html"
+    shown = plan(config, "--html", page)
+    assert shown.exit_code == 0, shown.stderr
+    (found,) = json.loads(plan(config, "--json").stdout)
+    hours, costs = found["estimated"]["hours"], found["estimated"]
+    dollars = [f"${costs[f'dollars_{kind}']:,.0f}" for kind in ("on_demand", "spot")]
+    first, *rest = shown.stdout.splitlines()
+    expected = f"About {hours:,.1f} hours, {dollars[0]} on demand, {dollars[1]} spot."
+    assert first == found["verdict"] == f"Fits (50% of HBM). {expected}"
+    rows = [line.split() for line in rest]
+    (headings,) = (row for row in rows if "topology" in row)
+    assert headings[-5:] == ["memory", "ms/step", "MFU", "hours", "dollars"]
+    assert [row[:5] for row in rows if "50%" in row] == [
+        ["v5e:2x2", "0", "1,000,000,000", "64", "80"],
+        ["1", "1,000", "64", "80", "50%"],
+    ]
+    assert max(map(len, [first, *rest[:6]])) <= 80
+    assert not any(table in shown.stdout for table in TABLES)
+    # The page's tiles.
+    html = page.read_text(encoding="utf-8")
+    Document(html)
+    tiles = html[: html.index("<main>")]
+    for value in ("50%", f"{hours:,.1f} hours", *dollars, first):
+        assert value in tiles
+
+
+def test_details_and_breakdown_show_the_other_tables(config: Path, fake: FakeCompiler) -> None:
+    details = plan(config, "--details").stdout
+    assert all(table in details for table in TABLES[:2])
+    assert "cycles by kind" in details
+    assert details.startswith("Fits (50% of HBM)")
+    breakdown = plan(config, "--breakdown").stdout
+    assert "cycles by kind" in breakdown
+    assert "Work of a step" not in breakdown
+
+
+def test_a_run_that_does_not_fit_is_told_what_to_change(config: Path, fake: FakeCompiler) -> None:
+    larger = "train.phases.1.batch_size=160"
+    without = plan(config, larger, "--no-suggest")
+    assert without.exit_code == 1
+    (line, *_) = without.stdout.splitlines()
+    assert line.startswith("Does not fit: the train step of phase 1 needs 19.3 GiB of 16.0 GiB")
+    assert "accumulation" in line
+    shown = plan(config, larger)
+    assert shown.exit_code == 1
+    assert "does not fit: the train step of phase 1 needs 19.3 GiB" in shown.stderr  # at once
+    (line, *_) = shown.stdout.splitlines()
+    assert "It fits with train.phases.1.accumulation=2 (8.0 GiB" in line
+    assert "What fits" not in shown.stdout
+    mended = plan(config, larger, "train.phases.1.accumulation=2")
+    assert mended.exit_code == 0
+    assert "What fits, fastest first" in plan(config, larger, "--suggest").stdout
+
+
+def test_several_topologies_have_a_verdict_each(config: Path, fake: FakeCompiler) -> None:
+    shown = plan(config, "--topology", "v5e:2x4")
+    first, second, *_ = shown.stdout.splitlines()
+    assert first.startswith("v5e:2x2: Fits (50% of HBM)")
+    assert second.startswith("v5e:2x4: Fits (50% of HBM)")
+
+
+def test_without_libtpu_one_line_names_what_to_install(
+    config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
+    arguments = ("--vocab-size", VOCABULARY, "--topology", "v5e:2x2")
+    line = refused("plan", config, *arguments)
+    assert "libtpu: not installed" in line
+    assert "[plan]" in line
