@@ -191,7 +191,7 @@ class _CsvLines:
         return line
 
     def drop_first(self) -> None:
-        """Goes back to the second line of the current row."""
+        """Drops the first line of the current row; the next row begins with its second line."""
         self.number -= len(self.row) - 1
         self._again.extendleft(reversed(self.row[1:]))
 
