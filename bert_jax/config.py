@@ -70,7 +70,7 @@ class RunConfig(Section):
 
 
 def _refuse_two_limits(train: TrainSection, masked: int | None) -> None:
-    """Refuses a phase's limit of predictions beside another one of the masking."""
+    """Refuses two different limits of predictions, of a phase and of the masking."""
     for index, phase in enumerate(train.phases):
         found = phase.max_predictions
         if masked is not None and found not in (None, masked):

@@ -91,10 +91,10 @@ class Section(pydantic.BaseModel):
 
 
 def refuse_ignored(section: Section, *names: str, allowed: str) -> None:
-    """Refuses settings that nothing reads beside the section's others.
+    """Refuses settings that have no effect.
 
     A setting at its default passes: a resolved configuration spells out every default. Raises
-    ValueError, with the key, what was found, and with which setting it would be read.
+    ValueError with the key, its value and the setting that it needs.
     """
     for name in names:
         found = getattr(section, name)

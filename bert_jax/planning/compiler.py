@@ -187,7 +187,7 @@ def _environment(request: CompileRequest) -> dict[str, str]:
 
 
 def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
-    """Returns whether a process ends within so many seconds."""
+    """Returns whether a process ends within `timeout` seconds."""
     try:
         process.wait(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -196,7 +196,9 @@ def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
 
 
 def _wait(done: Callable[[float], bool], *, title: str, console: Console) -> float:
-    """Shows progress until `done(seconds)`, which waits so long at most; returns the seconds.
+    """Shows progress until `done` returns true, and returns the seconds.
+
+    `done(timeout)` waits for that many seconds at most.
 
     A terminal has one line that is replaced. A file or a pipe gets a line at once, then one every
     20 seconds.

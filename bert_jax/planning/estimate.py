@@ -103,7 +103,7 @@ class Plan:
         return max(map(self._peak, self._steps())) * self.topology.accelerator.devices_per_chip
 
     def hbm_share(self, *phases: PhasePlan) -> float:
-        """Returns the part of a chip's HBM that phases need at most, of the run without any."""
+        """Returns the largest share of a chip's HBM that phases need. Default: all phases."""
         steps = [step for phase in phases or self.phases for step in phase.compiled]
         return max(map(self._share, steps))
 
@@ -183,7 +183,7 @@ class Plan:
         return seconds / 3600
 
     def chip_hour(self, prices: Prices, *, spot: bool) -> float | None:
-        """Returns the price of one chip for an hour; None where the list has none."""
+        """Returns the price of one chip for an hour. None: the list has no price."""
         price = prices.chip_hour.get(self.topology.accelerator.name)
         return None if price is None else price.spot if spot else price.on_demand
 

@@ -45,7 +45,7 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
 
 
 def _tiles(found: Plan, prices: Prices, *, one: bool) -> list[tuple[str, str]]:
-    """Returns label and value of what decides: hours, dollars, memory."""
+    """Returns the labels and values of hours, dollars and memory."""
     on = "" if one else f", {rows.name_of(found)}"
     hours = found.hours
     tiles = {

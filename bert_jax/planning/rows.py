@@ -247,7 +247,7 @@ def notes(found: Plan) -> list[str]:
 
 
 def estimated(prices: Prices) -> str:
-    """Returns what is not compiled, what is left out of it, and of when the prices are."""
+    """Returns which figures are estimates, their limits, and the date of the prices."""
     return (
         "Estimated: times, hours and dollars, without waiting for input, checkpoints and "
         f"preemptions. Prices of {prices.date}"
@@ -255,7 +255,7 @@ def estimated(prices: Prices) -> str:
 
 
 def sources(prices: Prices) -> str:
-    """Returns what is compiled, what is estimated, and where the prices are from."""
+    """Returns which figures are compiled or estimated, and the source of the prices."""
     compiled = "Compiled: memory, cycles of the core, bytes and kinds of collectives"
     return f"{compiled}. {estimated(prices)}, {prices.source}"
 

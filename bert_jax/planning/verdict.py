@@ -1,4 +1,4 @@
-"""What a plan says in one sentence and one small table."""
+"""A plan as one sentence and one small table."""
 
 from collections.abc import Sequence
 
@@ -22,12 +22,14 @@ def verdict(found: Plan, prices: Prices) -> str:
 
 
 def memory_missing(found: Plan) -> str:
-    """Returns which step of a run that does not fit needs how much HBM, and what a chip has."""
-    at, phase = max(enumerate(found.phases), key=lambda each: found.hbm_share(each[1]))
+    """Returns the first step that does not fit, the HBM it needs, and the HBM of a chip."""
+    at, phase = next((at, phase) for at, phase in enumerate(found.phases) if not phase.fits)
+    kind, step = next(
+        (kind, step)
+        for kind, step in (("train", phase.train), ("evaluation", phase.evaluation))
+        if step is not None and step.memory is None
+    )
     unit = GIB / found.topology.accelerator.devices_per_chip
-    kind = "train" if phase.train.memory is None else "evaluation"
-    step = phase.train if phase.train.memory is None else phase.evaluation
-    assert step is not None  # a phase that does not fit
     needed, available = (step.needed_bytes or 0) / unit, (step.available_bytes or 0) / unit
     where = f"the {kind} step of phase {at}"
     return f"{where} needs {needed:.1f} GiB of {available:.1f} GiB per chip"
@@ -47,7 +49,7 @@ def dollars(amount: float | None) -> str:
 
 
 def summary(plans: Sequence[Plan], prices: Prices) -> Rows:
-    """Returns the table that every reader needs: a row for each phase."""
+    """Returns memory, time and dollars, a row for each phase."""
     headings = (
         *("topology", "phase", "steps", "tokens", "batch"),
         *("memory", "ms/step", "MFU", "hours", "dollars"),

@@ -257,7 +257,7 @@ def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> lis
 
 
 def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:
-    """Refuses other settings of the optimizer than those of a first phase with its own schedule.
+    """Refuses a schedule of the optimizer if the first phase has another one.
 
     A default passes: a resolved configuration spells it out.
     """

@@ -1,4 +1,4 @@
-"""What a newcomer reads of a plan first: a verdict and one small table."""
+"""`bert-jax plan` prints a verdict and one small table first."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Path:
     values["model"]["execution"] = {}
     values["model"]["architecture"]["num_hidden_layers"] = LAYERS
     (phase,) = values["train"]["phases"]
-    values["train"]["phases"] = [phase | {"steps": 10**9}, phase]
+    values["train"]["phases"] = [phase | {"steps": 10**11}, phase]
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
     return path
@@ -80,7 +80,7 @@ def test_the_first_line_is_the_verdict_and_one_table_follows(
     (headings,) = (row for row in rows if "topology" in row)
     assert headings[-5:] == ["memory", "ms/step", "MFU", "hours", "dollars"]
     assert [row[:5] for row in rows if "50%" in row] == [
-        ["v5e:2x2", "0", "1,000,000,000", "64", "80"],
+        ["v5e:2x2", "0", "100,000,000,000", "64", "80"],
         ["1", "1,000", "64", "80", "50%"],
     ]
     assert max(map(len, [first, *rest[:6]])) <= 80
