@@ -15,6 +15,7 @@ from bert_jax.files.read import read_bytes
 from bert_jax.runs.directory import CHECKPOINTS, PROVENANCE, open_run, read_run_provenance
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
 from bert_jax.train.manifest import foreign_files, read_manifest
+from bert_jax.train.rollbacks import RollbackLog
 from bert_jax.train.time_account import describe_goodput, read_goodput
 from bert_jax.train.writer import METRICS, is_figures
 
@@ -39,6 +40,10 @@ def check_run(run_dir: str) -> Iterator[Finding]:
         yield problem("configuration", str(error))
     yield from _check_checkpoints(root / CHECKPOINTS)
     yield from _check_metrics(root / METRICS)
+    try:
+        RollbackLog(root)
+    except UserError as error:
+        yield problem("rollbacks", str(error))
     if (account := read_goodput(root)) is not None:
         yield ok("where the time went", describe_goodput(account))
     datasets = provenance.get("datasets")

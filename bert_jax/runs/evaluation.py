@@ -7,10 +7,14 @@ split; ``evaluations/<split>-<step>.json`` hold all others, so that none overwri
 import json
 import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import pydantic
+from etils import epath
+
+from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.read import read_json_object
+from bert_jax.files.read import read_json_object, shown
 from bert_jax.runs.directory import Run
 
 EVALUATION: Final = "evaluation.json"
@@ -54,7 +58,8 @@ def write_evaluation(run: Run, evaluation: Evaluation, *, selected: bool, own_da
 def read_evaluation(run: Run, *, step: int | None = None) -> Evaluation | None:
     """Returns the evaluation of a checkpoint on the run's own held-out split, if there is one.
 
-    `step` is the checkpoint's; None: of the one that ``auto`` last selected.
+    `step` is the checkpoint's; None: of the one that ``auto`` last selected. Raises UserError: the
+    file is damaged.
     """
     for name in (EVALUATION, f"{EVALUATIONS}/{own_split(run)}-{step}.json"):
         path = run.directory / name
@@ -64,5 +69,18 @@ def read_evaluation(run: Run, *, step: int | None = None) -> Evaluation | None:
         # Older files do not name their split, which may be any: they count as absent.
         known = found.keys() == set(Evaluation._fields)
         if known and found["split"] == own_split(run) and step in (None, found["step"]):
-            return Evaluation(**found)
+            return _checked(path, found)
     return None
+
+
+_EVALUATION: Final = pydantic.TypeAdapter(Evaluation)
+
+
+def _checked(path: epath.Path, found: Mapping[str, Any]) -> Evaluation:
+    try:
+        return _EVALUATION.validate_python(found, strict=True)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        allowed = first["msg"].lower()
+        raise UserError(f"{path}: {place}: found {shown(first['input'])}, {allowed}") from None

@@ -75,6 +75,12 @@ def test_no_evaluation_overwrites_another_and_each_checkpoint_has_its_threshold(
     tune(run / "evaluations" / f"dev-{BEST}.json", -1e9)
     assert answers(run, file) == {True}
     assert answers(run, file, "--checkpoint", BEST) == {False}
+    # What it says of scores decides answers, so a damaged one is refused.
+    whole = json.loads(before)
+    for change in ({"scores": []}, {"scores": {"f1": "²"}}, {"examples": 1.5}):
+        (run / "evaluation.json").write_text(json.dumps(whole | change))
+        line = refused("predict", run, tmp_path / "o.jsonl", "--input", file, "--force")
+        assert f"{run / 'evaluation.json'}: {next(iter(change))}" in line
 
 
 def test_figures_are_shown_where_they_cannot_be_written(tmp_path: Path) -> None:

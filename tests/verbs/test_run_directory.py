@@ -188,7 +188,9 @@ def test_doctor_says_of_a_run_what_is_whole_and_what_is_damaged(run: Path) -> No
     (run / "checkpoints" / str(LAST) / "notes.txt").write_text("mine")
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b"\xff\xfe\n")
+    (run / "rollbacks.json").write_text('{"rollbacks": [{}]}')
     damaged = invoke("doctor", run)
+    assert f"{run / 'rollbacks.json'}: rollbacks.0." in "".join(damaged.output.split("\n"))
     assert damaged.exit_code == 1
     assert f"problem checkpoint {FIRST}: progress/metadata has SHA-256" in damaged.stdout
     assert "warn    checkpoint 999: not finished" in damaged.stdout
