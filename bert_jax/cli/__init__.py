@@ -4,22 +4,27 @@ Every verb imports what it needs when it runs, so that ``--help``, a user's typi
 first line of a run answer at once.
 """
 
+import signal
 import sys
 from typing import Final
 
 from bert_jax.cli.large_pages import with_large_pages
 
 _TRAINING_VERBS: Final = ("pretrain", "finetune")
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
     """The console script."""
     if sys.argv[1:2] and sys.argv[1] in _TRAINING_VERBS:
+        # A signal that comes now waits until it is heard, also while the process starts again.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         with_large_pages()  # before anything is imported that would be imported again
         from bert_jax.parallel.stop_signal import STOP
 
         STOP.hold()  # until the configuration says whether other processes have to hear of it
         STOP.listen(owns_process=True)  # before anything that takes time
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     from bert_jax.cli.base import exit_code
     from bert_jax.cli.commands import cli
     from bert_jax.errors import UNCAUGHT

@@ -21,7 +21,7 @@ OF_ONE_HOST: Final = (
     "train.checkpoint.local.directory",
 )
 _LONGEST: Final = 200  # characters of a value; a hash stands for a longer one
-_NOT_SET: Final = "nothing"
+_NOT_SET: Final = "null"
 
 Flat = dict[str, str]  # dotted key → value as JSON
 
@@ -79,9 +79,11 @@ def _short(text: str) -> str:
 
 
 def _first_difference(mine: Flat, expected: Flat) -> Difference | None:
+    """Compares two processes; null is the same as a key that is not there."""
     for key in {**expected, **mine}:  # in the order of process 0
-        if mine.get(key) != expected.get(key):
-            return Difference(key, mine.get(key, _NOT_SET), expected.get(key, _NOT_SET))
+        found, wanted = mine.get(key, _NOT_SET), expected.get(key, _NOT_SET)
+        if found != wanted:
+            return Difference(key, found, wanted)
     return None
 
 

@@ -110,13 +110,14 @@ def collate(split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad
 def collate_inputs(
     split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad_id: int
 ) -> Row:
-    """Returns the inputs of one or more rows of a split, labelled or not.
+    """Returns the inputs of at most `batch_size` rows of a split, labelled or not.
 
     ``input_ids``, ``token_type_ids``, ``segment_ids``: int32 [batch_size, length], or [batch_size,
     choices, length].
     """
     encoded = [split.row(int(row)) for row in rows]
-    return _inputs(encoded, encoded[0], batch_size=batch_size, length=length, pad_id=pad_id)
+    like = encoded[0] if encoded else split.row(0)  # a process may have no row of a last batch
+    return _inputs(encoded, like, batch_size=batch_size, length=length, pad_id=pad_id)
 
 
 def _inputs(

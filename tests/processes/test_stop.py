@@ -218,6 +218,29 @@ def test_a_signal_ends_a_run_that_compiles(config: Path, tmp_path: Path) -> None
     process.stderr.close()
 
 
+SIGNALLED_AT_ONCE = """
+import os, signal, sys
+from bert_jax import cli
+cli.with_large_pages = lambda: os.kill(os.getpid(), signal.SIGTERM)
+sys.argv[1:] = ["pretrain", "run.yaml"]
+cli.main()
+"""
+
+
+def test_a_signal_before_anything_listens_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("run_dir: run\n")
+    ended = subprocess.run(
+        [forked_python(), "-c", SIGNALLED_AT_ONCE],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = "bert-jax: stopped by SIGTERM before the first step: nothing had to be saved\n"
+    assert (ended.returncode, ended.stderr) == (3, said)
+
+
 def test_a_signal_in_the_first_second_ends_with_one_line(config: Path, tmp_path: Path) -> None:
     """Of the program as a user starts it, while it still imports."""
     process = subprocess.Popen(
