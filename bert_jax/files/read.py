@@ -83,7 +83,7 @@ def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Ite
     """Yields the lines of a local text file with their ends, one in memory at a time.
 
     There may be a byte order mark. Lines end as `open` takes `newline`, and have `limit` characters
-    at most. Raises UserError: no such file, a line beyond the limit, a NUL byte, or not UTF-8.
+    at most. Raises UserError: no such file, a line beyond the limit, or not UTF-8.
     """
     require_file(path)
     number = 0
@@ -96,8 +96,6 @@ def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Ite
                         f"{path}: line {number}: found more than {limit:,} characters, "
                         "allowed: at most that many"
                     )
-                if "\0" in line:  # what a disk leaves of a block that it has lost
-                    raise UserError(f"{path}: line {number}: found a NUL byte, allowed: text")
                 yield line
     except UnicodeDecodeError as error:
         raise _no_utf8(path, error, limit) from None
