@@ -82,5 +82,5 @@ def test_other_files_are_named_for_what_they_are(tmp_path: Path) -> None:
         UserError, match="found a gzip file, allowed: TFRecords without compression"
     ):
         list(scan_records(packed))
-    with pytest.raises(UserError, match=r"none: cannot be read \(no such file or directory\)"):
+    with pytest.raises(UserError, match="none: no such file"):
         list(scan_records(epath.Path(tmp_path / "none")))

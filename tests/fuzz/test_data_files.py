@@ -15,6 +15,7 @@ from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert import tf_example
 from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.data.google_bert.tfrecord import frame
+from bert_jax.data.row_errors import RowErrors
 from bert_jax.data.tables import read_table
 from bert_jax.errors import UserError
 from bert_jax.pipelines.cleaning.contamination import evaluation_texts
@@ -22,7 +23,7 @@ from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.readers.wikipedia_xml import wikitext_paragraphs
 from bert_jax.pipelines.sources.sources import iter_text
 from bert_jax.tasks.choice.file import ChoiceColumns, read_choices
-from bert_jax.tasks.columns import TextColumns, text_row
+from bert_jax.tasks.columns import TextColumns, text_rows
 from bert_jax.tasks.glue.files import read_glue
 from bert_jax.tasks.labels import names_of, number_of
 from bert_jax.tasks.squad.file import read_squad
@@ -97,8 +98,7 @@ def test_tables(tmp_path: Path, suffix: str, whole: str, inputs: int) -> None:
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        for row in read_table(path):
-            found = text_row(row, columns, index=0, labelled=True)
+        for found in text_rows(read_table(path), columns, labelled=True, errors=RowErrors()):
             number_of(found.label)
             names_of(found, column="label", problem="multi_label", separator="|")
         read_glue(path, "cola", labelled=True)

@@ -52,4 +52,4 @@ def test_a_host_whose_word_is_damaged_hides_nothing_that_bills(world: World) -> 
     world.files.host(1, 1).write_text("{")
     assert found(world).orphan == ""
     assert found(world).note.startswith("nobody watches it, what its hosts say cannot be read: ")
-    assert world.said == ["base-1: asked for v4:2x2x2 in us-west4-a"]
+    assert world.said == ["base-1: attempt 1: asked for v4:2x2x2 in us-west4-a"]

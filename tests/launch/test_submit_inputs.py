@@ -51,7 +51,7 @@ def _another(root: Path) -> None:
         ),
         (lambda root: shutil.rmtree(root / "dataset32"), r"train\.phases\.0\.dataset: .*dataset32"),
         (_respell, r"tokenizer_config\.json: hash: found .*: one of the files was changed"),
-        (_another, r"dataset32 was made with another tokenizer \(\w{12}\) than the one given \("),
+        (_another, r"dataset32 was made with another tokenizer \(\w{12}…\) than the one given \("),
         (lambda root: (root / "tokenizer" / "vocab.txt").unlink(), r"tokenizer: .*vocab\.txt"),
         (lambda root: shutil.rmtree(root / "tokenizer"), r"tokenizer: .*no such directory"),
     ],

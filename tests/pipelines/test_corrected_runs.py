@@ -64,7 +64,7 @@ def test_what_differs_from_a_finished_dataset_is_named(corpus: Path) -> None:
             make_examples(made.model_copy(update=changes))
     only = made.model_copy(update={"input": (f"{corpus}/text.txt",)})
     for changes, said in [
-        ({"tokenizer": f"{corpus}/other"}, r"examples\.tokenizer was another one \(\w{12}, now"),
+        ({"tokenizer": f"{corpus}/other"}, r"examples\.tokenizer was another one \(\w{12}…, now"),
         ({"max_seq_length": 32}, r"examples\.max_seq_length was 48, now 32;"),
         ({"layout": "prose"}, r'examples\.layout was "sentences", now "prose";'),
         (

@@ -279,7 +279,7 @@ def test_the_exact_program_is_taken_where_it_has_been_compiled_before(deep_run: 
         (found,) = json.loads(result.stdout)
         assert found["notes"] == []
         assert found["phases"][0]["train"]["compiled"]["seconds_to_compile"] == 300.0
-        assert "figures of 20" in result.stderr
+        assert "compiled on 20" in result.stderr
 
 
 def test_without_the_compiler_the_extra_is_named(
@@ -322,7 +322,7 @@ def test_a_program_that_the_compiler_refuses_is_not_called_compiled_and_its_reas
     assert result.exit_code == 1
     assert "compiled" not in result.stderr
     assert str(result.exception) == (
-        f"compiling phase 0 train step, 64 tokens, for v5e:2x2 failed: "
+        f"compiling the train step of phase 0 for v5e:2x2 failed: "
         f"{' '.join(REFUSAL.splitlines()[:2])}"
     )
     shown = "".join(traceback.format_exception(result.exception))

@@ -18,7 +18,7 @@ def test_a_run_with_the_keys_of_another_version_is_refused_with_what_to_do(tmp_p
     settings["model"] = {
         "size": None,
         "bert_config": None,
-        **model["architecture"],
+        **{name: value for name, value in model["architecture"].items() if name != "vocab_size"},
         **model["execution"],
         "heads": model["heads"],
     }

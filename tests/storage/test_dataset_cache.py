@@ -15,8 +15,7 @@ from bert_jax.data.dataset import cache as module
 from bert_jax.data.dataset.cache import CacheSection, DatasetCache
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.files import bucket as client
-from bert_jax.files import download
+from bert_jax.files import download, patience
 from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
 
@@ -79,7 +78,7 @@ def test_a_copy_goes_on_where_it_was_stopped(
     cloud: Cloud, source: epath.Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "_PIECE_BYTES", 1 << 16)
-    monkeypatch.setattr(client, "GIVE_UP_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.0)
     cloud.proxy.inject(Faults(answered=16))
     with pytest.raises(RunStopped, match="no answer"):
         cache(tmp_path).local(str(source))

@@ -279,7 +279,7 @@ def test_runs_of_one_relative_name_keep_their_local_checkpoints_apart(
 @pytest.mark.parametrize(
     ("local", "said"),
     [
-        ("{directory: gs://bucket/x}", "allowed: a directory on each host's own disk"),
+        ("{directory: gs://bucket/x}", "allowed: a local path"),
         ("{directory: /proc/x}", "cannot write /proc/x/"),
         ("{directory: /x, every_minutes: null}", "found none, nor every_minutes"),
         ("{every: 2}", "train.checkpoint.local.directory: missing"),

@@ -206,7 +206,7 @@ def test_steps_to_come_may_have_other_settings_which_are_written_down(
     phases = [phase | {"steps": 14, "learning_rate": 0.25}, phase | {"steps": 1}]
     result = invoke("pretrain", config, f"run_dir={run_dir}", f"train.phases={json.dumps(phases)}")
     assert result.exit_code == 2
-    assert "train.phases.0.learning_rate: found 0.25, but" in result.stderr
+    assert "optimizer.learning_rate: found 0.001, allowed: 0.25" in result.stderr
 
 
 @pytest.mark.parametrize(
