@@ -31,7 +31,7 @@ def show_plans(
         name = f"{rows.name_of(found)}: " if len(plans) > 1 else ""
         style = "bold green" if found.fits else "bold red"
         console.print(name + verdict(found, prices), style=style, markup=False, soft_wrap=True)
-    console.print(_table(summary(plans, prices)._replace(title=""), box=box.SIMPLE))
+    console.print(_table(summary(plans, prices)._replace(title=""), narrow=True))
     shown = []
     if details:
         shown += [rows.overview(plans, prices), rows.memory(plans), rows.work(plans)]
@@ -53,8 +53,12 @@ def show_plans(
         console.print(line, style="yellow" if details else "dim", markup=False, highlight=False)
 
 
-def _table(of: rows.Rows, *, box: box.Box = box.HEAVY_HEAD) -> Table:
-    table = Table(title=of.title or None, box=box)
+def _table(of: rows.Rows, *, narrow: bool = False) -> Table:
+    """Returns a table; a narrow one has no lines between its columns and fits 80 of a terminal."""
+    if narrow:
+        table = Table(box=box.SIMPLE_HEAD, padding=0, collapse_padding=True, pad_edge=False)
+    else:
+        table = Table(title=of.title or None, box=box.HEAVY_HEAD)
     for at, heading in enumerate(of.headings):
         words = at < of.texts
         table.add_column(heading, justify="left" if words else "right", no_wrap=not words)
