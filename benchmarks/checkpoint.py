@@ -3,8 +3,7 @@
 ``python -m benchmarks.checkpoint [--size L4H256] [--saves N] [--directory DIR]``: parameters and
 two moments of float32, saved to `DIR` as a run does it. The stall is the time that `save` keeps the
 caller; the manifest's share of the time until it is whole is given beside it. Verifying reads what
-lies in the page cache, so that it is the cost of the checksums. The same state is saved as a local
-checkpoint (`train.checkpoint.local`), in the same directory.
+lies in the page cache, so that it is the cost of the checksums.
 """
 
 import argparse
@@ -13,7 +12,6 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import jax
 import optax
@@ -26,10 +24,9 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
-from bert_jax.train.checkpoint_local import STARTS, LocalCheckpoints
 from bert_jax.train.manifest import read_manifest, write_manifest
 from bert_jax.train.restore import restore_state
-from bert_jax.train.sections import CheckpointSection, LocalCheckpointSection
+from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState, abstract_state, define_model, draw_params, initialise
 from tests.support import small_task
 
@@ -49,9 +46,7 @@ def main() -> None:
     try:
         measure(arguments.size, directory / "checkpoints", saves=arguments.saves)
     finally:
-        for name in ("checkpoints", "local"):
-            shutil.rmtree(directory / name, ignore_errors=True)
-        (directory / STARTS).unlink(missing_ok=True)
+        shutil.rmtree(directory / "checkpoints", ignore_errors=True)
 
 
 def measure(size: Architecture, directory: Path, *, saves: int) -> None:
@@ -93,30 +88,6 @@ def measure(size: Architecture, directory: Path, *, saves: int) -> None:
     report("checkpoint.manifest", hashed, "s/save", **facts)
     report("checkpoint.verify", verified / size_gb, "s/GB", **facts)
     report("checkpoint.restore", restored, "s", **facts)
-    measure_local(state, abstract, directory.parent, saves=saves, facts=facts)
-
-
-def measure_local(
-    state: TrainState, abstract: TrainState, directory: Path, *, saves: int, facts: dict[str, Any]
-) -> None:
-    """Reports the same of a checkpoint on the host's own disk."""
-    section = LocalCheckpointSection(directory=str(directory / "local"), every=1)
-    mesh = make_mesh(MeshSection(data=1), jax.devices()[:1])
-    local = LocalCheckpoints(section, epath.Path(directory), mesh, say=print)
-    stalls, wholes = [], []
-    for step in range(1, saves + 2):
-        start = time.perf_counter()
-        local.save(state, step=step, progress={"step": step})
-        stalls.append(time.perf_counter() - start)
-        local.wait()
-        wholes.append(time.perf_counter() - start)
-    start = time.perf_counter()
-    jax.block_until_ready(local.restore(abstract, step=saves + 1))
-    restored = time.perf_counter() - start
-    local.close()
-    report("checkpoint.local.stall", statistics.median(stalls[1:]), "s/save", **facts)
-    report("checkpoint.local.whole", statistics.median(wholes[1:]), "s/save", **facts)
-    report("checkpoint.local.restore", restored, "s", **facts)
 
 
 def make_state(size: Architecture) -> tuple[TrainState, TrainState]:

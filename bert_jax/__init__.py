@@ -72,7 +72,6 @@ if TYPE_CHECKING:
         BadStepsSection,
         CheckpointSection,
         EvaluationSection,
-        LocalCheckpointSection,
         PhaseSection,
         ProfileSection,
         TrainSection,
@@ -110,7 +109,7 @@ __all__ += ["ArchitectureChanges", "BadStepsSection", "BeamSection", "Boilerplat
 __all__ += ["CacheSection", "CheckpointSection", "CleaningSection", "CompilationCacheSection"]
 __all__ += ["ContaminationSection", "DistributedSection", "EvaluationSection", "ExamplesSection"]
 __all__ += ["Execution", "FinetuneOptimizerSection", "FinetuneSection", "GlueSection"]
-__all__ += ["HeadsSection", "LimitsSection", "LoaderSection", "LocalCheckpointSection"]
+__all__ += ["HeadsSection", "LimitsSection", "LoaderSection"]
 __all__ += ["MaskingSection", "MeshSection", "MixtureSection", "ModelSection"]
 __all__ += ["MultipleChoiceSection", "NearDuplicatesSection", "ObjectiveSection"]
 __all__ += ["OptimizerSection", "PackingSection", "PhaseSection", "ProfileSection", "SquadSection"]
@@ -162,7 +161,7 @@ _PLACES: Final = {
     "tasks.tokens.family": "TokenClassificationSection",
     "text": "Tokenizer load_tokenizer",
     "train.loop": "Outcome",
-    "train.sections": "BadStepsSection CheckpointSection EvaluationSection LocalCheckpointSection "
+    "train.sections": "BadStepsSection CheckpointSection EvaluationSection "
     "PhaseSection ProfileSection TrainSection WatchdogSection",
     "verbs.demo": "Demo",
     "verbs.examples": "ExtraOutputs",

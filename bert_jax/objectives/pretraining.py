@@ -162,7 +162,7 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
             console.print(f"{phase.dataset} has no validation split: no evaluation", markup=False)
     with (
         hold_run(root) as check_lock,
-        write_checkpoints(root, section.checkpoint, mesh=plan.mesh) as checkpoints,
+        write_checkpoints(root, section.checkpoint) as checkpoints,
     ):
         write_config = functools.partial(
             write_run,
@@ -183,7 +183,6 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
                 checkpoint_every=section.checkpoint.every,
                 checksum_every=section.checksum_every,
                 checkpoint_minutes=section.checkpoint.every_minutes,
-                local=section.checkpoint.local,
             ),
             selection=CheckpointSelection(
                 metric=plan.objective.best_metric, larger_is_better=False

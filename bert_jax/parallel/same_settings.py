@@ -18,7 +18,6 @@ OF_ONE_HOST: Final = (
     "mesh.distributed",
     "mesh.compilation_cache.directory",
     "loader.cache.directory",
-    "train.checkpoint.local.directory",
 )
 _LONGEST: Final = 200  # characters of a value; a hash stands for a longer one
 _NOT_SET: Final = "null"

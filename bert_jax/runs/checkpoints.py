@@ -9,7 +9,6 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.read import is_whole
-from bert_jax.files.remote import is_remote
 from bert_jax.narration import doing
 from bert_jax.optim.optimizer import MomentsState, find_moments, make_optimizer
 from bert_jax.optim.sections import OptimizerSection
@@ -17,8 +16,7 @@ from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import CHECKPOINTS, Run
 from bert_jax.task import Params
 from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.checkpoint_local import LocalCheckpoints, TieredCheckpoints
-from bert_jax.train.progress_display import warn_aloud, warn_here
+from bert_jax.train.progress_display import warn_aloud
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import ModelDefinition, abstract_params, abstract_state, define_model
 
@@ -57,20 +55,13 @@ def write_checkpoints(
     section: CheckpointSection = DEFAULTS,
     *,
     save_bytes: int | None = None,
-    mesh: Mesh | None = None,
 ) -> Checkpointer:
     """Opens a run's checkpoints to add to them. The caller must be the run's only writer.
 
-    Sections and bytes are as `Checkpointer` takes them. Without the mesh that the state lies on
-    nothing is saved on the hosts' own disks. Raises UserError if the run's directory or the local
-    one cannot be written.
+    Sections and bytes are as `Checkpointer` takes them. Raises UserError if the run's directory
+    cannot be written.
     """
-    root = epath.Path(run_dir)
-    root = root if is_remote(root) else root.resolve()  # two runs may both be called runs/base
-    path = root / CHECKPOINTS
-    if section.local is not None and mesh is not None:
-        local = LocalCheckpoints(section.local, root, mesh, say=warn_here)
-        return TieredCheckpoints(path, section, local, save_bytes=save_bytes, say=warn_aloud)
+    path = epath.Path(run_dir) / CHECKPOINTS
     return Checkpointer(path, section, save_bytes=save_bytes, say=warn_aloud)
 
 

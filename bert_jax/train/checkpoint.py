@@ -110,9 +110,6 @@ class Checkpointer:
         }
         return self._save(step, parts, selection_score)
 
-    def save_local(self, state: TrainState, *, step: int, progress: Mapping[str, Any]) -> None:
-        """Does nothing: see `bert_jax.train.checkpoint_local`."""
-
     def not_saved(self, step: int, reason: str) -> None:
         """Answers to what keeps a step from being saved before its save begins, as to a failed one.
 

@@ -152,11 +152,9 @@ class _Loop:
                 if due.evaluate:
                     score = self.evaluations.run(phase, self.state.params, stop)
                 stopping = due.stop or self.evaluations.cut
-                if due.save or stopping or tracker.out_of_patience:
-                    if self._save(score):
-                        stop.saved(step, spec.checkpoints.wait)
-                elif due.save_local:
-                    self._save(None, local=True)
+                saving = due.save or stopping or tracker.out_of_patience
+                if saving and self._save(score):
+                    stop.saved(step, spec.checkpoints.wait)
                 if due.end_phase or stopping or tracker.out_of_patience:
                     self._say_why(stopped=stopping, end_phase=due.end_phase)
                     return
@@ -185,24 +183,21 @@ class _Loop:
         reports.add(running.batch)
         return applied
 
-    def _save(self, selection_score: SelectionScore | None, *, local: bool = False) -> bool:
-        """Starts saving state and progress together, in the run directory or on the local disk.
-
-        Returns whether the run directory holds the step, or is about to.
-        """
+    def _save(self, selection_score: SelectionScore | None) -> bool:
+        """Starts saving state and progress together; returns whether the save began."""
         progress, output, checkpoints = self.tracker.progress, self.output, self.spec.checkpoints
         with output.watch.on("save"):  # a bucket may keep it waiting, which is no step that hangs
             self.spec.check_lock()
         if (failure := failure_of(output.flush)) is not None:
             checkpoints.not_saved(progress.step, failure)
             return False
-        saved = {"step": progress.step, "progress": progress.to_json()}
         with output.watch.on("save"):
-            if local:
-                checkpoints.save_local(self.state, **saved)
-                began = False
-            else:
-                began = checkpoints.save(self.state, **saved, selection_score=selection_score)
+            began = checkpoints.save(
+                self.state,
+                step=progress.step,
+                progress=progress.to_json(),
+                selection_score=selection_score,
+            )
         output.watch.saved(progress.step)
         output.watch.write(output.writer, step=progress.step)
         return began

@@ -1,13 +1,13 @@
 """The train loop's settings."""
 
-from typing import ClassVar, Final, Literal, Self, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
 import pydantic
 
 from bert_jax.data.rows.packing_plan import PackingSection
 from bert_jax.errors import UserError
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
-from bert_jax.section import LocalPathText, PathText, Retired, Section
+from bert_jax.section import PathText, Retired, Section
 
 TrackerName: TypeAlias = Literal["wandb", "mlflow"]
 
@@ -69,29 +69,6 @@ class EvaluationSection(Section):
     """Of the validation split to take. None: all of them."""
 
 
-class LocalCheckpointSection(Section):
-    """Checkpoints on each host's own disk or in its memory, between those of the run directory.
-
-    They are due after `every` steps or `every_minutes`, whichever comes first. The newest `keep`
-    stay: with two, all hosts have one of the same step, whenever one of them dies.
-    """
-
-    directory: LocalPathText
-    """On every host, such as `/mnt/localssd` or `/dev/shm`; runs may share it."""
-    every: int | None = pydantic.Field(default=None, ge=1)
-    """Steps from one to the next."""
-    every_minutes: float | None = pydantic.Field(default=5.0, gt=0, le=525_600)
-    """Minutes from one to the next."""
-    keep: int = pydantic.Field(default=2, ge=1)
-    """Newest ones to keep."""
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.every is None and self.every_minutes is None:
-            raise ValueError("every: found none, nor every_minutes, allowed: either or both")
-        return self
-
-
 class CheckpointSection(Section):
     """When to save and what to keep.
 
@@ -115,8 +92,6 @@ class CheckpointSection(Section):
     """Best ones to keep, by the loss on the validation split."""
     on_error: Literal["stop", "warn"] = "stop"
     """What a save that fails does to the run."""
-    local: LocalCheckpointSection | None = None
-    """More of them on each host's own disk. None: only those in the run directory."""
 
 
 class BadStepsSection(Section):

@@ -79,7 +79,6 @@ class Intervals:
     evaluate_every: int | None
     checkpoint_every: int
     checkpoint_minutes: float | None = None  # whichever comes first
-    local: sections.LocalCheckpointSection | None = None  # checkpoints on each host's own disk
     checksum_every: int | None = None  # the replicas of the state; None: never
     patience: int | None = None  # evaluations without a better one before the run ends
 

@@ -20,12 +20,11 @@ class DueActions(NamedTuple):
     save: bool
     stop: bool  # the run, on request
     end_phase: bool
-    save_local: bool = False  # instead of `save`
 
     @property
     def anything(self) -> bool:
         """Whether the step is to be finished before the next one starts."""
-        return self.evaluate or self.save or self.save_local
+        return self.evaluate or self.save
 
 
 class SaveClock:
@@ -74,10 +73,6 @@ class StepTracker:
         self._phases, self._intervals = phases, intervals
         self._batch_offset = 0
         self._clock = SaveClock(intervals.checkpoint_minutes, report_every=intervals.log_every)
-        local = intervals.local
-        self._local_clock = SaveClock(
-            local.every_minutes if local else None, report_every=intervals.log_every
-        )
 
     @property
     def last_step(self) -> int:
@@ -125,24 +120,12 @@ class StepTracker:
         save = save or step % intervals.checkpoint_every == 0
         if save:
             self._clock.restart()
-        save_local = self._local_due(step) and not save
         return DueActions(
             evaluate=evaluate and phase.evaluate is not None,
             save=save,
-            save_local=save_local,
             stop=stop_requested and step < self.last_step,
             end_phase=end_phase,
         )
-
-    def _local_due(self, step: int) -> bool:
-        local = self._intervals.local
-        if local is None:
-            return False
-        due = self._local_clock.due(step)
-        due = due or (local.every is not None and step % local.every == 0)
-        if due:
-            self._local_clock.restart()
-        return due
 
     def finish_step(self, metrics: Sums) -> None:
         """Counts a step and adds its metrics to those of the next report."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -47,7 +46,6 @@ class Tally:
     runs: int = 0
     stages: Counter[str] = dataclasses.field(default_factory=Counter)
     checkpoints: int = 0  # found after a kill and compared
-    local: int = 0  # starts that went on from a checkpoint on the local disk
 
     @property
     def kills(self) -> int:
@@ -114,10 +112,8 @@ def _one_run(
             if instant is None or ended_within(job, instant):
                 codes = job.wait(timeout=SLOW)
                 assert codes == [0] * field.count, job.said()
-                tally.local += went_on_locally(job)
                 return
             kill(job, random_)
-        tally.local += went_on_locally(job)
         tally.stages[stage(run_dir, wrote=size(run_dir) != before, field=field)] += 1
         newest = field.reference.newest(run_dir)
         if newest is not None and newest not in checked:
@@ -141,12 +137,6 @@ def kill(job: Job, random_: random.Random) -> None:
         victim.ended.wait(60)
         time.sleep(random_.uniform(0.0, 0.5))
     job.kill()
-
-
-def went_on_locally(job: Job) -> bool:
-    """Says whether a start went on from a step that the run directory has no checkpoint of."""
-    said = re.search(r"resuming at step (\d+) ", job[0].out)
-    return said is not None and int(said[1]) % EVERY != 0
 
 
 def stage(run_dir: Path, *, wrote: bool, field: Battlefield) -> str:
@@ -178,11 +168,10 @@ def table(tallies: Sequence[Tally]) -> str:
         "kills",
         *STAGES,
         "checkpoints compared",
-        "from local disks",
         "differences",
     ]
     rows = [
-        [t.count, t.runs, t.kills, *(t.stages[name] for name in STAGES), t.checkpoints, t.local, 0]
+        [t.count, t.runs, t.kills, *(t.stages[name] for name in STAGES), t.checkpoints, 0]
         for t in tallies
     ]
     lines = [head, ["--:"] * len(head), *rows]

@@ -44,7 +44,6 @@ SETTINGS = [
     *(("pretrain", "run_dir"), ("pretrain", "tokenizer"), ("pretrain", "model.bert_config")),
     *(("pretrain", "train.phases.0.dataset"), ("pretrain", "train.executables")),
     *(("pretrain", "loader.cache.directory"), ("pretrain", "mesh.compilation_cache.directory")),
-    ("pretrain", "train.checkpoint.local.directory"),
     *(("finetune", f"finetune.task.{role}") for role in ("train", "dev", "test")),
     *(("finetune", "finetune.init_from"), ("submit", "submit.bucket")),
 ]
