@@ -26,12 +26,6 @@ from bert_jax.cli import base
     "--exact", is_flag=True, help="Generate the code too, in minutes; else cycles are estimated."
 )
 @click.option("--fresh", is_flag=True, help="Compile again what was compiled before.")
-@click.option(
-    "--save-executable",
-    type=base.PATH,
-    metavar="DIR",
-    help="For `train.executables`: no compiling on the pod.",
-)
 @click.option("--details", is_flag=True, help="All tables: memory, work, collectives, breakdown.")
 @click.option("--breakdown", is_flag=True, help="Cycles by kind and by source line.")
 @click.option(
@@ -68,8 +62,6 @@ def plan(
 
     price_list = load_prices(prices)
     plans = run(base.read_config(config, overrides), topologies, suggest=suggest, **options)
-    if not plans:  # executables for CPU devices alone
-        return
     if html is not None:
         from bert_jax.files.atomic import write_whole
         from bert_jax.planning.page import render_plans

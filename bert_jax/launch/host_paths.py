@@ -52,8 +52,6 @@ def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
             for at, phase in enumerate(train["phases"])
         ]
         found["train"] = train | {"phases": phases}
-        if (saved := train.get("executables")) is not None:
-            found["train"]["executables"] = on_bucket(saved, "train.executables", bucket)
     if (finetune := found.get("finetune")) is not None:
         start = on_bucket(finetune["init_from"], "finetune.init_from", bucket)
         found["finetune"] = finetune | {"init_from": start}

@@ -15,7 +15,6 @@ from bert_jax.parallel.mesh import process_share
 from bert_jax.section import under
 from bert_jax.task import Objective
 from bert_jax.text import Tokenizer
-from bert_jax.train.compiled import Compile
 from bert_jax.train.evaluations import make_evaluation
 from bert_jax.train.sections import PhaseSection
 from bert_jax.train.spec import Evaluate, Phase
@@ -42,7 +41,6 @@ class PhaseOpener:
     tokenizer: Tokenizer
     mesh: Mesh
     cache: DatasetCache
-    compile_evaluation: Compile
 
     def open(self, index: int) -> OpenedPhase:
         """Opens a phase's data and checks that model, tokenizer and objective fit it.
@@ -131,7 +129,6 @@ class PhaseOpener:
             open_batches,
             self.mesh,
             shares=share.count,
-            compile_step=self.compile_evaluation,
         )
 
     def _source(self, dataset: str, split: str, *, key: str) -> ExampleSource:

@@ -32,8 +32,6 @@ from bert_jax.task import Objective, Params
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_selection import CheckpointSelection
-from bert_jax.train.compiled import COMPILER, Compile
-from bert_jax.train.executables import Executables
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import Intervals, Phase, TrainSpec, check_batches
@@ -53,7 +51,6 @@ class PretrainPlan(NamedTuple):
     step: StepSpec
     schedule: Schedule
     phases: list[Phase]
-    compile_step: Compile
     data: DataFingerprints
 
 
@@ -87,11 +84,6 @@ def prepare(
     )
     with doing("defining the model"):
         model = define_model(objective.build)
-    compile_step = compile_evaluation = COMPILER
-    if section.executables is not None:
-        load_or_compile = Executables(section.executables, mesh, say=say).compile
-        compile_step = functools.partial(load_or_compile, kind="train")
-        compile_evaluation = functools.partial(load_or_compile, kind="evaluation")
     opener = PhaseOpener(
         settings=settings,
         objective=objective,
@@ -100,7 +92,6 @@ def prepare(
         tokenizer=tokenizer,
         mesh=mesh,
         cache=DatasetCache(settings.loader.cache, say=say),
-        compile_evaluation=compile_evaluation,
     )
     with doing("opening the datasets"):
         opened = [opener.open(index) for index in range(len(section.phases))]
@@ -123,7 +114,6 @@ def prepare(
         ),
         schedule=schedule,
         phases=[each.phase for each in opened],
-        compile_step=compile_step,
         data=DataFingerprints(
             datasets={each.dataset: each.training for each in opened},
             validation={each.dataset: each.validation for each in opened},
@@ -201,7 +191,6 @@ def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
             watchdog=section.watchdog,
             started=settings.started,
             bad_steps=section.bad_steps,
-            compile_step=plan.compile_step,
             profile=section.profile,
         )
         return train(spec, console=console)

@@ -9,7 +9,6 @@ from typing import Final
 import jax
 import pydantic
 
-from bert_jax.parallel.mesh import make_mesh
 from bert_jax.planning.collectives import Collective, DevicePlacement, find_collectives
 from bert_jax.planning.cycles import Cycles, count_cycles, kernels_called
 from bert_jax.planning.execution import Program
@@ -21,7 +20,6 @@ from bert_jax.planning.program import LoweredStep, lower_step, open_topology, pl
 from bert_jax.planning.refusal import memory_refused
 from bert_jax.planning.request import CompileRequest
 from bert_jax.planning.work import Work, count_work
-from bert_jax.train.executables import SavedExecutable, facts_of, save_executable
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,12 +57,8 @@ class CompiledStep:
 STEP: Final = pydantic.TypeAdapter(CompiledStep)
 
 
-def compile_step(
-    request: CompileRequest, *, save_to: str | None = None
-) -> tuple[CompiledStep, SavedExecutable | None]:
+def compile_step(request: CompileRequest) -> CompiledStep:
     """Compiles a step for its topology and reads the result. Give it a process of its own.
-
-    The executable is saved in the directory `save_to`, and None returned for it without one.
 
     Raises:
         UserError: topology, mesh, batch and model do not fit together.
@@ -77,22 +71,17 @@ def compile_step(
         try:
             compiled = step.lowered.compile()
         except jax.errors.JaxRuntimeError as error:
-            return refused_step(step, error, seconds=time.perf_counter() - started), None
+            return refused_step(step, error, seconds=time.perf_counter() - started)
         seconds = time.perf_counter() - started
         program = Program.of(parse_hlo(optimized_text(compiled, name=step.name)))
         schedules = read_schedules(
             Path(folder), kernels_called(program), accelerator=topology.accelerator.name
         )
-    saved = None
-    if save_to is not None:
-        facts = facts_of(step.lowered, mesh, kind=request.kind)
-        saved = save_executable(save_to, compiled, facts, seconds=seconds)
     memory, placement = _memory(step, compiled), placement_of(topology, mesh)
     available = topology.accelerator.device_hbm_bytes
     if memory.peak > available:  # by what lies beside the step, of which the compiler knows nothing
-        return too_large(step, memory.peak, available, seconds=seconds), None
-    read = read_step(step, program, schedules, memory=memory, placement=placement, seconds=seconds)
-    return read, saved
+        return too_large(step, memory.peak, available, seconds=seconds)
+    return read_step(step, program, schedules, memory=memory, placement=placement, seconds=seconds)
 
 
 def read_step(
@@ -144,21 +133,6 @@ def too_large(step: LoweredStep, needed: int, available: int, *, seconds: float)
         available_bytes=available,
         compile_seconds=seconds,
     )
-
-
-def save_step_of_cpu(request: CompileRequest, *, save_to: str) -> SavedExecutable:
-    """Compiles a step for the CPU devices of this process and saves it; there is no plan of it.
-
-    Raises:
-        UserError: mesh, batch and model do not fit together, or it cannot be written.
-    """
-    mesh = make_mesh(request.mesh, jax.devices("cpu"))
-    step = lower_step(request, mesh)
-    started = time.perf_counter()
-    compiled = step.lowered.compile()
-    seconds = time.perf_counter() - started
-    facts = facts_of(step.lowered, mesh, kind=request.kind)
-    return save_executable(save_to, compiled, facts, seconds=seconds)
 
 
 def _memory(step: LoweredStep, compiled: jax.stages.Compiled) -> Memory:

@@ -22,7 +22,7 @@ from bert_jax.errors import RunStopped, UserError, not_installed
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache
 from bert_jax.planning.compiled_step import STEP, CompiledStep
-from bert_jax.planning.request import CannotPlan, CompileRequest, cpu_devices
+from bert_jax.planning.request import CannotPlan, CompileRequest
 
 # What the process that compiles must see: no TPU to look for, no flags of the CPU's compiler, which
 # libtpu refuses, and leave to stand beside another that compiles.
@@ -46,7 +46,6 @@ class Compiler:
 
     console: Console  # where progress is shown
     fresh: bool = False  # compile even what is kept
-    save_to: str | None = None  # directory for executables; None for none
 
 
 def check_compiler() -> None:
@@ -63,7 +62,7 @@ def check_compiler() -> None:
 def compiled_step(request: CompileRequest, *, title: str, compiler: Compiler) -> CompiledStep:
     """Returns what the compiler says of a request, from the cache where it has been asked before.
 
-    `title` is for the progress line. An executable to save is always compiled.
+    `title` is for the progress line.
 
     Raises:
         UserError: no libtpu, or topology, mesh, batch and model do not fit together.
@@ -107,7 +106,7 @@ def compiled_together(
 
 def kept_step(request: CompileRequest, *, title: str, compiler: Compiler) -> CompiledStep | None:
     """Returns what was said of a request before, and says so; None where it was never asked."""
-    if compiler.fresh or compiler.save_to is not None:
+    if compiler.fresh:
         return None
     kept = _kept_at(request)
     try:
@@ -123,27 +122,16 @@ def _kept_at(request: CompileRequest) -> Path:
     return user_cache("plan") / f"{request.key()}.json"
 
 
-def save_for_cpu(request: CompileRequest, *, title: str, compiler: Compiler) -> None:
-    """Compiles and saves a step for CPU devices.
-
-    Raises:
-        UserError: mesh, batch and model do not fit together, or it cannot be written.
-        RunStopped: the compiler failed.
-    """
-    _compile(request, title=title, compiler=compiler)
-
-
 def _compile(request: CompileRequest, *, title: str, compiler: Compiler) -> dict:
     with tempfile.TemporaryDirectory(prefix="bert_jax_plan_") as folder:
         output, log = Path(folder) / "result.json", Path(folder) / "log"
-        arguments = [str(output)] if compiler.save_to is None else [str(output), compiler.save_to]
         with log.open("wb") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-m", "bert_jax.planning.worker", *arguments],
+                [sys.executable, "-m", "bert_jax.planning.worker", str(output)],
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=stream,
-                env=_environment(request) | {"TMPDIR": folder},
+                env=_environment() | {"TMPDIR": folder},
             )
             try:
                 assert process.stdin is not None
@@ -166,24 +154,13 @@ def _compile(request: CompileRequest, *, title: str, compiler: Compiler) -> dict
         error.add_note(result["traceback"])  # for --debug
         raise error
     _say(compiler.console, f"compiled {title} in {seconds:.0f} s")
-    if (saved := result.get("saved")) is not None:
-        compiler.console.print(
-            f"saved {saved['path']}, {saved['bytes'] / 1e6:.1f} MB: {saved['seconds']:.1f} s of "
-            f"compiling",
-            markup=False,
-            soft_wrap=True,
-        )
     return result
 
 
-def _environment(request: CompileRequest) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     environment = {**os.environ, **_NO_CACHE}
     environment.pop("JAX_NUM_CPU_DEVICES", None)
-    devices = cpu_devices(request.topology)
-    if devices is None:
-        return environment | TPU_COMPILER
-    # The compiler's flags stay those that the run will have.
-    return environment | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    return environment | TPU_COMPILER
 
 
 def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:

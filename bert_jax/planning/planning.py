@@ -18,7 +18,6 @@ from bert_jax.planning.compiler import (
     compiled_step,
     compiled_together,
     kept_step,
-    save_for_cpu,
 )
 from bert_jax.planning.estimate import PhasePlan, Plan
 from bert_jax.planning.evaluation import surely_fits
@@ -78,7 +77,7 @@ def make_plan(settings: PlanSettings, topology: str, *, compiler: Compiler) -> P
     """
     found = parse_topology(topology)
     request = settings.request(found.name)
-    look = _Look(found.name, compiler, exact=settings.exact or compiler.save_to is not None)
+    look = _Look(found.name, compiler, exact=settings.exact)
     phases = _phases(settings, look)
     notes = [NOTE] if any(phase.train.quick for phase in phases) else []
     if settings.train.evaluation and not settings.train.evaluation.examples:
@@ -99,8 +98,7 @@ def make_plan(settings: PlanSettings, topology: str, *, compiler: Compiler) -> P
     changed: tuple[str, ...] = ()
     if any(phase.evaluation and not phase.evaluation.memory for phase in phases):
         request, changed = _of_small_evaluations(request)
-    saves_nothing = look._replace(compiler=dataclasses.replace(compiler, save_to=None))
-    fitting = find_fitting(request, found, compiled=saves_nothing.of_phase)
+    fitting = find_fitting(request, found, compiled=look.of_phase)
     return made.suggested(
         [each._replace(overrides=(*changed, *each.overrides)) for each in fitting]
     )
@@ -201,17 +199,3 @@ def _of_small_evaluations(request: CompileRequest) -> tuple[CompileRequest, tupl
     train = request.train.model_copy(update={"evaluation": evaluation})
     changed = ("train.evaluation.batch_size=null",)
     return request.model_copy(update={"train": train}), changed
-
-
-def save_cpu_executables(settings: PlanSettings, topology: str, *, compiler: Compiler) -> None:
-    """Saves every step of a run for CPU devices, ``cpu:8``: a run tried on them, or tested.
-
-    Raises:
-        UserError: mesh, batch and model do not fit together, or it cannot be written.
-        RunStopped: the compiler failed.
-    """
-    kinds: list[StepKind] = ["train", "evaluation"] if settings.train.evaluation else ["train"]
-    for index in range(len(settings.train.phases)):
-        for kind in kinds:
-            request, title = settings.step(topology, index, kind)
-            save_for_cpu(request, title=title, compiler=compiler)

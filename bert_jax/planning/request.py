@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.metadata
-import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Self
@@ -28,7 +27,7 @@ class CannotPlan(UserError):
 class CompileRequest(Section):
     """One program for one topology."""
 
-    topology: str  # of one slice, as `bert_jax.parallel.topology` spells it; or `cpu:8`
+    topology: str  # of one slice, as `bert_jax.parallel.topology` spells it
     kind: StepKind  # which step
     phase: int = pydantic.Field(ge=0)  # index of the phase
     vocab_size: int = pydantic.Field(ge=1)  # of the tokenizer, which need not be here
@@ -71,12 +70,6 @@ def code_and_versions() -> str:
 def versions() -> str:
     """Returns the libraries that compile, with their versions."""
     return " ".join(map(_version, VERSIONED))
-
-
-def cpu_devices(topology: str) -> int | None:
-    """Returns how many devices ``cpu:8`` means; None where something else is named."""
-    found = re.fullmatch(r"cpu:([1-9]\d{0,3})", topology.strip().lower())
-    return found and int(found[1])
 
 
 def _version(package: str) -> str:

@@ -4,7 +4,6 @@ A process of its own: libtpu reads its settings once, and a compiler that runs o
 nothing else with it.
 """
 
-import dataclasses
 import json
 import os
 import sys
@@ -13,32 +12,25 @@ from pathlib import Path
 from typing import Any, Final
 
 from bert_jax.errors import UserError
-from bert_jax.planning.request import CannotPlan, CompileRequest, cpu_devices
+from bert_jax.planning.request import CannotPlan, CompileRequest
 
 _LONGEST: Final = 500  # characters of a reason: the compiler names operands and results
 
 
-def main(output: str, save_to: str | None = None) -> None:
-    """Reads a request from standard input and writes ``{"step": …, "saved": …}`` as JSON.
+def main(output: str) -> None:
+    """Reads a request from standard input and writes ``{"step": …}`` as JSON.
 
     ``{"refused": …}`` is a user's mistake, ``{"unable": …}`` what this libtpu does not know,
-    ``{"failed": …, "traceback": …}`` another error, such as the compiler's. For CPU devices there
-    is no step, only what is saved. `output` is a file, `save_to` the directory for the executable;
-    None saves none.
+    ``{"failed": …, "traceback": …}`` another error, such as the compiler's. `output` is a file.
     """
     request = CompileRequest.model_validate_json(sys.stdin.buffer.read())
-    from bert_jax.planning.compiled_step import STEP, compile_step, save_step_of_cpu
+    from bert_jax.planning.compiled_step import STEP, compile_step
     from bert_jax.planning.quick import quick_step
 
     result: dict[str, Any] = {}
     try:
-        if save_to is not None and cpu_devices(request.topology):
-            saved = save_step_of_cpu(request, save_to=save_to)
-        else:
-            compiled = (quick_step(request), None) if request.quick else None
-            step, saved = compiled or compile_step(request, save_to=save_to)
-            result["step"] = STEP.dump_python(step, mode="json")
-        result["saved"] = saved and dataclasses.asdict(saved)
+        step = quick_step(request) if request.quick else compile_step(request)
+        result["step"] = STEP.dump_python(step, mode="json")
     except CannotPlan as error:
         result = {"unable": str(error)}
     except UserError as error:

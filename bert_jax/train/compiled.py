@@ -76,21 +76,18 @@ def _jit_step(
 
 
 LowerStep = Callable[[TrainState, StepBatch, Schedule], jax.stages.Lowered]
-# What makes a program of a lowered step: the compiler, or files of what it has made before.
-Compile = Callable[[jax.stages.Lowered], jax.stages.Compiled]
-COMPILER: Final[Compile] = jax.stages.Lowered.compile
 
 
 class StepPrograms:
     """The train step, compiled once for each shape that a phase's batches may have, and no more."""
 
-    def __init__(self, lower: LowerStep, *, shapes: int, compile_step: Compile = COMPILER):
+    def __init__(self, lower: LowerStep, *, shapes: int):
         """Compiles nothing yet.
 
         `lower` is `lower_train_step` with its spec and accumulation bound. A batch of one more
         shape than `shapes` is an error.
         """
-        self._lower, self._shapes, self._compile = lower, shapes, compile_step
+        self._lower, self._shapes = lower, shapes
         self._programs: dict[BatchShape, jax.stages.Compiled] = {}
 
     def __call__(
@@ -105,7 +102,7 @@ class StepPrograms:
             number = f"step {self.compiled + 1} of {self._shapes}"
             which = "the step" if self._shapes == 1 else number
             with compiling(f"{which} ({describe_batch(batch)})"):
-                self._programs[shape] = self._compile(self._lower(state, batch, schedule))
+                self._programs[shape] = self._lower(state, batch, schedule).compile()
         return self._programs[shape](state, batch, limits, schedule)
 
     @property
@@ -132,9 +129,7 @@ def _jit_evaluation(task: Task, model: ModelDefinition, mesh: Mesh) -> jax.stage
     return jax.jit(make_evaluation_step(task, model), out_shardings=replicated(mesh))
 
 
-def compile_evaluation(
-    task: Task, model: ModelDefinition, mesh: Mesh, *, compile_step: Compile = COMPILER
-) -> EvaluationStep:
+def compile_evaluation(task: Task, model: ModelDefinition, mesh: Mesh) -> EvaluationStep:
     """Returns the evaluation step, compiled at its first call for that call's shapes."""
     compiled: list[jax.stages.Compiled] = []
 
@@ -142,7 +137,7 @@ def compile_evaluation(
         if not compiled:
             with compiling(f"the evaluation ({describe_batch(batch)})"):
                 lowered = lower_evaluation_step(task, model, mesh, params, batch)
-                compiled.append(compile_step(lowered))
+                compiled.append(lowered.compile())
         return compiled[0](params, batch)
 
     return evaluate

@@ -12,7 +12,7 @@ from bert_jax.narration import doing
 from bert_jax.parallel.stop_signal import STOP, EvaluationCut, StopSignal
 from bert_jax.task import Batch, Params, Task
 from bert_jax.train import metrics as sums_of
-from bert_jax.train.compiled import COMPILER, Compile, compile_evaluation
+from bert_jax.train.compiled import compile_evaluation
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.output import Output
 from bert_jax.train.prefetch import prefetch_to_device, waiting_for_input
@@ -29,14 +29,13 @@ def make_evaluation(
     mesh: Mesh,
     *,
     shares: int,
-    compile_step: Compile = COMPILER,
 ) -> Callable[[Params], dict[str, float]]:
     """Returns a function from parameters to scores on a split; it compiles at the first call.
 
     Call it under `jax.set_mesh`. `open_batches` opens one pass over the split, every example once;
     the processes hold `shares` different shares of a batch. The function raises Diverged.
     """
-    step = compile_evaluation(task, model, mesh, compile_step=compile_step)
+    step = compile_evaluation(task, model, mesh)
 
     def evaluate(params: Params) -> dict[str, float]:
         totals: dict[str, tuple[float, float]] = {}

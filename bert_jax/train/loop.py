@@ -128,7 +128,7 @@ class _Loop:
         spec, tracker = self.spec, self.tracker
         reports = PhaseReports(phase, spec.step.task, tracker, self.output)
         lower = functools.partial(lower_train_step, spec.step, accumulation=phase.accumulation)
-        step_fn = StepPrograms(lower, shapes=phase.shapes, compile_step=spec.compile_step)
+        step_fn = StepPrograms(lower, shapes=phase.shapes)
         running: RunningStep | None = None
         with phase.loader.batches(
             first_step=tracker.first_batch(), with_examples=spec.example_log

@@ -169,9 +169,6 @@ class TrainSection(Section):
     """Where figures go besides metrics.jsonl and TensorBoard."""
     watchdog: WatchdogSection | None = WatchdogSection()
     """Ends a run that hangs, with exit code 43. null: waits for ever."""
-    executables: PathText | None = None
-    """Directory of `bert-jax plan --save-executable`, local or gs://: its steps are loaded in place
-    of being compiled. null: all are compiled."""
     profile: ProfileSection | None = None
     """Steps to trace for TensorBoard. null: none."""
 

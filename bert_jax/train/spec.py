@@ -18,7 +18,6 @@ from bert_jax.parallel.rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train import sections
 from bert_jax.train.checkpoint_selection import CheckpointSelection
-from bert_jax.train.compiled import COMPILER, Compile
 from bert_jax.train.state import DrawParams
 from bert_jax.train.step import StepSpec
 
@@ -112,7 +111,6 @@ class TrainSpec:
     bad_steps: sections.BadStepsSection
     # What of the task the configuration does not say, as plain JSON: a dump needs it.
     task_facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    compile_step: Compile = COMPILER  # makes programs of the train step
     profile: sections.ProfileSection | None = None  # None: no step is traced
 
 

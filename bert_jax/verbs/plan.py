@@ -9,8 +9,8 @@ from bert_jax.config import RunConfig, as_config
 from bert_jax.errors import UserError
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import Plan
-from bert_jax.planning.planning import PlanSettings, make_plan, save_cpu_executables
-from bert_jax.planning.request import CannotPlan, cpu_devices
+from bert_jax.planning.planning import PlanSettings, make_plan
+from bert_jax.planning.request import CannotPlan
 from bert_jax.section import need
 from bert_jax.text import load_tokenizer
 
@@ -24,7 +24,6 @@ def plan(
     exact: bool = False,
     fresh: bool = False,
     suggest: bool | None = None,
-    save_executable: str | None = None,
     console: Console | None = None,
 ) -> list[Plan]:
     """Compiles the train and evaluation steps of a run for topologies: memory, time, collectives.
@@ -43,8 +42,6 @@ def plan(
         fresh: compile even what is kept from before.
         suggest: look for settings that fit, by compiling up to eleven; None: where the run does
             not.
-        save_executable: directory for the compiled steps, which `train.executables` names then;
-            local or gs://. With it, ``cpu:8`` is a topology too, of which there is no plan.
         console: where progress is shown; standard error where none is given.
 
     Raises:
@@ -67,16 +64,8 @@ def plan(
         exact=exact,
         suggest=suggest,
     )
-    compiler = Compiler(
-        console=console or Console(stderr=True), fresh=fresh, save_to=save_executable
-    )
-    plans = []
-    for topology in topologies:
-        if save_executable is not None and cpu_devices(topology) is not None:
-            save_cpu_executables(settings, topology, compiler=compiler)
-        else:
-            plans.append(make_plan(settings, topology, compiler=compiler))
-    return plans
+    compiler = Compiler(console=console or Console(stderr=True), fresh=fresh)
+    return [make_plan(settings, topology, compiler=compiler) for topology in topologies]
 
 
 def _vocab_size(config: RunConfig) -> int:

@@ -125,8 +125,6 @@ def inputs_of(prepared: Prepared) -> preflight.Inputs:
     phases = {} if train is None else dict(enumerate(train.phases))
     sizes = {} if train is None else train.batch_sizes
     others: dict[str, str] = {}
-    if train is not None and train.executables is not None:
-        others["train.executables"] = train.executables
     if verb == "finetune" and config.finetune is not None:
         section = config.finetune
         sizes = {"finetune.batch_size": (section.batch_size, section.accumulation)}

@@ -42,7 +42,7 @@ SETTINGS = [
     *(("examples", "examples.tokenizer"), ("examples", "examples.output")),
     *(("examples", "examples.input_root"), ("examples", "examples.cleaning.contamination.files")),
     *(("pretrain", "run_dir"), ("pretrain", "tokenizer"), ("pretrain", "model.bert_config")),
-    *(("pretrain", "train.phases.0.dataset"), ("pretrain", "train.executables")),
+    ("pretrain", "train.phases.0.dataset"),
     *(("pretrain", "loader.cache.directory"), ("pretrain", "mesh.compilation_cache.directory")),
     *(("finetune", f"finetune.task.{role}") for role in ("train", "dev", "test")),
     *(("finetune", "finetune.init_from"), ("submit", "submit.bucket")),
@@ -76,7 +76,6 @@ ARGUMENTS = {
         *("plan CONFIG --topology v5e:4x4 --prices @", "submit CONFIG --prices @"),
     ],
     "--html": ["plan CONFIG --topology v5e:4x4 --html @"],
-    "--save-executable": ["plan CONFIG --topology v5e:4x4 --save-executable @"],
     "--bucket": [
         *("submit CONFIG --bucket @", "watch job --bucket @", "stop job --bucket @"),
         *("jobs --bucket @", "status job --bucket @", "logs job --bucket @"),

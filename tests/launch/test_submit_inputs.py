@@ -135,7 +135,6 @@ def test_no_secret_of_the_submitter_goes_with_a_job(
 def test_every_path_of_a_run_is_one_that_hosts_reach() -> None:
     train = {
         "phases": [{"dataset": "data/a", "steps": 1}, {"dataset": "gs://other/b", "steps": 1}],
-        "executables": "compiled/base",
     }
     values = {"run_dir": "runs/base", "tokenizer": "./tok", "train": train}
     found = for_hosts(values, "gs://b")
@@ -144,7 +143,6 @@ def test_every_path_of_a_run_is_one_that_hosts_reach() -> None:
         "gs://b/data/a",
         "gs://other/b",
     ]
-    assert found["train"]["executables"] == "gs://b/compiled/base"
-    train["executables"] = "/tmp/compiled"
-    with pytest.raises(UserError, match=r"^train\.executables: found /tmp/compiled, which hosts"):
+    values["tokenizer"] = "/tmp/tok"
+    with pytest.raises(UserError, match=r"^tokenizer: found /tmp/tok, which hosts"):
         for_hosts(values, "gs://b")

@@ -300,7 +300,7 @@ WORKER = f"""#!{sys.executable}
 import sys
 import bert_jax.planning.compiled_step as steps
 
-def compile_step(request, *, save_to=None):
+def compile_step(request):
     raise RuntimeError({REFUSAL!r})
 
 steps.compile_step = compile_step

@@ -1,24 +1,17 @@
 """What counts as a step that hangs. That a real one ends: `tests/processes/test_deaths.py`."""
 
 import contextlib
-import functools
 import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
 from etils import epath
-from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train import watchdog
-from bert_jax.train.compiled import StepPrograms
-from bert_jax.train.executables import Executables, facts_of, save_executable
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.prefetch import waiting_for_input
 from bert_jax.train.sections import WatchdogSection
@@ -89,40 +82,6 @@ def test_input_that_never_comes_hangs_too(
         steps(dog, watch)
         with watch.on("input"):
             assert ended.wait(60)
-
-
-def lowered(state: Any, batch: Any, schedule: Any) -> jax.stages.Lowered:
-    """A step, cheap to compile."""
-    step = jax.jit(lambda state, batch, limits, schedule: (state + batch["rows"], schedule))
-    return step.lower(state, batch, None, schedule)
-
-
-def test_a_step_that_was_loaded_hangs_as_one_that_was_compiled(
-    watch: Stopwatch, ended: threading.Event, tmp_path: Path
-) -> None:
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
-    ones: Any = jax.device_put(jnp.ones(8), NamedSharding(mesh, PartitionSpec("a")))
-    batch: Any = {"rows": ones}
-    for kind in ("train", "evaluation"):
-        compiled = lowered(ones, batch, ones)
-        facts = facts_of(compiled, mesh, kind=kind)
-        save_executable(tmp_path, compiled.compile(), facts, seconds=1.0)
-    said: list[str] = []
-    load = Executables(str(tmp_path), mesh, say=said.append).compile
-    train, evaluation = (
-        StepPrograms(lowered, shapes=1, compile_step=functools.partial(load, kind=kind))
-        for kind in ("train", "evaluation")
-    )
-    nothing: Any = None
-    with watch.on("train"), Watchdog(QUICK, watch, epath.Path(tmp_path)) as dog:
-        state = ones
-        for _ in range(10):
-            state, _ = train(state, batch, nothing, ones)
-            dog.step_done()
-        with watch.on("evaluate"):
-            evaluation(ones, batch, nothing, ones)
-        assert [" loaded from " in line for line in said] == [True, True], said
-        assert ended.wait(20)
 
 
 def test_what_is_compiled_is_no_step_that_hangs(
