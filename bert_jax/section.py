@@ -2,8 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import pydantic
 
@@ -63,22 +63,12 @@ ModelPathText: TypeAlias = Annotated[
 """A path, or a model on a hub."""
 
 
-class Retired(NamedTuple):
-    """A key that is gone. Configurations of earlier runs spell it out, and still open."""
-
-    written: str  # its default, which means what is done now
-    why: str  # for those who ask for another value
-
-
 class Section(pydantic.BaseModel):
     """One package's settings: immutable, strict about types, closed to unknown keys.
 
     A function takes the section it needs and never the whole run configuration, so that its
     signature says all that it depends on.
     """
-
-    # By name; `bert_jax.validation.validate` leaves them out.
-    retired: ClassVar[Mapping[str, Retired]] = {}
 
     model_config = pydantic.ConfigDict(
         extra="forbid",

@@ -67,7 +67,6 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
         place, found = problem
         below = ".".join(filter(None, [key, *(name[:60] for name in place)]))
         raise InvalidValue(source, below, found)
-    values = _without_retired(section, values, source=source, key=key)
     try:
         # Through JSON: strict about types, and YAML has no sequence but lists.
         return section.model_validate_json(json.dumps(values))
@@ -81,30 +80,6 @@ def read_section(section: type[S], path: epath.Path) -> S:
     Raises UserError as `read_json_object` and `validate` do.
     """
     return validate(section, read_json_object(path), source=str(path))
-
-
-def _without_retired(
-    section: type[Section], values: Mapping[str, Any], *, source: str, key: str
-) -> dict[str, Any]:
-    """Returns values without the keys that are gone, in this section and those below it.
-
-    Raises InvalidValue if another value of one is asked for than what is done now.
-    """
-    kept: dict[str, Any] = {}
-    for name, value in values.items():
-        below = f"{key}.{name}".strip(".")
-        if (gone := section.retired.get(name)) is not None:
-            if value != gone.written:
-                found = f"found {shown(value)}, allowed: no such key any more; {gone.why}"
-                raise InvalidValue(source, below, found)
-            continue
-        field = section.model_fields.get(name)
-        if field is not None and isinstance(value, Mapping):
-            for nested in (field.annotation, *get_args(field.annotation)):
-                if isinstance(nested, type) and issubclass(nested, Section) and nested.retired:
-                    value = _without_retired(nested, value, source=source, key=below)
-        kept[name] = value
-    return kept
 
 
 def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str] | None:

@@ -130,19 +130,6 @@ def test_new_writes_a_commented_configuration_that_the_verbs_accept(
     assert CliRunner().invoke(cli, ["new", "table", "--force"]).exit_code == 0
 
 
-def test_a_key_that_is_gone_opens_with_what_earlier_versions_wrote_and_is_refused_otherwise() -> (
-    None
-):
-    phases = [{"dataset": "data", "steps": 1}]
-    config = parse_config({"train": {"phases": phases, "rng": "auto"}}, source="run.yaml")
-    assert config == parse_config({"train": {"phases": phases}}, source="run.yaml")
-    refused = r": found \"?rbg\"?, allowed: no such"
-    with pytest.raises(UserError, match=rf"^run.yaml: train.rng{refused}"):
-        parse_config({"train": {"phases": phases, "rng": "rbg"}}, source="run.yaml")
-    with pytest.raises(UserError, match=rf"^override train.rng{refused}"):
-        parse_config({"train": {"phases": phases}}, ["train.rng=rbg"], source="run.yaml")
-
-
 @pytest.mark.parametrize("verb", ["vocab", "examples", "pretrain", "finetune", "plan"])
 def test_verbs_in_python_take_the_path_of_a_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str

@@ -21,9 +21,6 @@ from bert_jax.parallel.accelerators import composes_int32
 
 Array = jax.Array
 
-# Of what is below. A run whose masks are drawn by another version from some step on says so.
-MASKS_VERSION: Final = 4
-
 # `triple32` (github.com/skeeto/hash-prospector), made for counters: every bit of its input turns
 # over every bit of its output with a probability within 0.02% of one half.
 _ROUNDS: Final = (

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from bert_jax.kernels.random_bits import MASKS_VERSION
 from bert_jax.narration import narrator_of
 from bert_jax.objectives.section import ObjectiveSection, PretrainSettings
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.directory import Run, read_run_provenance
-from bert_jax.runs.resume_check import SettingChange, find_changes, refuse_other_settings
+from bert_jax.runs.resume_check import find_changes, refuse_other_settings
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.progress import IMPORTED, TrainProgress
 from bert_jax.train.sections import TrainSection
@@ -68,7 +67,7 @@ def check_resume(
     )
     made_with = DataFingerprints(
         provenance.get("datasets", {}),
-        # Older versions did not write it down.
+        # A dataset that the run has not read yet is compared with itself.
         {**data.validation, **provenance.get("validation", {})},
     )
     held = _decisive(then, made_with)
@@ -87,10 +86,6 @@ def check_resume(
         with_flag=with_flag or (),
         what="run" if free is not None else "finished run",
     )
-    # Older versions did not write it down.
-    if free is not None and (drawn := provenance.get("dropout_masks", 1)) != MASKS_VERSION:
-        versions = (f"version {drawn}", f"version {MASKS_VERSION}")
-        changes.append(SettingChange("dropout masks", *versions))
     for change in changes:
         if change.was is not None:
             line = f"{change.key}: {change.was} up to step {step}, {change.now} from here on"

@@ -13,7 +13,6 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import require_place
 from bert_jax.files.seal import read_sealed, sealed, sealed_yaml
 from bert_jax.files.yaml_file import dump_yaml
-from bert_jax.kernels.random_bits import MASKS_VERSION
 from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, HeadsSection, ModelSection, resolve_architecture
 from bert_jax.runs.settings import CONFIG, PROVENANCE, read_model, read_settings
@@ -167,7 +166,6 @@ def _provenance(tokenizer: Tokenizer, origin: Mapping[str, Any]) -> dict[str, An
         "tokenizer_hash": tokenizer.hash,
         **origin,
         "bert_jax": __version__,
-        "dropout_masks": MASKS_VERSION,
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in packages},
     }

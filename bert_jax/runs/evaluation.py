@@ -66,7 +66,7 @@ def read_evaluation(run: Run, *, step: int | None = None) -> Evaluation | None:
         if not path.exists():
             continue
         found = read_json_object(path)
-        # Older files do not name their split, which may be any: they count as absent.
+        # A file of another form counts as absent.
         known = found.keys() == set(Evaluation._fields)
         if known and found["split"] == own_split(run) and step in (None, found["step"]):
             return _checked(path, found)

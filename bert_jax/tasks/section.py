@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import pydantic
 
@@ -14,13 +14,11 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.section import ModelPathText, Section
 from bert_jax.tasks.registry import TaskSection
 from bert_jax.tasks.sweep.grid import SweepSection
-from bert_jax.train.sections import RNG_RETIRED, BadStepsSection, TrackerName, WatchdogSection
+from bert_jax.train.sections import BadStepsSection, TrackerName, WatchdogSection
 
 
 class FinetuneSection(Section):
     """What to fine-tune, on what, and how long. The defaults are the paper's middle values."""
-
-    retired: ClassVar = {"rng": RNG_RETIRED}
 
     init_from: ModelPathText
     """A run directory of `pretrain`, `import` or `finetune`; a Hugging Face or google-research/bert

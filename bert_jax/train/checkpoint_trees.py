@@ -1,16 +1,12 @@
 """States as checkpoints hold them: nested dicts of tensors with names, compared before a read."""
 
-import functools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from etils import epath
-from jax.sharding import Mesh, NamedSharding
 
 from bert_jax.errors import UserError
-from bert_jax.parallel.rules import replicated
 from bert_jax.train.state import TrainState, named
 
 
@@ -47,38 +43,6 @@ def check_tensors(found: Any, wanted: Any, *, where: epath.Path) -> None:
                 f"{where}: tensor {name} found {have.dtype}{list(have.shape)}, the model here "
                 f"needs {want.dtype}{list(want.shape)}"
             )
-
-
-def as_saved(found: Any, wanted: Any) -> Any:
-    """Returns `wanted` with attention's kernels in the shapes that a checkpoint has them in.
-
-    Earlier versions kept heads and head columns apart. Such a kernel is read whole by every device.
-    `found` has the checkpoint's metadata, `wanted` shapes with layouts, both in nested dicts.
-    """
-    shapes = {name: tuple(leaf.shape) for name, leaf in _by_name(found).items()}
-
-    def saved(path: tuple[Any, ...], leaf: Any) -> Any:
-        shape = shapes.get("/".join(_parts(path)), tuple(leaf.shape))
-        if len(shape) <= len(leaf.shape) or math.prod(shape) != math.prod(leaf.shape):
-            return leaf
-        layout = leaf.sharding
-        if isinstance(layout, NamedSharding) and isinstance(layout.mesh, Mesh):
-            layout = replicated(layout.mesh)
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=layout)
-
-    return jax.tree_util.tree_map_with_path(saved, wanted)
-
-
-def as_wanted(restored: Any, wanted: Any) -> Any:
-    """Returns what was read by `as_saved` in the shapes and layouts of `wanted`."""
-
-    def join(array: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        if array.shape == leaf.shape:
-            return array
-        reshape = functools.partial(jnp.reshape, shape=leaf.shape)
-        return jax.jit(reshape, out_shardings=leaf.sharding)(array)
-
-    return jax.tree.map(join, restored, wanted)
 
 
 def refuse_non_finite(tree: Any, *, where: str) -> None:

@@ -67,7 +67,7 @@ class TrainProgress:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> TrainProgress:
-        """Reads what `to_json` returned; older versions had fewer fields."""
+        """Reads what `to_json` returned."""
         return _PLAIN.validate_python(saved)
 
 

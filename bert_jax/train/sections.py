@@ -1,13 +1,13 @@
 """The train loop's settings."""
 
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import pydantic
 
 from bert_jax.data.rows.packing_plan import PackingSection
 from bert_jax.errors import UserError
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
-from bert_jax.section import PathText, Retired, Section
+from bert_jax.section import PathText, Section
 
 TrackerName: TypeAlias = Literal["wandb", "mlflow"]
 
@@ -139,15 +139,8 @@ class ProfileSection(Section):
         return self.start + self.steps - 1
 
 
-RNG_RETIRED: Final = Retired(
-    written="auto", why="dropout's bits are the same with any generator, backend and mesh"
-)
-
-
 class TrainSection(Section):
     """The run: phases, evaluation, checkpoints, reports."""
-
-    retired: ClassVar = {"rng": RNG_RETIRED}
 
     phases: tuple[PhaseSection, ...] = pydantic.Field(min_length=1)
     """One after the other; each has its own dataset, length and batch."""

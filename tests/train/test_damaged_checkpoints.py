@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from bert_jax.errors import UserError
@@ -222,24 +221,6 @@ def test_checkpoints_of_before_manifests_are_refused_in_a_line(copy: Path) -> No
         pytest.raises(UserError, match=f"no {re.escape(MANIFEST)}: lost, or saved by another"),
     ):
         checkpoints.latest_step()
-
-
-def test_checkpoints_of_orbax_own_handlers_are_refused_and_no_run_starts_over(
-    tmp_path: Path,
-) -> None:
-    """As versions before manifests saved them: by a manager, without our marks."""
-    state = state_at(4)
-    with ocp.CheckpointManager(tmp_path) as manager:
-        items = {"params": state.params, "optimizer": {"step": state.step}}
-        args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
-        progress = ocp.args.JsonSave({"step": 4})
-        manager.save(4, args=ocp.args.Composite(**args, progress=progress))
-    with (
-        Checkpointer(tmp_path, SECTION) as checkpoints,
-        pytest.raises(UserError, match=r"no manifest.json: lost, or saved by another version"),
-    ):
-        checkpoints.latest_step()
-    assert (tmp_path / "4" / "params").exists()
 
 
 def test_checkpoints_being_a_file_is_one_line(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.errors import UserError
 from bert_jax.train import checkpoint_orbax
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.sections import CheckpointSection
@@ -64,24 +63,6 @@ def test_small_arrays_are_saved_whole_and_large_ones_in_parts(
         restored = checkpoints.restore_params(abstract(params), step=1)
     assert len(compiled) == programs
     jax.tree.map(np.testing.assert_array_equal, restored, params)
-
-
-def test_a_kernel_that_was_saved_with_heads_apart_is_read_as_a_matrix(tmp_path: Path) -> None:
-    """As versions before had attention's kernels; a kernel of another size is still refused."""
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    layouts = [NamedSharding(mesh, PartitionSpec(*spec)) for spec in ((), (None, "data"))]
-    numbers = np.arange(2 * 16 * 3 * 8, dtype=np.float32)
-    apart = {"kernel": jax.device_put(numbers.reshape(2, 16, 3, 8), layouts[0])}
-    wanted = jax.ShapeDtypeStruct((2, 16, 24), np.float32, sharding=layouts[1])
-    with Checkpointer(tmp_path, CheckpointSection()) as checkpoints:
-        checkpoints.save_params(apart, step=1)
-        checkpoints.wait()
-        found = checkpoints.restore_params({"kernel": wanted}, step=1)["kernel"]
-        larger = jax.ShapeDtypeStruct((2, 16, 48), np.float32, sharding=layouts[1])
-        with pytest.raises(UserError, match=r"found float32\[2, 16, 3, 8\], the model here needs"):
-            checkpoints.restore_params({"kernel": larger}, step=1)
-    assert found.sharding == layouts[1]
-    np.testing.assert_array_equal(found, numbers.reshape(2, 16, 24))
 
 
 def test_a_save_that_two_threads_wait_for_ends_before_the_next_begins(

@@ -9,8 +9,6 @@ import pytest
 
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.errors import UserError
-from bert_jax.files.seal import sealed, unsealed
-from bert_jax.kernels.random_bits import MASKS_VERSION
 from bert_jax.train.example_log import read_example_log, times_seen
 from bert_jax.train.time_account import read_goodput
 from bert_jax.train.writer import read_metrics
@@ -158,12 +156,7 @@ def test_data_that_changed_are_refused_by_name_or_gone_on_with_aloud(
     assert refused.stderr.startswith("bert-jax: dataset: found ")
     assert (run_dir / "config.yaml").read_bytes() == before
 
-    # A run of before there were versions of dropout's masks.
-    provenance = json.loads((run_dir / "provenance.json").read_text())
-    assert provenance.pop("dropout_masks") == MASKS_VERSION
-    (run_dir / "provenance.json").write_text(json.dumps(sealed(unsealed(provenance))))
     output = ok("pretrain", config, *more, "seed=4", "--allow-data-change")
-    assert f"dropout masks: version 1 up to step 4, version {MASKS_VERSION} from here on" in output
     assert "--allow-data-change: dataset was " in output
     assert (
         "seed was 3, is 4; phase 0 had read 32 rows and goes on from row 0 in a new order" in output
@@ -173,16 +166,14 @@ def test_data_that_changed_are_refused_by_name_or_gone_on_with_aloud(
         "seed",
         "train.phases.0.dataset",
         "train.phases.0.steps",
-        "dropout masks",
     }
     count = len(open_dataset(tmp_path / "dataset", "train"))
     seen = times_seen(run_dir)
     assert len({epoch.data for epoch in seen}) == 2
     assert dict.fromkeys(range(count), 1) in seen.values()  # the new data's first epoch
-    # From here on these are the run's data, and its masks.
+    # From here on these are the run's data.
     output = ok("pretrain", config, *more, "seed=4")
     assert "--allow-data-change" not in output
-    assert "dropout masks" not in output
 
 
 def test_other_masks_go_on_with_the_next_row(small: dict[str, Any], tmp_path: Path) -> None:

@@ -52,7 +52,6 @@ class SweepRecord:
                 results = [self._result(row) for row in found["runs"]]
             except (KeyError, TypeError, AttributeError) as error:
                 raise UserError(f"{root / SWEEP}: no whole record of a sweep ({error!r})") from None
-            held = {"content": self._settings["content"], **held}  # older ones lack it
             refuse_other_settings(root, held=held, asked=self._settings, free=FREE, what="sweep")
             self._results = {result.point: result for result in results}
         elif (root / "config.yaml").exists():

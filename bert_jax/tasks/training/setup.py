@@ -332,6 +332,5 @@ def decisive_settings(run: Run, prepared: TrainingSetup) -> dict[str, Any]:
     return {
         "seed": run.seed,
         "finetune": section.model_dump(mode="json"),
-        # Older versions did not write it down.
         "content": provenance.get("content", prepared.content),
     }
