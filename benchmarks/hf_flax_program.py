@@ -1,13 +1,12 @@
 """Hugging Face's Flax BERT train step, compiled for a TPU: a peer of `benchmarks.planned_step`.
 
 Runs under a Python of its own, with transformers 4.56, flax, optax and libtpu, and nothing of this
-project. Prints the compiler's figures of memory as JSON; the executable goes to a file.
+project. Prints the compiler's figures of memory as JSON; its text of the program goes to a folder.
 """
 
 import json
 import sys
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformers import FlaxBertForPreTraining  # pyright: ignore
 
 
-def main(topology: str, megacore: str, sizes: str, rate: str, file: str) -> None:
+def main(topology: str, megacore: str, sizes: str, rate: str, folder: str) -> None:
     """Compiles and writes.
 
     Args:
@@ -26,7 +25,7 @@ def main(topology: str, megacore: str, sizes: str, rate: str, file: str) -> None
         megacore: ``megacore``, or empty.
         sizes: layers, hidden size, rows, length and vocabulary, with commas between.
         rate: of dropout.
-        file: for the serialized executable, which holds the optimized program.
+        folder: for the compiler's own files.
     """
     layers, hidden, rows, length, vocab = map(int, sizes.split(","))
     options = {"chip_config_name": megacore} if megacore else {}
@@ -44,11 +43,11 @@ def main(topology: str, megacore: str, sizes: str, rate: str, file: str) -> None
     whole, split = (NamedSharding(mesh, PartitionSpec(*axis)) for axis in ((), ("data",)))
     step = jax.jit(make_step(model, optimizer), in_shardings=(whole, split), donate_argnums=0)
     started = time.perf_counter()
-    compiled = step.lower(state, batch).compile()
+    dumped = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+    compiled = step.lower(state, batch).compile(dumped)
     seconds = time.perf_counter() - started
-    memory, executable = compiled.memory_analysis(), compiled.runtime_executable()
-    assert memory is not None and executable is not None  # noqa: PT018
-    Path(file).write_bytes(executable.serialize())
+    memory = compiled.memory_analysis()
+    assert memory is not None
     figures = {
         "temporaries": memory.temp_size_in_bytes,
         "peak": memory.peak_memory_in_bytes,

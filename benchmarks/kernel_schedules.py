@@ -28,10 +28,10 @@ from bert_jax.model.elementwise import gelu_slope
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
+from bert_jax.planning.compilation.kernel_schedule import KernelSchedule, written_to
+from bert_jax.planning.compilation.kernels_alone import kernels_of, schedules_alone
+from bert_jax.planning.compilation.lowering import open_devices
 from bert_jax.planning.compiler import TPU_COMPILER
-from bert_jax.planning.kernel_schedule import KernelSchedule, written_to
-from bert_jax.planning.kernels_alone import kernels_of, schedules_alone
-from bert_jax.planning.program import open_devices
 
 ROWS = 64  # so that a grid's first and last step weigh little
 

@@ -1,11 +1,13 @@
-"""The cost models of `bert_jax.planning.estimated_ops`, fitted to the compiler's own cycles.
+"""Fits the cost models of `plan`'s quick form to the compiler's own cycles.
 
-``python -m benchmarks.op_cycles [v3:4x4 v4:2x2x4 …]``: compiles two layers of BERT-Base with their
-embeddings, heads and optimizer, 256 × 512, code and all, and prints a row of `COST_MODELS` for each
-generation, with the sum of the estimates over the compiler's. A minute or two for each; no TPU is
-needed, only libtpu.
+``python -m benchmarks.op_cycles > bert_jax/planning/compilation/op_cycles.yaml``: compiles two
+layers of BERT-Base with their embeddings, heads and optimizer, 256 × 512, code and all, for one
+slice of each generation. A comment has the sum of the estimates over the compiler's, of products
+and of the rest. A minute or two for each; no TPU is needed, only libtpu.
 """
 
+import datetime
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -18,9 +20,11 @@ from scipy.optimize import minimize
 from bert_jax.config import parse_config
 from bert_jax.parallel.accelerators import Accelerator
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.compiler import TPU_COMPILER
-from bert_jax.planning.cycles import kind_of
-from bert_jax.planning.estimated_ops import (
+from bert_jax.planning.compilation.compiler_files import compile_exactly, read_coded
+from bert_jax.planning.compilation.cycles import kind_of
+from bert_jax.planning.compilation.execution import Program
+from bert_jax.planning.compilation.hlo import parse_hlo
+from bert_jax.planning.compilation.op_cycles import (
     PRODUCTS,
     CostModel,
     Features,
@@ -28,8 +32,7 @@ from bert_jax.planning.estimated_ops import (
     features_of,
     is_estimated,
 )
-from bert_jax.planning.execution import Program
-from bert_jax.planning.hlo import parse_hlo
+from bert_jax.planning.compiler import TPU_COMPILER
 from bert_jax.planning.planning import PlanSettings
 from bert_jax.section import need
 
@@ -38,22 +41,28 @@ VOCAB = 30_522
 WIDTHS_OF_BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 LAYERS = 2  # with one nothing is stacked, and the vocabulary outweighs the layer
 STARTS = 12  # of the search, from which the best is taken
+HEAD = """\
+# Cost models of `op_cycles.py`: cycles of each operation for each of its features, by generation.
+# Fitted by: python -m benchmarks.op_cycles > bert_jax/planning/compilation/op_cycles.yaml
+date: {date}
+libtpu: {libtpu}
+models:"""
 Observed = list[tuple[Features, int, int]]  # features, cycles of the compiler, trips
 
 
-def main(topologies: list[str]) -> None:
-    """Prints the cost models."""
-    for name in topologies:
+def main() -> None:
+    """Prints the file of cost models."""
+    print(HEAD.format(date=datetime.date.today(), libtpu=importlib.metadata.version("libtpu")))
+    for name in TOPOLOGIES:
         accelerator = parse_topology(name).accelerator
         with tempfile.TemporaryDirectory() as folder:
-            text = Path(folder) / "program.txt"
-            command = [sys.executable, "-m", __spec__.name, "--compile", name, str(text)]
+            command = [sys.executable, "-m", __spec__.name, "--compile", name, folder]
             subprocess.run(command, check=True, env=os.environ | TPU_COMPILER)
-            print(row(accelerator, text.read_text(encoding="utf-8")), flush=True)
+            print(model(accelerator, read_coded(Path(folder))), flush=True)
 
 
-def row(accelerator: Accelerator, text: str) -> str:
-    """Returns a row of `COST_MODELS` for a program with the compiler's cycles."""
+def model(accelerator: Accelerator, text: str) -> str:
+    """Returns a generation's part of the file, from a program with the compiler's cycles."""
     program = Program.of(parse_hlo(text))
     observed: dict[bool, Observed] = {True: [], False: []}
     for found in program.executed:
@@ -62,12 +71,16 @@ def row(accelerator: Accelerator, text: str) -> str:
             is_product = kind_of(program.module, found) == PRODUCTS
             features = features_of(program.module, found, accelerator)
             observed[is_product].append((features, cycles, found.trips))
-    linear = {of: fit(seen, is_product=of) for of, seen in observed.items()}
-    ratio = {of: _sums(linear[of], seen, is_product=of) for of, seen in observed.items()}
-    return (
-        f'    "{accelerator.name}": CostModel({_code(linear[True])}, {_code(linear[False])}),'
-        f"  # {ratio[True]:.3f} {ratio[False]:.3f}"
-    )
+    lines = [f"  {accelerator.name}:"]
+    for is_product, seen in observed.items():
+        linear = fit(seen, is_product=is_product)
+        weights = ", ".join(f"{weight:.3g}" for weight in linear.weights)
+        lines.append(
+            f"    {'products' if is_product else 'others'}: "
+            f"{{weights: [{weights}], start: {linear.start:.0f}}}"
+            f"  # {_ratio(linear, seen, is_product=is_product):.3f}"
+        )
+    return "\n".join(lines)
 
 
 def fit(observed: Observed, *, is_product: bool) -> LinearCost:
@@ -91,7 +104,7 @@ def fit(observed: Observed, *, is_product: bool) -> LinearCost:
     ]
     *weights, start = np.abs(min(tries, key=lambda one: one.fun).x).tolist()
     weights[0] *= is_product  # which others have none of
-    return LinearCost(Features(*weights), start)
+    return LinearCost(weights=Features(*weights), start=start)
 
 
 def _predicted(numbers: np.ndarray, features: np.ndarray, *, is_product: bool) -> np.ndarray:
@@ -101,22 +114,16 @@ def _predicted(numbers: np.ndarray, features: np.ndarray, *, is_product: bool) -
     return np.maximum(hbm, sum(rest)) + numbers[6]
 
 
-def _sums(linear: LinearCost, observed: Observed, *, is_product: bool) -> float:
+def _ratio(linear: LinearCost, observed: Observed, *, is_product: bool) -> float:
     model = CostModel(products=linear, others=linear)
     kind = PRODUCTS if is_product else ""
     found = sum(model.cycles(kind, features) * trips for features, _, trips in observed)
     return found / sum(cycles * trips for _, cycles, trips in observed)
 
 
-def _code(linear: LinearCost) -> str:
-    weights = ", ".join(f"{weight:.3g}" for weight in linear.weights)
-    return f"LinearCost(Features({weights}), {linear.start:.0f})"
-
-
-def compile_layers(topology: str, output: str) -> None:
-    """Writes the program of `LAYERS`, code generated; libtpu is loaded once in a process."""
-    from bert_jax.planning.optimized_text import optimized_text
-    from bert_jax.planning.program import lower_step, open_topology
+def compile_layers(topology: str, folder: str) -> None:
+    """Writes the program of `LAYERS` to a folder; libtpu is loaded once in a process."""
+    from bert_jax.planning.compilation.lowering import lower_step, open_topology
 
     phase = {"dataset": "none", "steps": 1, "seq_length": 512, "batch_size": 256}
     values = {
@@ -133,12 +140,11 @@ def compile_layers(topology: str, output: str) -> None:
         train=need(config.train, "train", "benchmark"),
     ).request(topology)
     _, mesh = open_topology(request)
-    text = optimized_text(lower_step(request, mesh).lowered.compile(), name="jit_step")
-    Path(output).write_text(text, encoding="utf-8")
+    compile_exactly(lower_step(request, mesh).lowered, Path(folder))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--compile"]:
         compile_layers(*sys.argv[2:])
     else:
-        main(sys.argv[1:] or list(TOPOLOGIES))
+        main()

@@ -27,14 +27,14 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
+from bert_jax.planning.compilation.compiler_files import compile_exactly
+from bert_jax.planning.compilation.cycles import count_cycles
+from bert_jax.planning.compilation.execution import Program
+from bert_jax.planning.compilation.hlo import parse_hlo
+from bert_jax.planning.compilation.kernel_schedule import written_to
+from bert_jax.planning.compilation.kernels_alone import as_called, by_call, schedules_alone
+from bert_jax.planning.compilation.lowering import open_devices
 from bert_jax.planning.compiler import TPU_COMPILER
-from bert_jax.planning.cycles import count_cycles
-from bert_jax.planning.execution import Program
-from bert_jax.planning.hlo import parse_hlo
-from bert_jax.planning.kernel_schedule import written_to
-from bert_jax.planning.kernels_alone import as_called, by_call, schedules_alone
-from bert_jax.planning.optimized_text import optimized_text
-from bert_jax.planning.program import open_devices
 from bert_jax.tasks.batches import INPUTS, WEIGHTS
 from bert_jax.tasks.task import FinetuneTask
 from bert_jax.train.compiled import lower_train_step
@@ -76,9 +76,10 @@ def main() -> None:
             )
             alone = schedules_alone(lowered, mesh, accelerator=accelerator, written=Path(folder))
             started = time.perf_counter()
-            compiled = lowered.compile()
+            with tempfile.TemporaryDirectory() as files:
+                compiled, text = compile_exactly(lowered, Path(files))
             seconds = time.perf_counter() - started
-            program = Program.of(parse_hlo(optimized_text(compiled, name="jit_step")))
+            program = Program.of(parse_hlo(text))
             cycles = count_cycles(
                 program,
                 bytes_per_cycle=accelerator.bytes_per_cycle,

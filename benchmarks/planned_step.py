@@ -24,11 +24,11 @@ from rich.console import Console
 from benchmarks.report import report
 from bert_jax.config import parse_config
 from bert_jax.parallel.topology import TpuTopology, parse_topology
+from bert_jax.planning.compilation.compiler_files import read_coded
+from bert_jax.planning.compilation.cycles import Cycles, count_cycles
+from bert_jax.planning.compilation.execution import Program
+from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compiler import TPU_COMPILER
-from bert_jax.planning.cycles import Cycles, count_cycles
-from bert_jax.planning.execution import Program
-from bert_jax.planning.hlo import parse_hlo
-from bert_jax.planning.optimized_text import module_text
 from bert_jax.verbs.plan import plan
 
 HIDDEN, ROWS, LENGTH, VOCAB = 768, 256, 512, 30_522
@@ -141,18 +141,17 @@ def their_step(
     accelerator = topology.accelerator
     sizes = ",".join(map(str, (layers, asked.hidden, asked.rows, asked.length, VOCAB)))
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "executable"
         megacore = "megacore" if accelerator.megacore else ""
         done = subprocess.run(
             [
                 *(asked.flax_python, str(PEER), topology.libtpu_name),
-                *(megacore, sizes, str(rate), str(file)),
+                *(megacore, sizes, str(rate), folder),
             ],
             stdout=subprocess.PIPE,
             check=True,
             env={**os.environ, **TPU_COMPILER, "PYTHONPATH": ""},
         )
-        program = Program.of(parse_hlo(module_text(file.read_bytes(), name="jit_step")))
+        program = Program.of(parse_hlo(read_coded(Path(folder))))
     cycles = count_cycles(program, bytes_per_cycle=accelerator.bytes_per_cycle, schedules={})
     memory = json.loads(done.stdout.splitlines()[-1])
     return counted(cycles) | {"by_kind": dict(cycles.by_kind)} | memory

@@ -26,8 +26,7 @@ from bert_jax.cli import base
     "--exact", is_flag=True, help="Generate the code too, in minutes; else cycles are estimated."
 )
 @click.option("--fresh", is_flag=True, help="Compile again what was compiled before.")
-@click.option("--details", is_flag=True, help="All tables: memory, work, collectives, breakdown.")
-@click.option("--breakdown", is_flag=True, help="Cycles by kind and by source line.")
+@click.option("--details", is_flag=True, help="All tables: memory, work, collectives, cycles.")
 @click.option(
     "--suggest/--no-suggest",
     default=None,
@@ -42,7 +41,6 @@ def plan(
     topologies: tuple[str, ...],
     prices: str | None,
     details: bool,
-    breakdown: bool,
     suggest: bool | None,
     html: str | None,
     as_json: bool,
@@ -73,11 +71,6 @@ def plan(
         # A file or a pipe has no width; the tables' own is then right.
         console = Console() if sys.stdout.isatty() else Console(width=140)
         show_plans(
-            plans,
-            price_list,
-            console=console,
-            details=details,
-            breakdown=breakdown,
-            suggestions=bool(suggest),
+            plans, price_list, console=console, details=details, suggestions=bool(suggest)
         )
     sys.exit(0 if all(found.fits for found in plans) else 1)

@@ -5,8 +5,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax.planning.collectives import Collective
-from bert_jax.planning.compiled_step import CompiledStep
+from bert_jax.planning.compilation.collectives import Collective
+from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.prices import Prices
 from bert_jax.planning.verdict import verdict

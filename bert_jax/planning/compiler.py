@@ -21,7 +21,7 @@ from bert_jax.data.cores import available_cores
 from bert_jax.errors import RunStopped, UserError, not_installed
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache
-from bert_jax.planning.compiled_step import STEP, CompiledStep
+from bert_jax.planning.compilation.step import STEP, CompiledStep
 from bert_jax.planning.request import CannotPlan, CompileRequest
 
 # What the process that compiles must see: no TPU to look for, no flags of the CPU's compiler, which
@@ -158,9 +158,9 @@ def _compile(request: CompileRequest, *, title: str, compiler: Compiler) -> dict
 
 
 def _environment() -> dict[str, str]:
-    environment = {**os.environ, **_NO_CACHE}
+    environment = {**os.environ, **_NO_CACHE, **TPU_COMPILER}
     environment.pop("JAX_NUM_CPU_DEVICES", None)
-    return environment | TPU_COMPILER
+    return environment
 
 
 def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:

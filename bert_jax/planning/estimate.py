@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from bert_jax.parallel.topology import TpuTopology
-from bert_jax.planning.compiled_step import CompiledStep
+from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.prices import Prices
 from bert_jax.planning.suggest import Fitting
 

@@ -6,7 +6,7 @@ evaluations have, the train step's temporaries are the most that an evaluation n
 """
 
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.compiled_step import CompiledStep
+from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.request import CompileRequest
 
 

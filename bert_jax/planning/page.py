@@ -31,7 +31,7 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
     found = rows.suggestions(plans)
     if found.rows:
         parts.append(_Part("What fits", [], [found]))
-    parts += [_Part(rows.name_of(each), [], list(rows.breakdown(each))) for each in plans]
+    parts += [_Part(rows.name_of(each), [], list(rows.cycles(each))) for each in plans]
     named = [(f"{rows.name_of(each)}: ", each) for each in plans]
     return render_page(
         "plan.html",

@@ -1,18 +1,17 @@
 """What tables of a plan say, in the terminal and on the page alike: headings and rows of text."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from bert_jax.parallel.accelerators import GIB
-from bert_jax.planning.collectives import Collective
-from bert_jax.planning.compiled_step import CompiledStep
-from bert_jax.planning.cycles import Cycles
+from bert_jax.planning.compilation.collectives import Collective
+from bert_jax.planning.compilation.cycles import Cycles
+from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.estimate import PhasePlan, Plan
 from bert_jax.planning.prices import Prices
 
 NOTHING = "—"
-LINES = 15  # of source in a breakdown
 
 Row = tuple[str, ...]
 
@@ -124,40 +123,34 @@ def work(plans: Sequence[Plan]) -> Rows:
     return Rows("Work of a step, all chips (compiled)", headings, rows, 2)
 
 
-def breakdown(found: Plan) -> Iterator[Rows]:
+def cycles(found: Plan) -> Iterator[Rows]:
     """Yields what the train steps of a plan spend their cycles on."""
     for index, phase in enumerate(found.phases):
-        cycles = phase.train.cycles
-        if cycles is None:
+        counted = phase.train.cycles
+        if counted is None:
             continue
         title = f"{name_of(found)}, phase {index}, train step"
-        kinds = {
-            **cycles.by_kind,
-            "in all": cycles.total,
-            "of that by bytes alone": cycles.by_bytes,
-        }
-        lines = dict(list(cycles.by_line.items())[:LINES])
-        yield _shares(found, cycles, f"{title}: cycles by kind", kinds)
-        yield _shares(found, cycles, f"{title}: cycles by line", lines)
-        if cycles.kernels:
-            yield _kernels(found, cycles, f"{title}: kernels, by the compiler's schedule")
+        yield _kinds(found, counted, f"{title}: cycles by kind")
+        if counted.kernels:
+            yield _kernels(found, counted, f"{title}: kernels, by the compiler's schedule")
 
 
-def _shares(found: Plan, cycles: Cycles, title: str, shares: Mapping[str, int]) -> Rows:
+def _kinds(found: Plan, counted: Cycles, title: str) -> Rows:
     clock = found.topology.accelerator.clock_hz
+    sums = {"in all": counted.total, "of that by bytes alone": counted.by_bytes}
     rows = [
         (
-            name or "the compiler's own",
+            name,
             f"{count / 1e6:,.1f}",
             f"{count / clock * 1e3:,.2f}",
-            f"{count / max(cycles.total, 1):.1%}",
+            f"{count / max(counted.total, 1):.1%}",
         )
-        for name, count in shares.items()
+        for name, count in {**counted.by_kind, **sums}.items()
     ]
-    return Rows(title, (title.rpartition(" ")[2], "million cycles", "ms", "share"), rows, 1)
+    return Rows(title, ("kind", "million cycles", "ms", "share"), rows, 1)
 
 
-def _kernels(found: Plan, cycles: Cycles, title: str) -> Rows:
+def _kernels(found: Plan, counted: Cycles, title: str) -> Rows:
     """Bundles are of one call; those of the busiest unit are the least that a schedule takes."""
     clock = found.topology.accelerator.clock_hz
     headings = (
@@ -175,7 +168,7 @@ def _kernels(found: Plan, cycles: Cycles, title: str) -> Rows:
             f"{one.cycles * one.calls / 1e6:,.1f}",
             f"{one.cycles * one.calls / clock * 1e3:,.2f}",
         )
-        for one in cycles.kernels
+        for one in counted.kernels
     ]
     return Rows(title, headings, rows, 2)
 
@@ -235,11 +228,11 @@ def notes(found: Plan) -> list[str]:
                 f"phase {index}: the train step fits, its evaluation of {phase.evaluation_rows:,} "
                 f"rows at a time does not (train.evaluation.batch_size)"
             )
-        cycles = phase.train.cycles
-        if cycles and cycles.unknown_loops:
-            loops = ", ".join(cycles.unknown_loops)
+        counted = phase.train.cycles
+        if counted and counted.unknown_loops:
+            loops = ", ".join(counted.unknown_loops)
             lines.append(f"phase {index}: trips unknown, counted once: {loops}")
-        if cycles and (kernels := sum(cycles.uncounted.values())):
+        if counted and (kernels := sum(counted.uncounted.values())):
             lines.append(f"phase {index}: {kernels} kernel calls are not in the cycles")
     if any("batch_size" in each for one in found.suggestions for each in one.overrides):
         lines.append("another batch_size is another training: learning rate and steps go with it")

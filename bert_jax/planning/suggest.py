@@ -14,7 +14,7 @@ from bert_jax.model.config import Remat
 from bert_jax.parallel.layout import mesh_shape
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import TpuTopology
-from bert_jax.planning.compiled_step import CompiledStep
+from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.request import CompileRequest
 
 COMPILED: Final = 10  # candidates of the run's batch, at most

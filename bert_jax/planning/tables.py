@@ -8,8 +8,8 @@ from rich.table import Table
 
 from bert_jax.planning import rows
 from bert_jax.planning.estimate import Plan
+from bert_jax.planning.planning import QUICK_NOTE
 from bert_jax.planning.prices import Prices
-from bert_jax.planning.quick import NOTE
 from bert_jax.planning.verdict import summary, verdict
 
 
@@ -19,13 +19,12 @@ def show_plans(
     *,
     console: Console,
     details: bool = False,
-    breakdown: bool = False,
     suggestions: bool = False,
 ) -> None:
     """Prints the verdict of each plan and the summary.
 
-    `breakdown` adds cycles by kind, line and kernel, `suggestions` the settings that fit. `details`
-    adds both, and time, memory, work, collectives and notes.
+    `suggestions` adds the settings that fit. `details` adds them too, with time, memory, work,
+    collectives, cycles by kind and kernel, and notes.
     """
     for found in plans:
         name = f"{rows.name_of(found)}: " if len(plans) > 1 else ""
@@ -36,8 +35,7 @@ def show_plans(
     if details:
         shown += [rows.overview(plans, prices), rows.memory(plans), rows.work(plans)]
         shown.append(rows.collectives(plans))
-    if details or breakdown:
-        shown += [each for found in plans for each in rows.breakdown(found)]
+        shown += [each for found in plans for each in rows.cycles(found)]
     if details or suggestions:
         shown.append(rows.suggestions(plans))
     for each in shown:
@@ -48,7 +46,9 @@ def show_plans(
         lines = [line for found in plans for line in rows.notes(found)]
     else:
         lines = [f"Compiled: memory. {rows.estimated(prices)}. --details shows the rest."]
-        lines += dict.fromkeys(line for found in plans for line in found.notes if line != NOTE)
+        lines += dict.fromkeys(
+            line for found in plans for line in found.notes if line != QUICK_NOTE
+        )
     for line in lines:
         console.print(line, style="yellow" if details else "dim", markup=False, highlight=False)
 

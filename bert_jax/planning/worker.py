@@ -18,19 +18,17 @@ _LONGEST: Final = 500  # characters of a reason: the compiler names operands and
 
 
 def main(output: str) -> None:
-    """Reads a request from standard input and writes ``{"step": …}`` as JSON.
+    """Reads a request from standard input and writes ``{"step": …}`` as JSON to a file.
 
-    ``{"refused": …}`` is a user's mistake, ``{"unable": …}`` what this libtpu does not know,
-    ``{"failed": …, "traceback": …}`` another error, such as the compiler's. `output` is a file.
+    ``{"refused": …}`` is a user's mistake, ``{"unable": …}`` a topology unknown to this libtpu,
+    ``{"failed": …, "traceback": …}`` another error, such as the compiler's.
     """
     request = CompileRequest.model_validate_json(sys.stdin.buffer.read())
-    from bert_jax.planning.compiled_step import STEP, compile_step
-    from bert_jax.planning.quick import quick_step
+    from bert_jax.planning.compilation.step import STEP, compile_step
 
     result: dict[str, Any] = {}
     try:
-        step = quick_step(request) if request.quick else compile_step(request)
-        result["step"] = STEP.dump_python(step, mode="json")
+        result["step"] = STEP.dump_python(compile_step(request), mode="json")
     except CannotPlan as error:
         result = {"unable": str(error)}
     except UserError as error:

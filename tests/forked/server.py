@@ -25,7 +25,7 @@ from tests.forked.traces import trace_steps
 _VERBS: Final = "evaluate export features fill_mask finetune import_checkpoint predict pretrain"
 _IMPORTED: Final = (
     *("bert_jax.cli.commands", "bert_jax.data.loader.loader", "bert_jax.launch.reports"),
-    *("bert_jax.pipelines.examples", "bert_jax.planning.compiled_step"),
+    *("bert_jax.pipelines.examples", "bert_jax.planning.compilation.step"),
     *(f"bert_jax.verbs.{verb}" for verb in _VERBS.split()),
     *("jax.experimental.topologies", "jaxlib.mlir.dialects.mhlo", "jaxlib.mlir.dialects.builtin"),
     *("psutil", "scipy.stats", "tensorboardX", "tensorflow_datasets"),

@@ -16,8 +16,8 @@ from bert_jax.model.elementwise import gelu_slope
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.kernels_alone import kernels_of
-from bert_jax.planning.program import open_devices
+from bert_jax.planning.compilation.kernels_alone import kernels_of
+from bert_jax.planning.compilation.lowering import open_devices
 
 
 def kernels(topology: str, wanted: list[tuple[str, dict[str, Any]]]) -> list[str]:

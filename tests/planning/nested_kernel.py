@@ -17,8 +17,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.kernel_schedule import written_to
-from bert_jax.planning.program import open_devices
+from bert_jax.planning.compilation.kernel_schedule import written_to
+from bert_jax.planning.compilation.lowering import open_devices
 
 STEPS, OUTER, INNER, TURNS = 64, 5, 7, 3
 ROWS, LANES = 1024, 128

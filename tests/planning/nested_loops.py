@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.program import open_devices
+from bert_jax.planning.compilation.lowering import open_devices
 
 OUTER, INNER, WIDTH, ROWS = 6, 4, 512, 4096
 

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from bert_jax.config import parse_config
-from bert_jax.planning.collectives import DCN, ICI
-from bert_jax.planning.compiled_step import CompiledStep
+from bert_jax.planning.compilation.collectives import DCN, ICI
+from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.verbs.plan import plan
 
 pytestmark = [
@@ -76,7 +76,7 @@ def check(step: CompiledStep, budget: Mapping[Kind, Bounds]) -> None:
     for one in step.collectives:
         key = one.kind, one.axes, "+".join(one.dtypes)
         totals[key] += one.bytes * one.trips
-        named[key].append(f"{one.trips} × {one.bytes:,} bytes of {one.line or one.name}")
+        named[key].append(f"{one.trips} × {one.bytes:,} bytes of {one.name}")
     foreign = {key: named[key] for key in totals if key not in budget}
     assert not foreign, foreign
     for key, (least, most) in budget.items():

@@ -15,7 +15,7 @@ from tests.project import ROOT
 PROGRAM = """
 import json, sys
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.program import open_devices
+from bert_jax.planning.compilation.lowering import open_devices
 for name in json.loads(sys.argv[1]):
     for slices in (1, 2):
         devices = open_devices(parse_topology(name), slices=slices)

@@ -15,10 +15,10 @@ from bert_jax.config import parse_config
 from bert_jax.parallel.accelerators import GIB
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.planning import planning
-from bert_jax.planning.compiled_step import CompiledStep
+from bert_jax.planning.compilation.lowering import lower_step
+from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import Plan
-from bert_jax.planning.program import lower_step
 from bert_jax.planning.request import CompileRequest
 from bert_jax.planning.rows import notes
 from bert_jax.section import need

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.planning.cycles import KERNEL, count_cycles, kernels_called
-from bert_jax.planning.execution import Program
-from bert_jax.planning.hlo import parse_hlo
-from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedule, read_schedules
+from bert_jax.planning.compilation.cycles import KERNEL, count_cycles, kernels_called
+from bert_jax.planning.compilation.execution import Program
+from bert_jax.planning.compilation.hlo import parse_hlo
+from bert_jax.planning.compilation.kernel_schedule import (
+    KernelSchedule,
+    read_schedule,
+    read_schedules,
+)
 from tests.planning.nested_kernel import INNER, LANES, OUTER, ROWS, STEPS, TURNS
 from tests.project import ROOT
 from tests.tpu_compiler import compile_for_tpus

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import sys
 import traceback
@@ -19,18 +20,19 @@ from bert_jax.config import load_config
 from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
-from bert_jax.planning import compiler, kernels_alone
-from bert_jax.planning.compiled_step import STEP, CompiledStep, Memory
-from bert_jax.planning.cycles import Cycles, count_cycles
-from bert_jax.planning.estimated_ops import COST_MODELS, features_of, with_estimates
-from bert_jax.planning.execution import Program
-from bert_jax.planning.hlo import parse_hlo
-from bert_jax.planning.kernel_schedule import KernelSchedule
-from bert_jax.planning.kernels_alone import Kernel, as_called, kernels_of
+from bert_jax.planning import compiler
+from bert_jax.planning.compilation import kernels_alone
+from bert_jax.planning.compilation.compiler_files import read_scheduled
+from bert_jax.planning.compilation.cycles import Cycles, count_cycles
+from bert_jax.planning.compilation.execution import Program
+from bert_jax.planning.compilation.hlo import parse_hlo
+from bert_jax.planning.compilation.kernel_schedule import KernelSchedule
+from bert_jax.planning.compilation.kernels_alone import Kernel, as_called, kernels_of
+from bert_jax.planning.compilation.op_cycles import features_of, fitted, with_estimates
+from bert_jax.planning.compilation.step import STEP, CompiledStep, Memory
+from bert_jax.planning.compilation.work import Work
 from bert_jax.planning.planning import PlanSettings
 from bert_jax.planning.request import CompileRequest
-from bert_jax.planning.scheduled import read_scheduled
-from bert_jax.planning.work import Work
 from bert_jax.section import need
 from tests.planning.test_plan import CONFIG
 from tests.project import invoke, refused
@@ -115,26 +117,22 @@ def test_every_generation_has_a_cost_model_or_one_like_it() -> None:
     for accelerator in ACCELERATORS.values():
         estimated = with_estimates(module, accelerator)
         assert estimated.computations["main"]["fusion.1"].cycles
-    assert set(COST_MODELS) <= set(ACCELERATORS)
+    assert set(fitted().models) <= set(ACCELERATORS)
 
 
 def test_memory_is_read_from_the_compilers_own_report() -> None:
     found = read_scheduled(
-        {
-            "after_optimizations": "HloModule jit_step",
-            "after_optimizations-buffer-assignment": (
-                "allocation 1: size 93978624, page 0, parameter 6, shape |f32[30592,768]| at "
-                "ShapeIndex {}, maybe-live-out:\n value: <1 p @0> (size=93978624,offset=0)\n"
-                "allocation 3: size 512, page 0, output shape is |(f32[])|, maybe-live-out:\n"
-                "allocation 7: size 93978624, page 0, thread-local:\n"
-                "allocation 492: size 467812864, page 0, preallocated-temp:\n"
-                "allocation 495: size 117440512, color 1, page 0, preallocated-temp:\n"
-            ),
-        }
+        "HloModule jit_step",
+        "allocation 1: size 93978624, page 0, parameter 6, shape |f32[30592,768]| at "
+        "ShapeIndex {}, maybe-live-out:\n value: <1 p @0> (size=93978624,offset=0)\n"
+        "allocation 3: size 512, page 0, output shape is |(f32[])|, maybe-live-out:\n"
+        "allocation 7: size 93978624, page 0, thread-local:\n"
+        "allocation 492: size 467812864, page 0, preallocated-temp:\n"
+        "allocation 495: size 117440512, color 1, page 0, preallocated-temp:\n",
     )
     assert found == ("HloModule jit_step", 467812864, 93978624 + 512 + 467812864)
     with pytest.raises(ValueError, match="no buffers"):
-        read_scheduled({"after_optimizations": "", "after_optimizations-buffer-assignment": "x"})
+        read_scheduled("", "x")
 
 
 def step(layers: int) -> CompiledStep:
@@ -155,7 +153,6 @@ def step(layers: int) -> CompiledStep:
             by_bytes=30,
             in_kernels=100 * layers,
             by_kind={"matrix products": 700 + 60 * layers, "copies": 30, "custom": 100 * layers},
-            by_line={"model/layers.py:1": 60 * layers, "model/heads.py:1": 700},
             kernels=(),
             uncounted={},
             unknown_loops=(),
@@ -263,7 +260,7 @@ def test_a_deep_run_is_planned_without_its_code_and_says_so(deep_run: Path) -> N
     assert result.exit_code == 0, result.stderr
     (found,) = json.loads(result.stdout)
     (note,) = found["notes"]
-    assert note.startswith("quick: of the run's own program without its code")
+    assert note.startswith("quick: ")
     assert "--exact" in note
     train = found["phases"][0]["train"]
     assert train["quick"]
@@ -282,6 +279,23 @@ def test_the_exact_program_is_taken_where_it_has_been_compiled_before(deep_run: 
         assert "compiled on 20" in result.stderr
 
 
+def test_an_unknown_libtpu_is_compiled_exactly_and_said(
+    deep_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(request_of(deep_run), dataclasses.replace(step(LAYERS), compile_seconds=300.0))
+    version = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "9.9" if name == "libtpu" else version(name)
+    )
+    keep(request_of(deep_run), dataclasses.replace(step(LAYERS), compile_seconds=300.0))
+    (found,) = json.loads(run_plan(deep_run, "--json").stdout)
+    assert not found["phases"][0]["train"]["quick"]
+    (note,) = found["notes"]
+    assert "9.9" in note
+    assert fitted().libtpu in note
+    assert "9.9" in run_plan(deep_run).stdout
+
+
 def test_without_the_compiler_the_extra_is_named(
     deep_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +312,7 @@ Ran out of memory in memory space vmem while allocating on stack for %norm_backw
 See https://openxla.org/xla/errors/error_1001 for more details."""
 WORKER = f"""#!{sys.executable}
 import sys
-import bert_jax.planning.compiled_step as steps
+import bert_jax.planning.compilation.step as steps
 
 def compile_step(request):
     raise RuntimeError({REFUSAL!r})

@@ -5,7 +5,7 @@ from typing import Any
 from bert_jax.config import parse_config
 from bert_jax.errors import UserError
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.compiled_step import CompiledStep, Memory
+from bert_jax.planning.compilation.step import CompiledStep, Memory
 from bert_jax.planning.planning import PlanSettings
 from bert_jax.planning.request import CompileRequest
 from bert_jax.planning.suggest import COMPILED, candidates, find_fitting

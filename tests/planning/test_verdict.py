@@ -10,7 +10,7 @@ import yaml
 
 from bert_jax.parallel.accelerators import GIB
 from bert_jax.planning import compiler, planning
-from bert_jax.planning.compiled_step import CompiledStep
+from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.request import CompileRequest
 from tests.planning.test_evaluation import FakeCompiler
 from tests.planning.test_plan import CONFIG, VOCABULARY
@@ -93,14 +93,11 @@ def test_the_first_line_is_the_verdict_and_one_table_follows(
         assert value in tiles
 
 
-def test_details_and_breakdown_show_the_other_tables(config: Path, fake: FakeCompiler) -> None:
+def test_details_show_the_other_tables(config: Path, fake: FakeCompiler) -> None:
     details = plan(config, "--details").stdout
     assert all(table in details for table in TABLES[:2])
     assert "cycles by kind" in details
     assert details.startswith("Fits (50% of HBM)")
-    breakdown = plan(config, "--breakdown").stdout
-    assert "cycles by kind" in breakdown
-    assert "Work of a step" not in breakdown
 
 
 def test_a_run_that_does_not_fit_is_told_what_to_change(config: Path, fake: FakeCompiler) -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from bert_jax.planning.execution import Program
-from bert_jax.planning.hlo import parse_hlo
-from bert_jax.planning.kernel_schedule import KernelSchedule
-from bert_jax.planning.work import count_work
+from bert_jax.planning.compilation.execution import Program
+from bert_jax.planning.compilation.hlo import parse_hlo
+from bert_jax.planning.compilation.kernel_schedule import KernelSchedule
+from bert_jax.planning.compilation.work import count_work
 from tests.planning.test_hlo import NESTED, module
 
 B, H, L, D = 16, 12, 32, 64

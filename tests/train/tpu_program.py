@@ -26,7 +26,7 @@ from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
-from bert_jax.planning.scheduled import schedule
+from bert_jax.planning.compilation.compiler_files import compile_quickly
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import abstract_state, define_model
 from bert_jax.train.step import StepSpec
@@ -97,7 +97,7 @@ def describe(
 ) -> dict[str, Any]:
     """What the compiled program needs and how its devices talk."""
     lowered, devices = lower(topology, tensor=tensor, size=size)
-    found = schedule(lowered, folder)
+    found = compile_quickly(lowered, folder)
     text = found.text
     counts = collections.Counter(COLLECTIVE.findall(text))
     return {

@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import pydantic
 
-from bert_jax.planning.cycles import hbm_bytes, is_kernel, runs_on_core
-from bert_jax.planning.execution import Program
-from bert_jax.planning.hlo import Computation, HloModule, Instruction
-from bert_jax.planning.kernel_schedule import KernelSchedule
+from bert_jax.planning.compilation.cycles import hbm_bytes, is_kernel, runs_on_core
+from bert_jax.planning.compilation.execution import Program
+from bert_jax.planning.compilation.hlo import Computation, HloModule, Instruction
+from bert_jax.planning.compilation.kernel_schedule import KernelSchedule
 
 # Written in another order before code is generated.
 _DECLARED = re.compile(r'"cost_estimate":\{[^}]*?"flops":"(\d+)"')

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
-from bert_jax.planning.hlo import Computation, HloModule, Instruction
-from bert_jax.planning.trips import trip_count
+from bert_jax.planning.compilation.hlo import Computation, HloModule, Instruction
+from bert_jax.planning.compilation.trips import trip_count
 
 
 @dataclasses.dataclass(frozen=True)

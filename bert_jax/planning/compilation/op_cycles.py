@@ -1,23 +1,29 @@
 """Cycles of an operation for which no code was generated, from what it computes and moves.
 
-The compiler writes `estimated_cycles` when it generates code. Before that there are an operation's
-products, bytes and element-wise work, and a cost model of each generation, fitted to the compiler's
-own figures of whole steps (`python -m benchmarks.op_cycles`). One operation may be off by a third;
-the sum of a step by a few percent, see docs/planning.md.
+The compiler writes `estimated_cycles` when it generates code. Before that, an operation has known
+products, bytes and element-wise work. `op_cycles.yaml` has a cost model of each generation, fitted
+to the compiler's own figures of whole steps. One operation may be off by a third, the sum of a step
+by a few percent, see docs/planning.md.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import datetime
+from functools import lru_cache
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from bert_jax.files.yaml_file import read_yaml
 from bert_jax.parallel.accelerators import Accelerator
-from bert_jax.planning.cycles import hbm_bytes, is_kernel, kind_of, runs_on_core
-from bert_jax.planning.execution import Executed
-from bert_jax.planning.hlo import Computation, HloModule, Instruction
-from bert_jax.planning.work import operations_of, product_flops
+from bert_jax.planning.compilation.cycles import hbm_bytes, is_kernel, kind_of, runs_on_core
+from bert_jax.planning.compilation.execution import Executed
+from bert_jax.planning.compilation.hlo import Computation, HloModule, Instruction
+from bert_jax.planning.compilation.work import operations_of, product_flops
+from bert_jax.section import Section
+from bert_jax.validation import validate
 
+_FILE: Final = Path(__file__).with_name("op_cycles.yaml")
 PRODUCTS: Final = "matrix products"
 # Of the other kinds the compiler gives no figure either: they take the time of their bytes.
 _BY_BYTES: Final = ("gathers and scatters", "random bits", "collectives")
@@ -60,14 +66,14 @@ class Features(NamedTuple):
     moved: float  # the same of copies and slices
 
 
-class LinearCost(NamedTuple):
+class LinearCost(Section):
     """Cycles for each of `Features`, and those of any operation at all."""
 
     weights: Features
     start: float
 
 
-class CostModel(NamedTuple):
+class CostModel(Section):
     """Of one generation: what overlaps counts as the longer of the two."""
 
     products: LinearCost
@@ -82,35 +88,27 @@ class CostModel(NamedTuple):
         return round(max(hbm, sum(rest)) + linear.start)
 
 
-COST_MODELS: Final[Mapping[str, CostModel]] = {
-    "v3": CostModel(
-        LinearCost(Features(1.06, 1.31, 3.8, 0.207, 1.49e-07, 15.9), 2462),
-        LinearCost(Features(0, 1.79, 0.553, 1.04, 1.13, 1.22), 250),
-    ),
-    "v4": CostModel(
-        LinearCost(Features(0.816, 3.33, 0.607, 0.204, 8.8e-07, 7.16), 1760),
-        LinearCost(Features(0, 2.77, 0.946, 0.434, 0.367, 2.95), 810),
-    ),
-    "v5e": CostModel(
-        LinearCost(Features(1.07, 1.76, 0.0013, 0.0174, 1.54e-06, 3.52), 399),
-        LinearCost(Features(0, 3.09, 0.326, 1.29, 0.021, 4.84), 1890),
-    ),
-    "v5p": CostModel(
-        LinearCost(Features(1.06, 3.56, 0.177, 0.0173, 0.00163, 0.635), 5396),
-        LinearCost(Features(0, 1.98, 0.0364, 0.675, 1.2, 1.44), 2138),
-    ),
-    "v6e": CostModel(
-        LinearCost(Features(0.878, 1.66, 0.262, 0.176, 0.00899, 3.79), 1080),
-        LinearCost(Features(0, 2.02, 0.129, 0.659, 2.69e-07, 1.65), 2130),
-    ),
-}
+class Fitted(Section):
+    """The cost models of `op_cycles.yaml`, and the compiler that they were fitted to."""
+
+    date: datetime.date
+    libtpu: str  # version
+    models: dict[str, CostModel]  # by generation
+
+
+@lru_cache(maxsize=1)
+def fitted() -> Fitted:
+    """Returns the cost models that come with the package."""
+    return validate(Fitted, read_yaml(str(_FILE)), source=str(_FILE))
+
+
 # Generations that were not fitted, and the one most like them.
 _LIKE: Final = {"v2": "v3", "v7x": "v5p"}
 
 
 def with_estimates(module: HloModule, accelerator: Accelerator) -> HloModule:
     """Returns the module with `estimated_cycles` where the compiler would write its own."""
-    model = COST_MODELS[_LIKE.get(accelerator.name, accelerator.name)]
+    model = fitted().models[_LIKE.get(accelerator.name, accelerator.name)]
     fused = {
         each.called["calls"]
         for computation in module.computations.values()

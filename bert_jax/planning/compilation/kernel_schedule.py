@@ -54,8 +54,7 @@ _TWO_CORES: Final = "megacore core id"
 def written_to(folder: Path) -> Iterator[None]:
     """While libtpu is loaded inside, its flags have it write schedules to a folder.
 
-    Libtpu reads its flags once. They are the user's again afterwards, so that what is saved for a
-    run does not ask it for schedules.
+    Libtpu reads its flags once. They are the user's again afterwards.
     """
     before = os.environ.get(_FLAGS)
     os.environ[_FLAGS] = f"{before or ''} {_DUMP.format(folder=folder)}".strip()

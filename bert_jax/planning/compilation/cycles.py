@@ -1,4 +1,4 @@
-"""Cycles of one core, by kind of operation and by line of our source.
+"""Cycles of one core, by kind of operation.
 
 The compiler writes its own estimate, `estimated_cycles`, beside every operation that it schedules.
 It counts a loop's body once, so each is multiplied by the trips of all loops around it. An
@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from bert_jax.planning.execution import Executed, Program, opcodes_inside
-from bert_jax.planning.hlo import HloModule, Instruction
-from bert_jax.planning.kernel_schedule import KernelSchedule
+from bert_jax.planning.compilation.execution import Executed, Program, opcodes_inside
+from bert_jax.planning.compilation.hlo import HloModule, Instruction
+from bert_jax.planning.compilation.kernel_schedule import KernelSchedule
 
 COLLECTIVES: Final = "collectives"
 # The first that a fusion holds names its kind.
@@ -75,7 +75,6 @@ class Cycles:
     by_bytes: int  # of operations without an estimate, bytes at the HBM's bandwidth
     in_kernels: int  # of Pallas kernels, by their schedules
     by_kind: Mapping[str, int]  # all three, by kind of operation
-    by_line: Mapping[str, int]  # all three, by `file:line`; "": what the compiler added
     kernels: tuple[KernelCycles, ...]  # those with a schedule, costliest first
     uncounted: Mapping[str, int]  # those without, by name, with the times each runs
     unknown_loops: tuple[str, ...]  # loops whose trips the program does not say; each counts once
@@ -95,7 +94,6 @@ def count_cycles(
     """
     by_source: Counter[str] = Counter()
     by_kind: Counter[str] = Counter()
-    by_line: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     for found in program.executed:
         if found.trips == 0 or not runs_on_core(found):
@@ -112,19 +110,14 @@ def count_cycles(
             source, own = "kernels", schedules[name].cycles(bytes_per_cycle=bytes_per_cycle)
         elif own is None:
             source, own = "bytes", round(hbm_bytes(found) / bytes_per_cycle)
-        for counter, key in (
-            (by_source, source),
-            (by_kind, kind),
-            (by_line, program.module.source_line(found.instruction) or ""),
-        ):
-            counter[key] += own * found.trips
+        by_source[source] += own * found.trips
+        by_kind[kind] += own * found.trips
     loops = [f"a loop inside {name}" for name in calls if _has_unknown_loop(schedules.get(name))]
     return Cycles(
         scheduled=by_source["scheduled"],
         by_bytes=by_source["bytes"],
         in_kernels=by_source["kernels"],
         by_kind=dict(by_kind.most_common()),
-        by_line=dict(by_line.most_common()),
         kernels=_kernels(calls, schedules, bytes_per_cycle=bytes_per_cycle),
         uncounted={name: count for name, count in calls.items() if name not in schedules},
         unknown_loops=(*program.unknown_loops, *loops),

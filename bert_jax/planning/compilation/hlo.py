@@ -26,9 +26,6 @@ _CALLED = re.compile(
 )
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
-_TABLE_ROW = re.compile(r'^(\d+) (?:"(.*)"|\{(.*)\})$')
-_FIELD = re.compile(r"(\w+)=(\d+)")
 # Memory spaces: 0 (unwritten) is HBM; 1 is VMEM on the chip.
 _ON_CHIP = re.compile(r"S\(\d+\)")
 
@@ -88,12 +85,6 @@ class Instruction:
         roles = ("true_computation", "false_computation")
         return tuple(self.called[role] for role in roles if role in self.called)
 
-    @property
-    def frame(self) -> int | None:
-        """Of the stack that traced it."""
-        found = _FRAME.search(self.attributes)
-        return int(found[1]) if found else None
-
 
 Computation = Mapping[str, Instruction]  # by name, in the order of the schedule
 
@@ -104,15 +95,6 @@ class HloModule:
 
     computations: Mapping[str, Computation]  # by name
     entry: str  # the name of the one that runs first
-    lines: Mapping[int, tuple[tuple[str, int], ...]]  # stack frame → `(file, line)`, inner first
-
-    def source_line(self, instruction: Instruction, *, package: str = "bert_jax") -> str | None:
-        """Returns the innermost line in `package` behind an instruction: ``model/layers.py:40``."""
-        marker = f"/{package}/"
-        for file, line in self.lines.get(instruction.frame or 0, ()):
-            if marker in file:
-                return f"{file.rpartition(marker)[2]}:{line}"
-        return None
 
 
 def parse_shape(text: str) -> tuple[Array, ...]:
@@ -134,8 +116,7 @@ def parse_hlo(text: str) -> HloModule:
         ValueError: the text has no entry computation.
     """
     computations: dict[str, dict[str, Instruction]] = {}
-    tables: dict[str, dict[int, str]] = {}
-    entry, current, table = "", None, None
+    entry, current = "", None
     for line in text.splitlines():
         if current is None and (head := _HEAD.match(line)):
             current = computations.setdefault(head[2], {})
@@ -145,15 +126,9 @@ def parse_hlo(text: str) -> HloModule:
         elif current is not None and (named := _NAME.match(line)):
             instruction = _parse_instruction(line[named.end() :], named[2], bool(named[1]))
             current[instruction.name] = instruction
-        elif current is None and line in ("FileNames", "FileLocations", "StackFrames"):
-            table = tables.setdefault(line, {})
-        elif table is not None and (row := _TABLE_ROW.match(line)):
-            table[int(row[1])] = row[2] or row[3]
-        else:
-            table = None if not line.strip() else table
     if not entry:
         raise ValueError("HLO text without an entry computation")
-    return HloModule(computations=computations, entry=entry, lines=_stacks(tables))
+    return HloModule(computations=computations, entry=entry)
 
 
 def _parse_instruction(text: str, name: str, is_root: bool) -> Instruction:
@@ -182,26 +157,3 @@ def _closing(text: str, opening: int) -> int:
         if depth == 0:
             return match.start()
     raise ValueError(f"unbalanced parentheses in HLO: {text[:80]}")
-
-
-def _stacks(tables: Mapping[str, Mapping[int, str]]) -> dict[int, tuple[tuple[str, int], ...]]:
-    """Returns each frame's stack, innermost first; a frame that is its own parent is outermost."""
-    files = tables.get("FileNames", {})
-    places: dict[int, tuple[str, int]] = {}
-    for at, row in tables.get("FileLocations", {}).items():
-        fields = _fields(row)
-        places[at] = (files.get(fields["file_name_id"], ""), fields["line"])
-    frames = {at: _fields(row) for at, row in tables.get("StackFrames", {}).items()}
-    stacks: dict[int, tuple[tuple[str, int], ...]] = {}
-    for at in frames:
-        stack, frame, seen = [], at, set[int]()
-        while frame in frames and frame not in seen:
-            seen.add(frame)
-            stack.append(places.get(frames[frame]["file_location_id"], ("", 0)))
-            frame = frames[frame].get("parent_frame_id", 0)
-        stacks[at] = tuple(stack)
-    return stacks
-
-
-def _fields(row: str) -> dict[str, int]:
-    return {name: int(value) for name, value in _FIELD.findall(row)}

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -23,14 +24,14 @@ from bert_jax.parallel.accelerators import Accelerator
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import replicated
 from bert_jax.parallel.section import MeshSection
-from bert_jax.planning.cycles import hbm_bytes, kernels_called
-from bert_jax.planning.execution import Program
-from bert_jax.planning.hlo import parse_hlo
-from bert_jax.planning.kernel_schedule import KernelSchedule, read_schedules
-from bert_jax.planning.optimized_text import optimized_text
-from bert_jax.planning.refusal import memory_refused
+from bert_jax.planning.compilation.compiler_files import compile_exactly
+from bert_jax.planning.compilation.cycles import hbm_bytes, kernels_called
+from bert_jax.planning.compilation.execution import Program
+from bert_jax.planning.compilation.hlo import parse_hlo
+from bert_jax.planning.compilation.kernel_schedule import KernelSchedule, read_schedules
+from bert_jax.planning.compilation.refusal import memory_refused
+from bert_jax.planning.compilation.work import declared_flops
 from bert_jax.planning.request import versions
-from bert_jax.planning.work import declared_flops
 
 _SCHEDULE: Final = pydantic.TypeAdapter(KernelSchedule)
 _TARGET: Final = "tpu_custom_call"
@@ -162,8 +163,9 @@ def _compiled(
         tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(one)) for x in each)
         for each in (kernel.operands for kernel in kernels)
     ]
-    compiled = jax.jit(call_all).lower(operands).compile()
-    called = kernels_called(Program.of(parse_hlo(optimized_text(compiled, name="jit_call_all"))))
+    with tempfile.TemporaryDirectory() as folder:
+        _, text = compile_exactly(jax.jit(call_all).lower(operands), Path(folder))
+    called = kernels_called(Program.of(parse_hlo(text)))
     schedules = read_schedules(written, called, accelerator=accelerator.name)
     by_body = {body: schedules[name] for name, body in called.items() if name in schedules}
     for kernel in kernels:

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from bert_jax.parallel.topology import TpuTopology
-from bert_jax.planning.execution import Executed, Program
-from bert_jax.planning.hlo import Array, HloModule, Instruction
+from bert_jax.planning.compilation.execution import Executed, Program
+from bert_jax.planning.compilation.hlo import Array, HloModule, Instruction
 
 KINDS: Final = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 ICI: Final = "ICI"
@@ -68,7 +68,6 @@ class Collective:
     link: str  # `ICI`, or `DCN` where groups cross slices
     seconds: float  # of one execution, estimated, with nothing beside it
     hidden_cycles: int  # of the core beside one execution; several in flight share them
-    line: str  # of our source
 
     @property
     def overlaps(self) -> bool:
@@ -115,9 +114,6 @@ def find_collectives(program: Program, placement: DevicePlacement) -> list[Colle
                     link=link,
                     seconds=seconds,
                     hidden_cycles=hidden.get(executed.instruction.name, 0),
-                    line=program.module.source_line(instruction)
-                    or program.module.source_line(executed.instruction)
-                    or "",
                 )
             )
     return found

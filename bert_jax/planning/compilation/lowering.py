@@ -17,7 +17,7 @@ from bert_jax.optim.schedule import linear_schedule
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_sharding, check_divides
 from bert_jax.parallel.topology import TpuTopology, parse_topology
-from bert_jax.planning.collectives import DevicePlacement
+from bert_jax.planning.compilation.collectives import DevicePlacement
 from bert_jax.planning.request import CannotPlan, CompileRequest
 from bert_jax.task import Objective, RowTransform
 from bert_jax.text import Tokenizer
@@ -44,7 +44,6 @@ class LoweredStep(NamedTuple):
     """
 
     lowered: jax.stages.Lowered
-    name: str  # of the module
     rows: int
     flops: float
     parameter_bytes: int  # as the step has them
@@ -101,7 +100,6 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     )
     return LoweredStep(
         lowered=lowered,
-        name="jit_step",
         rows=rows,
         flops=rows * row_flops * passes,
         parameter_bytes=device_bytes(state.params if trains else whole),

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from bert_jax.planning.hlo import Computation, HloModule, Instruction
+from bert_jax.planning.compilation.hlo import Computation, HloModule, Instruction
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _INDEX = re.compile(r"\bindex=(\d+)")

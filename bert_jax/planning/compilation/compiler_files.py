@@ -1,0 +1,112 @@
+"""A program as the compiler's own files describe it, which XLA's dump options ask for.
+
+The compiler schedules a program and assigns memory first, and then generates code. Code generation
+is most of a compilation and only adds `estimated_cycles` to the program. No option leaves it out.
+`compile_quickly` therefore compiles in a thread, and the process ends once the first part is done.
+"""
+
+import re
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import jax
+
+# The compiler writes these files one after the other: when one is there, those before are complete.
+_SCHEDULED: Final = "after_optimizations"
+_BUFFERS: Final = "after_optimizations-buffer-assignment"
+_LAST_BEFORE_CODE: Final = "after_optimizations_after_buffer_assignment"
+_CODED: Final = "after_codegen"
+
+# allocation 492: size 467812864, page 0, preallocated-temp:
+# Allocations outside of HBM have a color. Thread-local ones are part of another allocation.
+_ALLOCATION = re.compile(r"^allocation \d+: size (\d+), page \d+, (.*)$", re.MULTILINE)
+_LOCAL: Final = "thread-local"
+_TEMPORARY: Final = "preallocated-temp"
+_POLL_SECONDS: Final = 0.05
+
+
+class Scheduled(NamedTuple):
+    """A program before code is generated for it."""
+
+    text: str  # HLO, in the order in which it runs
+    temporaries: int  # bytes of a device's HBM, equal to the figure of the whole compilation
+    total: int  # bytes with arguments, and with results that do not overwrite an argument
+
+
+def compile_exactly(lowered: jax.stages.Lowered, folder: Path) -> tuple[jax.stages.Compiled, str]:
+    """Returns a compiled program and its HLO text with `estimated_cycles`.
+
+    The compiler writes its files to `folder`, which is empty. `Compiled.as_text` is not used:
+    jaxlib 0.10.2 cannot read the programs of libtpu 0.0.51 for v6e.
+
+    Raises:
+        jax.errors.JaxRuntimeError: the compiler refused the program.
+    """
+    compiled = lowered.compile(_options(folder))
+    return compiled, read_coded(folder)
+
+
+def read_coded(folder: Path) -> str:
+    """Returns the HLO text with `estimated_cycles` from a folder that the compiler wrote to.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return _read(folder, _CODED)
+
+
+def compile_quickly(lowered: jax.stages.Lowered, folder: Path) -> Scheduled:
+    """Compiles up to code generation, which continues in a thread: end the process soon.
+
+    The compiler writes its files to `folder`, which is empty.
+
+    Raises:
+        jax.errors.JaxRuntimeError: the compiler refused the program.
+        ValueError: the files have an unknown form.
+    """
+    done: Future[None] = Future()
+
+    def compile_all() -> None:
+        try:
+            lowered.compile(_options(folder))
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=compile_all, daemon=True).start()
+    while not done.done() and not list(folder.glob(f"*.{_LAST_BEFORE_CODE}.txt")):
+        time.sleep(_POLL_SECONDS)
+    if done.done():
+        done.result()
+    return read_scheduled(_read(folder, _SCHEDULED), _read(folder, _BUFFERS))
+
+
+def read_scheduled(text: str, buffers: str) -> Scheduled:
+    """Returns a program from its HLO text and the compiler's report of buffers.
+
+    Raises:
+        ValueError: the report names no buffer.
+    """
+    found = [(int(size), kind) for size, kind in _ALLOCATION.findall(buffers)]
+    if not found:
+        raise ValueError(f"no buffers in the compiler's file: {buffers[:200]!r}")
+    return Scheduled(
+        text=text,
+        temporaries=sum(size for size, kind in found if kind.startswith(_TEMPORARY)),
+        total=sum(size for size, kind in found if _LOCAL not in kind),
+    )
+
+
+def _options(folder: Path) -> dict[str, str | bool]:
+    return {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
+
+
+def _read(folder: Path, name: str) -> str:
+    """Returns the largest file of a name; the others are of small modules, such as a constant's."""
+    found = max(folder.glob(f"*.{name}.txt"), key=lambda path: path.stat().st_size, default=None)
+    if found is None:
+        raise ValueError(f"the compiler wrote no file {name}")
+    return found.read_text(encoding="utf-8")
