@@ -49,11 +49,9 @@ install_import_hook("bert_jax.model", "beartype.beartype")
 
 # After the hook, since they import the models.
 from tests.executables import keep_executables
-from tests.forked.forks import ServerHome
 from tests.project import project  # noqa: F401  (a fixture for every test)
 
 keep_executables()
-SERVER_HOME = None if "PYTEST_XDIST_WORKER" in os.environ else ServerHome()
 
 LONG = ("chaos", "feature_extraction", "processes")  # folders
 
@@ -79,7 +77,5 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     """Leaves nothing behind."""
-    if SERVER_HOME is not None:
-        SERVER_HOME.close()
     if COMPILED is not None:
         COMPILED.cleanup()

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from bert_jax.config import parse_config
 from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.verbs.examples import examples
 from bert_jax.verbs.vocab import vocab
-from tests.forked.forks import forked_python
 from tests.run_config import (  # noqa: F401  (tests take them from here)
     DROPOUT,
     MESH,
@@ -58,7 +58,7 @@ def refused(*arguments: object) -> str:
 def bert_jax(*arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """Runs the command line as a user does, in a process of its own."""
     return subprocess.run(
-        [forked_python(), "-m", "bert_jax.cli", *map(str, arguments)],
+        [sys.executable, "-m", "bert_jax.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,

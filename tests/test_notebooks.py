@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
-from tests.forked.forks import forked_python
 from tests.project import ROOT, environment
 from tests.test_plain_scripts import CHANGES
 
@@ -31,7 +31,7 @@ def outputs(directory: Path) -> Iterator[dict[str, Any]]:
     """Of each notebook its cells after it ran."""
     kernel = KernelManager(kernel_name="python3")
     assert kernel.kernel_spec is not None
-    kernel.kernel_spec.argv[0] = forked_python()
+    kernel.kernel_spec.argv[0] = sys.executable
     kernel.start_kernel(cwd=str(directory), env={**environment(), "JAX_PLATFORMS": "cpu"})
     try:
         yield {name: _run(name, kernel) for name in ORDER}

@@ -3,9 +3,9 @@
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
-from tests.forked.forks import forked_python
 from tests.project import ROOT, environment
 
 # No dropout: a step without it compiles in half the time.
@@ -39,7 +39,7 @@ def test_the_script_of_the_documentation_runs_once(tmp_path: Path) -> None:
         text = text.replace(old, new)
     (tmp_path / "classifier.py").write_text(f"print('the script runs')\n{text}")
     done = subprocess.run(
-        [forked_python(), "classifier.py"],
+        [sys.executable, "classifier.py"],
         capture_output=True,
         text=True,
         check=False,

@@ -1,16 +1,16 @@
 """What tests compile for TPUs, in a process of its own: libtpu is loaded once in a process."""
 
 import subprocess
+import sys
 
 from bert_jax.planning.compiler import TPU_COMPILER
-from tests.forked.forks import forked_python
 from tests.project import ROOT, environment
 
 
 def compile_for_tpus(module: str, *arguments: object) -> str:
     """Runs ``python -m module arguments``, which must succeed; returns what it printed."""
     done = subprocess.run(
-        [forked_python(), "-m", module, *map(str, arguments)],
+        [sys.executable, "-m", module, *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,

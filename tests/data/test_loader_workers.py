@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import resource_tracker, spawn
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import psutil
@@ -32,17 +31,6 @@ from tests.data.memory_dataset import (
     make_loader,
     take,
 )
-from tests.forked.forks import forked_python
-
-
-@pytest.fixture(autouse=True)
-def started_workers() -> Iterator[None]:
-    """Workers cost no imports; those of the last test are real."""
-    before = spawn.get_executable()
-    resource_tracker.ensure_running()  # for as long as this process: no fork, which ends earlier
-    multiprocessing.set_executable(forked_python())
-    yield
-    multiprocessing.set_executable(before)
 
 
 class WorkerRow:
@@ -159,13 +147,13 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def run_script(tmp_path) -> Callable[..., subprocess.Popen]:
-    def run(then: str, *, python: str) -> subprocess.Popen:
+    def run(then: str) -> subprocess.Popen:
         path = tmp_path / "script.py"
         path.write_text(SCRIPT.format(then=then))
         paths = [str(pathlib.Path(__file__).parents[2]), *sys.path]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         return subprocess.Popen(
-            [python, str(path)], stdout=subprocess.PIPE, env=environment, text=True
+            [sys.executable, str(path)], stdout=subprocess.PIPE, env=environment, text=True
         )
 
     return run
@@ -186,7 +174,7 @@ def alive(pid: int) -> bool:
 
 
 def test_workers_end_with_a_killed_parent(run_script):
-    process = run_script("time.sleep(600)", python=forked_python())
+    process = run_script("time.sleep(600)")
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert pids
     process.kill()
@@ -196,7 +184,7 @@ def test_workers_end_with_a_killed_parent(run_script):
 
 
 def test_a_program_that_forgets_to_close_still_ends(run_script):
-    process = run_script("pass", python=sys.executable)  # which ends as Python does
+    process = run_script("pass")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert wait_until_gone([int(pid) for pid in output.split()])

@@ -1,12 +1,12 @@
 """Temporary directories do not outlive their process for long, however it ended."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bert_jax.files.scratch import scratch_directory
-from tests.forked.forks import forked_python
 
 PROGRAM = """
 import os, sys, tempfile
@@ -26,7 +26,7 @@ def test_what_a_process_that_ended_at_once_has_left_is_deleted_and_nothing_else(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with subprocess.Popen(
-        [forked_python(), "-c", PROGRAM, str(tmp_path)],
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -23,7 +23,6 @@ from bert_jax.interop.mapping import flatten
 from bert_jax.interop.stablehlo import USAGE, default_outputs, export_stablehlo
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import Architecture, Execution, HeadsSection
-from tests.forked.forks import forked_python
 from tests.support import small_architecture
 
 READER = Path(__file__).with_name("run_stablehlo.py")
@@ -167,7 +166,7 @@ def test_the_documented_example_runs_as_it_stands(tmp_path: Path) -> None:
     assert USAGE in DOCUMENTATION.read_text(encoding="utf-8")
     write(tmp_path, HEADS["pretraining"])
     code = USAGE.removeprefix("```python\n").removesuffix("```")
-    command = [forked_python(), "-c", code]
+    command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert ast.literal_eval(done.stdout) == {

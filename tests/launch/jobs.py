@@ -2,6 +2,7 @@
 
 import contextlib
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,7 +13,6 @@ from bert_jax.config import dump_config, parse_config
 from bert_jax.launch.job import HostStatus, Job, JobFiles, JobPlacement
 from bert_jax.launch.section import SubmitSection
 from bert_jax.version import __version__
-from tests.forked.forks import forked_python
 from tests.project import ROOT, environment
 
 STARTUP = ROOT / "tpu_setup" / "startup.sh"
@@ -101,7 +101,7 @@ def host(
         "BERT_JAX_JOB": str(files.directory),
         "BERT_JAX_ATTEMPT": "1",
         "BERT_JAX_WORKER": str(worker),
-        "BERT_JAX_PYTHON": forked_python(),
+        "BERT_JAX_PYTHON": sys.executable,
         "BERT_JAX_BEAT_SECONDS": "0.1",
         "BERT_JAX_PAUSE_SECONDS": "0.1",
     }

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from bert_jax.errors import UserError
 from bert_jax.launch import machine
 from bert_jax.launch.assignment import COMPILED, Assignment, read_assignment, read_told
 from bert_jax.launch.job import JobPlacement
-from tests.forked.forks import forked_python
 from tests.launch.jobs import write_job
 from tests.project import ROOT
 from tests.storage.cloud import Cloud, _server, cloud  # noqa: F401
@@ -71,7 +71,7 @@ def test_jax_finds_in_a_bucket_what_another_machine_has_compiled(
     )
     said = [
         subprocess.run(
-            [forked_python(), "-c", program],
+            [sys.executable, "-c", program],
             env=os.environ
             | {
                 COMPILED: str(compiled),

@@ -4,6 +4,7 @@ Its machines are processes here, which the startup script starts as on a TPU VM:
 dataset from the bucket, pretrain, are taken back in mid-run, and the job comes to its end.
 """
 
+import sys
 import threading
 import time
 from pathlib import Path
@@ -21,7 +22,6 @@ from bert_jax.launch.local import LocalMachine
 from bert_jax.launch.pace import Pace
 from bert_jax.launch.queued_resources import QueuedResources
 from bert_jax.verbs import submit as submit_verb
-from tests.forked.forks import forked_python
 from tests.launch.interrupted import (
     TIMEOUT,
     assert_done_as_undisturbed,
@@ -60,7 +60,7 @@ class Hosts:
                 machine.JOB: node.metadata["bert-jax-job"],
                 machine.ATTEMPT: node.metadata["bert-jax-attempt"],
                 machine.WORKER: str(worker),
-                machine.PYTHON: forked_python(),
+                machine.PYTHON: sys.executable,
                 machine.HOME: str(directory / "home"),
             }
             LocalMachine(directory).start(worker, script, self._environment | told, cwd=None)

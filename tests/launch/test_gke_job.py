@@ -8,6 +8,7 @@ import functools
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,6 @@ from bert_jax.launch import gke, launchers, machine
 from bert_jax.launch.job import HostStatus, JobFiles
 from bert_jax.launch.pace import Pace
 from bert_jax.launch.supervisor_state import read_state
-from tests.forked.forks import forked_python
 from tests.launch.cluster import Cluster
 from tests.launch.interrupted import (
     TIMEOUT,
@@ -181,7 +181,7 @@ class PodProcesses:
         for worker, told in enumerate(environments):
             home = self._directory / f"{name}-{self.starts}-{worker}"
             home.mkdir(parents=True)
-            own = {machine.HOME: str(home), machine.PYTHON: forked_python()}
+            own = {machine.HOME: str(home), machine.PYTHON: sys.executable}
             with (home / "log").open("wb") as log:
                 self.running[name].append(
                     subprocess.Popen(

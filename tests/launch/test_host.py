@@ -10,7 +10,6 @@ import pytest
 
 from bert_jax.launch.job import HostStatus
 from bert_jax.train.writer import read_metrics
-from tests.forked.forks import process_behind
 from tests.launch.jobs import host, write_job
 from tests.processes.hosts import free_port
 from tests.project import project_config
@@ -66,7 +65,7 @@ def test_a_killed_run_goes_on_and_sigterm_saves_it(config: dict[str, Any], tmp_p
     files = write_job(tmp_path, config)
     with host(files) as started:
         started.until(of_training)
-        (run,) = psutil.Process(process_behind(started.process.pid)).children()
+        (run,) = psutil.Process(started.process.pid).children()
         run.kill()
         status = started.until(lambda status: status.restarts == 1 and of_training(status))
         (ending,) = status.endings

@@ -5,6 +5,7 @@ submit → bundle → hosts → startup script → agent → pretrain, in proces
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import pytest
 
 from bert_jax.launch.job import find_job
 from bert_jax.launch.local import LocalLauncher, LocalMachine
-from tests.forked.forks import forked_python
 from tests.launch.interrupted import (
     STEPS,
     TIMEOUT,
@@ -33,7 +33,7 @@ def submitted(*arguments: object, state: Path, log: Path) -> Iterator[subprocess
     launcher = LocalLauncher(state / "bert-jax" / "machines", grace_seconds=0)
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [forked_python(), "-m", "bert_jax.cli", *map(str, arguments)],
+            [sys.executable, "-m", "bert_jax.cli", *map(str, arguments)],
             cwd=ROOT,
             env=environment() | {"XDG_STATE_HOME": str(state)},
             stdin=subprocess.DEVNULL,

@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bert_jax.train.writer import read_metrics
-from tests.forked.forks import forked_python
 from tests.project import ROOT, environment, project_config, said, write_config
 from tests.project import bert_jax as run_verb
 
@@ -29,7 +29,7 @@ def pretrain(config: Path, home: Path) -> dict[str, Any]:
     settings = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     inherited = {name: value for name, value in environment().items() if name not in settings}
     done = subprocess.run(
-        [forked_python(), "-m", "tests.parallel.count_compilations", "pretrain", str(config)],
+        [sys.executable, "-m", "tests.parallel.count_compilations", "pretrain", str(config)],
         capture_output=True,
         text=True,
         timeout=600,
@@ -115,7 +115,7 @@ def test_what_jax_is_told(
     kept = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     own = {} if variable is None else {"JAX_COMPILATION_CACHE_DIR": variable}
     done = subprocess.run(
-        [forked_python(), "-c", SETTINGS, section.replace("{home}", str(tmp_path)), str(devices)],
+        [sys.executable, "-c", SETTINGS, section.replace("{home}", str(tmp_path)), str(devices)],
         capture_output=True,
         text=True,
         timeout=300,

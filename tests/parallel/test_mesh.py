@@ -17,7 +17,6 @@ from bert_jax.errors import UserError
 from bert_jax.parallel.layout import mesh_shape
 from bert_jax.parallel.mesh import initialise, make_mesh, process_share
 from bert_jax.parallel.section import MeshSection
-from tests.forked.forks import forked_python
 from tests.project import environment
 
 
@@ -162,7 +161,7 @@ for name, tensor, slices in wanted:
 
 def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [forked_python(), "-c", program],
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=False,
@@ -235,7 +234,7 @@ def test_a_host_without_accelerators_opens_its_devices_without_a_word_of_libtpu(
 def test_no_tpu_is_opened_for_what_needs_none(tmp_path: Path, program: str) -> None:
     """On a machine without a TPU libtpu prints errors."""
     done = subprocess.run(
-        [forked_python(), "-c", f"{program}\nimport jax\nprint(jax.config.jax_platforms)"],
+        [sys.executable, "-c", f"{program}\nimport jax\nprint(jax.config.jax_platforms)"],
         env={name: value for name, value in environment().items() if name != "JAX_PLATFORMS"},
         cwd=tmp_path,
         capture_output=True,

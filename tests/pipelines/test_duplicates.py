@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import textwrap
 from collections import Counter
@@ -38,7 +39,6 @@ from bert_jax.pipelines.preparation import Preparation, read_preparation
 from bert_jax.pipelines.sources.files import FilePart
 from bert_jax.text import load_tokenizer
 from tests.corpus import marker, section, sentences, write_corpus, write_tokenizer
-from tests.forked.forks import forked_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -250,7 +250,7 @@ def test_a_killed_cleaning_goes_on_where_it_ended(
         make_examples(cleaned(pathlib.Path({str(corpus)!r})), progress=progress)
         """
     )
-    done = subprocess.run([forked_python(), "-c", program], cwd=ROOT, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL
     monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 2000)
     lines: list[str] = []

@@ -20,8 +20,6 @@ from bert_jax.pipelines.engines.engine import open_engine
 from bert_jax.pipelines.engines.local import WorkerPool, load_early
 from bert_jax.pipelines.examples import ExamplesSection
 from tests.corpus import section, sentences, write_corpus, write_tokenizer
-from tests.forked.client import IMPORTS
-from tests.forked.forks import forked_python
 from tests.project import bert_jax, environment, said, write_config
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +60,7 @@ def wanted(corpus: Path, **changes: Any) -> ExamplesSection:
 def run(settings: ExamplesSection, *, cwd: Path = ROOT) -> str:
     """Makes a dataset of many parts in a process of its own; returns what it says of progress."""
     done = subprocess.run(
-        [forked_python(), "-c", PROGRAM, settings.model_dump_json(), "1000"],
+        [sys.executable, "-c", PROGRAM, settings.model_dump_json(), "1000"],
         cwd=cwd,
         env=environment(),
         capture_output=True,
@@ -105,18 +103,10 @@ def test_any_number_of_workers_gives_the_same_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("beam_imported")
 def test_beam_with_several_processes_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     settings = wanted(corpus, engine="beam", workers=2, output=str(tmp_path / "dataset"))
     run(settings)
     assert_same(settings, corpus)
-
-
-@pytest.fixture
-def beam_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its workers too cost no imports."""
-    modules = ("runners.worker.sdk_worker", "runners.portability.fn_api_runner")
-    monkeypatch.setenv(IMPORTS, " ".join(f"apache_beam.{module}" for module in modules))
 
 
 @contextlib.contextmanager
@@ -126,7 +116,7 @@ def dask_cluster(directory: Path) -> Iterator[Path]:
     Gives the file that tells a client where the scheduler is.
     """
     where = directory / "scheduler.json"
-    program = [forked_python(), "-m", "distributed.cli.dask_"]
+    program = [sys.executable, "-m", "distributed.cli.dask_"]
     common = ["--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(where)]
     commands = [
         [*program[:-1], f"{program[-1]}scheduler", "--port", "0", *common],
@@ -144,7 +134,6 @@ def dask_cluster(directory: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("beam_imported")
 def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     with dask_cluster(tmp_path) as scheduler:
         settings = wanted(
@@ -163,7 +152,6 @@ def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("beam_imported")
 def test_a_users_mistake_in_a_beam_worker_is_one_line(corpus: Path, tmp_path: Path) -> None:
     bad = tmp_path / "text.txt"
     size = bad.write_bytes((corpus / "text0.txt").read_bytes())
@@ -324,7 +312,7 @@ def wait_until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
 def killed_after(settings: ExamplesSection, line: str) -> None:
     """Starts a run and kills it with all its workers soon after it has said something."""
     process = subprocess.Popen(
-        [forked_python(), "-u", "-c", PROGRAM, settings.model_dump_json(), "1000"],
+        [sys.executable, "-u", "-c", PROGRAM, settings.model_dump_json(), "1000"],
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.PIPE,

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -25,7 +26,6 @@ from bert_jax.pipelines.tokenised.corpus import unigram_entropy
 from bert_jax.pipelines.workspace import Workspace
 from bert_jax.text import Tokenizer, load_tokenizer
 from tests.corpus import make_dataset, marker, section, sentences, write_corpus, write_tokenizer
-from tests.forked.forks import forked_python
 
 ROOT = Path(__file__).parents[2]
 SHARD = re.compile(r"array_record-\d{5}-of-\d{5}$")
@@ -250,7 +250,7 @@ def killed_run(corpus: Path) -> None:
         make_examples(section(pathlib.Path({str(corpus)!r})), progress=progress)
         """
     )
-    done = subprocess.run([forked_python(), "-c", program], cwd=ROOT, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL
 
 
@@ -471,7 +471,7 @@ def limited_run(corpus: Path, *, bytes_per_file: int) -> str:
         """
     )
     done = subprocess.run(
-        [forked_python(), "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
+        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
     )
     return done.stdout.strip()
 

@@ -15,7 +15,6 @@ from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.verbs.plan import plan
 
 pytestmark = [
-    pytest.mark.usefixtures("compilers_forked"),
     pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"

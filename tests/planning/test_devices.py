@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 
 from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compiler import TPU_COMPILER
-from tests.forked.forks import forked_python
 from tests.project import ROOT
 
 PROGRAM = """
@@ -33,7 +33,7 @@ def test_a_slice_has_the_hosts_that_it_will_have() -> None:
         and 2 <= TpuTopology(accelerator, shape).chips <= 16
     ]
     done = subprocess.run(
-        [forked_python(), "-c", PROGRAM, json.dumps([each.name for each in slices])],
+        [sys.executable, "-c", PROGRAM, json.dumps([each.name for each in slices])],
         env=os.environ | TPU_COMPILER | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -61,7 +61,7 @@ CONFIG = {
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory, compilers_forked: None) -> Iterator[Path]:
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A configuration, and a cache of its own."""
     folder = tmp_path_factory.mktemp("plan")
     (folder / "run.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.forked.forks import forks
 from tests.project import environment as everything
+from tests.warm import start_warm
 
 # Not a measurement: long enough for a machine that does five other things.
 TIMEOUT = 300.0
@@ -44,18 +44,14 @@ class Host:
         self.ended = threading.Event()
         self.code: int | None = None
         self.ended_at: float | None = None  # of time.monotonic()
-        self._connection = forks().start(
-            arguments, environment=environment, output=self._out, errors=self._err
-        )
-        self._answers = self._connection.makefile()
-        self.pid = int(self._answers.readline())
+        self._process = start_warm(arguments, environment, output=self._out, errors=self._err)
+        assert self._process.pid is not None
+        self.pid = self._process.pid
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        self.code = int(self._answers.readline() or -signal.SIGKILL)
-        self.ended_at = time.monotonic()
-        self._answers.close()
-        self._connection.close()
+        self._process.join()
+        self.code, self.ended_at = self._process.exitcode, time.monotonic()
         self.ended.set()
 
     @property

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from bert_jax.train.writer import read_metrics
-from tests.forked.client import IMPORTS
 from tests.processes.hosts import start, start_one
 from tests.processes.test_verbs import on_two
 from tests.project import write_config
@@ -28,7 +27,6 @@ def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """70 rows in batches of 16, 37 to evaluate on: the last batch is uneven."""
-    monkeypatch.setenv(IMPORTS, "sklearn.metrics")
     # One length; dropout over processes is test_pretrain.py's.
     values = tiny_config(tmp_path, epochs=1, log_every=1, max_length=8)
     values["mesh"] = {"platform": "cpu"}

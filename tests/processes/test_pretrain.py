@@ -1,6 +1,5 @@
 """Several processes pretrain as one does."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,8 @@ def test_two_processes_train_as_one_does_and_pass_over_a_damaged_checkpoint_toge
     clock = ("train.checkpoint.every=100000", "train.checkpoint.every_minutes=0.00001")
     more = (f"run_dir={run}", *clock, "train.checkpoint.keep_last=9")
     traced = "train.profile={start: 3, steps: 2}"
-    told = {"JAX_EXPLAIN_CACHE_MISSES": "1"}
-    with start(
-        "pretrain", config, *more, traced, count=2, directory=tmp_path, environment=told
-    ) as job:
+    with start("pretrain", config, *more, traced, count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
-        traced_here = re.findall(r"^ +(?:for )?(\w+) (?:id=\d+ )?defined at ", job[0].err, re.M)
-        assert "sums" in traced_here, job.said()
-        # These the server of the forks has traced, see tests/forked/traces.py.
-        assert not {"step", "draw"} & set(traced_here), job.said()
         assert "step 8/8" in job[0].out
         assert "step" not in job[1].out
         assert "[Gloo]" not in job[0].out + job[1].out

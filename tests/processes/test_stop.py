@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from bert_jax.runs.checkpoints import open_checkpoints
-from tests.forked.forks import forked_python, process_behind
 from tests.processes.hosts import Host, Job, free_port, joining, start, start_one
 from tests.project import ROOT, environment
 
@@ -170,7 +169,7 @@ def test_a_second_signal_ends_at_once_and_leaves_the_last_checkpoint_whole(
         "pretrain", config, f"run_dir={run}", *often, *few, count=1, directory=tmp_path
     ) as job:
         job.wait_until(lambda: (run / "checkpoints" / "5").exists())
-        stopped = [process_behind(child) for child in children(job[0].pid)]
+        stopped = [child for child in children(job[0].pid)]
         starve(job, stopped, every=5)
         os.kill(job[0].pid, signal.SIGTERM)
         time.sleep(1.5)
@@ -195,7 +194,7 @@ def test_a_signal_ends_a_run_that_compiles(config: Path, tmp_path: Path) -> None
     """The main thread is in the compiler, for long: 12 layers, unrolled."""
     process = subprocess.Popen(
         [
-            *(forked_python(), "-m", "bert_jax.cli", "pretrain", str(config)),
+            *(sys.executable, "-m", "bert_jax.cli", "pretrain", str(config)),
             *(f"run_dir={tmp_path / 'run'}", "mesh.simulated_devices=1"),
             *("model.architecture.num_hidden_layers=12", "model.execution.unroll=12"),
         ],
@@ -230,7 +229,7 @@ cli.main()
 def test_a_signal_before_anything_listens_is_kept(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("run_dir: run\n")
     ended = subprocess.run(
-        [forked_python(), "-c", SIGNALLED_AT_ONCE],
+        [sys.executable, "-c", SIGNALLED_AT_ONCE],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,

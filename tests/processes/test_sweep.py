@@ -3,9 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
-from tests.forked.client import IMPORTS
 from tests.processes.hosts import start
 from tests.project import write_config
 from tests.tasks.runs import tiny_config
@@ -17,11 +14,6 @@ def config_file(directory: Path) -> Path:
     """Of a run with one length to compile for, on CPUs."""
     values = tiny_config(directory, epochs=1, max_length=8)
     return write_config(directory / "config.yaml", values | {"mesh": {"platform": "cpu"}})
-
-
-@pytest.fixture(autouse=True)
-def _imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(IMPORTS, "sklearn.metrics")
 
 
 def test_two_processes_run_a_sweep_and_wait_for_what_the_first_writes(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from etils import epath
 from etils.epath import backend
 
 from bert_jax.files.patience import OUTAGE
-from tests.forked.client import IMPORTS
 from tests.storage.faults import Proxy
 
 # The binary for this system, which the package ships; starting it as the package does leaves no
@@ -45,7 +44,6 @@ class Cloud:
             "STORAGE_EMULATOR_HOST": self.proxy.url,
             "TENSORSTORE_GCS_HTTP_URL": self.proxy.url,
             "NO_GCE_CHECK": "true",  # no metadata server answers here
-            IMPORTS: "gcsfs google.cloud.storage",
         }
 
 

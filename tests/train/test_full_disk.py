@@ -6,6 +6,7 @@ The system refuses to let a file grow beyond a limit as it refuses on a full dis
 import contextlib
 import resource
 import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ import pytest
 
 from bert_jax.train.tensorboard import TensorBoard
 from bert_jax.train.writer import METRICS, RunWriter, read_metrics
-from tests.forked.forks import forked_python
 from tests.project import ROOT, invoke, project_config, write_config
 
 PROGRAM = """
@@ -46,7 +46,7 @@ with Checkpointer(pathlib.Path(DIRECTORY), section, say=lambda line: print(line)
 def test_a_save_that_the_disk_refuses_is_one_line(tmp_path: Path) -> None:
     program = textwrap.dedent(PROGRAM).replace("DIRECTORY", repr(str(tmp_path / "checkpoints")))
     done = subprocess.run(
-        [forked_python(), "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
+        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
     )
     said = done.stdout.splitlines()
     assert [line.partition("checkpoint ")[2][:16] for line in said] == [

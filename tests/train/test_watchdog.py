@@ -2,6 +2,7 @@
 
 import contextlib
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +17,6 @@ from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.prefetch import waiting_for_input
 from bert_jax.train.sections import WatchdogSection
 from bert_jax.train.watchdog import Watchdog
-from tests.forked.forks import forked_python
 from tests.project import ROOT, environment
 
 QUICK = WatchdogSection(floor_seconds=0.2, factor=1.5)
@@ -122,7 +122,7 @@ with watch.on("train"), Watchdog(section, watch, here) as dog:
 
 def test_a_save_that_a_signal_waits_for_is_no_step_that_hangs(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [forked_python(), "-c", ENDS_WHILE_IT_SAVES],
+        [sys.executable, "-c", ENDS_WHILE_IT_SAVES],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
@@ -177,7 +177,7 @@ def test_a_hang_ends_the_process_also_where_the_stacks_cannot_be_written(
     tmp_path: Path, storage: str, why: str | None
 ) -> None:
     done = subprocess.run(
-        [forked_python(), "-c", HANGS_WITH_ITS_STORAGE, storage, str(tmp_path)],
+        [sys.executable, "-c", HANGS_WITH_ITS_STORAGE, storage, str(tmp_path)],
         cwd=ROOT,
         check=False,
         capture_output=True,

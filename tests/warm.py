@@ -1,0 +1,74 @@
+"""Starts processes of the command line as forks of a server that has imported the program."""
+
+import atexit
+import json
+import multiprocessing
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from tests.executables import write_from_every_process
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_SERVER = multiprocessing.get_context("forkserver")
+_VERBS = ["evaluate", "export", "finetune", "pretrain"]
+_SERVER.set_forkserver_preload(
+    ["tests.executables", "jax.experimental.topologies", "scipy.stats", "tensorboardX"]
+    + [f"bert_jax.verbs.{verb}" for verb in _VERBS]
+)
+
+
+def start_warm(
+    arguments: Sequence[str], environment: Mapping[str, str], *, output: Path, errors: Path
+) -> BaseProcess:
+    """Starts ``python -m MODULE …`` or ``python -c PROGRAM …``, which leads a session.
+
+    Args:
+        arguments: arguments of Python.
+        environment: the whole environment.
+        output: file that standard output is appended to.
+        errors: the same for standard error.
+    """
+    process = _SERVER.Process(
+        target=_become, args=([*arguments], {**environment}, str(output), str(errors))
+    )
+    process.start()
+    return process
+
+
+def _become(arguments: list[str], environment: dict[str, str], output: str, errors: str) -> None:
+    os.setsid()
+    for path, number in ((output, 1), (errors, 2)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
+    import jax
+
+    # JAX read its variables when the server imported it.
+    for name, default in jax.config.values.items():
+        value: Any = environment.get(name.upper())
+        if name == "jax_num_cpu_devices":
+            value = int(value or -1)
+        elif isinstance(default, bool | int | float) and value is not None:
+            value = type(default)(json.loads(value.lower()))
+        if value is not None:
+            jax.config.update(name, value)
+    write_from_every_process()
+    kind, what, *rest = arguments
+    try:
+        if kind == "-m":
+            sys.argv = [what, *rest]
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = ["-c", *rest]
+            exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    finally:
+        atexit._run_exitfuncs()
