@@ -1,6 +1,5 @@
 """The examples of tpu_setup go with the table of accelerators and the command line."""
 
-import re
 import shlex
 from pathlib import Path
 
@@ -20,10 +19,3 @@ def test_the_skypilot_example_asks_for_what_there_is() -> None:
     program, verb, _, *overrides = shlex.split(task["run"])
     assert (program, verb) == ("bert-jax", "pretrain")
     parse_config({}, overrides, source="skypilot.yaml")
-
-
-def test_the_custom_role_names_permissions_once() -> None:
-    role = yaml.safe_load((FOLDER / "role.yaml").read_text())
-    permissions = role["includedPermissions"]
-    assert len(set(permissions)) == len(permissions)
-    assert all(re.fullmatch(r"[a-z]+\.[a-z]+\.[a-zA-Z]+", each) for each in permissions)

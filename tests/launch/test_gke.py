@@ -49,22 +49,6 @@ def test_manifests_are_what_the_published_schemas_allow(name: str) -> None:
     check_manifest(yaml.safe_load((GOLDEN / name).read_text()))
 
 
-def test_a_manifest_that_the_schemas_do_not_allow_is_refused() -> None:
-    """The check itself: a misspelt key anywhere."""
-    wrong = manifest()
-    pod_of(wrong)["terminationGracePeriod"] = 600
-    with pytest.raises(AssertionError):
-        check_manifest(wrong)
-    wrong = manifest()
-    pod_of(wrong)["volumes"][0]["emptyDir"] = {"medium": 5}
-    with pytest.raises(ValueError, match="medium"):
-        check_manifest(wrong)
-    wrong = manifest()
-    wrong["spec"]["failPolicy"] = {}
-    with pytest.raises(AssertionError):
-        check_manifest(wrong)
-
-
 def test_values_of_a_job_are_never_expanded() -> None:
     attempt = make_attempt("gs://bucket/$(HOME)$$", image=IMAGE)
     (request,) = GkeJobSets().render(attempt)
@@ -214,17 +198,6 @@ def test_a_cluster_that_fails_in_passing_is_asked_again_when_it_says(world: Worl
     assert list(world.cluster.jobsets) == ["base-1"]
 
 
-def test_an_answer_that_only_some_requests_expect_is_an_error_of_ours_elsewhere(
-    world: World,
-) -> None:
-    world.launcher.create(gke_attempt())
-    world.cluster.errors = [(409, {}, "the object has been modified")]
-    assert world.launcher.observe(gke_attempt()).state is State.STARTING
-    world.cluster.pods_missing = "no such thing"
-    with pytest.raises(UserError, match="pods of base-1: the cluster refuses it: no such thing"):
-        world.launcher.observe(gke_attempt())
-
-
 def test_a_cluster_that_never_answers_is_given_up(world: World) -> None:
     world.cluster.errors = [(503, {}, "try again")] * 100
     with pytest.raises(Unavailable, match=r"JobSet base-1: no answer for \d+ s"):
@@ -249,18 +222,6 @@ def test_what_a_cluster_refuses_is_one_line_at_once(
         world.launcher.create(gke_attempt())
     assert world.clock.slept == []
     assert world.cluster.jobsets == {}
-
-
-def test_who_logs_in_again_is_seen_by_the_next_request(world: World) -> None:
-    """A client keeps the token that it found when it was made."""
-    attempt = gke_attempt()
-    world.launcher.create(attempt)
-    first = world.launcher._jobsets
-    world.cluster.errors = [(401, {}, "Unauthorized")]
-    with pytest.raises(NoCredentials):
-        world.launcher.observe(attempt)
-    assert world.launcher.observe(attempt).state is State.STARTING
-    assert world.launcher._jobsets is not first
 
 
 def test_another_current_context_does_not_send_a_launcher_to_another_cluster(
@@ -296,19 +257,6 @@ def test_who_may_look_into_one_namespace_alone_sees_what_is_there(world: World) 
     world.cluster.installed = False
     with pytest.raises(UserError, match=r"cluster pool: it has no JobSet"):
         world.launcher.existing()
-
-
-def test_a_cluster_without_jobset_says_how_to_install_it(world: World) -> None:
-    world.cluster.installed = False
-    with pytest.raises(UserError, match=r"cluster pool: it has no JobSet.*kubectl apply"):
-        world.launcher.create(gke_attempt())
-
-
-def test_a_name_that_another_job_has_is_refused(world: World) -> None:
-    world.launcher.create(gke_attempt())
-    world.cluster.jobsets["base-1"]["metadata"]["labels"]["bert-jax-job"] = "other"
-    with pytest.raises(UserError, match=r"submit\.name: base-1 exists in namespace default"):
-        world.launcher.create(gke_attempt())
 
 
 def test_what_another_job_of_that_name_has_is_neither_adopted_nor_seen_nor_deleted(

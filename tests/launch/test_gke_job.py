@@ -6,36 +6,25 @@ the startup script starts as in a container: one is killed in mid-run, and JobSe
 
 import functools
 import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from etils import epath
 
-from bert_jax.cli.commands import cli
 from bert_jax.launch import gke, launchers, machine
 from bert_jax.launch.job import HostStatus, JobFiles
 from bert_jax.launch.pace import Pace
 from bert_jax.launch.supervisor_state import read_state
 from tests.launch.cluster import Cluster
 from tests.launch.interrupted import (
-    TIMEOUT,
-    assert_done_as_undisturbed,
     cpu_hosts,  # noqa: F401
-    run_undisturbed,
     saved_often,
-    wait_until,
 )
-from tests.launch.jobs import STARTUP
 from tests.launch.manifests import IMAGE
 from tests.launch.test_cloud_job import on_bucket
-from tests.project import environment, ok, write_config
+from tests.project import ok, refused, write_config
 from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("cpu_hosts")
@@ -110,6 +99,9 @@ def test_pods_that_fail_are_started_anew_then_the_jobset_and_all_is_deleted_at_t
     bucket = cloud.make_bucket()
     config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, saved_often(project)))
     pods = cluster.pods = SpokenPods((137, 0), (0, 137), (0, 0))
+    unasked = [each for each in options(bucket, "--on", "v5litepod-8") if each != "--yes"]
+    assert "the question was not answered with yes" in refused("submit", config, *unasked)
+    assert cluster.jobsets == {}
     said = ok("submit", config, *options(bucket, "--on", "v5litepod-8", "--retries", "1"))
     assert pods.started == ["base-1", "base-1", "base-2"]
     found = read_state(JobFiles(bucket / "jobs" / "base"))
@@ -119,23 +111,6 @@ def test_pods_that_fail_are_started_anew_then_the_jobset_and_all_is_deleted_at_t
     assert cluster.jobsets == {}
     assert cluster.running == set()
     assert ok("status", bucket / "runs" / "base").startswith("job        base (gs://")
-
-
-def test_a_run_that_stopped_itself_is_not_started_again(
-    cloud: Cloud,  # noqa: F811
-    cluster: Cluster,
-    project: Path,
-    tmp_path: Path,
-) -> None:
-    bucket = cloud.make_bucket()
-    config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, saved_often(project)))
-    pods = cluster.pods = SpokenPods((1,))
-    arguments = ["submit", str(config), *options(bucket, "--on", "v5litepod-4")]
-    ended = CliRunner().invoke(cli, arguments)
-    assert ended.exit_code == 1, ended.output
-    assert pods.started == ["base-1"]
-    assert "base: failed: worker 0: loss is not finite" in ended.output
-    assert cluster.jobsets == {}
 
 
 def test_jobs_finds_what_is_on_the_cluster_that_kubectl_knows(
@@ -164,86 +139,3 @@ def test_jobs_finds_what_is_on_the_cluster_that_kubectl_knows(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert "gke: not listed: kubectl's configuration names no cluster" in ok("jobs")
     assert not launchers.has_cluster()
-
-
-class PodProcesses:
-    """Each pod is the startup script with the container's environment, a process here."""
-
-    def __init__(self, directory: Path, variables: Mapping[str, str]) -> None:
-        self._directory, self._variables = directory, variables
-        self.running: dict[str, list[subprocess.Popen[bytes]]] = {}
-        self.starts = 0
-
-    def start(self, name: str, environments: Sequence[Mapping[str, str]]) -> None:
-        """A volume of its own for each: what another pod had is gone."""
-        self.starts += 1
-        self.running[name] = []
-        for worker, told in enumerate(environments):
-            home = self._directory / f"{name}-{self.starts}-{worker}"
-            home.mkdir(parents=True)
-            own = {machine.HOME: str(home), machine.PYTHON: sys.executable}
-            with (home / "log").open("wb") as log:
-                self.running[name].append(
-                    subprocess.Popen(
-                        ["bash", str(STARTUP)],
-                        env={**self._variables, **told, **own},
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                    )
-                )
-
-    def exit_codes(self, name: str) -> Sequence[int | None]:
-        """128 and the signal's number of one that was killed, as a container has it."""
-        codes = [process.poll() for process in self.running[name]]
-        return [code if code is None or code >= 0 else 128 - code for code in codes]
-
-    def kill(self, name: str) -> None:
-        """Loses a node."""
-        for process in self.running[name]:
-            os.killpg(process.pid, signal.SIGKILL)
-
-    def stop(self, name: str) -> None:
-        """Ends them as Kubernetes does."""
-        for process in self.running.pop(name, []):
-            process.terminate()
-            process.wait(TIMEOUT)
-
-    def said(self) -> str:
-        """Everything they printed."""
-        return "\n".join(path.read_text() for path in sorted(self._directory.glob("*/log")))
-
-
-@pytest.mark.chaos
-def test_a_pod_killed_in_mid_run_is_started_anew_and_ends_as_if_nothing_had_been(
-    cloud: Cloud,  # noqa: F811
-    cluster: Cluster,
-    project: Path,
-    tmp_path: Path,
-) -> None:
-    values = saved_often(project)
-    undisturbed = run_undisturbed(values, tmp_path, hosts=1)
-    bucket = cloud.make_bucket()
-    config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, values))
-    pods = cluster.pods = PodProcesses(tmp_path / "pods", environment() | cloud.environment)
-    arguments = ["submit", str(config), *options(bucket, "--on", "v5litepod-4")]
-    results: list[Any] = []
-    user = threading.Thread(target=lambda: results.append(CliRunner().invoke(cli, arguments)))
-    user.start()
-    saved = bucket / "runs" / "base" / "checkpoints"
-
-    def is_saved() -> bool:
-        return saved.exists() and any(path.name.isdigit() for path in saved.iterdir())
-
-    wait_until(lambda: bool(results) or is_saved(), pods.said)
-    assert not results, results[0].output + pods.said()
-    pods.kill("base-1")
-    user.join(TIMEOUT)
-    (result,) = results
-    assert result.exit_code == 0, result.output + pods.said()
-    assert pods.starts == 2
-    assert cluster.jobsets == {}
-    assert pods.running == {}
-    files = JobFiles(bucket / "jobs" / "base")
-    assert_done_as_undisturbed(files, ["over"], saved.parent, undisturbed, said=pods.said())

@@ -11,7 +11,6 @@ import pytest
 from bert_jax.launch.job import HostStatus
 from bert_jax.train.writer import read_metrics
 from tests.launch.jobs import host, write_job
-from tests.processes.hosts import free_port
 from tests.project import project_config
 
 STEPS = 8
@@ -93,28 +92,3 @@ def test_a_mistake_is_told_once_and_the_host_ends(config: dict[str, Any], tmp_pa
     with host(files) as again:  # after a reboot
         assert again.wait() == 2
     assert "failed before this machine was started again" in Path(files.log(1, 0, 1)).read_text()
-
-
-def test_a_container_of_another_version_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
-    files = write_job(tmp_path, config, version="0.0.1")
-    with host(files) as started:
-        assert started.wait() == 2
-    status = started.status
-    assert status is not None
-    assert "the job was submitted with 0.0.1" in status.message
-
-
-def test_a_host_that_comes_back_after_the_others_have_ended_is_done(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
-    config["mesh"]["distributed"] = {"timeout_seconds": 1}
-    files = write_job(tmp_path, config, hosts=2)
-    ended = HostStatus(state="done", exit_code=0, at=0.0, step=STEPS)
-    files.host(1, 0).write_text(ended.model_dump_json())
-    meeting = {"BERT_JAX_COORDINATOR": f"127.0.0.1:{free_port()}"}
-    with host(files, worker=1, **meeting) as started:
-        assert started.wait() == 0, started.log
-    status = started.status
-    assert status is not None
-    assert (status.state, status.message) == ("done", "host 0 has finished the run")
-    assert [ending.exit_code for ending in status.endings] == [4]

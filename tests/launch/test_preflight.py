@@ -63,19 +63,6 @@ def test_a_zone_that_offers_the_accelerator_is_fine_and_another_says_where_it_is
     assert service.requests == {"ListAcceleratorTypes": 2}  # once for a zone
 
 
-@pytest.mark.parametrize(
-    ("answer", "line"),
-    [
-        (tpu_service.not_enabled(), r"gcloud services enable tpu\.googleapis\.com"),
-        (tpu_service.denied("tpu.acceleratortypes.list"), r"needed: roles/tpu\.admin"),
-    ],
-)
-def test_no_access_is_one_line(service: TpuService, answer: Any, line: str) -> None:
-    service.faults.next_errors["ListAcceleratorTypes"] = [answer]
-    with pytest.raises(UserError, match=line):
-        list(check_accelerators(job_on(("v5e:4x4", "us-west4-a", 1)), pace=PACE))
-
-
 def test_quota_is_compared_with_all_slices(service: TpuService) -> None:
     places = [("v5e:4x4", "us-west4-a", slices) for slices in (1, 2, 3)]
     found = list(check_quotas(job_on(*places), pace=PACE))

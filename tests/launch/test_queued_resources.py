@@ -11,8 +11,8 @@ import pytest
 from google.cloud import tpu_v2
 from google.rpc import code_pb2
 
-from bert_jax.errors import NoCredentials, UserError
-from bert_jax.launch.google_calls import EMULATOR, GoogleCalls
+from bert_jax.errors import UserError
+from bert_jax.launch.google_calls import EMULATOR
 from bert_jax.launch.job import Attempt
 from bert_jax.launch.launcher import OutOfQuota, State, Unavailable
 from bert_jax.launch.queued_resources import QueuedResources
@@ -153,21 +153,6 @@ def test_a_printed_command_is_one_command_whatever_a_bucket_is_called(evil: str)
     ]
 
 
-def test_what_exists_may_be_asked_for_again(world: World) -> None:
-    attempt = world.attempt()
-    world.launcher.create(attempt)
-    world.launcher.create(attempt)
-    assert len(world.service.made) == 1
-
-
-def test_a_name_that_another_job_has_is_refused(world: World) -> None:
-    attempt = world.attempt()
-    world.launcher.create(attempt)
-    world.service.give_to("base-1", job="other")
-    with pytest.raises(UserError, match=r"submit\.name: base-1 exists in us-west4-a and is not"):
-        world.launcher.create(attempt)
-
-
 def test_what_another_job_of_that_name_has_is_neither_adopted_nor_seen_nor_deleted(
     world: World, tmp_path: Path
 ) -> None:
@@ -189,16 +174,6 @@ def test_what_another_job_of_that_name_has_is_neither_adopted_nor_seen_nor_delet
     assert world.service.billing() == []
 
 
-def test_what_is_labelled_as_another_jobs_is_not_deleted(world: World) -> None:
-    attempt = world.attempt()
-    world.launcher.create(attempt)
-    world.wait_for(attempt, State.ACTIVE)
-    world.service.give_to("base-1", job="payroll")
-    before = world.service.billing()
-    world.launcher.delete(attempt)
-    assert world.service.billing() == before
-
-
 def test_slices_are_told_from_attempts_of_a_job_whose_name_has_a_number(world: World) -> None:
     """Both have nodes called bert-1-3."""
     theirs = world.attempt(name="bert-1", number=3)
@@ -210,18 +185,6 @@ def test_slices_are_told_from_attempts_of_a_job_whose_name_has_a_number(world: W
     world.launcher.delete(mine)
     assert world.service.billing() == before
     assert world.service.phase("bert-1") is None
-
-
-def test_slices_that_their_queued_resource_has_left_are_deleted_too(world: World) -> None:
-    mine = world.attempt(name="bert", slices=4)
-    zone = f"projects/{PROJECT}/locations/us-west4-a"
-    told = {"bert-jax-job": str(mine.job.directory)}
-    for name in ("nodes/bert-1-2", "nodes/bert-1-3"):
-        left = tpu_v2.Node(name=f"{zone}/{name}", labels={"bert-jax-job": "bert"}, metadata=told)
-        left.queued_resource = f"{zone}/queuedResources/bert-1"
-        world.service.make_by_hand(left)
-    world.launcher.delete(mine)
-    assert world.service.billing() == []
 
 
 def test_a_suspended_resource_says_by_whom_and_is_deleted(world: World) -> None:
@@ -330,24 +293,6 @@ def test_credentials_that_run_out_between_two_tries_do_not_say_that_nothing_was_
     world.service.faults.next_errors["CreateQueuedResource"] = [lost, expired]
     with pytest.raises(Unavailable, match=r"queued resource base-1: no answer, and then .*expired"):
         world.launcher.create(world.attempt())
-
-
-def test_who_logs_in_again_is_seen_by_the_next_request(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client keeps the credentials that it found when it was made."""
-    made, client = [], GoogleCalls.client
-    monkeypatch.setattr(GoogleCalls, "client", lambda *a: made.append(1) or client(*a))
-    attempt = world.attempt()
-    world.launcher.create(attempt)
-    world.launcher.observe(attempt)
-    assert len(made) == 1
-    expired = tpu_service.status(code_pb2.UNAUTHENTICATED, "token expired")
-    world.service.faults.next_errors["GetQueuedResource"] = [expired]
-    with pytest.raises(NoCredentials):
-        world.launcher.observe(attempt)
-    assert world.launcher.observe(attempt).state is State.WAITING
-    assert len(made) == 2
 
 
 def test_a_service_that_never_answers_is_given_up_after_ten_minutes(world: World) -> None:

@@ -161,14 +161,6 @@ def test_a_job_that_has_ended_tells_how_and_what_it_cost(files: JobFiles) -> Non
     assert not [line for line in lines if line.startswith(("ETA", "hosts", "supervisor"))]
 
 
-def test_a_job_that_nothing_was_asked_for(files: JobFiles) -> None:
-    files.supervisor.unlink()
-    write_metrics(Path(read_status(files, None, now=T0).run_dir), [])
-    lines = describe_status(read_status(files, None, now=T0))
-    assert "machines   none was asked for yet" in lines
-    assert "step       none was reported yet" in lines
-
-
 def test_time_before_the_job_is_not_the_job_s(files: JobFiles, tmp_path: Path) -> None:
     """A run that was begun by hand, and then submitted."""
     last = AttemptRecord(number=1, placement=0, intended=T0 + HOUR, bills_from=T0 + HOUR)
@@ -199,11 +191,6 @@ def test_a_log_is_read_in_parts_and_followed_to_the_end(files: JobFiles) -> None
     followed = list(read_log(files, 2, 1, follow=True, pause=lambda: next(steps)()))
     assert followed == [b"one\n", b"two\n", b"three\n"]
     assert list(read_log(files, 2, 1)) == [b"one\ntwo\n", b"three\n"]
-
-
-def test_a_host_that_has_printed_nothing_is_named(files: JobFiles) -> None:
-    with pytest.raises(UserError, match="host 0 of attempt 2 has printed nothing yet"):
-        list(read_log(files, 2, 0))
 
 
 def run(*arguments: str) -> Result:

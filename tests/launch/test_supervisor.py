@@ -418,24 +418,6 @@ def test_a_job_that_is_interrupted_again_while_it_is_deleted_stays_over(tmp_path
     assert world.launcher.created == ["base-1"]
 
 
-def test_why_an_attempt_ended_is_in_the_bucket_before_it_is_deleted(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
-    world.clock.after(HOUR, lambda: world.launcher.become("base-1", State.SUSPENDED))
-    world.activate(2, after=2 * HOUR, steps=steps(400))
-    world.clock.after(3 * HOUR, lambda: world.beat(2, "done", exit_code=0, step=900))
-    found = []
-
-    def look(attempt: Attempt) -> None:
-        state = read_state(world.files)
-        found.append((state.attempts[-1].end, state.outcome))
-
-    world.launcher.on_delete = look
-    world.supervisor().run()
-    ends(world, "done")
-    assert found == [("taken", None), ("over", "done")]
-
-
 def test_what_cannot_be_written_is_deleted_all_the_same(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.activate(1, steps=steps())
@@ -467,31 +449,6 @@ def test_the_second_supervisor_is_refused_and_touches_nothing(tmp_path: Path) ->
     with lease(world.files, say=world.said.append):
         assert world.files.lease.exists()
     assert world.launcher.requests["create"] == 0
-
-
-def test_a_supervisor_that_lost_its_lease_ends_and_leaves_the_machines(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
-
-    class Lost:
-        holder = ""
-        left = 20
-
-        def take(self) -> bool:
-            return True
-
-        def give_back(self) -> None:
-            pass
-
-        def check(self) -> None:
-            self.left -= 1
-            if not self.left:
-                raise LockLost("another process has taken the lock")
-
-    world.lock = Lost()
-    with pytest.raises(LockLost, match="another process has taken the lock"):
-        world.supervisor().run()
-    assert list(world.launcher.machines) == ["base-1"]
 
 
 def test_a_bucket_that_cannot_be_reached_for_a_while_changes_nothing(
@@ -550,15 +507,6 @@ def test_no_machines_are_asked_for_that_could_not_be_written_down(
     ends(world, "done")
 
 
-def test_the_machines_are_deleted_before_they_cost_more_than_allowed(tmp_path: Path) -> None:
-    world = World(tmp_path, limits=LimitsSection(cost=25.0))
-    world.activate(1, steps=steps())
-    world.supervisor().run()
-    found = ends(world, "limit")
-    assert 24.0 < found.dollars(world.job.placements, world.clock.now) <= 25.0
-    assert found.message.startswith("limits.cost: $24.")
-
-
 def test_the_cost_of_all_attempts_counts(tmp_path: Path) -> None:
     world = World(tmp_path, limits=LimitsSection(cost=25.0))
     world.activate(1, steps=steps())
@@ -603,21 +551,6 @@ def test_a_run_that_stopped_itself_is_not_started_again_and_its_dump_is_named(
     found = ends(world, "failed")
     assert found.message == f"worker 1: loss is not finite; see `bert-jax replay {dump}`"
     assert world.launcher.created == ["base-1"]
-
-
-def test_machines_that_are_gone_once_the_run_is_done_have_not_failed(tmp_path: Path) -> None:
-    """Processes of this machine are, before anybody looks."""
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
-
-    def end() -> None:
-        world.beat(1, "done", exit_code=0, step=70)
-        world.launcher.become("base-1", State.FAILED, "no process of it lives")
-
-    world.clock.after(HOUR, end)
-    world.supervisor().run()
-    ends(world, "done")
-    assert not any("no process" in line for line in world.said)
 
 
 @pytest.mark.parametrize("state", ["running", "restarting", None])
@@ -700,28 +633,6 @@ def test_machines_that_came_while_the_supervisor_slept_may_start(tmp_path: Path)
     world.clock.after(600, sleep)
     world.activate(1, after=10.4 * HOUR, steps=steps())
     world.clock.after(11 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=9))
-    world.supervisor().run()
-    assert len(ends(world, "done").attempts) == 1
-
-
-def test_machines_that_came_while_nobody_watched_may_start(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.supervisor().start()
-    world.clock.now += 5 * HOUR
-    world.launcher.become("base-1", State.ACTIVE)
-    world.clock.after(900, lambda: world.keep_beating(1, steps()))
-    world.clock.after(HOUR, lambda: world.beat(1, "done", exit_code=0, step=9))
-    world.supervisor().run()
-    assert len(ends(world, "done").attempts) == 1
-
-
-def test_pods_that_start_anew_after_hours_have_their_time_again(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
-    world.clock.after(2 * HOUR, lambda: world.launcher.become("base-1", State.STARTING))
-    world.clock.after(2.2 * HOUR, lambda: world.launcher.become("base-1", State.ACTIVE))
-    world.clock.after(2.2 * HOUR + 60, lambda: world.keep_beating(1, steps(200)))
-    world.clock.after(2.5 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=900))
     world.supervisor().run()
     assert len(ends(world, "done").attempts) == 1
 
