@@ -16,9 +16,9 @@ from bert_jax.train.progress_display import ProgressDisplay
 @pytest.fixture
 def console(monkeypatch: pytest.MonkeyPatch) -> Console:
     """Plain output, with a tenth of the patience."""
-    monkeypatch.setattr(narration, "_BEGIN", 0.05)
-    monkeypatch.setattr(narration, "_QUIET", ((float("inf"), 0.2),))
-    monkeypatch.setattr(narration, "_TELL", 0.1)
+    monkeypatch.setattr(narration, "FIRST_LINE_SECONDS", 0.05)
+    monkeypatch.setattr(narration, "QUIET_SECONDS", 0.2)
+    monkeypatch.setattr(narration, "LAST_LINE_SECONDS", 0.1)
     return Console(file=io.StringIO(), width=80)
 
 
@@ -39,7 +39,7 @@ def test_a_stage_that_lasts_is_told_while_it_does_and_when_it_is_done(console: C
     with speaking(console), doing("reading the dataset"):
         found = wait_for(console, 3)
     assert found[0] == "reading the dataset …"
-    assert all(re.fullmatch(r"reading the dataset … \d+ s", line) for line in found[1:])
+    assert all(re.fullmatch(r"reading the dataset …( \d+ s)?", line) for line in found[1:])
     assert re.fullmatch(r"reading the dataset: \d+\.\d s", said(console)[-1])
 
 
@@ -94,13 +94,11 @@ def test_eighty_columns_show_step_loss_speed_and_the_time_left() -> None:
     display.step_done(1)
     display.report(123_456, SCORES, SPEED)
     display.step_done(123_457)
-    live = display._now()[:80]
-    assert live.startswith("step 123457/1000000 loss 6.912 tokens/s 1,234 eta 0:00:0")
     display.close()
     assert isinstance(terminal.file, io.StringIO)
     shown = terminal.file.getvalue()
     assert "step 1 of 1,000,000: done after" in shown
-    assert "step 123456/1000000 loss 6.912 tokens/s 1,234 eta" in shown
+    assert "step 123457/1000000 loss 6.912 tokens/s 1,234 eta 0:00:0" in shown
 
 
 def test_plain_output_tells_of_steps_between_two_reports_when_they_take_long(

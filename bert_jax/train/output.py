@@ -7,6 +7,7 @@ import jax
 from rich.console import Console
 
 from bert_jax.files.atomic import refusal_of
+from bert_jax.narration import narrator_of
 from bert_jax.task import Task
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.example_log import ExampleLog
@@ -15,7 +16,7 @@ from bert_jax.train.heartbeat import with_heartbeat
 from bert_jax.train.metrics import Meter
 from bert_jax.train.prefetch import DeviceBatch
 from bert_jax.train.progress import TrainProgress
-from bert_jax.train.progress_display import ProgressDisplay, make_display
+from bert_jax.train.progress_display import ProgressDisplay
 from bert_jax.train.spec import Phase, TrainSpec
 from bert_jax.train.step import STEP_METRICS
 from bert_jax.train.step_tracker import StepTracker
@@ -66,7 +67,7 @@ def open_output(
 ) -> Output:
     """Opens it all, and drops from files what tells of steps that will be done again."""
     first = progress.step
-    display = make_display(console, first_step=first, total_steps=last)
+    display = ProgressDisplay(narrator_of(console), first_step=first, total_steps=last)
     watch.resume(first)
     sending = functools.partial(watch.on, "save")  # a bucket may take minutes, which is no step
     examples = ExampleLog(

@@ -1,4 +1,4 @@
-"""What the terminal shows of a run: one line, refreshed in place; plain lines elsewhere."""
+"""Shows the progress of a run on the console, and its warnings."""
 
 import contextlib
 import time
@@ -7,29 +7,24 @@ from datetime import timedelta
 
 import jax
 from rich.console import Console
+from rich.text import Text
 
-from bert_jax.narration import Narrator, narrator_of
+from bert_jax.narration import Narrator
 from bert_jax.train.metrics import Throughput
 
 
 class ProgressDisplay:
-    """Shows steps, scores, speed and the time left."""
+    """Shows steps, scores, speed and the time left: one live line, or a plain line per report."""
 
     def __init__(self, narrator: Narrator, *, first_step: int, total_steps: int) -> None:
-        """Starts the clock.
-
-        A terminal gets one live line, anything else a plain line per report. `first_step` steps
-        were done before this process started.
-        """
+        """Starts the clock; `first_step` steps were done before this process started."""
         self._narrator = narrator
         self._first = self._step = first_step
         self._total = total_steps
         self._started = time.monotonic()
         self._reported = ""
         self._live = contextlib.ExitStack()
-        self._live.enter_context(
-            narrator.stage(self._now, lasting=True, share=lambda: self._step / self._total)
-        )
+        self._live.enter_context(narrator.stage(self._now, lasting=True))
 
     def step_done(self, step: int) -> None:
         """Counts a step; the first of this process gets a line of its own."""
@@ -43,7 +38,7 @@ class ProgressDisplay:
         self._step = step
         self._reported = self._line(step, scores, throughput)
         if not self._narrator.is_live:
-            self._narrator.say(self._reported)
+            self.say(f"step {step}/{self._total} {self._reported}")
 
     def evaluated(self, step: int, scores: Mapping[str, float], remark: str = "") -> None:
         """Shows an evaluation and a remark on it, as a line that stays."""
@@ -58,37 +53,26 @@ class ProgressDisplay:
         """Stops refreshing; the last line stays."""
         self._live.close()
         if self._reported and self._narrator.is_live:
-            self._narrator.say(self._reported)
+            self.say(self._now())
         self._reported = ""
 
     def _now(self) -> str:
-        """Returns the line of this moment: the last report, with the steps done since."""
-        counted = f"step {self._step}/{self._total}"
-        return f"{counted} {self._reported.partition(' ')[2].partition(' ')[2]}".rstrip()
+        """Returns the last report, with the number of steps done since."""
+        return f"step {self._step}/{self._total} {self._reported}".rstrip()
 
     def _line(self, step: int, scores: Mapping[str, float], throughput: Throughput) -> str:
-        """Returns what matters most first: 80 columns end after the time that is left."""
-        done = step - self._first
-        left = (time.monotonic() - self._started) / max(done, 1) * (self._total - step)
-        loss = {name: value for name, value in scores.items() if name == "loss"}
+        """Returns the most important figures first: 80 columns end after the time left."""
+        left = (time.monotonic() - self._started) / max(step - self._first, 1)
         others = {name: value for name, value in scores.items() if name != "loss"}
-        mfu = "" if throughput.mfu is None else f" mfu {throughput.mfu:.1%}"
         parts = [
-            f"step {step}/{self._total}",
-            format_scores(loss),
+            format_scores({name: scores[name] for name in scores.keys() - others}),
             f"tokens/s {throughput.tokens_per_second:,.0f}",
-            f"eta {timedelta(seconds=round(left))}",
+            f"eta {timedelta(seconds=round(left * (self._total - step)))}",
             format_scores(others),
-            f"input {throughput.input_share:.0%}{mfu}",
+            f"input {throughput.input_share:.0%}",
+            "" if throughput.mfu is None else f"mfu {throughput.mfu:.1%}",
         ]
         return " ".join(filter(None, parts))
-
-
-def make_display(console: Console, *, first_step: int, total_steps: int) -> ProgressDisplay:
-    """Returns the display of a run, silent on all processes but the first."""
-    if jax.process_index() != 0:
-        console = Console(quiet=True)
-    return ProgressDisplay(narrator_of(console), first_step=first_step, total_steps=total_steps)
 
 
 def format_scores(scores: Mapping[str, float]) -> str:
@@ -112,4 +96,5 @@ def warn_aloud(line: str) -> None:
 
 def warn_here(line: str) -> None:
     """Prints a warning of what concerns this host alone, whichever process of the job it is."""
-    narrator_of(Console(stderr=True)).say(f"bert-jax: WARNING: {line}", style="bold red")
+    line = f"bert-jax: WARNING: {line}"
+    Console(stderr=True).print(Text(line), style="bold red", soft_wrap=True)

@@ -74,7 +74,6 @@ def examples(
         count = _COUNT.search(now)
         between = count is not None and count["done"] not in ("1", count["all"])
         if between and time.monotonic() - told < _PROGRESS_SECONDS:
-            narrator.stay_silent()
             return
         told = time.monotonic()
         narrator.say(line)

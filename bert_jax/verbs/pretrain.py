@@ -1,13 +1,12 @@
 """`bert-jax pretrain`: dataset → checkpoints, resuming by itself."""
 
 import dataclasses
-import functools
 
 from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig, as_config
-from bert_jax.narration import speaking
+from bert_jax.narration import narrator_of, speaking
 from bert_jax.objectives.pretraining import prepare, run_plan
 from bert_jax.objectives.section import PretrainSettings
 from bert_jax.section import need
@@ -54,9 +53,9 @@ def pretrain(
     options = {"--init-from": init_from, "--allow-data-change": allow_data_change}
     join_same_command("pretrain", settings.mesh, {**settings.config, **options})
     console = console or Console()
-    say = functools.partial(console.print, markup=False, soft_wrap=True)
     with speaking(console):
-        return run_plan(prepare(settings, say=say), console=console)
+        settings = prepare(settings, say=narrator_of(console).say)
+        return run_plan(settings, console=console)
 
 
 def pretrain_settings(config: RunConfig, *, init_from: str | None) -> PretrainSettings:

@@ -105,7 +105,7 @@ def word_means(text: str, states: np.ndarray) -> np.ndarray:
 def test_pairs_carry_their_span_and_are_cut_longest_first(
     imported: tuple[Path, BertModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(narration, "_TELL", 0.0)
+    monkeypatch.setattr(narration, "LAST_LINE_SECONDS", 0.0)
     run, model = imported
     long = " ".join(f"w{number}" for number in range(30))
     table = [{"a": "w1x2 w3", "b": "w4 w5x6"}, {"a": long, "b": "w7 w8"}]

@@ -120,7 +120,7 @@ def imported(project: Path, tmp_path: Path) -> Path:
 def test_an_imported_run_is_evaluated_on_a_dataset_with_its_row_length(
     project: Path, imported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(narration, "_TELL", 0.0)
+    monkeypatch.setattr(narration, "LAST_LINE_SECONDS", 0.0)
     assert "--dataset: missing" in refused("evaluate", imported)
     said = ok("evaluate", imported, "--dataset", project / "dataset32", "--batch-size", 12)
     found: dict[str, Any] = json.loads((imported / "evaluation.json").read_text())

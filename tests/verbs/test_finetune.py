@@ -178,7 +178,7 @@ def predictions(run_dir: Path, loaded: Any, batch_size: int) -> list[str]:
 def test_predictions_of_a_file_with_and_without_labels(
     tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(narration, "_TELL", 0.0)
+    monkeypatch.setattr(narration, "LAST_LINE_SECONDS", 0.0)
     labelled = write_table(tmp_path, 20, 9)
     said = ok("predict", tuned / "tuned", tmp_path / "with.jsonl", "--input", labelled)
     assert "accuracy" in said

@@ -13,7 +13,7 @@ from rich.console import Console
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
-from bert_jax.narration import doing
+from bert_jax.narration import doing, narrator_of
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection
@@ -72,8 +72,7 @@ def conclude(
         warning = _warning(run, baseline)
         with doing("writing the report"):
             write_report(run, family, loaded, records=records, seeds=seeds, warning=warning)
-        line = f"best: step {loaded.step}: {format_scores(scores)}"
-        console.print(line, markup=False, soft_wrap=True)
+        narrator_of(console).say(f"best: step {loaded.step}: {format_scores(scores)}")
         if warning is not None:
             warn_aloud(warning)
     return Conclusion(loaded.step, scores, baseline)

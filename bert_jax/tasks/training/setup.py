@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, Execution, ModelSection
 from bert_jax.model.execution import default_unroll, resolve_execution
 from bert_jax.model.shape_cost import training_cost
-from bert_jax.narration import doing
+from bert_jax.narration import doing, narrator_of
 from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finetune_optimizer
 from bert_jax.parallel.layout import check_batch
 from bert_jax.parallel.mesh import initialise, make_mesh
@@ -246,7 +246,7 @@ def tell_data(prepared: TrainingSetup, console: Console) -> None:
     if fresh := describe_fresh_parts(ours=prepared.family.heads, theirs=prepared.origin.heads):
         lines.append(f"{fresh} starts fresh")
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        narrator_of(console).say(line)
 
 
 def origin_params(prepared: TrainingSetup, abstract: Params, draw: DrawParams) -> Params:
