@@ -2,24 +2,29 @@
 
 import functools
 import hashlib
+import importlib
 import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from bert_jax.cli import launching
+from bert_jax.config import load_config
 from bert_jax.launch import bundle
-from bert_jax.launch.job import HostStatus, JobFiles, find_job
+from bert_jax.launch.job import HostStatus, JobFiles, JobPlacement, find_job
 from bert_jax.launch.launcher import Observation, OutOfQuota, State
 from bert_jax.launch.supervisor_state import read_job, read_state
 from bert_jax.launch.watching import lease
 from bert_jax.verbs import jobs as jobs_verb
 from bert_jax.verbs import stop as stop_verb
 from bert_jax.verbs import submit as submit_verb
+from bert_jax.verbs import submit_checks
 from bert_jax.verbs import watch as watch_verb
 from tests.launch.scripted import Clock, ScriptedLauncher
 from tests.project import invoke, project_config
@@ -138,6 +143,36 @@ def test_without_watch_it_says_how_to_watch_and_another_process_takes_it_up(
     assert watched.exit_code == 0, watched.output
     assert cloud.machines == {}
     assert cloud.created == ["bert-small-1-1"]
+
+
+@pytest.mark.parametrize("answer", [False, True])
+def test_machines_that_cost_are_made_only_after_a_yes(
+    cloud: Cloud, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bool
+) -> None:
+    monkeypatch.setattr(submit_verb.host_paths, "for_hosts", lambda values, bucket: values)
+    monkeypatch.setattr(submit_verb, "_bucket", lambda section: str(tmp_path / "b"))
+    monkeypatch.setattr(submit_checks, "_of_cloud", lambda job: [])
+    monkeypatch.setattr(launching, "_confirm", lambda question: answer)
+    options = (*EIGHT, "--project", "p", "--spot", "--max-cost", 9, "--no-plan", "mesh={}")
+    done = run("submit", config, *options)
+    assert done.exit_code == (0 if answer else 2), done.output
+    assert bool(cloud.machines) == (tmp_path / "b").exists() == answer
+
+
+def test_a_run_that_does_not_fit_is_refused_before_it_costs(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = {"v5e:2x4": (True, 10.0), "v2:2x2": (False, None)}
+
+    def plan(config: Any, topologies: list[str], **_: Any) -> list[SimpleNamespace]:
+        fits, hours = plans[topologies[0]]
+        return [SimpleNamespace(fits=fits, hours=hours)]
+
+    monkeypatch.setattr(importlib.import_module("bert_jax.verbs.plan"), "plan", plan)
+    places = [JobPlacement(on="v5e:2x4", dollars_per_hour=3.84), JobPlacement(on="v2:2x2")]
+    hours: dict[JobPlacement, float] = {}
+    findings = list(submit_checks._of_plan(places, load_config(config), hours, say=print))
+    assert [finding.verdict for finding in findings] == ["fine", "wrong"]
 
 
 @pytest.mark.parametrize("answer", [("--yes",), ()])
