@@ -9,18 +9,12 @@ from typing import Final, ParamSpec, TypeVar, cast
 import filelock
 import jax
 from etils import epath
-from jax._src.lib import utils  # pyright: ignore[reportPrivateImportUsage]
 
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.remote import is_remote
 from bert_jax.files.scratch import user_cache
 from bert_jax.narration import doing
 from bert_jax.parallel.section import CompilationCacheSection
-
-# Of Abseil's log: errors reach Python as exceptions.
-_FATAL_ONLY: Final = 3
-_USUAL: Final = 1
-_LOG_LEVELS: Final = ("0", "1", "2", "3")  # of TF_CPP_MIN_LOG_LEVEL
 
 # Functions of one maker that are kept, and with them what JAX has compiled for each: a run needs a
 # step for each phase, a program of a TPU takes some 10 to 100 MB of each chip.
@@ -60,15 +54,28 @@ def compiling(what: str) -> Iterator[None]:
     taking > 1s") are left out: they ask for bug reports. `what` is compiled, such as ``the step
     (32 × 128 tokens)``.
     """
-    with doing(f"compiling {what}", at_once=True):
-        utils.absl_set_min_log_level(_FATAL_ONLY)
+    with doing(f"compiling {what}", at_once=True), _without_banners():
         _UNDER_WAY.append(what)
         try:
             yield
         finally:
             _UNDER_WAY.remove(what)
-            level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "")
-            utils.absl_set_min_log_level(int(level) if level in _LOG_LEVELS else _USUAL)
+
+
+@contextlib.contextmanager
+def _without_banners() -> Iterator[None]:
+    """Leaves out XLA's log, whose errors reach Python too. A level set by the user stays."""
+    level = getattr(jax.config, "jax_logging_level")  # noqa: B009 (untyped)
+    if level not in (None, "NOTSET"):
+        yield
+        return
+    jax.config.update("jax_logging_level", "CRITICAL")
+    try:
+        yield
+    finally:
+        # Neither None nor NOTSET would give C++ its usual level back.
+        jax.config.update("jax_logging_level", "WARNING")
+        jax.config.update("jax_logging_level", level)
 
 
 # Names that JAX gives its files (jax/_src/lru_cache.py).
