@@ -71,11 +71,6 @@ class RowTransform(Protocol):
         """Most examples in a row; 1 without packing."""
         ...
 
-    @property
-    def static_copies(self) -> int | None:
-        """Epochs after which the random streams of `batch` repeat; None: never."""
-        ...
-
     def packed(self, max_examples: int) -> RowTransform:
         """Returns the same transform with several examples per row.
 

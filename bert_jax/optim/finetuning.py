@@ -1,7 +1,7 @@
 """The optimizer of fine-tuning: corrected Adam, rates by layer, freezing and gradual unfreezing."""
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -34,6 +34,11 @@ from bert_jax.optim.units import (
 )
 from bert_jax.parallel.compiling import made_once
 
+# ULMFiT's (arXiv 1801.06146, section 3.2): the share of the steps in which the rate rises, and the
+# highest rate over the lowest.
+CUT_FRACTION: Final = 0.1
+RATIO: Final = 32.0
+
 Axes = Any  # a nested dict of LogicalAxes
 
 
@@ -42,7 +47,7 @@ def make_schedule(section: FinetuneOptimizerSection, *, total_steps: int) -> Sch
     peak = section.learning_rate
     if section.schedule == "slanted_triangular":
         return slanted_triangular(
-            peak=peak, steps=total_steps, cut_fraction=section.cut_fraction, ratio=section.ratio
+            peak=peak, steps=total_steps, cut_fraction=CUT_FRACTION, ratio=RATIO
         )
     warmup = math.ceil(total_steps * section.warmup_fraction)
     if section.schedule == "constant":
@@ -64,9 +69,7 @@ def make_finetune_optimizer(
     Raises:
         UserError: `freeze` names what the model does not have.
     """
-    given = without(
-        section, "learning_rate", "schedule", "warmup_fraction", "cut_fraction", "ratio"
-    )
+    given = without(section, "learning_rate", "schedule", "warmup_fraction")
     flat = tuple(flatten_dict(axes).items())
     # Of no consequence where nothing is unfrozen.
     steps_per_epoch = 0 if section.unfreeze_every is None else steps_per_epoch

@@ -56,10 +56,6 @@ class FinetuneOptimizerSection(AdamSection):
     """`slanted_triangular` is ULMFiT's (arXiv 1801.06146)."""
     warmup_fraction: float = pydantic.Field(default=0.1, ge=0, le=1)
     """With `linear` and `constant`: share of the steps in which the rate rises, rounded up."""
-    cut_fraction: float = pydantic.Field(default=0.1, ge=0, lt=1)
-    """With `slanted_triangular`: share of the steps in which the rate rises."""
-    ratio: float = pydantic.Field(default=32.0, ge=1)
-    """With `slanted_triangular`: the highest rate over the lowest."""
     bias_correction: bool = True
     """False is google-research/bert's Adam."""
     layer_decay: float = pydantic.Field(default=1.0, gt=0, le=1)
@@ -76,8 +72,6 @@ class FinetuneOptimizerSection(AdamSection):
     def _consistent(self) -> Self:
         if self.schedule == "slanted_triangular":
             refuse_ignored(self, "warmup_fraction", allowed="schedule linear or constant")
-        else:
-            refuse_ignored(self, "cut_fraction", "ratio", allowed="schedule slanted_triangular")
         if self.unfreeze_every is not None and "encoder" in self.freeze:
             raise ValueError(
                 f"unfreeze_every: found {self.unfreeze_every}, allowed: null, since freeze has "

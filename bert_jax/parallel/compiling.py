@@ -84,6 +84,8 @@ _LOCK_SECONDS: Final = 10
 # Shorter compilations are not worth a file. JAX's own bound is a second, and a small model's step
 # on a CPU is below it.
 _SHORTEST_SECONDS: Final = 0.2
+# A local directory keeps some hundred programs; JAX bounds no directory in a bucket.
+MAX_BYTES: Final = 10 * 10**9
 
 
 def use_compilation_cache(section: CompilationCacheSection | None) -> None:
@@ -110,7 +112,7 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
             jax.config.update("jax_enable_compilation_cache", False)
             return
     directory = section.directory or str(user_cache("xla"))
-    bounded = section.max_gb is not None and not is_remote(epath.Path(directory))
+    bounded = not is_remote(epath.Path(directory))
     try:
         epath.Path(directory).mkdir(parents=True, exist_ok=True)
         if bounded:
@@ -123,8 +125,7 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
             f"a directory that can be written to"
         ) from error
     jax.config.update("jax_compilation_cache_dir", directory)
-    size = round((section.max_gb or 0) * 1e9) if bounded else -1
-    jax.config.update("jax_compilation_cache_max_size", size)
+    jax.config.update("jax_compilation_cache_max_size", MAX_BYTES if bounded else -1)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _SHORTEST_SECONDS)
 

@@ -37,14 +37,12 @@ class DistributedSection(Section):
 class CompilationCacheSection(Section):
     """Where compiled programs are kept from one start to the next.
 
-    Where ``JAX_COMPILATION_CACHE_DIR`` names a directory, that is the default. On a local disk the
-    programs used longest ago make room for new ones; a bucket keeps all.
+    Where ``JAX_COMPILATION_CACHE_DIR`` names a directory, that is the default. A local disk
+    keeps 10 GB: the programs used longest ago make room for new ones. A bucket keeps all.
     """
 
     directory: PathText | None = None
     """Local or gs://. null: ``~/.cache/bert_jax/xla``."""
-    max_gb: float | None = pydantic.Field(default=10.0, gt=0)
-    """In 10⁹ bytes, of a local directory. null: no bound."""
 
 
 class MeshSection(Section):

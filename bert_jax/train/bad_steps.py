@@ -26,6 +26,13 @@ MAD_TO_DEVIATION: Final = 1.4826
 # A deviation counts as at least this share of the median: a spike is half as much again.
 LEAST_DEVIATION: Final = 0.05
 
+# A spike is so many robust standard deviations above the median. Healthy steps stay below five.
+SPIKE_SCORE: Final = 10.0
+
+# Skips within the window, or rollbacks to one checkpoint, before the run stops: more of them say
+# that the settings are wrong, not the data.
+LIMIT: Final = 3
+
 
 @dataclasses.dataclass
 class StepHistory:
@@ -93,7 +100,7 @@ class BadStepGuard:
         assert asked != "ignore"  # its limits are infinite
         figures = {**found, **{f"{n}_limit": at for n, (_, at) in spikes.items()}}
         recent = [skip for skip in history.skipped if skip > step - section.window]
-        if asked == "skip" and len(recent) >= section.limit:
+        if asked == "skip" and len(recent) >= LIMIT:
             exhausted = f", after {len(recent)} skips in {section.window} steps"
             return BadStep(step, reason, "stop", figures, exhausted)
         if asked == "skip":
@@ -102,7 +109,7 @@ class BadStepGuard:
 
     def rollback_or_stop(self, bad: BadStep, *, rollbacks: int) -> BadStep:
         """Returns a step to answer by a rollback, or by a stop after too many to one checkpoint."""
-        if rollbacks < self._section.limit:
+        if rollbacks < LIMIT:
             return bad
         exhausted = f", after {rollbacks} rollbacks to one checkpoint"
         return bad._replace(response="stop", exhausted=exhausted)
@@ -111,4 +118,4 @@ class BadStepGuard:
         median = np.median(values)
         deviation = MAD_TO_DEVIATION * np.median(np.abs(np.subtract(values, median)))
         least = LEAST_DEVIATION * np.abs(median)
-        return np.float32(median + self._section.spike_score * max(deviation, least))
+        return np.float32(median + SPIKE_SCORE * max(deviation, least))

@@ -97,10 +97,10 @@ class CheckpointSection(Section):
 class BadStepsSection(Section):
     """What to do about a step whose loss or gradient norm is not finite, or spikes.
 
-    A spike is a loss or a gradient norm more than ``spike_score`` robust standard deviations
-    (1.4826 × the median absolute deviation, at least 5% of the median) above the median of the
-    phase's last ``window`` steps. With ``limit`` skips among the last ``window`` steps, or as many
-    rollbacks to one checkpoint, the next stops the run.
+    A spike is a loss or a gradient norm more than 10 robust standard deviations (1.4826 × the
+    median absolute deviation, at least 5% of the median) above the median of the phase's last
+    ``window`` steps. After three skips among the last ``window`` steps, or three rollbacks to one
+    checkpoint, the next bad step stops the run.
     """
 
     on_non_finite: Literal["skip", "rollback", "stop"] = "skip"
@@ -110,19 +110,13 @@ class BadStepsSection(Section):
     """Likewise, of finite numbers far from the last steps'."""
     window: int = pydantic.Field(default=128, ge=8)
     """Steps to compare with."""
-    spike_score: float = pydantic.Field(default=10.0, gt=0)
-    """Robust standard deviations above the median."""
-    limit: int = pydantic.Field(default=3, ge=1)
-    """Skips within the window, or rollbacks to one checkpoint, before the run stops."""
 
 
 class WatchdogSection(Section):
-    """When a step hangs: after `factor` times the median of the last ones, and not sooner."""
+    """A step hangs after ten times the median of the last steps, and not sooner than a floor."""
 
-    factor: float = pydantic.Field(default=10.0, gt=1)
-    """Times the median of the last steps."""
     floor_seconds: float = pydantic.Field(default=120.0, gt=0)
-    """But at least so long."""
+    """The shortest time after which a step hangs."""
 
 
 class ProfileSection(Section):

@@ -26,6 +26,7 @@ from bert_jax.train.prefetch import is_waiting_for_input
 from bert_jax.train.sections import WatchdogSection
 
 HANGS: Final = 43  # the exit code
+FACTOR: Final = 10.0  # times the median of the last steps
 _LAST_STEPS: Final = 64  # whose median is taken
 _FEWEST_STEPS: Final = 5
 # Longer than files in a bucket are asked for again, and than a slow disk takes.
@@ -83,7 +84,7 @@ class Watchdog:
             if len(steps) < _FEWEST_STEPS:
                 continue
             median, waited = statistics.median(steps), time.monotonic() - self._beat
-            limit = max(section.floor_seconds, section.factor * median)
+            limit = max(section.floor_seconds, FACTOR * median)
             if kind == "train":
                 waited -= self._watch.input_seconds - self._input
             elif kind == "input" or is_waiting_for_input():

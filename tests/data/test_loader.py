@@ -70,20 +70,6 @@ def test_masks_are_a_function_of_seed_epoch_and_example():
             assert_equal({name: value[at] for name, value in batch.items()}, row)
 
 
-def test_static_masks_come_again_after_so_many_epochs_in_another_order():
-    dataset, make = MemoryDataset(40), row_maker(static_copies=2)
-    loader = make_loader(dataset, batch_size=40, transform=make)
-    epochs = take(loader, 5)
-    rows = [
-        {index: batch["input_ids"][at].tolist() for at, index in enumerate(indices_of(batch))}
-        for batch in epochs
-    ]
-    assert rows[0] == rows[2] == rows[4]
-    assert rows[1] == rows[3] != rows[0]
-    assert len({tuple(indices_of(batch)) for batch in epochs}) == 5
-    assert_equal(take(loader, 1, first_step=3)[0], epochs[3])
-
-
 def test_phases_over_one_dataset_differ_in_order_and_masks():
     dataset, batches = MemoryDataset(40), []
     for phase in (0, 1):

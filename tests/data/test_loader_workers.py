@@ -40,7 +40,6 @@ class WorkerRow:
 
     max_predictions = 0
     max_examples = 1
-    static_copies = None
 
     def packed(self, max_examples: int) -> RowTransform:
         raise NotImplementedError
@@ -74,7 +73,7 @@ def test_workers_change_nothing_and_touch_no_accelerator(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)  # a worker is not to inherit its safety
     dataset = MemoryDataset(37)
     expected = take(make_loader(dataset, batch_size=8, transform=WorkerRow()), 5, first_step=3)
-    section = LoaderSection(workers=2, prefetch=2)
+    section = LoaderSection(workers=2)
     loader = make_loader(dataset, batch_size=8, transform=WorkerRow(), section=section)
     batches = take(loader, 5, first_step=3)
     assert multiprocessing.active_children() == []
@@ -112,7 +111,7 @@ def test_a_worker_reads_the_dataset_on_disk_and_is_gone_once_the_loader_is_close
 
 
 def test_a_workers_error_reaches_the_caller_and_ends_the_other_workers():
-    section = LoaderSection(workers=2, prefetch=1)
+    section = LoaderSection(workers=2)
     dataset = MemoryDataset(8, damaged=5)
     batches = make_loader(dataset, batch_size=8, section=section).batches(first_step=0)
     with pytest.raises(UserError, match="train-00003: damaged shard"):
@@ -121,7 +120,7 @@ def test_a_workers_error_reaches_the_caller_and_ends_the_other_workers():
 
 
 def test_a_killed_worker_is_an_error_and_no_hang():
-    section = LoaderSection(workers=1, prefetch=1)
+    section = LoaderSection(workers=1)
     with make_loader(MemoryDataset(8), batch_size=8, section=section).batches(
         first_step=0
     ) as batches:

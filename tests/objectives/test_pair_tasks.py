@@ -89,7 +89,7 @@ def test_without_a_pair_task_the_term_its_metrics_and_its_gradient_are_left_out(
 
 @pytest.mark.parametrize("name", ["bert", "sop", "roberta"])
 def test_evaluation_masks_15_percent_of_the_tokens_whatever_training_does(name: str) -> None:
-    task = objective(name, rate=0.4, unit="span", static_copies=2)
+    task = objective(name, rate=0.4, unit="span")
     training, evaluation = (
         task.features(seq_length=128, max_predictions=5, evaluation=evaluating)
         for evaluating in (False, True)

@@ -225,10 +225,8 @@ def test_the_rate_given_is_the_rate_applied() -> None:
         ({"warmup_fraction": 0.15}, [0, 0.5, 1, 5 / 6, 0]),  # 1.2 steps are two
         ({"warmup_fraction": 0.0}, [1, 7 / 8, 6 / 8, 5 / 8, 0]),
         ({"schedule": "constant", "warmup_fraction": 0.25}, [0, 0.5, 1, 1, 1]),
-        (
-            {"schedule": "slanted_triangular", "cut_fraction": 0.25, "ratio": 4},
-            [0.25, 0.625, 1, 0.875, 0.25],
-        ),
+        # A tenth of 8 steps is none: it falls from the peak to 1/32 of it.
+        ({"schedule": "slanted_triangular"}, [1, 225 / 256, 194 / 256, 163 / 256, 1 / 32]),
     ],
 )
 def test_the_section_names_the_schedule(changes: dict[str, Any], expected: list[float]) -> None:
@@ -253,7 +251,6 @@ def test_the_releases_adam_keeps_its_moments_where_they_are_looked_for() -> None
         {"layer_decay": 0.0},
         {"layer_decay": 1.1},
         {"unfreeze_every": 0},
-        {"ratio": 0.5},
         {"schedule": "cosine"},
     ],
 )

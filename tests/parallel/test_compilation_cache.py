@@ -68,7 +68,6 @@ def test_a_second_start_compiles_no_step_and_computes_the_same(
 @pytest.mark.parametrize(
     ("mesh", "expected"),
     [
-        ({"compilation_cache": {"max_gb": 0}}, "mesh.compilation_cache.max_gb"),
         ({"compilation_cache": {"directory": "/proc/nowhere"}}, "found /proc/nowhere"),
     ],
 )
@@ -100,14 +99,13 @@ print(config.jax_enable_compilation_cache, config.jax_compilation_cache_dir,
         ("{}", None, 8, "False None -1"),
         ("{}", "/elsewhere", 8, "True /elsewhere -1"),
         (
-            '{"directory": "{home}/named", "max_gb": 2.5}',
+            '{"directory": "{home}/named"}',
             "/elsewhere",
             8,
-            "True {home}/named 2500000000",
+            "True {home}/named 10000000000",
         ),
-        ('{"directory": "{home}/named", "max_gb": null}', None, 1, "True {home}/named -1"),
     ],
-    ids=["off", "default", "several devices on a CPU", "the user's own", "named", "without bound"],
+    ids=["off", "default", "several devices on a CPU", "the user's own", "named"],
 )
 def test_what_jax_is_told(
     tmp_path: Path, section: str, variable: str | None, devices: int, expected: str

@@ -164,9 +164,14 @@ def test_a_second_signal_ends_at_once_and_leaves_the_last_checkpoint_whole(
     """The step that the first one waits for does not come: its loader worker is stopped."""
     run = tmp_path / "run"
     often = (*ENDLESS[:2], "train.checkpoint.every=5", "train.log_every=1")
-    few = ("loader.workers=1", "loader.prefetch=1")
     with start(
-        "pretrain", config, f"run_dir={run}", *often, *few, count=1, directory=tmp_path
+        "pretrain",
+        config,
+        f"run_dir={run}",
+        *often,
+        "loader.workers=1",
+        count=1,
+        directory=tmp_path,
     ) as job:
         job.wait_until(lambda: (run / "checkpoints" / "5").exists())
         stopped = [child for child in children(job[0].pid)]

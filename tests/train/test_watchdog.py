@@ -19,7 +19,7 @@ from bert_jax.train.sections import WatchdogSection
 from bert_jax.train.watchdog import Watchdog
 from tests.project import ROOT, environment
 
-QUICK = WatchdogSection(floor_seconds=0.2, factor=1.5)
+QUICK = WatchdogSection(floor_seconds=0.2)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def save():
     time.sleep(2)
 
 here, saving = epath.Path(pathlib.Path.cwd()), threading.Event()
-section = WatchdogSection(floor_seconds=0.2, factor=1.5)
+section = WatchdogSection(floor_seconds=0.2)
 STOP.listen(owns_process=True)
 watch = Stopwatch(here, started=time.time())
 with watch.on("train"), Watchdog(section, watch, here) as dog:
@@ -157,7 +157,7 @@ if sys.argv[1] == "unread":
     os.close(reader)
 watchdog._WRITING_SECONDS = 0.5
 watch = Stopwatch(epath.Path(sys.argv[2]), started=time.time())
-section = WatchdogSection(floor_seconds=0.2, factor=1.5)
+section = WatchdogSection(floor_seconds=0.2)
 with watch.on("train"), watchdog.Watchdog(section, watch, Storage()) as dog:
     for _ in range(10):
         dog.step_done()

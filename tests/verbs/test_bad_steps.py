@@ -17,7 +17,7 @@ from bert_jax.parallel.stop_signal import StopSignal
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
 from bert_jax.tasks.predictor import Predictor
-from bert_jax.train import loop
+from bert_jax.train import bad_steps, loop
 from bert_jax.train.checkpoint_orbax import OrbaxFiles, SaveFailed
 from bert_jax.train.example_log import read_example_log, times_seen
 from bert_jax.train.time_account import read_goodput
@@ -258,8 +258,8 @@ def test_rollbacks_that_do_not_help_stop_the_run(
 ) -> None:
     poison_pretraining(monkeypatch, {at: nan for at in range(8, 99)})
     run_dir = tmp_path / "run"
-    few = "train.bad_steps.limit=2"
-    result = invoke("pretrain", config, f"run_dir={run_dir}", ROLLBACK, few)
+    monkeypatch.setattr(bad_steps, "LIMIT", 2)
+    result = invoke("pretrain", config, f"run_dir={run_dir}", ROLLBACK)
     assert result.exit_code == 1, result.output
     assert "step 7: loss nan, gradient_norm nan, after 2 rollbacks to one checkpoint" in (
         result.stderr
@@ -291,8 +291,9 @@ def test_a_spike_is_answered_as_set_and_a_resumed_run_judges_alike(
 
 def test_fine_tuning_has_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison_finetuning(monkeypatch, {3: nan, 5: nan})
+    monkeypatch.setattr(bad_steps, "LIMIT", 1)
     config = write_config(tmp_path / "config.yaml", tiny_config(tmp_path, epochs=1))
-    result = invoke("finetune", config, "finetune.bad_steps.limit=1")
+    result = invoke("finetune", config)
     assert result.exit_code == 1, result.output
     assert "step 4: loss nan, gradient_norm nan: skipped" in result.output
     assert "step 6: loss nan, gradient_norm nan, after 1 skips in 128 steps" in result.stderr

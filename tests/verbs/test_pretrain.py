@@ -180,7 +180,7 @@ def test_a_finished_run_allows_settings_that_decide_no_number(config: Path, trai
         "train.evaluation.every=2",
         "mesh.data=8",
         "mesh.fsdp=1",
-        "loader.prefetch=3",
+        "loader.workers=1",
     )
     result = invoke("pretrain", config, f"run_dir={trained}", *free)
     assert result.exit_code == 0, result.output

@@ -316,7 +316,7 @@ def test_a_sweep_resumes_with_other_settings_that_decide_no_number(
         "example_log": True,
         "checksum_every": 10,
         "watchdog": None,
-        "bad_steps": {"limit": 5},
+        "bad_steps": {"window": 64},
         "trackers": ["mlflow"],
     }
     monkeypatch.setattr(setup, "require_trackers", lambda *_, **__: None)
@@ -330,7 +330,7 @@ def test_a_sweep_resumes_with_other_settings_that_decide_no_number(
     assert "1 of them done" in told(config(base, tmp_path, **changed), seeds=2)
     assert dies.ran == list(runs(tmp_path))
     settings = json.loads((tmp_path / "sweep.json").read_text())["settings"]["finetune"]
-    assert (settings["watchdog"], settings["bad_steps"]["limit"]) == (None, 5)
+    assert (settings["watchdog"], settings["bad_steps"]["window"]) == (None, 64)
 
 
 def test_a_record_with_another_score_is_refused_and_one_of_an_earlier_version_taken(

@@ -77,15 +77,13 @@ class TrainingBatch:
         # One read for the whole batch is several times as fast as one for each row.
         examples = iter(self.dataset.__getitems__(list(itertools.chain.from_iterable(indices))))
         records = [list(itertools.islice(examples, len(of_row))) for of_row in indices]
-        passes = epochs = [row // self.order.rows for row in rows]
-        if (copies := self.transform.static_copies) is not None:
-            epochs = [epoch % copies for epoch in epochs]
+        epochs = [row // self.order.rows for row in rows]
         streams = [
             [rng.stream(self.seed, "mask", self.phase, epoch, index) for index in of_row]
             for epoch, of_row in zip(epochs, indices, strict=True)
         ]
         batch = self.transform.batch(records, streams)
-        return attach(batch, indices, epochs=passes) if self.with_examples else batch
+        return attach(batch, indices, epochs=epochs) if self.with_examples else batch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self, TypeVar, cast
+from typing import Final, Self, TypeVar, cast
 
 import grain
 from absl import flags
@@ -22,6 +22,8 @@ from bert_jax.errors import RunStopped, UserError
 from bert_jax.task import Row, RowTransform
 
 T = TypeVar("T")
+
+PREFETCH: Final = 4  # batches that each worker makes ahead
 
 # Of the fingerprint: what decides which examples make up which row.
 _ORDER = ("dataset", "seed", "phase", "packing", "packing.max_examples")
@@ -51,13 +53,13 @@ class Batches(Iterator[T]):
             )
             stream = stream.mp_prefetch(
                 grain.MultiprocessingOptions(
-                    num_workers=section.workers, per_worker_buffer_size=section.prefetch
+                    num_workers=section.workers, per_worker_buffer_size=PREFETCH
                 ),
                 worker_init_fn=prepare_worker,
             )
         else:
             stream = batches.to_iter_dataset(
-                grain.ReadOptions(num_threads=1, prefetch_buffer_size=section.prefetch)
+                grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCH)
             )
         self._iterator = iter(stream)
         # Reading the state makes Grain create the iterators of all workers now instead of at the

@@ -12,10 +12,8 @@ class LoaderSection(Section):
     Attributes:
         workers: processes that make batches; 0: a thread of the training process. A process takes
             seconds to start and relieves the training process.
-        prefetch: batches that each worker makes ahead.
         cache: of datasets in a bucket.
     """
 
     workers: int = pydantic.Field(default=0, ge=0)
-    prefetch: int = pydantic.Field(default=4, ge=1)
     cache: CacheSection = CacheSection()

@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
 MAX_NGRAM: Final = 3
 MAX_SPAN: Final = 10
-SPAN_STOP: Final = 0.2
+SPAN_STOP: Final = 0.2  # probability that a span ends after each of its words (SpanBERT's p)
 
 # Setting, default, units that read it: for other units it is refused, since it would do nothing.
 _SETTINGS_OF_UNITS: Final = (
     ("max_words", None, ("ngram", "span")),
-    ("span_stop", SPAN_STOP, ("span",)),
     ("segmenter", None, ("whole_word", "ngram", "span")),
 )
 
@@ -45,7 +44,6 @@ class MaskingSection(Section):
             distributed; all tokens of a span are replaced the same way: SpanBERT, arXiv
             1907.10529).
         max_words: longest ``ngram`` or ``span``; by default 3 and 10.
-        span_stop: probability that a ``span`` ends after each of its words (SpanBERT's p).
         segmenter: ``module:function`` that cuts Chinese text into words, such as ``jieba:lcut``,
             for the units made of words; by default each character is a word. See
             `bert_jax.data.rows.word_segmentation`.
@@ -54,19 +52,15 @@ class MaskingSection(Section):
             The rest stay unchanged and are predicted all the same.
         max_predictions: most predictions per example (``max_predictions_per_seq``); by default what
             ``rate`` gives for a full row, rounded up.
-        static_copies: number of epochs after which masks repeat, like google-research/bert's
-            ``dupe_factor`` copies on disk; by default every epoch has masks of its own.
     """
 
     rate: float = pydantic.Field(default=0.15, gt=0.0, lt=1.0)
     unit: Literal["token", "whole_word", "ngram", "span"] = "token"
     max_words: int | None = pydantic.Field(default=None, ge=1)
-    span_stop: float = pydantic.Field(default=SPAN_STOP, gt=0.0, lt=1.0)
     segmenter: str | None = None
     replace_with_mask: float = pydantic.Field(default=0.8, ge=0.0, le=1.0)
     replace_with_random: float = pydantic.Field(default=0.1, ge=0.0, le=1.0)
     max_predictions: int | None = pydantic.Field(default=None, ge=1)
-    static_copies: int | None = pydantic.Field(default=None, ge=1)
 
     @pydantic.model_validator(mode="after")
     def _shares_fit(self) -> MaskingSection:
@@ -94,7 +88,7 @@ class MaskingSection(Section):
         """Probabilities [max_words] of 1, 2, … words, for ``ngram`` and ``span``."""
         if self.unit == "ngram":
             return mask_selection.ngram_chances(self.max_words or MAX_NGRAM)
-        return mask_selection.geometric_chances(self.span_stop, self.max_words or MAX_SPAN)
+        return mask_selection.geometric_chances(SPAN_STOP, self.max_words or MAX_SPAN)
 
     def predictions(self, seq_length: int) -> int:
         """Returns the slots for predictions in a row: 512 -> 77, 128 -> 20 at 15%."""

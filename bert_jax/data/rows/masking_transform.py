@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -118,11 +118,6 @@ class MaskingTransform:
         slots = math.ceil(self.masker.masking.rate * self.seq_length) + self.max_examples - 1
         return min(slots, self.masker.max_predictions * self.max_examples)
 
-    @property
-    def static_copies(self) -> int | None:
-        """Epochs after which masks repeat; None: never."""
-        return self.masker.masking.static_copies
-
     def batch(
         self, records: Sequence[Sequence[Example]], rngs: Sequence[Sequence[np.random.Generator]]
     ) -> Row:
@@ -158,7 +153,7 @@ class MaskingTransform:
     def fingerprint(self) -> dict[str, str | int | float]:
         """Returns the settings that rows depend on, for the data position."""
         masking = self.masker.masking
-        optional = {name: getattr(masking, name) for name in ("segmenter", "static_copies")}
+        optional: dict[str, Any] = {"segmenter": masking.segmenter}
         if masking.unit in ("ngram", "span"):
             optional["chances"] = ",".join(f"{chance:.6g}" for chance in masking.span_chances)
         packing = {"packing.max_examples": self.max_examples} if self.max_examples > 1 else {}

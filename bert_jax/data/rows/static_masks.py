@@ -52,11 +52,6 @@ class StaticMaskTransform:
         """One example per row."""
         return 1
 
-    @property
-    def static_copies(self) -> None:
-        """Masks do not depend on the random stream."""
-        return
-
     def packed(self, max_examples: int) -> NoReturn:
         """Refuses packing.
 

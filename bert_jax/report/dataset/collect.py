@@ -249,8 +249,6 @@ def _overlaps(preparation: Preparation | None) -> list[page.Overlap] | None:
 def _describe(masking: MaskingSection) -> str:
     """Returns the settings that are set: ``rate 0.15, unit token, …``."""
     settings = masking.model_dump(exclude_none=True)
-    if masking.unit != "span":
-        settings.pop("span_stop")
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
