@@ -92,7 +92,7 @@ def test_what_the_compiler_would_give_cycles_gets_them_and_nothing_else() -> Non
     program = Program.of(module)
     cycles = {one.instruction.name: one.instruction.cycles for one in program.executed}
     assert cycles["add.1"] is None
-    assert cycles["slice.1"] == 0  # copied beside the core's work
+    assert cycles["slice.1"] is None  # copied beside the core's work
     assert cycles["attention_forward.2"] is None
     product = cycles["fusion.1"]
     assert product is not None

@@ -37,7 +37,7 @@ _FREE: Final = frozenset(
         *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "conditional"),
         *("call", "after-all", "partition-id", "replica-id", "opt-barrier", "iota"),
         *("async-start", "async-update", "async-done", "copy-start", "copy-done"),
-        *("slice-start", "slice-done", "add-dependency"),
+        *("slice", "slice-start", "slice-done", "add-dependency"),
     )
 )
 _COLLECTIVES: Final = (

@@ -27,8 +27,6 @@ _FILE: Final = Path(__file__).with_name("op_cycles.yaml")
 PRODUCTS: Final = "matrix products"
 # Of the other kinds the compiler gives no figure either: they take the time of their bytes.
 _BY_BYTES: Final = ("gathers and scatters", "random bits", "collectives")
-# Outside of a fusion the engines that copy do it, beside the core: nothing of the core's time.
-_BESIDE: Final = "slice"
 _ESTIMATED: Final = frozenset(
     ("fusion", "copy", "convert", "broadcast", "reduce", "reshape", "convolution", "dot")
 )
@@ -118,13 +116,10 @@ def with_estimates(module: HloModule, accelerator: Accelerator) -> HloModule:
 
     def estimated(computation: Computation, each: Instruction) -> Instruction:
         found = Executed(each, computation, 1)
-        if each.opcode == _BESIDE:
-            cycles = 0
-        elif is_estimated(module, found):
-            kind = kind_of(module, found)
-            cycles = model.cycles(kind, features_of(module, found, accelerator))
-        else:
+        if not is_estimated(module, found):
             return each
+        kind = kind_of(module, found)
+        cycles = model.cycles(kind, features_of(module, found, accelerator))
         attributes = f'{each.attributes}, "estimated_cycles":"{cycles}"'
         return dataclasses.replace(each, attributes=attributes)
 

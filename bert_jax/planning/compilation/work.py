@@ -24,7 +24,7 @@ _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
 _BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
 _CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
-_COPIES: Final = ("copy-start", "slice-start")
+_COPIES: Final = ("copy-start", "slice", "slice-start")
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
