@@ -175,11 +175,6 @@ def test_an_override_changes_no_values_of_the_caller() -> None:
         ),
         (
             "finetune/mrpc",
-            "finetune.optimizer.ratio=10",
-            "override finetune.optimizer.ratio: found 10.0, allowed: only with schedule slanted_",
-        ),
-        (
-            "finetune/mrpc",
             "finetune.optimizer={schedule: slanted_triangular, warmup_fraction: 0.2}",
             "warmup_fraction: found 0.2, allowed: only with schedule linear or constant",
         ),

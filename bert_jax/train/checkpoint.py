@@ -217,7 +217,7 @@ class Checkpointer:
 
     def _fail(self, step: int, error: SaveFailed) -> None:
         """Says that a save has failed, and clears up after it."""
-        self._found.forget(step)
+        self._found.sweep(failed=step)
         steps = self._found.steps()
         last = f"the last one is {steps[-1]}" if steps else "there is none before it"
         text = f"{self._path}: checkpoint {step} was NOT SAVED ({error}); {last}"

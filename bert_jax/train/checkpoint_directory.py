@@ -1,16 +1,15 @@
 """The checkpoints on disk: which are whole, which is the newest or the best, which are to go."""
 
 import contextlib
-import uuid
 from collections.abc import Callable, Collection
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
+import pydantic
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.files.read import is_whole
-from bert_jax.files.remote import is_remote
 from bert_jax.train.agreement import from_first_process
 from bert_jax.train.manifest import (
     COMMITTED,
@@ -23,11 +22,7 @@ from bert_jax.train.manifest import (
 )
 from bert_jax.train.sections import CheckpointSection
 
-# Directories that Orbax is writing to, and those that are being deleted.
-_TEMPORARY: Final = ".orbax-checkpoint-tmp"
-_DELETED: Final = ".deleted-"
-# What Orbax's own handlers write, with which versions before manifests saved.
-_ORBAX: Final = "_CHECKPOINT_METADATA"
+TEMPORARY: Final = ".orbax-checkpoint-tmp"  # ends the name of a directory that Orbax writes to
 
 
 class StepEntry(NamedTuple):
@@ -37,6 +32,9 @@ class StepEntry(NamedTuple):
     finished: bool  # False: a save that was cut off, which nobody ever took for a checkpoint
     parts: list[str]
     score: SelectionScore | None
+
+
+_ENTRIES: Final[Any] = pydantic.TypeAdapter(dict[int, StepEntry])
 
 
 class CheckpointDirectory:
@@ -54,8 +52,8 @@ class CheckpointDirectory:
         self.path = path
         self._say = say
         self._verified: dict[tuple[int, str], str | None] = {}  # → what is wrong
-        found = from_first_process(lambda: _scan(path))
-        self._entries = {int(step): _entry(entry) for step, entry in found.items()}
+        found = from_first_process(lambda: _ENTRIES.dump_python(_scan(path), mode="json"))
+        self._entries: dict[int, StepEntry] = _ENTRIES.validate_python(found)
 
     def steps(self) -> list[int]:
         """Returns the steps that have a sound manifest, oldest first; files are not compared."""
@@ -137,44 +135,37 @@ class CheckpointDirectory:
         """
         damaged = {step for (step, _), found in self._verified.items() if found}
         sound = [step for step in self.steps() if step not in damaged]
-        keep = set(sound[-section.keep_last :])
-        keep |= set([s for s in self._ranked() if s in sound][: section.keep_best])
-        if section.keep_every is not None:
-            keep |= {step for step in sound if step % section.keep_every == 0}
-        if not keep:
-            return
+        keep = {*sound[-section.keep_last :]}
+        keep |= {*[step for step in self._ranked() if step in sound][: section.keep_best]}
+        keep |= {step for step in sound if section.keep_every and step % section.keep_every == 0}
         for step in sorted(self._entries.keys() - keep):
-            if step < max(keep):
+            if step < max(keep, default=0):
                 del self._entries[step]
-                if jax.process_index() != 0:
-                    continue
-                directory = self.path / str(step)
-                try:
-                    _delete(directory)
-                except (
-                    OSError,
-                    UserError,
-                    RunStopped,
-                ) as error:  # a newer one has been saved all the same
-                    self._say(f"{directory}: could not be deleted ({first_line(error)}); it stays")
+                if jax.process_index() == 0:
+                    self._delete(self.path / str(step))
 
-    def sweep(self) -> None:
-        """Deletes what killed processes left unfinished. The caller must be the only writer."""
-        if jax.process_index() == 0 and self.path.exists():
-            for path in self.path.iterdir():
-                if _TEMPORARY in path.name or _DELETED in path.name:
+    def sweep(self, failed: int | None = None) -> None:
+        """Deletes what killed processes, or the save that failed, left unfinished.
+
+        The caller must be the only writer. A directory that a thread still writes to goes with the
+        next failure, or at the next start.
+        """
+        if failed is not None:
+            self._entries.pop(failed, None)
+        if jax.process_index() == 0:
+            for path in self.path.glob(f"*{TEMPORARY}*"):
+                with contextlib.suppress(OSError, UserError, RunStopped):
                     _remove(path)
 
-    def forget(self, step: int) -> None:
-        """Deletes what failed saves have left, as far as their threads let it."""
-        self._entries.pop(step, None)
-        if jax.process_index() != 0:
-            return
-        # A directory that cannot be deleted goes with the next failure, or at the start.
-        with contextlib.suppress(OSError, UserError, RunStopped):
-            for path in self.path.glob(f"*{_TEMPORARY}*"):
-                with contextlib.suppress(OSError):
-                    _remove(path)
+    def _delete(self, directory: epath.Path) -> None:
+        """Deletes a checkpoint, its marks first: no moment of it looks like a damaged one."""
+        try:
+            if directory.is_dir():
+                for mark in (COMMITTED, MANIFEST):
+                    (directory / mark).unlink(missing_ok=True)
+            _remove(directory)
+        except (OSError, UserError, RunStopped) as error:  # a newer one is saved all the same
+            self._say(f"{directory}: could not be deleted ({first_line(error)}); it stays")
 
     def _ranked(self) -> list[int]:
         """Returns the steps of the newest comparison, the best first, of equals the newer."""
@@ -207,8 +198,8 @@ class CheckpointDirectory:
         return chosen
 
 
-def _scan(path: epath.Path) -> dict[str, list[object]]:
-    """Returns the entry of each directory whose name is a step, as plain JSON."""
+def _scan(path: epath.Path) -> dict[int, StepEntry]:
+    """Returns the entry of each directory or file whose name is a step."""
     try:
         if not path.exists():
             return {}
@@ -216,7 +207,7 @@ def _scan(path: epath.Path) -> dict[str, list[object]]:
             raise UserError(f"{path}: found a file, allowed: a directory of checkpoints")
         names = [found.name for found in path.iterdir()]
         steps = [name for name in names if is_whole(name) and name == str(int(name[:18]))]
-        return {step: list(_look(path / step, int(step))) for step in steps}
+        return {int(step): _look(path / step, int(step)) for step in steps}
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
 
@@ -225,32 +216,14 @@ def _look(directory: epath.Path, step: int) -> StepEntry:
     if not directory.is_dir():
         return StepEntry("is a file, allowed: a directory", False, [], None)
     if not (directory / MANIFEST).exists():
-        if not any((directory / name).exists() for name in (COMMITTED, _ORBAX)):
+        if not (directory / COMMITTED).exists():
             return StepEntry(f"not finished (no {MANIFEST})", False, [], None)
-        return StepEntry(f"no {MANIFEST}: lost, or saved by another version", True, [], None)
+        return StepEntry(f"no {MANIFEST}: lost", True, [], None)
     try:
         manifest = read_manifest(directory, step=step)
     except Damage as error:
         return StepEntry(str(error), True, [], None)
     return StepEntry(None, True, manifest.parts, manifest.score)
-
-
-def _entry(plain: list[object]) -> StepEntry:
-    """Returns the entry that JSON has made a list of."""
-    problem, finished, parts, score = plain
-    return StepEntry(problem, finished, parts, None if score is None else SelectionScore(*score))  # pyright: ignore
-
-
-def _delete(directory: epath.Path) -> None:
-    """Deletes a checkpoint so that no moment of it looks like a damaged one."""
-    if is_remote(directory):
-        (directory / COMMITTED).unlink(missing_ok=True)
-        (directory / MANIFEST).unlink(missing_ok=True)
-        _remove(directory)
-    elif directory.exists():
-        aside = directory.with_name(f"{directory.name}{_DELETED}{uuid.uuid4().hex}")
-        directory.rename(aside)
-        _remove(aside)
 
 
 def _remove(path: epath.Path) -> None:

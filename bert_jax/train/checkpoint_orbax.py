@@ -1,25 +1,28 @@
 """The files of a checkpoint: arrays and progress, written and read. The only file with Orbax.
 
-What fails on one process of a job fails on all, in seconds: see `SaveAgreement`.
+What fails on one process of a job fails on all, in seconds: see `SaveAgreement`. That is why this
+uses Orbax's `AsyncCheckpointer` and not its manager, which waits 20 minutes (docs/adr/0005).
 """
 
+import errno
 import functools
 import logging
-import sys
-import traceback
-import warnings
+import os
+import shutil
 from collections.abc import Mapping
 from typing import Any, Final
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging as absl_logging
 from etils import epath
-from orbax.checkpoint._src.futures import future, synchronization
 
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import why_not_written
-from bert_jax.train.agreement import SaveAgreement
+from bert_jax.files.remote import is_remote
+from bert_jax.train.agreement import SaveAgreement, failure_of
+from bert_jax.train.checkpoint_directory import TEMPORARY
 from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore, write_manifest
 
 # Devices that hold the same array each save a part of it. Cutting a part out is a program that has
@@ -27,9 +30,6 @@ from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore,
 MIN_SLICE_BYTES: Final = 64 * 2**10
 # TensorStore raises ValueErrors, JAX RuntimeErrors, and our own clients the last two.
 _SAVE_ERRORS: Final = (OSError, ValueError, RuntimeError, UserError, RunStopped)
-
-# Orbax logs the traceback of a failed save up to six times, and then raises what has been logged.
-logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
 
 
 class SaveFailed(Exception):
@@ -42,17 +42,26 @@ class OrbaxFiles:
     def __init__(self, *, save_bytes: int | None) -> None:
         """Opens nothing yet; see `Checkpointer` for `save_bytes`."""
         self._arrays = _array_handler(save_bytes)
-        self._manifests = _ManifestWriter(self._arrays)
         self._agreement = SaveAgreement()
+        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        for item in (PARAMS, OPTIMIZER):
+            registry.add(item, ocp.args.PyTreeSave, self._arrays)
+        registry.add(PROGRESS, ocp.args.JsonSave, ocp.JsonCheckpointHandler())
         # No metadata store: its file would change after the manifest, which says all that is in it.
         self._saver = ocp.AsyncCheckpointer(
-            self._manifests,
-            async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._agreement),
+            ocp.CompositeCheckpointHandler(handler_registry=registry),
+            async_options=ocp.options.AsyncOptions(
+                barrier_sync_fn=self._agreement,
+                # In the first process, when the files of all are final and before the commit.
+                post_finalization_callback=lambda: self._write_manifest(),
+            ),
             checkpoint_metadata_store=ocp.metadata.metadata_store(
                 enable_write=False, blocking_write=True
             ),
         )
-        quieten_failed_saves()
+        # Both log the traceback of a failed save, several times, beside the error that is raised.
+        absl_logging.set_verbosity(absl_logging.FATAL)
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
     def start(
         self,
@@ -67,7 +76,12 @@ class OrbaxFiles:
         `items` are nested dicts of arrays, and the progress as plain JSON, by name; step and score
         are for the manifest. Raises SaveFailed: here. It may also fail from now on, see `finish`.
         """
-        self._manifests.step, self._manifests.score = step, score
+        written = directory
+        if not is_remote(directory):
+            written = directory.with_name(f"{directory.name}{TEMPORARY}")
+            if (reason := failure_of(functools.partial(_check_room, written, items))) is not None:
+                raise SaveFailed(reason)
+        self._write_manifest = functools.partial(write_manifest, written, step=step, score=score)
         self._agreement.begin()
         args = {
             name: (ocp.args.JsonSave if name == PROGRESS else ocp.args.PyTreeSave)(item)
@@ -75,9 +89,9 @@ class OrbaxFiles:
         }
         try:
             # `force`: what lies there is damaged, or was never finished.
-            self._saver.save(directory, args=_Items(**args), force=True)
+            self._saver.save(directory, args=ocp.args.Composite(**args), force=True)
         except _SAVE_ERRORS as error:
-            raise self._failed(error) from error
+            raise SaveFailed(self._agreement.fail(why_not_written(error))) from error
 
     def finish(self) -> None:
         """Waits until the checkpoint is whole, written by all processes.
@@ -87,7 +101,7 @@ class OrbaxFiles:
         try:
             self._saver.wait_until_finished()
         except _SAVE_ERRORS as error:
-            raise self._failed(error) from error
+            raise SaveFailed(self._agreement.fail(why_not_written(error))) from error
 
     def tensors(self, directory: epath.Path) -> Any:
         """Returns nested dicts of what an item's arrays are: shapes and dtypes."""
@@ -108,50 +122,6 @@ class OrbaxFiles:
         """Ends the threads."""
         self._saver.close()
 
-    def _failed(self, error: Exception) -> SaveFailed:
-        """Returns when all processes have given up the save."""
-        if jax.process_count() > 1:
-            # The others may still wait for a directory that this process was to make.
-            future.set_signals(
-                [
-                    synchronization.HandlerAwaitableSignal.STEP_DIRECTORY_CREATION,
-                    synchronization.HandlerAwaitableSignal.ITEM_DIRECTORY_CREATION,
-                ],
-                operation_id=synchronization.OperationIdGenerator.get_current_operation_id(),
-            )
-        return SaveFailed(self._agreement.fail(why_not_written(error)))
-
-
-class _ManifestWriter(ocp.CompositeCheckpointHandler):
-    """Saves the items, and writes the manifest when the files of all processes are final.
-
-    Orbax calls `finalize` in the first process, in its own thread, before it renames the directory
-    (or, in a bucket, writes its marker) and lets the other processes go on.
-    """
-
-    def __init__(self, arrays: ocp.PyTreeCheckpointHandler) -> None:
-        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-        for item in (PARAMS, OPTIMIZER):
-            registry.add(item, ocp.args.PyTreeSave, arrays)
-        registry.add(PROGRESS, ocp.args.JsonSave, ocp.JsonCheckpointHandler())
-        super().__init__(handler_registry=registry)
-        self.step = 0
-        self.score: SelectionScore | None = None
-
-    def metadata_from_temporary_paths(self, directory: epath.Path) -> ocp.metadata.StepMetadata:
-        """Says nothing: Orbax would warn that there is no metadata file to put it into."""
-        return ocp.metadata.StepMetadata()
-
-    def finalize(self, directory: epath.Path) -> None:
-        """Makes every file final, then says in the manifest what they are."""
-        super().finalize(directory)
-        write_manifest(directory, step=self.step, score=self.score)
-
-
-@ocp.args.register_with_handler(_ManifestWriter, for_save=True, for_restore=True)
-class _Items(ocp.args.Composite):
-    """The items of one checkpoint, which Orbax tells by their class to belong to the above."""
-
 
 def _array_handler(save_bytes: int | None) -> ocp.PyTreeCheckpointHandler:
     # Orbax counts in 10⁹ bytes, and takes fractions.
@@ -166,39 +136,17 @@ def _array_handler(save_bytes: int | None) -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler(type_handler_registry=arrays, **limit)
 
 
-# Of the directory that Orbax writes to before the checkpoint gets its name.
-_UNFINISHED: Final = ".orbax-checkpoint-tmp"
+def _check_room(directory: epath.Path, items: Mapping[str, Any]) -> None:
+    """Makes sure of two failures before they leave half a save behind; OSError: one will come.
 
-
-@functools.cache
-def quieten_failed_saves() -> None:
-    """Keeps from standard error what would bury the line on a failed save; once in a process.
-
-    When one array cannot be written, Orbax gives up, and closes its event loop, while the others
-    are under way. Each of them then ends in a traceback: Python's `asyncio` logs that nobody asked
-    for its error, and TensorStore's callback finds the loop closed.
+    The first process must be able to make the directory, since the others wait for it; and the
+    disk must have room for this process's part of the arrays.
     """
-    logging.getLogger("asyncio").addFilter(_is_news)
-    warnings.filterwarnings("ignore", "coroutine 'async_serialize_from_host", RuntimeWarning)
-    others = sys.unraisablehook
-
-    def hook(raised: "sys.UnraisableHookArgs") -> None:
-        if not _found_the_loop_closed(raised):
-            others(raised)
-
-    sys.unraisablehook = hook
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Says whether a record of asyncio's is anything but the error of an array not written."""
-    error = record.exc_info[1] if record.exc_info else None
-    unasked = "exception was never retrieved" in record.getMessage()
-    return not (unasked and _UNFINISHED in str(error))
-
-
-def _found_the_loop_closed(raised: "sys.UnraisableHookArgs") -> bool:
-    """Says whether it was a callback from another library that came after the loop's end."""
-    if raised.object is not None or str(raised.exc_value) != "Event loop is closed":
-        return False
-    frames = traceback.extract_tb(raised.exc_traceback)
-    return bool(frames) and frames[0].name == "call_soon_threadsafe"
+    if jax.process_index() == 0 and not directory.exists():
+        directory.mkdir(parents=True)
+        directory.rmdir()
+    arrays = [leaf for leaf in jax.tree.leaves(items) if isinstance(leaf, jax.Array)]
+    shards = [shard for array in arrays for shard in array.addressable_shards]
+    needed = sum(shard.data.nbytes for shard in shards if shard.replica_id == 0)
+    if shutil.disk_usage(directory.parent).free < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

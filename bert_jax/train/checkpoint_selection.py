@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 
 from bert_jax.train.manifest import SelectionScore
@@ -15,7 +16,7 @@ class CheckpointSelection:
     larger_is_better: bool
 
     def score(self, scores: Mapping[str, float], *, phase: int, data: str) -> SelectionScore:
-        """Returns the selection score, smaller for the better; infinity for NaN.
+        """Returns the selection score, smaller for the better; the largest float for NaN.
 
         Args:
             scores: of an evaluation.
@@ -24,7 +25,7 @@ class CheckpointSelection:
         """
         value = scores[self.metric]
         if math.isnan(value):
-            value = math.inf
+            value = sys.float_info.max
         elif self.larger_is_better:
             value = -value
         return SelectionScore(value, f"phase {phase}, {self.metric} on {data}")

@@ -12,7 +12,7 @@ from bert_jax.train.state import TrainState, named
 
 def optimizer_tree(state: TrainState) -> dict[str, Any]:
     """Returns what the item "optimizer" holds: everything of a state but its parameters."""
-    return {"step": state.step, "rng": state.rng, "state": _to_nested(state.opt_state)}
+    return {"step": state.step, "rng": state.rng, "state": state.opt_state}
 
 
 def with_optimizer(state: TrainState, saved: dict[str, Any]) -> TrainState:
@@ -20,7 +20,7 @@ def with_optimizer(state: TrainState, saved: dict[str, Any]) -> TrainState:
     return state._replace(
         step=saved["step"],
         rng=saved["rng"],
-        opt_state=_from_nested(saved["state"], state.opt_state),
+        opt_state=saved["state"],
         healthy=jax.device_put(jnp.ones((), jnp.bool_), state.healthy.sharding),
     )
 
@@ -76,25 +76,3 @@ def _by_name(tree: Any) -> dict[str, Any]:
         tree, is_leaf=lambda node: hasattr(node, "shape") and hasattr(node, "dtype")
     )
     return {"/".join(_parts(path)): leaf for path, leaf in leaves}
-
-
-def _to_nested(tree: Any) -> dict[str, Any]:
-    """Turns optax's tuples into nested dicts keyed by position and field name."""
-    nested: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        *parents, last = _parts(path)
-        node = nested
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[last] = leaf
-    return nested
-
-
-def _from_nested(nested: dict[str, Any], like: Any) -> Any:
-    def pick(path: tuple[Any, ...], _: Any) -> Any:
-        node: Any = nested
-        for part in _parts(path):
-            node = node[part]
-        return node
-
-    return jax.tree_util.tree_map_with_path(pick, like)

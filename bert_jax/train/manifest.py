@@ -6,11 +6,12 @@ its own CRC32C, so that the CRC32C of the whole is the same whatever is in it.
 """
 
 import concurrent.futures
+import dataclasses
 import json
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+import pydantic
 from etils import epath
 
 from bert_jax.errors import UserError, differing
@@ -43,7 +44,8 @@ class FileRecord(NamedTuple):
     sha256: str
 
 
-class Manifest(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Manifest:
     """What belongs to a checkpoint."""
 
     step: int
@@ -56,21 +58,24 @@ class Manifest(NamedTuple):
         return sorted({name.partition("/")[0] for name in self.files})
 
 
+_PLAIN: Final[Any] = pydantic.TypeAdapter(Manifest)
+
+
 class Damage(Exception):
     """A checkpoint is not what was saved; the message says which file, and how it differs."""
 
 
-def write_manifest(directory: epath.Path, *, step: int, score: SelectionScore | None) -> Manifest:
+def write_manifest(directory: epath.Path, *, step: int, score: SelectionScore | None) -> None:
     """Reads every file of a checkpoint, all of them final, and writes what was found."""
     paths = _files(directory)
-    manifest = Manifest(step, dict(zip(paths, _records(paths.values()), strict=True)), score)
-    replace_manifest(directory, manifest)
-    return manifest
+    files = dict(zip(paths, _records(paths.values()), strict=True))
+    replace_manifest(directory, Manifest(step, files, score))
 
 
 def replace_manifest(directory: epath.Path, manifest: Manifest) -> None:
     """Writes a manifest in one piece, in place of one that is there."""
-    write_whole(directory / MANIFEST, json.dumps(sealed(_to_json(manifest)), indent=1))
+    content = sealed(_PLAIN.dump_python(manifest, mode="json"))
+    write_whole(directory / MANIFEST, json.dumps(content, indent=1))
 
 
 def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
@@ -82,11 +87,13 @@ def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
         content = read_json_object(directory / MANIFEST)
         if not is_intact(content):
             raise Damage(f"{MANIFEST} differs from its own checksum")
-        manifest = _from_json(content)
+        manifest = _PLAIN.validate_python(content)
     except UserError as error:
         raise Damage(str(error).removeprefix(f"{directory}/")) from None
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise Damage(f"{MANIFEST} has another form ({error})") from None
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise Damage(f"{MANIFEST} has another form ({place}: {first['msg']})") from None
     if manifest.step != step:
         raise Damage(f"{MANIFEST} belongs to step {manifest.step}")
     return manifest
@@ -141,25 +148,3 @@ def _files(directory: epath.Path) -> dict[str, epath.Path]:
 def _records(paths: Iterable[epath.Path]) -> Iterator[FileRecord]:
     with concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="sha256") as threads:
         yield from threads.map(lambda p: FileRecord(p.stat().length, sha256_of(p)), paths)
-
-
-def _to_json(manifest: Manifest) -> dict[str, Any]:
-    score = manifest.score
-    return {
-        "step": manifest.step,
-        # JSON has no infinity, the score of an evaluation that was not a number.
-        "score": None if score is None or math.isinf(score.value) else score.value,
-        "comparison": None if score is None else score.comparison,
-        "files": {name: list(record) for name, record in manifest.files.items()},
-    }
-
-
-def _from_json(body: Mapping[str, Any]) -> Manifest:
-    score = None
-    if body["comparison"] is not None:
-        value = math.inf if body["score"] is None else float(body["score"])
-        score = SelectionScore(value, str(body["comparison"]))
-    files = {
-        name: FileRecord(int(size), str(digest)) for name, (size, digest) in body["files"].items()
-    }
-    return Manifest(int(body["step"]), files, score)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bert_jax.train import bad_steps
 from bert_jax.train.bad_steps import BadStep, BadStepGuard, StepHistory
 from bert_jax.train.progress import TrainProgress
 from bert_jax.train.sections import BadStepsSection
@@ -81,7 +82,10 @@ def test_a_level_that_stays_becomes_the_new_normal_under_warn() -> None:
 
 
 @pytest.mark.parametrize("response", ["skip", "rollback", "stop"])
-def test_a_spike_that_is_withheld_does_not_enter_the_window(response: str) -> None:
+def test_a_spike_that_is_withheld_does_not_enter_the_window(
+    monkeypatch: pytest.MonkeyPatch, response: str
+) -> None:
+    monkeypatch.setattr(bad_steps, "LIMIT", 100)
     history, judged = steady(), guard(on_spike=response)
     for step in range(21, 41):
         bad = judge(judged, history, step, 8.0)

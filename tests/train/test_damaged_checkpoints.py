@@ -129,7 +129,7 @@ def test_no_damage_to_any_file_is_restored_or_ends_in_a_traceback(
         {"step": float("nan")},
         {"step": 10**39},
         {"step": None},
-        {"score": "²", "comparison": "loss"},
+        {"score": ["²", "loss"]},
         {"files": {"params/x": [float("inf"), ""]}},
         {"files": {"params/x": [1]}},
         {"files": []},
@@ -213,12 +213,12 @@ def test_what_a_killed_save_left_is_swept_and_never_listed(copy: Path) -> None:
     assert not left.exists()
 
 
-def test_checkpoints_of_before_manifests_are_refused_in_a_line(copy: Path) -> None:
+def test_checkpoints_that_have_lost_their_manifests_are_refused_in_a_line(copy: Path) -> None:
     for step in STEPS:
         (copy / str(step) / MANIFEST).unlink()
     with (
         Checkpointer(copy, SECTION, read_only=True) as checkpoints,
-        pytest.raises(UserError, match=f"no {re.escape(MANIFEST)}: lost, or saved by another"),
+        pytest.raises(UserError, match=f"no {re.escape(MANIFEST)}: lost"),
     ):
         checkpoints.latest_step()
 

@@ -5,18 +5,23 @@ The system refuses to let a file grow beyond a limit as it refuses on a full dis
 
 import contextlib
 import resource
+import shutil
 import subprocess
 import sys
 import textwrap
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.tensorboard import TensorBoard
 from bert_jax.train.writer import METRICS, RunWriter, read_metrics
 from tests.project import ROOT, invoke, project_config, write_config
+from tests.train.checkpoints import state_at
 
 PROGRAM = """
 import gc, pathlib, resource
@@ -52,7 +57,24 @@ def test_a_save_that_the_disk_refuses_is_one_line(tmp_path: Path) -> None:
     assert [line.partition("checkpoint ")[2][:16] for line in said] == [
         f"{step} was NOT SAVED "[:16] for step in (2, 3, 4)
     ]
-    assert done.stderr == ""
+
+
+def test_a_save_that_has_no_room_is_one_line_and_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    section = CheckpointSection(on_error="warn")
+    with Checkpointer(tmp_path, section, say=said.append) as checkpoints:
+        checkpoints.save(state_at(4), step=4, progress={})
+        checkpoints.wait()
+        with monkeypatch.context() as patched:
+            patched.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=100))
+            assert not checkpoints.save(state_at(8), step=8, progress={})
+        checkpoints.save(state_at(12), step=12, progress={})
+    (line,) = said
+    assert "checkpoint 8 was NOT SAVED (No space left on device); the last one is 4" in line
+    assert capfd.readouterr().err == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"4", "12"}
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.train import checkpoint_orbax
 from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.manifest import write_manifest
 from bert_jax.train.sections import CheckpointSection
 from tests.train.checkpoints import state_at
 
@@ -70,13 +72,12 @@ def test_a_save_that_two_threads_wait_for_ends_before_the_next_begins(
 ) -> None:
     """As when a signal's thread waits for a slow bucket, and the train loop comes to its next."""
     slow, other_waits = threading.Event(), threading.Event()
-    finalize = checkpoint_orbax._ManifestWriter.finalize
 
-    def finalize_late(self: checkpoint_orbax._ManifestWriter, directory: epath.Path) -> None:
+    def write_late(directory: epath.Path, **named: Any) -> None:
         assert slow.wait(60)
-        finalize(self, directory)
+        write_manifest(directory, **named)
 
-    monkeypatch.setattr(checkpoint_orbax._ManifestWriter, "finalize", finalize_late)
+    monkeypatch.setattr(checkpoint_orbax, "write_manifest", write_late)
     with Checkpointer(tmp_path, CheckpointSection()) as checkpoints:
         checkpoints.save(state_at(4), step=4, progress={"step": 4})
 
