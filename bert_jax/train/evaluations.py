@@ -9,12 +9,13 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import Diverged
 from bert_jax.narration import doing
-from bert_jax.parallel.stop_signal import STOP, EvaluationCut, StopSignal
+from bert_jax.parallel.stop_signal import STOP, EvaluationCut
 from bert_jax.task import Batch, Params, Task
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import compile_evaluation
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.output import Output
+from bert_jax.train.pauses import Pause
 from bert_jax.train.prefetch import prefetch_to_device, waiting_for_input
 from bert_jax.train.spec import HostBatches, Phase, TrainSpec
 from bert_jax.train.state import ModelDefinition, abstract_params, laid_out_as
@@ -58,14 +59,23 @@ def make_evaluation(
 
 
 class Evaluations:
-    """Evaluates the parameters of a run, and reports."""
+    """Evaluates the parameters of a run, and reports.
+
+    A hook of the train loop: see `bert_jax.train.pauses`.
+    """
 
     def __init__(self, spec: TrainSpec, tracker: StepTracker, output: Output) -> None:
         self._spec, self._tracker, self._output = spec, tracker, output
         self.scores: Mapping[str, float] = {}  # of the last evaluation
-        self.cut = False  # whether a signal cut one short: save, and stop
+        self._cut = False  # whether a signal cut one short: save, and stop
 
-    def run(self, phase: Phase, params: Params, stop: StopSignal) -> SelectionScore | None:
+    def __call__(self, pause: Pause) -> None:
+        """Evaluates where that is due."""
+        if pause.due.evaluate:
+            pause.score = self._run(pause.phase, pause.state.params)
+            pause.interrupted = pause.interrupted or self._cut
+
+    def _run(self, phase: Phase, params: Params) -> SelectionScore | None:
         """Returns the parameters' selection score; None without data, or if a signal came.
 
         None too where they have diverged, while there are steps to come: these find it out, and
@@ -75,10 +85,10 @@ class Evaluations:
             return None
         progress, output = self._tracker.progress, self._output
         try:
-            with output.watch.on("evaluate"), stop.cutting(), doing("evaluating"):
+            with output.watch.on("evaluate"), STOP.cutting(), doing("evaluating"):
                 self.scores = scores = phase.evaluate(self._whole(params))
         except EvaluationCut:
-            progress.unevaluated = self.cut = True
+            progress.unevaluated = self._cut = True
             return None
         except Diverged as error:
             if progress.step >= self._tracker.last_step:
@@ -96,13 +106,15 @@ class Evaluations:
         """Returns them gathered, once for all batches."""
         return laid_out_as(params, abstract_params(self._spec.step.model, self._spec.mesh))
 
-    def make_up(self, params: Params, stop: StopSignal) -> None:
-        """Evaluates the checkpoint that the run goes on from, if a signal came before that."""
+    def make_up(self, params: Params) -> bool:
+        """Evaluates the checkpoint that the run goes on from, if a signal came before that.
+
+        Returns whether a signal has cut this evaluation short too.
+        """
         progress = self._tracker.progress
-        if not progress.unevaluated:
-            return
-        score = self.run(self._spec.phases[progress.phase], params, stop)
-        if not self.cut:
-            progress.unevaluated = False
-        if score is not None:
-            self._spec.checkpoints.add_score(progress.step, score)
+        if progress.unevaluated:
+            score = self._run(self._spec.phases[progress.phase], params)
+            progress.unevaluated = self._cut
+            if score is not None:
+                self._spec.checkpoints.add_score(progress.step, score)
+        return self._cut

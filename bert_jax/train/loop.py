@@ -1,26 +1,26 @@
-"""The one train loop.
+"""The one train loop: read `train`, `_run_steps` and then the hooks, from top to bottom.
 
-Read `train` and `_Loop.run` from top to bottom. The loop dispatches step N, and only then
-reads the metrics of step N−1, so that the devices never wait for the host.
+The loop dispatches step N, and only then reads the metrics of step N−1, so that the devices never
+wait for the host. They wait where something is due: `pauses.py` has what happens then.
 """
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 from rich.console import Console
 
 from bert_jax.narration import doing
+from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.rules import replicated
-from bert_jax.parallel.stop_signal import STOP, StopSignal
+from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train import metrics as sums_of
-from bert_jax.train.agreement import failure_of
 from bert_jax.train.compiled import StepPrograms, lower_train_step
 from bert_jax.train.evaluations import Evaluations
 from bert_jax.train.goodput import Stopwatch
-from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.output import Output, PhaseReports, open_output
+from bert_jax.train.pauses import EarlyStopping, Hook, Pause, Saving, StopOnSignal
 from bert_jax.train.prefetch import DeviceBatch, prefetch_to_device
 from bert_jax.train.profile import StepProfile
 from bert_jax.train.progress_display import warn_aloud
@@ -60,157 +60,132 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
     tracker = StepTracker(progress, phases=spec.phases, intervals=spec.intervals)
     first, last = progress.step, tracker.last_step
     output = open_output(spec, watch, console, progress=progress, last=last)
+    evaluations = Evaluations(spec, tracker, output)
     try:
-        loop = _Loop(spec, state, tracker, output, rollbacks)
-        loop.recovery.complete_figures()
+        run = _Run(
+            spec=spec,
+            tracker=tracker,
+            output=output,
+            recovery=Recovery(spec, tracker, output, rollbacks),
+            watchdog=Watchdog(spec.watchdog, watch, spec.run_dir),
+            profile=StepProfile(spec.profile, spec.run_dir, say=output.display.say),
+            hooks=[
+                ReplicaCheck(spec),
+                evaluations,
+                EarlyStopping(spec, tracker, output),
+                Saving(spec, tracker, output),
+                StopOnSignal(output),
+            ],
+            schedule=jax.make_array_from_process_local_data(replicated(spec.mesh), spec.schedule),
+        )
+        run.recovery.complete_figures()
         if first:
             output.display.say(f"resuming at step {first} of {last}")
         with (
             jax.set_mesh(spec.mesh),
             jax.transfer_guard_device_to_host("disallow"),
-            STOP.listening() as stop,
+            STOP.listening(),
             watch.on("train"),
-            loop.watchdog,
-            loop.profile,
+            run.watchdog,
+            run.profile,
         ):
-            stop.saved(first, spec.checkpoints.wait)
-            loop.run(stop)
+            STOP.saved(first, spec.checkpoints.wait)
+            interrupted = evaluations.make_up(state.params)
+            for phase in () if interrupted else tracker.remaining_phases():
+                state, interrupted = _run_phase(run, phase, state)
+                if interrupted:
+                    break
         with watch.on("save"), doing("saving the last checkpoint"):
             spec.checkpoints.wait()
         if tracker.progress.step > first:
-            output.tell_time(step=tracker.progress.step, finished=not loop.interrupted)
+            output.tell_time(step=tracker.progress.step, finished=not interrupted)
     finally:
         output.close()
-    return Outcome(tracker.progress.step, loop.interrupted, loop.evaluations.scores)
+    return Outcome(tracker.progress.step, interrupted, evaluations.scores)
 
 
-class _Loop:
-    """A run in motion: its state, its bookkeeping, and where figures go."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What all steps of a run share."""
 
-    def __init__(
-        self,
-        spec: TrainSpec,
-        state: TrainState,
-        tracker: StepTracker,
-        output: Output,
-        rollbacks: RollbackLog,
-    ) -> None:
-        self.spec, self.state, self.tracker, self.output = spec, state, tracker, output
-        self.recovery = Recovery(spec, tracker, output, rollbacks)
-        self.replicas = ReplicaCheck(spec)
-        self.evaluations = Evaluations(spec, tracker, output)
-        self.watchdog = Watchdog(spec.watchdog, output.watch, spec.run_dir)
-        self.profile = StepProfile(spec.profile, spec.run_dir, say=output.display.say)
-        everywhere = replicated(spec.mesh)
-        self.schedule = jax.make_array_from_process_local_data(everywhere, spec.schedule)
-        self.interrupted = False
+    spec: TrainSpec
+    tracker: StepTracker
+    output: Output
+    recovery: Recovery
+    watchdog: Watchdog
+    profile: StepProfile
+    hooks: Sequence[Hook]  # called in this order where the devices wait
+    schedule: Schedule
 
-    def run(self, stop: StopSignal) -> None:
-        """Runs the phases that are left, or until a signal or a lack of patience stops the run."""
-        self.evaluations.make_up(self.state.params, stop)
-        if self.evaluations.cut:
-            self.interrupted = True
-            return
-        for phase in self.tracker.remaining_phases():
-            self._run_phase(phase, stop)
-            if self.interrupted:
-                return
 
-    def _run_phase(self, phase: Phase, stop: StopSignal) -> None:
-        while True:
-            try:
-                return self._run_steps(phase, stop)
-            except RollbackDue as due:
-                self.state = self.recovery.roll_back(due.bad, self.state)
+def _run_phase(run: _Run, phase: Phase, state: TrainState) -> tuple[TrainState, bool]:
+    """Runs the steps of a phase that are left; returns whether a signal interrupted them."""
+    while True:
+        try:
+            return _run_steps(run, phase, state)
+        except RollbackDue as due:
+            state = run.recovery.roll_back(due.bad, due.state)
 
-    def _run_steps(self, phase: Phase, stop: StopSignal) -> None:
-        """Runs the steps of a phase that are left."""
-        spec, tracker = self.spec, self.tracker
-        reports = PhaseReports(phase, spec.step.task, tracker, self.output)
-        lower = functools.partial(lower_train_step, spec.step, accumulation=phase.accumulation)
-        step_fn = StepPrograms(lower, shapes=phase.shapes)
+
+def _run_steps(run: _Run, phase: Phase, state: TrainState) -> tuple[TrainState, bool]:
+    """Does the same without rollbacks."""
+    spec, tracker = run.spec, run.tracker
+    reports = PhaseReports(phase, spec.step.task, tracker, run.output)
+    lower = functools.partial(lower_train_step, spec.step, accumulation=phase.accumulation)
+    step_fn = StepPrograms(lower, shapes=phase.shapes)
+    with phase.loader.batches(
+        first_step=tracker.first_batch(), with_examples=spec.example_log
+    ) as rows:
+        batches = prefetch_to_device(
+            rows, spec.mesh, shares=spec.share.count, watch=run.output.watch
+        )
         running: RunningStep | None = None
-        with phase.loader.batches(
-            first_step=tracker.first_batch(), with_examples=spec.example_log
-        ) as rows:
-            batches = prefetch_to_device(
-                rows, spec.mesh, shares=spec.share.count, watch=self.output.watch
-            )
-            for step, batch in enumerate(batches, start=tracker.progress.step + 1):
-                # Step N is dispatched; while the devices compute it, step N−1 is read.
-                previous, running = running, self._dispatch(step_fn, step, batch)
-                if previous is not None and not self._finish_step(previous, reports):
-                    # Step N−1 was bad and froze the state: step N has changed nothing.
-                    running = self._dispatch(step_fn, step, batch)
-                due = tracker.due_after_next(stop_requested=stop.due(tracker.progress.step + 1))
-                if not (due.anything or self.replicas.due(step)):
-                    continue
+        for step, batch in enumerate(batches, start=tracker.progress.step + 1):
+            # Step N is dispatched; while the devices compute it, step N−1 is read.
+            previous = running
+            state, running = _dispatch(run, step_fn, step, state, batch)
+            if previous is not None:
+                state, applied = _finish(run, previous, state, reports)
+                if not applied:  # step N−1 was bad and froze the state: step N has changed nothing
+                    state, running = _dispatch(run, step_fn, step, state, batch)
+            due = tracker.due_after_next(stop_requested=STOP.due(step))
+            if not due.anything:
+                continue
+            state, _ = _finish(run, running, state, reports)
+            running = None
+            pause = Pause(step, phase, state, due, interrupted=due.stop)
+            for hook in run.hooks:
+                hook(pause)
+            if due.end_phase or pause.ends_run:
+                return state, pause.interrupted and not pause.out_of_patience
+            reports.restart()
+    return state, False
 
-                self._finish_step(running, reports)
-                running, score = None, None
-                self.replicas.check(self.state, step=step)
-                if due.evaluate:
-                    score = self.evaluations.run(phase, self.state.params, stop)
-                stopping = due.stop or self.evaluations.cut
-                saving = due.save or stopping or tracker.out_of_patience
-                if saving and self._save(score):
-                    stop.saved(step, spec.checkpoints.wait)
-                if due.end_phase or stopping or tracker.out_of_patience:
-                    self._say_why(stopped=stopping, end_phase=due.end_phase)
-                    return
-                reports.restart()
 
-    def _dispatch(self, step_fn: TrainStep, step: int, batch: DeviceBatch) -> RunningStep:
-        """Starts a step on the devices."""
-        limits = self.recovery.limits(step)
-        withheld = self.recovery.guard.withheld(limits)
-        with self.profile.step(step):
-            self.state, figures = step_fn(self.state, batch.batch, withheld, self.schedule)
-        return RunningStep(step, batch, limits, figures)
+def _dispatch(
+    run: _Run, step_fn: TrainStep, step: int, state: TrainState, batch: DeviceBatch
+) -> tuple[TrainState, RunningStep]:
+    """Starts a step on the devices; the state's memory becomes the new state's."""
+    limits = run.recovery.limits(step)
+    withheld = run.recovery.guard.withheld(limits)
+    with run.profile.step(step):
+        state, figures = step_fn(state, batch.batch, withheld, run.schedule)
+    return state, RunningStep(step, batch, limits, figures)
 
-    def _finish_step(self, running: RunningStep, reports: PhaseReports) -> bool:
-        """Reads a step's metrics, counts and reports it; returns whether its update was applied."""
-        metrics = sums_of.to_host(running.figures.metrics)
-        bad = self.recovery.judge(running, metrics)
-        applied = metrics.pop(HEALTHY)[0] > 0
-        self.tracker.finish_step(metrics if applied else {})
-        self.watchdog.step_done()
-        self.output.display.step_done(running.step)
-        self.profile.step_done(running.step)
-        self.output.examples.write(running.batch.examples, self.tracker.progress)
-        if bad:
-            self.state = self.recovery.respond(bad, running, self.state)
-        reports.add(running.batch)
-        return applied
 
-    def _save(self, selection_score: SelectionScore | None) -> bool:
-        """Starts saving state and progress together; returns whether the save began."""
-        progress, output, checkpoints = self.tracker.progress, self.output, self.spec.checkpoints
-        with output.watch.on("save"):  # a bucket may keep it waiting, which is no step that hangs
-            self.spec.check_lock()
-        if (failure := failure_of(output.flush)) is not None:
-            checkpoints.not_saved(progress.step, failure)
-            return False
-        with output.watch.on("save"):
-            began = checkpoints.save(
-                self.state,
-                step=progress.step,
-                progress=progress.to_json(),
-                selection_score=selection_score,
-            )
-        output.watch.saved(progress.step)
-        output.watch.write(output.writer, step=progress.step)
-        return began
-
-    def _say_why(self, *, stopped: bool, end_phase: bool) -> None:
-        """Says why the run ends before its last step, if it does."""
-        progress, say = self.tracker.progress, self.output.display.say
-        if self.tracker.out_of_patience:
-            if not end_phase:
-                say(
-                    f"ended at step {progress.step}: {progress.without_better} evaluations without "
-                    f"a better {self.spec.selection.metric}"
-                )
-        elif stopped:
-            self.interrupted = True
-            say(f"stopped at step {progress.step}, saved; the same command goes on from here")
+def _finish(
+    run: _Run, running: RunningStep, state: TrainState, reports: PhaseReports
+) -> tuple[TrainState, bool]:
+    """Reads a step's metrics, counts and reports it; returns whether its update was applied."""
+    metrics = sums_of.to_host(running.figures.metrics)
+    bad = run.recovery.judge(running, metrics)
+    applied = metrics.pop(HEALTHY)[0] > 0
+    run.tracker.finish_step(metrics if applied else {})
+    run.watchdog.step_done()
+    run.output.display.step_done(running.step)
+    run.profile.step_done(running.step)
+    run.output.examples.write(running.batch.examples, run.tracker.progress)
+    if bad:
+        state = run.recovery.respond(bad, running, state)
+    reports.add(running.batch)
+    return state, applied

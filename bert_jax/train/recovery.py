@@ -35,9 +35,9 @@ class RunningStep(NamedTuple):
 class RollbackDue(Exception):
     """A bad step calls for a rollback, which ends the stream of batches."""
 
-    def __init__(self, bad: BadStep) -> None:
+    def __init__(self, bad: BadStep, state: TrainState) -> None:
         super().__init__(str(bad))
-        self.bad = bad
+        self.bad, self.state = bad, state  # the state is frozen before the step
 
 
 class Recovery:
@@ -80,7 +80,7 @@ class Recovery:
         folder = write_dump(spec, bad, state, running.batch.batch, running.figures, progress)
         if bad.response == "rollback":
             self._display.say(f"{bad}; written to {folder}", style="bold red")
-            raise RollbackDue(bad)
+            raise RollbackDue(bad, state)
         self._record(bad)
         held = "there is no checkpoint yet" if last is None else f"checkpoint {last} is untouched"
         raise Diverged(f"{bad}; {held}; look at the step with `bert-jax replay {folder}`")

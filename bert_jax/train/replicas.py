@@ -5,34 +5,27 @@ from typing import Any
 from bert_jax.errors import RunStopped
 from bert_jax.parallel.channel import current_channel
 from bert_jax.parallel.replica_checksum import Deviation, find_deviations
+from bert_jax.train.pauses import Pause
 from bert_jax.train.spec import TrainSpec
-from bert_jax.train.state import TrainState
 
 
 class ReplicaCheck:
-    """Compares the replicas of the state every so many steps, and whenever the devices wait anyway.
+    """Compares the replicas of the state whenever the devices wait: nothing else is saved.
 
-    So nothing is saved or evaluated that has not been compared.
+    A hook of the train loop: see `bert_jax.train.pauses`.
     """
 
     def __init__(self, spec: TrainSpec) -> None:
-        self._spec, self._every = spec, spec.intervals.checksum_every
+        self._spec = spec
 
-    def due(self, step: int) -> bool:
-        """Says whether the devices have to wait for a comparison after a step."""
-        return self._every is not None and step % self._every == 0
-
-    def check(self, state: TrainState, *, step: int) -> None:
-        """Compares the replicas of the state after a step.
-
-        Raises RunStopped: some differ; the message names the devices and their processes.
-        """
-        if self._every is None:
+    def __call__(self, pause: Pause) -> None:
+        """Raises RunStopped: some differ; the message names the devices and their processes."""
+        if self._spec.intervals.checksum_every is None:
             return
-        if found := find_deviations(state, self._spec.mesh):
+        if found := find_deviations(pause.state, self._spec.mesh):
             last = self._spec.checkpoints.latest_step()
             held = "there is no checkpoint" if last is None else f"checkpoint {last} is untouched"
-            raise RunStopped(f"step {step}: {describe(found)}; nothing was saved, {held}")
+            raise RunStopped(f"step {pause.step}: {describe(found)}; nothing was saved, {held}")
 
 
 def describe(found: list[Deviation]) -> str:

@@ -20,11 +20,12 @@ class DueActions(NamedTuple):
     save: bool
     stop: bool  # the run, on request
     end_phase: bool
+    compare: bool = False  # the replicas of the state
 
     @property
     def anything(self) -> bool:
         """Whether the step is to be finished before the next one starts."""
-        return self.evaluate or self.save
+        return self.compare or self.evaluate or self.save
 
 
 class SaveClock:
@@ -125,6 +126,7 @@ class StepTracker:
             save=save,
             stop=stop_requested and step < self.last_step,
             end_phase=end_phase,
+            compare=bool(intervals.checksum_every and step % intervals.checksum_every == 0),
         )
 
     def finish_step(self, metrics: Sums) -> None:

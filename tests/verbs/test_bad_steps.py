@@ -17,8 +17,9 @@ from bert_jax.parallel.stop_signal import StopSignal
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
 from bert_jax.tasks.predictor import Predictor
-from bert_jax.train import bad_steps, loop
+from bert_jax.train import bad_steps
 from bert_jax.train.checkpoint_orbax import OrbaxFiles, SaveFailed
+from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.example_log import read_example_log, times_seen
 from bert_jax.train.time_account import read_goodput
 from bert_jax.train.writer import read_metrics
@@ -424,17 +425,17 @@ def test_a_replica_with_a_flipped_bit_stops_the_run_before_it_is_saved(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device whose arithmetic fails once, at step 9: found at step 10, named, nothing saved."""
-    dispatch = loop._Loop._dispatch
+    run_step, steps = StepPrograms.__call__, itertools.count(1)
 
-    def failing(self: Any, step_fn: Any, step: int, batch: Any) -> Any:
-        running = dispatch(self, step_fn, step, batch)
-        if step == 9:
-            bias = self.state.params["pooler"]["dense"]["bias"]
+    def failing(programs: StepPrograms, *arguments: Any) -> Any:
+        state, figures = run_step(programs, *arguments)
+        if next(steps) == 9:
+            bias = state.params["pooler"]["dense"]["bias"]
             # Not the last bit: what step 10 adds may be so large that it is rounded away.
-            self.state.params["pooler"]["dense"]["bias"] = corrupt(bias, 5, bit=20)
-        return running
+            state.params["pooler"]["dense"]["bias"] = corrupt(bias, 5, bit=20)
+        return state, figures
 
-    monkeypatch.setattr(loop._Loop, "_dispatch", failing)
+    monkeypatch.setattr(StepPrograms, "__call__", failing)
     run_dir = tmp_path / "run"
     result = invoke("pretrain", config, f"run_dir={run_dir}", "train.checksum_every=5")
     assert result.exit_code == 1, (result.output, result.exception)
