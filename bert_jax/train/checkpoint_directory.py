@@ -1,6 +1,7 @@
 """The checkpoints on disk: which are whole, which is the newest or the best, which are to go."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any, Final, NamedTuple
 
@@ -81,7 +82,8 @@ class CheckpointDirectory:
         self._entries[step] = self._entries[step]._replace(score=score)
         if jax.process_index() == 0:
             directory = self.path / str(step)
-            replace_manifest(directory, read_manifest(directory, step=step)._replace(score=score))
+            manifest = read_manifest(directory, step=step)
+            replace_manifest(directory, dataclasses.replace(manifest, score=score))
 
     def outdated(self) -> bool:
         """Says whether a checkpoint is gone that was there when the manifests were read.
