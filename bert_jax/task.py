@@ -21,12 +21,10 @@ Params: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, np.ndarray]
 Batch: TypeAlias = "Mapping[str, jax.Array]"
 
-# What a train step takes: a batch, or the parts of one whose rows are padded to different lengths.
-StepBatch: TypeAlias = "Batch | tuple[Batch, ...]"
-HostBatch: TypeAlias = Mapping[str, np.ndarray] | tuple[Mapping[str, np.ndarray], ...]
+HostBatch: TypeAlias = Mapping[str, np.ndarray]
 
-# Every metric is a (sum, count) pair until the very end: pairs of parts of a batch, of batches
-# and of hosts add up to the pair of the whole, means of means do not.
+# Every metric is a (sum, count) pair until the very end: pairs of microbatches, of batches and of
+# hosts add up to the pair of the whole, means of means do not.
 Metrics: TypeAlias = "dict[str, tuple[jax.Array, jax.Array]]"
 Sums: TypeAlias = Mapping[str, tuple[float, float]]
 
@@ -110,8 +108,7 @@ class Task(Protocol):
         """Returns the divisor of each loss term over the batch handed in (float32 scalars).
 
         The step calls it for the GLOBAL batch, before the batch is cut into microbatches: only so
-        do the losses of unevenly masked microbatches add up to the loss of the batch. Those of a
-        batch in parts are added.
+        do the losses of unevenly masked microbatches add up to the loss of the batch.
         """
         ...
 
@@ -128,7 +125,7 @@ class Task(Protocol):
         Args:
             model: what `build` returned, with the current parameters.
             batch: a microbatch.
-            weights: what `weights` returned for the whole batch, all its parts together.
+            weights: what `weights` returned for the whole batch.
             dropout_key: None in evaluation.
         """
         ...

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.inference.lengths import PaddedLengths
+from bert_jax.inference.lengths import choose_lengths, fitting, reuse
 from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.parallel.compiling import compiling, made_once
 from bert_jax.parallel.mesh import process_share
@@ -39,8 +39,9 @@ class BucketedInference:
     """Runs rows of different lengths through a model, each row once.
 
     A row's outputs depend on the row alone: what it is padded to, the batch size, the other rows
-    and the mesh change no more than rounding. It is padded to its length bucket, or to a longer one
-    where compiling for one more length would cost more than the padding (`PaddedLengths`).
+    and the mesh change no more than rounding. It is padded to one of a few lengths, chosen for the
+    rows of each call, see `choose_lengths`. Rows that come in several passes have the same lengths
+    in all of them, so that a resumed run has the figures of one that was not stopped.
 
     Attributes:
         batch_size: rows of a batch, on all hosts.
@@ -54,21 +55,21 @@ class BucketedInference:
         batch_size: int,
         max_length: int,
         few_rows: bool = False,
-        cost: ShapeCost | None = None,
+        cost: ShapeCost,
     ) -> None:
         """Compiles nothing yet: the first batch of each length does.
 
         Every output of `forward` has the batch's rows in front; one that was `made_once` compiles
         once for all that use it. `batch_size` is rounded up to a multiple of the mesh's
         data-parallel size; no row is longer than `max_length`. With `few_rows` in most calls, those
-        run in batches of the next power of two, each compiled once. Without a cost of a program and
-        of padding there is a program for each bucket that occurs.
+        run in batches of the next power of two, each compiled once.
         """
         parts = batch_parts(mesh)
         self.batch_size = -(-batch_size // parts) * parts
         self._parts, self._few_rows = parts, few_rows
         self._mesh, self._share = mesh, process_share(mesh)
-        self._lengths = PaddedLengths(max_length, cost)
+        self._max_length, self._cost = max_length, cost
+        self._seen = 0  # rows of earlier calls
         self._met: set[tuple[int, int]] = set()  # shapes that were compiled
         self._forward = _jit_forward(forward, mesh)
 
@@ -101,7 +102,13 @@ class BucketedInference:
     def _plan(self, lengths: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, int]]:
         if not len(lengths):
             return
-        found = self._lengths.of(lengths, size=size, compiled=self._met)
+        program = self._cost.program / self._cost.passes
+        if self._cost.passes == 1:  # as many rows as before may come once more
+            self._seen += len(lengths)
+            program *= len(lengths) / self._seen
+        chosen = choose_lengths(lengths, max_length=self._max_length, program=program)
+        chosen = reuse(chosen, [length for rows, length in self._met if rows == size])
+        found = fitting(lengths, chosen)
         for length in np.unique(found).tolist():
             members = np.flatnonzero(found == length)
             for start in range(0, len(members), size):

@@ -1,4 +1,4 @@
-"""What compiling for a shape and computing with it take on the devices of a run, roughly."""
+"""How much computation compiling for one more shape is worth, roughly."""
 
 from typing import Final, NamedTuple
 
@@ -24,42 +24,33 @@ _UNKNOWN_PEAK: Final = 100e12  # of an accelerator
 
 
 class ShapeCost(NamedTuple):
-    """What programs and padding cost."""
+    """What a program costs."""
 
-    program: float  # seconds to compile for rows of one length
-    position: float  # seconds to compute one position of one row
-    passes: int  # how often every row is computed
+    program: float  # positions of rows that are computed in the time of a compilation
+    passes: int = 1  # how often every row is computed
 
 
 def training_cost(
     architecture: Architecture, mesh: Mesh, *, max_length: int, epochs: int
 ) -> ShapeCost:
-    """Returns what decides how many shapes the batches of a fine-tuning run have.
-
-    Estimates: being wrong by half costs seconds.
-    """
+    """Returns the cost of a shape of a fine-tuning run's batches; wrong by half costs seconds."""
     flops = train_flops(architecture, seq_length=max_length) / max_length
-    program = _CPU_STEP if _on_cpu(mesh) else _ACCELERATOR_STEP
-    return _cost(architecture, program, position=flops / _speed(mesh), passes=epochs)
+    seconds = _CPU_STEP if _on_cpu(mesh) else _ACCELERATOR_STEP
+    return ShapeCost(_seconds(architecture, seconds) * _speed(mesh) / flops, epochs)
 
 
 def inference_cost(
     architecture: Architecture, mesh: Mesh, *, max_length: int, passes: int = 1
 ) -> ShapeCost:
-    """Returns what decides how many lengths rows are padded to for a forward pass.
-
-    Every row will come `passes` times, as in a run that evaluates after every epoch.
-    """
+    """Returns the cost of a length of a forward pass; a run computes each row `passes` times."""
     flops = forward_flops(architecture, seq_length=max_length) / max_length
-    program = _CPU_FORWARD if _on_cpu(mesh) else _ACCELERATOR_FORWARD
-    return _cost(architecture, program, position=flops / _speed(mesh), passes=passes)
+    seconds = _CPU_FORWARD if _on_cpu(mesh) else _ACCELERATOR_FORWARD
+    return ShapeCost(_seconds(architecture, seconds) * _speed(mesh) / flops, passes)
 
 
-def _cost(
-    architecture: Architecture, program: tuple[float, float], *, position: float, passes: int
-) -> ShapeCost:
+def _seconds(architecture: Architecture, program: tuple[float, float]) -> float:
     once, layer = program
-    return ShapeCost(once + layer * architecture.num_hidden_layers, position, passes)
+    return once + layer * architecture.num_hidden_layers
 
 
 def _on_cpu(mesh: Mesh) -> bool:

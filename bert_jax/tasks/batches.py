@@ -14,7 +14,7 @@ from bert_jax.data.loader.loader import Batches, background_batches
 from bert_jax.data.rows.collate import collate_tokens, pad_rows, stack_rows
 from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.task import Row
-from bert_jax.tasks.epoch_plan import EpochPlan, LengthGroup
+from bert_jax.tasks.epoch_plan import EpochPlan
 from bert_jax.tasks.family import NO_LABEL, Encoded, Split
 
 WEIGHTS: Final = "row_weights"
@@ -36,13 +36,12 @@ class TrainBatches(PositionedBatches):
         pad_id: int,
         unit: int = 1,
         share: HostShare = ONE_HOST,
-        cost: ShapeCost | None = None,
+        cost: ShapeCost,
     ) -> None:
         """Plans the first epoch.
 
-        `batch_size` counts the rows of all hosts, of which this one makes its share; each length
-        group of a batch is filled up to a multiple of `unit` rows. The cost is that of a shape, see
-        `EpochPlan`.
+        `batch_size` counts the rows of all hosts, of which this one makes its share; each batch is
+        filled up to a multiple of `unit` rows. The cost is that of a shape, see `EpochPlan`.
         """
         self.plan = EpochPlan(
             split.lengths, batch_size=batch_size, max_length=max_length, seed=seed, cost=cost
@@ -61,27 +60,23 @@ class TrainBatches(PositionedBatches):
             order=("seed", "lengths", "max_length"),
         )
 
-    def make(self, step: int, *, with_examples: bool = False) -> tuple[Row, ...]:
-        """Returns this host's rows of each length group of a step's batch."""
-        epoch = step // self.plan.steps if with_examples else None
-        return tuple(self._collate(group, epoch) for group in self.plan.batch(step))
-
-    def _collate(self, group: LengthGroup, epoch: int | None) -> Row:
-        """Returns this host's rows of a group, and with an epoch also which rows they are."""
-        size = -(-group.size // self._unit) * self._unit
-        own = group.rows[self._share.part(size)]
+    def make(self, step: int, *, with_examples: bool = False) -> Row:
+        """Returns this host's rows of a step's batch."""
+        planned = self.plan.batch(step)
+        size = -(-self.plan.batch_size // self._unit) * self._unit
+        own = planned.rows[self._share.part(size)]
         batch = collate(
             self._split,
             own,
             batch_size=size // self._share.count,
-            length=group.length,
+            length=planned.length,
             pad_id=self._pad_id,
         )
-        if epoch is None:
+        if not with_examples:
             return batch
-        return attach(batch, own[:, None].tolist(), epochs=[epoch] * len(own))
+        return attach(batch, own[:, None].tolist(), epochs=[step // self.plan.steps] * len(own))
 
-    def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[tuple[Row, ...]]:
+    def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[Row]:
         """Returns the endless stream of batches from a step on, made ahead in the background.
 
         `with_examples`: each says which rows of the split it is made of.

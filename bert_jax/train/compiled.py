@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bert_jax.data.rows.collate import parts_of
 from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.compiling import compiling, made_once
 from bert_jax.parallel.rules import replicated
-from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
+from bert_jax.task import Batch, Metrics, Params, Task
 from bert_jax.train.state import ModelDefinition, TrainState
 from bert_jax.train.step import (
     EvaluationStep,
@@ -36,7 +35,7 @@ TPU_OPTIONS: Final = {"xla_tpu_enable_windowed_einsum_for_reduce_scatter": False
 
 
 def lower_train_step(
-    spec: StepSpec, state: TrainState, batch: StepBatch, schedule: Schedule, *, accumulation: int
+    spec: StepSpec, state: TrainState, batch: Batch, schedule: Schedule, *, accumulation: int
 ) -> jax.stages.Lowered:
     """Returns the train step lowered for the layout of `state` and `batch`.
 
@@ -49,7 +48,7 @@ def lower_train_step(
 
 
 def lower_step(
-    step: TrainStep, state: TrainState, batch: StepBatch, schedule: Schedule
+    step: TrainStep, state: TrainState, batch: Batch, schedule: Schedule
 ) -> jax.stages.Lowered:
     """Lowers a step for the layout of a state, which is donated, of a batch and of a schedule."""
     layouts, structure = jax.tree.flatten(jax.tree.map(lambda leaf: leaf.sharding, state))
@@ -75,7 +74,7 @@ def _jit_step(
     )
 
 
-LowerStep = Callable[[TrainState, StepBatch, Schedule], jax.stages.Lowered]
+LowerStep = Callable[[TrainState, Batch, Schedule], jax.stages.Lowered]
 
 
 class StepPrograms:
@@ -91,11 +90,10 @@ class StepPrograms:
         self._programs: dict[BatchShape, jax.stages.Compiled] = {}
 
     def __call__(
-        self, state: TrainState, batch: StepBatch, limits: StepLimits, schedule: Schedule
+        self, state: TrainState, batch: Batch, limits: StepLimits, schedule: Schedule
     ) -> tuple[TrainState, StepFigures]:
         """Runs the step, compiled for `batch`'s shapes; RuntimeError: a shape too many."""
-        leaves = jax.tree_util.tree_leaves_with_path(batch)
-        shape = tuple((jax.tree_util.keystr(path), leaf.shape) for path, leaf in leaves)
+        shape = tuple((name, batch[name].shape) for name in sorted(batch))
         if shape not in self._programs:
             if len(self._programs) == self._shapes:
                 raise RuntimeError(f"a batch of a shape that was not announced: {dict(shape)}")
@@ -111,10 +109,9 @@ class StepPrograms:
         return len(self._programs)
 
 
-def describe_batch(batch: StepBatch) -> str:
-    """Returns the rows of a batch and their lengths: ``16 × 64 + 16 × 128 tokens``."""
-    parts = [part["input_ids"].shape for part in parts_of(batch) if "input_ids" in part]
-    return " + ".join(" × ".join(map(str, shape)) for shape in parts) + " tokens"
+def describe_batch(batch: Batch) -> str:
+    """Returns the rows of a batch and their length: ``32 × 128 tokens``."""
+    return " × ".join(map(str, batch["input_ids"].shape)) + " tokens"
 
 
 def lower_evaluation_step(

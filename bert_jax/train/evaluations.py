@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import cast
 
 import numpy as np
 from jax.sharding import Mesh
@@ -10,7 +9,7 @@ from jax.sharding import Mesh
 from bert_jax.errors import Diverged
 from bert_jax.narration import doing
 from bert_jax.parallel.stop_signal import STOP, EvaluationCut
-from bert_jax.task import Batch, Params, Task
+from bert_jax.task import Params, Task
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import compile_evaluation
 from bert_jax.train.manifest import SelectionScore
@@ -45,8 +44,7 @@ def make_evaluation(
                 rows = opened.enter_context(open_batches())
             for fed in prefetch_to_device(rows, mesh, shares=shares):
                 STOP.between_batches()
-                batch = cast(Batch, fed.batch)  # never in parts: there is one program
-                totals = sums_of.add(totals, sums_of.to_host(step(params, batch)))
+                totals = sums_of.add(totals, sums_of.to_host(step(params, fed.batch)))
         lost = [name for name, sums in totals.items() if not np.isfinite(sums).all()]
         if lost:
             raise Diverged(

@@ -12,14 +12,14 @@ from jax.sharding import Mesh, NamedSharding
 from bert_jax.data.loader.batch_maker import detach
 from bert_jax.data.rows.collate import count_tokens
 from bert_jax.parallel.rules import batch_sharding
-from bert_jax.task import HostBatch, StepBatch
+from bert_jax.task import Batch, HostBatch
 from bert_jax.train.goodput import Stopwatch
 
 
 class DeviceBatch(NamedTuple):
     """A batch on the devices."""
 
-    batch: StepBatch
+    batch: Batch
     tokens: int  # that are not padding, on all processes
     waited: float  # seconds that the loop waited for it
     examples: dict[int, list[int]] | None  # of this process, by epoch; None: not asked for

@@ -72,7 +72,7 @@ def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
         before = TrainState(state["step"], state["rng"], nested, (), np.bool_(True))
         placed = jax.device_put(before, replicated(mesh))
         loss, squares = jax.device_get(
-            jax.jit(run)(placed, jax.device_put(_parts(batch), batch_sharding(mesh)))
+            jax.jit(run)(placed, jax.device_put(batch, batch_sharding(mesh)))
         )
     norms = {name: tuple(np.sqrt(np.ravel(leaf))) for name, leaf in named(squares)}
     leaves = jax.tree.leaves(squares)
@@ -121,7 +121,7 @@ def _backward_rank(name: str) -> tuple[int, int, str]:
 
 
 def _mesh(rows: Iterator[int]) -> Mesh:
-    """Returns as many devices as divide the rows of every part of a microbatch."""
+    """Returns as many devices as divide the rows of a microbatch."""
     common, devices = math.gcd(*rows), jax.local_devices()
     count = max(n for n in range(1, len(devices) + 1) if common % n == 0)
     return make_mesh(MeshSection(data=count), devices[:count])
@@ -136,14 +136,6 @@ def _compare(found: Mapping[str, np.ndarray], wanted: Any, folder: epath.Path) -
                 f"{folder}: {name}: found {have}, but its config.yaml describes a model with "
                 f"{shapes.get(name, 'nothing')}"
             )
-
-
-def _parts(batch: Mapping[str, np.ndarray]) -> Any:
-    """Returns a batch, or the parts of one, by which arrays are named ``0/input_ids``."""
-    nested = unflatten_dict(dict(batch), sep="/")
-    if "0" in nested:
-        return tuple(nested[str(at)] for at in range(len(nested)))
-    return nested
 
 
 def _not_finite(what: str, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:

@@ -1,8 +1,7 @@
 """One optimizer step and one evaluation step, as pure functions to compile."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, cast
 
 import jax
@@ -11,12 +10,11 @@ import numpy as np
 import optax
 from flax import nnx
 
-from bert_jax.data.rows.collate import parts_of
 from bert_jax.optim.optimizer import MomentsState, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate
 from bert_jax.parallel.compiling import made_once
 from bert_jax.parallel.rules import constrain, gathered
-from bert_jax.task import Batch, Metrics, Params, StepBatch, Task
+from bert_jax.task import Batch, Metrics, Params, Task
 from bert_jax.train.state import ModelDefinition, TrainState
 
 EvaluationStep = Callable[[Params, Batch], Metrics]
@@ -39,7 +37,7 @@ class StepFigures(NamedTuple):
 
 
 # (state, batch, limits, schedule) → new state, figures
-TrainStep = Callable[[TrainState, StepBatch, StepLimits, Schedule], tuple[TrainState, StepFigures]]
+TrainStep = Callable[[TrainState, Batch, StepLimits, Schedule], tuple[TrainState, StepFigures]]
 
 # What every step adds to the task's metrics; `HEALTHY` is for the loop and not reported.
 STEP_METRICS: Final = ("learning_rate", "gradient_norm")
@@ -66,15 +64,15 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
     and number of steps. The state counts the updates, since a step may be skipped.
 
     The divisors of the loss are taken over the whole global batch before it is cut into
-    `accumulation` microbatches, which changes memory and nothing else; likewise for the parts of a
-    batch whose rows are padded to different lengths. A step whose loss or gradient is not finite,
-    or beyond its limits, leaves the state as it was and marks it unhealthy; later steps then leave
-    it alone too, until the host has decided what to do about it (see `bert_jax.train.bad_steps`).
+    `accumulation` microbatches, which changes memory and nothing else. A step whose loss or
+    gradient is not finite, or beyond its limits, leaves the state as it was and marks it unhealthy;
+    later steps then leave it alone too, until the host has decided what to do about it (see
+    `bert_jax.train.bad_steps`).
     """
     gradients = make_gradients(spec.task, spec.model, accumulation=accumulation)
 
     def step(
-        state: TrainState, batch: StepBatch, limits: StepLimits, schedule: Schedule
+        state: TrainState, batch: Batch, limits: StepLimits, schedule: Schedule
     ) -> tuple[TrainState, StepFigures]:
         value, metrics, grads = gradients(state, batch)
         squares = squares_by_layer(grads, spec.model.axes)
@@ -118,15 +116,14 @@ def _where(healthy: jax.Array, changed: TrainState, kept: TrainState) -> TrainSt
 
 def make_gradients(
     task: Task, model: ModelDefinition, *, accumulation: int
-) -> Callable[[TrainState, StepBatch], tuple[jax.Array, Metrics, Params]]:
+) -> Callable[[TrainState, Batch], tuple[jax.Array, Metrics, Params]]:
     """Returns ``gradients(state, batch) -> (loss, metrics, gradients)``: a step but its update.
 
     The batch is cut into `accumulation` microbatches.
     """
 
-    def gradients(state: TrainState, batch: StepBatch) -> tuple[jax.Array, Metrics, Params]:
-        parts = parts_of(batch)
-        weights = _sum(task.weights(part) for part in parts)
+    def gradients(state: TrainState, batch: Batch) -> tuple[jax.Array, Metrics, Params]:
+        weights = task.weights(batch)
 
         def loss(params: Params, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
             bound = nnx.merge(model.graphdef, params)
@@ -136,7 +133,7 @@ def make_gradients(
         params = state.params
         if accumulation > 1:  # gathered once, not for every microbatch
             params = jax.tree.map(gathered, params, model.axes)
-        return _sum_over_parts(grad, params, parts, dropout_key(state), accumulation)
+        return _accumulate(grad, params, batch, dropout_key(state), accumulation)
 
     return gradients
 
@@ -170,25 +167,6 @@ def dropout_key(state: TrainState) -> jax.Array:
     """Returns the key of this step: a function of the run's key and the step alone."""
     run_key = jax.random.wrap_key_data(state.rng, impl="threefry2x32")
     return jax.random.fold_in(run_key, state.step)
-
-
-def _sum_over_parts(
-    grad: GradientFunction,
-    params: Params,
-    parts: Sequence[Batch],
-    key: jax.Array,
-    accumulation: int,
-) -> tuple[jax.Array, Metrics, Params]:
-    """Sums value, metrics and gradients over the parts of a batch."""
-    keys = [jax.random.fold_in(key, at) for at in range(len(parts))] if len(parts) > 1 else [key]
-    return _sum(
-        _accumulate(grad, params, part, part_key, accumulation)
-        for part, part_key in zip(parts, keys, strict=True)
-    )
-
-
-def _sum(trees: Iterable[Any]) -> Any:
-    return functools.reduce(functools.partial(jax.tree.map, jnp.add), trees)
 
 
 def _accumulate(

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UserError
 from bert_jax.inference.lengths import BUCKETS, bucket_of, buckets_up_to
+from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.task import Row
 from bert_jax.tasks.batches import WEIGHTS, TrainBatches, collate
-from bert_jax.tasks.epoch_plan import EpochPlan, PlannedBatch
+from bert_jax.tasks.epoch_plan import EpochPlan
 from bert_jax.tasks.family import NO_LABEL, Encoded
 
 MAX_LENGTH = 100
+CHEAP = ShapeCost(0)
 
 
 class Rows:
@@ -41,16 +43,16 @@ class Rows:
         raise NotImplementedError
 
 
-def plan(lengths: Sequence[int], *, batch_size: int = 4, seed: int = 0) -> EpochPlan:
-    return EpochPlan(np.asarray(lengths), batch_size=batch_size, max_length=MAX_LENGTH, seed=seed)
+def plan(
+    lengths: Sequence[int], *, batch_size: int = 4, seed: int = 0, cost: ShapeCost = CHEAP
+) -> EpochPlan:
+    return EpochPlan(
+        np.asarray(lengths), batch_size=batch_size, max_length=MAX_LENGTH, seed=seed, cost=cost
+    )
 
 
-def rows_of(batch: PlannedBatch) -> list[int]:
-    return [row for part in batch for row in part.rows.tolist()]
-
-
-def shape(batch: PlannedBatch) -> tuple[tuple[int, int], ...]:
-    return tuple((part.length, part.size) for part in batch)
+def rows_of(made: EpochPlan, step: int) -> list[int]:
+    return made.batch(step).rows.tolist()
 
 
 lengths_of_rows = st.lists(st.integers(3, MAX_LENGTH), min_size=1, max_size=120)
@@ -64,14 +66,11 @@ def test_every_row_comes_once_an_epoch_and_fits_its_batch(
     made = plan(lengths, batch_size=batch_size)
     batches = [made.batch(epoch * made.steps + at) for at in range(made.steps)]
     assert made.steps == -(-len(lengths) // batch_size)
-    parts = [part for batch in batches for part in batch]
-    assert sorted(np.concatenate([part.rows for part in parts])) == list(range(len(lengths)))
-    assert all(sum(part.size for part in batch) == batch_size for batch in batches)
-    assert all(len(part.rows) <= part.size for part in parts)
-    assert sum(sum(len(part.rows) for part in batch) < batch_size for batch in batches) <= 1
-    assert all(lengths[row] <= part.length for part in parts for row in part.rows)
-    assert {part.length for part in parts} <= set(buckets_up_to(MAX_LENGTH))
-    assert len({shape(batch) for batch in batches}) == len(made.shapes)
+    assert sorted(np.concatenate([batch.rows for batch in batches])) == list(range(len(lengths)))
+    assert sum(len(batch.rows) < batch_size for batch in batches) <= 1
+    assert all(len(batch.rows) <= batch_size for batch in batches)
+    assert all(lengths[row] <= batch.length for batch in batches for row in batch.rows)
+    assert {batch.length for batch in batches} == made.shapes <= {*buckets_up_to(MAX_LENGTH)}
 
 
 @given(lengths=lengths_of_rows, seed=st.integers(1, 5))
@@ -81,16 +80,16 @@ def test_runs_of_other_seeds_have_batches_of_the_same_lengths_in_the_same_order(
 ) -> None:
     one, other = plan(lengths), plan(lengths, seed=seed)
     steps = range(2 * one.steps)
-    assert [shape(one.batch(at)) for at in steps] == [shape(other.batch(at)) for at in steps]
+    assert [one.batch(at).length for at in steps] == [other.batch(at).length for at in steps]
 
 
 def test_seeds_and_epochs_put_other_rows_together() -> None:
     lengths = [10] * 64
     first, other = plan(lengths), plan(lengths, seed=1)
-    rows = [rows_of(first.batch(at)) for at in range(first.steps)]
-    assert rows != [rows_of(other.batch(at)) for at in range(other.steps)]
-    assert rows != [rows_of(first.batch(first.steps + at)) for at in range(first.steps)]
-    assert rows == [rows_of(plan(lengths).batch(at)) for at in range(first.steps)]
+    rows = [rows_of(first, at) for at in range(first.steps)]
+    assert rows != [rows_of(other, at) for at in range(other.steps)]
+    assert rows != [rows_of(first, first.steps + at) for at in range(first.steps)]
+    assert rows == [rows_of(plan(lengths), at) for at in range(first.steps)]
 
 
 def test_a_step_is_found_without_those_before_it() -> None:
@@ -99,51 +98,29 @@ def test_a_step_is_found_without_those_before_it() -> None:
     last = 3 * walked.steps - 1
     for step in range(last):
         walked.batch(step)
-    assert rows_of(walked.batch(last)) == rows_of(sought.batch(last))
+    assert rows_of(walked, last) == rows_of(sought, last)
 
 
-def test_a_bucket_of_few_rows_has_no_program_of_its_own() -> None:
-    lengths = [10] * 100 + [20] * 2 + [60] * 100
-    made = plan(lengths, batch_size=16)
-    found = {part.length for at in range(made.steps) for part in made.batch(at)}
-    assert found == {12, 64}
-
-
-def test_short_rows_share_their_batch_with_long_ones() -> None:
+def test_consecutive_batches_have_lengths_from_all_over_the_range() -> None:
     lengths = np.random.default_rng(3).permutation(np.arange(3, 99).repeat(10))
-    made = plan(lengths, batch_size=16)
-    for at in range(made.steps):
-        found = lengths[rows_of(made.batch(at))]
-        # The median lies among the rows of 41 to 56, which are shuffled.
-        assert (found < 41).sum() <= 8
-        assert (found > 56).sum() <= 8
+    made = plan(lengths.tolist(), batch_size=16)
+    found = np.asarray([made.batch(at).length for at in range(2 * made.steps)])
+    stretches = np.convolve(found, np.full(8, 1 / 8), mode="valid")
+    np.testing.assert_allclose(stretches, made.mean_length, rtol=0.2)
 
 
-def test_each_half_is_as_far_up_in_its_half_of_the_rows() -> None:
-    # 176 rows for 192 places: 16 short rows are missing.
-    made = plan([10] * 64 + [20] * 32 + [30] * 32 + [40] * 48, batch_size=64)
-    found = [made.batch(at) for at in range(made.steps)]
-    assert sorted(shape(batch) for batch in found) == [
-        ((12, 32), (32, 32)),
-        ((12, 32), (40, 32)),
-        ((20, 32), (40, 32)),
-    ]
-    assert sorted(len(part.rows) for batch in found for part in batch) == [16, *[32] * 5]
-    # Three rows are less than half a batch: all of them are its longer half.
-    (small,) = [b for b in map(plan([10] * 11, batch_size=8).batch, (0, 1)) if len(rows_of(b)) < 8]
-    assert shape(small) == ((12, 8),)
-    assert len(rows_of(small)) == 3
-
-
-@pytest.mark.parametrize(("longer", "parts"), [(30, 1), (33, 2)])
-def test_halves_that_little_padding_makes_alike_are_one_part(longer: int, parts: int) -> None:
-    made = plan([16] * 8 + [longer] * 8, batch_size=16)  # at 32: 8 · (32 − 16) = 128 positions
-    assert len(made.batch(0)) == parts
+def test_a_short_run_has_one_shape_and_a_long_one_more_that_save_padding() -> None:
+    lengths = np.random.default_rng(0).integers(10, MAX_LENGTH, 400).tolist()
+    short = plan(lengths, batch_size=16, cost=ShapeCost(100_000, 3))
+    long = plan(lengths, batch_size=16, cost=ShapeCost(100_000, 1000))
+    assert short.shapes == {100}
+    assert 3 <= len(long.shapes) <= 8
+    assert long.mean_length < short.mean_length == 100
 
 
 def test_padding_is_a_small_share_where_lengths_spread() -> None:
     lengths = np.random.default_rng(1).integers(5, MAX_LENGTH, 4000)
-    made = plan(lengths, batch_size=16)
+    made = plan(lengths.tolist(), batch_size=16)
     assert 1 - lengths.mean() / made.mean_length < 0.2
     assert 1 - lengths.mean() / MAX_LENGTH > 0.45  # what padding to the longest would be
 
@@ -181,6 +158,7 @@ def batches(**changes: Any) -> TrainBatches:
         "max_length": MAX_LENGTH,
         "seed": 3,
         "pad_id": 0,
+        "cost": ShapeCost(0),
     } | changes
     return TrainBatches(Rows([10, 20, 30, 40, 50, 60, 70, 80]), **values)
 
@@ -188,28 +166,23 @@ def batches(**changes: Any) -> TrainBatches:
 def test_hosts_make_the_shares_of_the_one_host_batch() -> None:
     whole = batches().make(3)
     shares = [batches(share=HostShare(index, 2)).make(3) for index in range(2)]
-    for at, part in enumerate(whole):
-        for name, array in part.items():
-            joined = np.concatenate([share[at][name] for share in shares])
-            np.testing.assert_array_equal(joined, array)
+    for name, array in whole.items():
+        np.testing.assert_array_equal(np.concatenate([share[name] for share in shares]), array)
 
 
-def test_a_part_is_filled_up_to_what_the_devices_divide() -> None:
-    rows = Rows([10] * 16 + [90] * 16)
+def test_a_batch_is_filled_up_to_what_the_devices_divide() -> None:
     values: Mapping[str, Any] = {"batch_size": 16, "max_length": 100, "seed": 3, "pad_id": 0}
-    plain = TrainBatches(rows, **values).make(0)
-    filled = TrainBatches(rows, unit=12, **values).make(0)
-    assert [part[WEIGHTS].shape for part in plain] == [(8,), (8,)]
-    assert [part[WEIGHTS].shape for part in filled] == [(12,), (12,)]
-    for part, more in zip(plain, filled, strict=True):
-        assert more[WEIGHTS].tolist() == [1] * 8 + [0] * 4
-        for name, array in part.items():
-            np.testing.assert_array_equal(more[name][:8], array)
+    rows = Rows([10] * 32)
+    plain = TrainBatches(rows, cost=ShapeCost(0), **values).make(0)
+    filled = TrainBatches(rows, unit=12, cost=ShapeCost(0), **values).make(0)
+    assert filled[WEIGHTS].tolist() == [1] * 16 + [0] * 8
+    for name, array in plain.items():
+        np.testing.assert_array_equal(filled[name][:16], array)
 
 
 @pytest.mark.parametrize("choices", [1, 3])
 def test_a_host_without_rows_makes_filler_of_the_same_shapes(choices: int) -> None:
-    def first(share: HostShare) -> tuple[Row, ...]:
+    def first(share: HostShare) -> Row:
         made = TrainBatches(
             Rows([10], choices=choices),
             batch_size=4,
@@ -217,10 +190,11 @@ def test_a_host_without_rows_makes_filler_of_the_same_shapes(choices: int) -> No
             seed=0,
             pad_id=0,
             share=share,
+            cost=ShapeCost(0),
         )
         return made.make(0)
 
-    (some,), (none,) = first(HostShare(0, 2)), first(HostShare(1, 2))
+    some, none = first(HostShare(0, 2)), first(HostShare(1, 2))
     assert some[WEIGHTS].tolist() == [1, 0]
     assert none[WEIGHTS].tolist() == [0, 0]
     assert {name: (array.shape, array.dtype) for name, array in some.items()} == {

@@ -86,10 +86,8 @@ def _spoilt(
         for step, batch in enumerate(rows, first):
             read.append(step)
             if step in at:
-                parts = batch if isinstance(batch, tuple) else (batch,)
-                spoilt = tuple({**part, name: np.array(part[name])} for part in parts)
-                at[step](spoilt[0][name])
-                batch = spoilt if isinstance(batch, tuple) else spoilt[0]
+                batch = {**batch, name: np.array(batch[name])}
+                at[step](batch[name])
             yield batch
 
     with whole as rows:

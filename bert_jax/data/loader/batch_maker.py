@@ -32,14 +32,12 @@ def detach(batch: HostBatch) -> tuple[HostBatch, dict[int, list[int]] | None]:
 
     None where nothing was added.
     """
-    parts = batch if isinstance(batch, tuple) else (batch,)
-    if _KEY not in parts[0]:
+    if _KEY not in batch:
         return batch, None
     found: dict[int, list[int]] = {}
-    for epoch, *examples in (row for part in parts for row in part[_KEY].tolist()):
+    for epoch, *examples in batch[_KEY].tolist():
         found.setdefault(epoch, []).extend(index for index in examples if index != _NONE)
-    bare = tuple({name: part[name] for name in part if name != _KEY} for part in parts)
-    return bare if isinstance(batch, tuple) else bare[0], found
+    return {name: batch[name] for name in batch if name != _KEY}, found
 
 
 class ExampleSequence(Protocol):

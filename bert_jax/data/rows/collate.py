@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,6 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary import SpecialIds
 
 _TEXTS_AT_ONCE: Final = 10_000
-
-Part = TypeVar("Part")
 
 
 class Ragged:
@@ -140,11 +138,6 @@ def stack_rows(rows: Sequence[Row], *, batch_size: int, like: Row | None = None)
     return batch
 
 
-def parts_of(batch: Part | tuple[Part, ...]) -> tuple[Part, ...]:
-    """Returns the parts of a batch whose rows have different lengths; of another, it alone."""
-    return batch if isinstance(batch, tuple) else (batch,)
-
-
 def count_tokens(batch: HostBatch) -> int:
     """Returns the tokens of a batch without padding: positions whose ``segment_ids`` exceed 0."""
-    return sum(int(np.count_nonzero(part["segment_ids"])) for part in parts_of(batch))
+    return int(np.count_nonzero(batch["segment_ids"]))

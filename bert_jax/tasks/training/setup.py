@@ -191,7 +191,7 @@ def _resolved(
         mesh=mesh,
         longest=section.max_length,
     )
-    if execution.unroll is None and tokens * cost.position < cost.program:
+    if execution.unroll is None and tokens < cost.program:
         depth = architecture.num_hidden_layers
         chosen = chosen.model_copy(update={"unroll": default_unroll(depth, on_tpu=False)})
     return chosen
