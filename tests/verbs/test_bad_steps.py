@@ -241,55 +241,6 @@ def test_a_save_that_failed_keeps_no_bad_step_from_being_answered(
     assert (run_dir / "bad_step_9").exists()
 
 
-@pytest.mark.chaos
-def test_a_rollback_without_a_checkpoint_begins_again_past_the_data(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = poison_pretraining(monkeypatch, {2: nan})
-    run_dir = tmp_path / "run"
-    said = ok("pretrain", config, f"run_dir={run_dir}", ROLLBACK)
-    assert "step 3: back to step 0; rows 0 to 23 of phase 0 are left out" in said
-    assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
-    assert read.count(2) == 1
-
-
-@pytest.mark.chaos
-def test_rollbacks_that_do_not_help_stop_the_run(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poison_pretraining(monkeypatch, {at: nan for at in range(8, 99)})
-    run_dir = tmp_path / "run"
-    monkeypatch.setattr(bad_steps, "LIMIT", 2)
-    result = invoke("pretrain", config, f"run_dir={run_dir}", ROLLBACK)
-    assert result.exit_code == 1, result.output
-    assert "step 7: loss nan, gradient_norm nan, after 2 rollbacks to one checkpoint" in (
-        result.stderr
-    )
-    entries = json.loads((run_dir / "rollbacks.json").read_text())["rollbacks"]
-    assert [(e["checkpoint"], e["bad_step"], e["first"]) for e in entries] == [
-        (6, 9, 48),
-        (6, 7, 72),
-    ]
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("response", ["warn", "skip"])
-def test_a_spike_is_answered_as_set_and_a_resumed_run_judges_alike(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, response: str
-) -> None:
-    poison_pretraining(monkeypatch, {13: spike})
-    run_dir, setting = tmp_path / "run", f"train.bad_steps.on_spike={response}"
-    said = ok("pretrain", config, f"run_dir={run_dir}", setting)
-    (line,) = bad_lines(run_dir)
-    assert (line["at"], line[response]) == (14, 1)
-    assert line["gradient_norm"] > 5 * line["gradient_norm_limit"]
-    assert "step 14: loss" in said
-    assert (14 in losses(run_dir)) == (response != "skip")
-    killed = resumed_at(12, run_dir, tmp_path / "killed")
-    ok("pretrain", config, f"run_dir={killed}", setting)
-    assert_same_run(killed, run_dir)
-
-
 def test_fine_tuning_has_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison_finetuning(monkeypatch, {3: nan, 5: nan})
     monkeypatch.setattr(bad_steps, "LIMIT", 1)
