@@ -35,16 +35,12 @@ class BoilerplateSection(Section):
 class NearDuplicatesSection(Section):
     """Documents that share most of their word n-grams with an earlier one.
 
-    MinHash with locality-sensitive hashing; the defaults are FineWeb's (arXiv:2406.17557, section
-    3.4): 5-grams, 14 bands of 8 hashes, for a similarity of 0.75.
+    MinHash with locality-sensitive hashing in 14 bands of 8 hashes. All numbers are FineWeb's
+    (arXiv:2406.17557, section 3.4).
     """
 
     ngram: Annotated[int, pydantic.Field(ge=1, le=50)] = 5
     """Words per n-gram."""
-    bands: Annotated[int, pydantic.Field(ge=1, le=256)] = 14
-    """Two documents are compared if all hashes of one band are equal."""
-    rows: Annotated[int, pydantic.Field(ge=1, le=64)] = 8
-    """Hashes per band."""
     threshold: Annotated[float, pydantic.Field(gt=0, le=1)] = 0.75
     """A document is dropped if the share of equal hashes, an estimate of the Jaccard similarity of
     the n-gram sets, is at least this."""

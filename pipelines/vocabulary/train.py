@@ -23,6 +23,8 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary import SPECIAL_PIECES, reserved_pieces
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
+# Lines to sample, or parts of 2,048 characters of long ones: memory, beside `max_bytes`.
+MAX_LINES: Final = 10_000_000
 _LANE = 128  # the width to which the device pads a vocabulary
 _MARKS_LINES: Final = 20_000  # enough to tell a language by
 _MARKS_SHARE: Final = 0.1  # Vietnamese has 0.3, French 0.04, German 0.02
@@ -44,7 +46,6 @@ class VocabSection(SourcesSection):
         strip_accents: drop accents; None follows ``lower_case``.
         chinese: set CJK ideographs apart (WordPiece only).
         character_coverage: share of the text's characters to have as pieces.
-        max_sentences: lines (or parts of 2,048 characters of long ones) to sample.
         max_bytes: UTF-8 bytes to sample. Training peaked at 4 times this in memory for wordpiece,
             6 times for bpe and 22 times for unigram (100 MB of English with a million rare words).
         seed: of the sample.
@@ -60,7 +61,6 @@ class VocabSection(SourcesSection):
     strip_accents: bool | None = None
     chinese: bool = True
     character_coverage: float = Field(default=0.9999, gt=0, le=1)
-    max_sentences: int = Field(default=10_000_000, ge=1)
     max_bytes: int = Field(default=100_000_000, ge=MAX_PART_BYTES)
     seed: int = Field(default=0, ge=0)
 
@@ -95,7 +95,7 @@ def train_vocab(
 
 
 def _sample(section: VocabSection) -> list[str]:
-    bounds = {"max_lines": section.max_sentences, "max_bytes": section.max_bytes}
+    bounds = {"max_lines": MAX_LINES, "max_bytes": section.max_bytes}
     if section.mixture is None:
         lines = sample_lines(iter_text(section), seed=section.seed, **bounds)
         if not lines:
