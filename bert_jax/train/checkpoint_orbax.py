@@ -137,10 +137,10 @@ def _array_handler(save_bytes: int | None) -> ocp.PyTreeCheckpointHandler:
 
 
 def _check_room(directory: epath.Path, items: Mapping[str, Any]) -> None:
-    """Makes sure of two failures before they leave half a save behind; OSError: one will come.
+    """Finds two failures before they leave half a save behind; raises OSError.
 
-    The first process must be able to make the directory, since the others wait for it; and the
-    disk must have room for this process's part of the arrays.
+    The first process must be able to make the directory, since the other processes wait for it.
+    The disk must have room for this process's part of the arrays.
     """
     if jax.process_index() == 0 and not directory.exists():
         directory.mkdir(parents=True)

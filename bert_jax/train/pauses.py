@@ -1,4 +1,4 @@
-"""What follows a step that the devices wait after: hooks, called in the order of a list."""
+"""Hooks of the train loop: they run after a step at which the devices wait."""
 
 import dataclasses
 from typing import Protocol
@@ -14,7 +14,7 @@ from bert_jax.train.step_tracker import DueActions, StepTracker
 
 @dataclasses.dataclass
 class Pause:
-    """A step that is finished before the next one starts, and what its hooks have found."""
+    """A step at which the devices wait, and the findings of its hooks."""
 
     step: int
     phase: Phase
@@ -22,7 +22,7 @@ class Pause:
     due: DueActions
     score: SelectionScore | None = None  # of this step's evaluation
     interrupted: bool = False  # by a signal: the run saves and ends
-    out_of_patience: bool = False  # no evaluation was better for so long: likewise
+    out_of_patience: bool = False  # too many evaluations were no better: likewise
 
     @property
     def ends_run(self) -> bool:
@@ -31,10 +31,10 @@ class Pause:
 
 
 class Hook(Protocol):
-    """One of the things that happen in a pause."""
+    """Evaluates, saves, ends the run, …"""
 
     def __call__(self, pause: Pause) -> None:
-        """Does it, and writes down in the pause what later hooks and the loop need."""
+        """Runs the hook, which may change the pause for later hooks and the loop."""
         ...
 
 
@@ -84,7 +84,7 @@ class Saving:
 
 
 class StopOnSignal:
-    """Ends a run that a signal has asked to stop, once it is saved."""
+    """Says that a signal ends the run, which is saved by then."""
 
     def __init__(self, output: Output) -> None:
         self._output = output

@@ -17,7 +17,7 @@ from bert_jax.train.watchdog import Watchdog
 
 
 class StepRunner:
-    """What all steps of a run share: judge, watchdog, profile, schedule, and where figures go."""
+    """Runs single steps, with the recovery, watchdog and profile that all steps share."""
 
     def __init__(
         self, spec: TrainSpec, tracker: StepTracker, output: Output, rollbacks: RollbackLog
