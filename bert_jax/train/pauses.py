@@ -31,7 +31,7 @@ class Pause:
 
 
 class Hook(Protocol):
-    """Evaluates, saves, ends the run, …"""
+    """Evaluates, saves or ends the run, for example."""
 
     def __call__(self, pause: Pause) -> None:
         """Runs the hook, which may change the pause for later hooks and the loop."""
