@@ -102,12 +102,14 @@ class BucketedInference:
     def _plan(self, lengths: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, int]]:
         if not len(lengths):
             return
-        program = self._cost.program / self._cost.passes
+        program, slack = self._cost.program / self._cost.passes, 0.0
         if self._cost.passes == 1:  # as many rows as before may come once more
             self._seen += len(lengths)
-            program *= len(lengths) / self._seen
+            slack = program / self._seen
+            program = slack * len(lengths)
         chosen = choose_lengths(lengths, max_length=self._max_length, program=program)
-        chosen = reuse(chosen, [length for rows, length in self._met if rows == size])
+        compiled = [length for rows, length in self._met if rows == size]
+        chosen = reuse(chosen, compiled, slack=slack)
         found = fitting(lengths, chosen)
         for length in np.unique(found).tolist():
             members = np.flatnonzero(found == length)

@@ -53,11 +53,14 @@ def choose_lengths(lengths: np.ndarray, *, max_length: int, program: float) -> l
     return best[-1][1]
 
 
-def reuse(chosen: Sequence[int], compiled: Collection[int]) -> list[int]:
-    """Replaces each length by the shortest compiled one that is at most twice as long."""
-    return sorted(
-        {
-            min((each for each in compiled if length <= each <= 2 * length), default=length)
-            for length in chosen
-        }
-    )
+def reuse(chosen: Sequence[int], compiled: Collection[int], *, slack: float = 0.0) -> list[int]:
+    """Replaces each length by the shortest compiled one that is near enough.
+
+    It is at most twice as long, or longer by no more than `slack`.
+    """
+
+    def nearest(length: int) -> int:
+        most = max(2 * length, length + slack)
+        return min((each for each in compiled if length <= each <= most), default=length)
+
+    return sorted(set(map(nearest, chosen)))

@@ -39,7 +39,8 @@ def test_few_rows_share_a_program_and_many_have_a_few() -> None:
     assert 3 <= len(many) <= 8
 
 
-def test_a_compiled_length_serves_rows_of_half_its_length_or_more() -> None:
+def test_a_compiled_length_that_is_near_enough_serves_shorter_rows() -> None:
     assert reuse([12, 40], [64, 20, 256]) == [20, 64]
     assert reuse([40, 48], [64]) == [64]
     assert reuse([24, 96], [64]) == [24, 96]
+    assert reuse([24, 96], [64], slack=40) == [64, 96]

@@ -94,7 +94,7 @@ def test_seeds_and_epochs_put_other_rows_together() -> None:
 
 def test_a_step_is_found_without_those_before_it() -> None:
     lengths = np.random.default_rng(0).integers(3, MAX_LENGTH, 200)
-    walked, sought = plan(lengths), plan(lengths)
+    walked, sought = plan(lengths.tolist()), plan(lengths.tolist())
     last = 3 * walked.steps - 1
     for step in range(last):
         walked.batch(step)
