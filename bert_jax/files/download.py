@@ -1,11 +1,10 @@
-"""Files of a bucket to this machine's disk: in parallel, checked, resumed where it stopped."""
+"""Files of a bucket to this machine's disk: in parallel, checked; whole ones are copied once."""
 
 import concurrent.futures
 import functools
 import hashlib
 import re
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,14 +19,8 @@ from bert_jax.files.remote import is_remote
 from bert_jax.files.scratch import scratch_directory
 from bert_jax.narration import doing
 
-_PART: Final = ".part"
-
-# Files at a time, and of each a piece whose parts come over several connections.
-_FILES: Final = 8
-_PIECE_BYTES: Final = 32 << 20
-_CONNECTIONS: Final = 4
-
-_BETWEEN_LINES_SECONDS: Final = 10.0
+_FILES: Final = 8  # at a time
+_PIECE_BYTES: Final = 16 << 20
 
 
 class RemoteFile(NamedTuple):
@@ -54,92 +47,50 @@ def find_files(directory: epath.Path) -> list[RemoteFile]:
     ]
 
 
-def download(files: Sequence[RemoteFile], target: Path, *, say: Callable[[str], None]) -> None:
-    """Copies files into a directory. What lies there whole is left, what is begun is gone on with.
+def download(files: Sequence[RemoteFile], target: Path) -> None:
+    """Copies files into a directory; files that are there already stay.
 
-    One process at a time writes to the target. `say` gets a line at the beginning and one every ten
-    seconds. Raises UserError if a file is damaged, or the disk is full.
+    One process at a time writes to the target. Raises UserError if a file is damaged, or the disk
+    is full.
     """
     missing = [file for file in files if not (target / file.name).exists()]
-    total = sum(file.bytes for file in missing)
-    progress = _Progress(total, say)
-    say(f"copying {total / 1e9:.3g} GB in {len(missing)} files to {target}")
+    total, done = sum(file.bytes for file in missing), 0
+    stopped = threading.Event()
+
+    def count(read: int) -> None:
+        nonlocal done
+        done += read
+        if stopped.is_set():
+            raise concurrent.futures.CancelledError
+
     threads = concurrent.futures.ThreadPoolExecutor(_FILES)
-    try:
-        futures = [threads.submit(_fetch, file, target, progress) for file in missing]
-        for future in concurrent.futures.as_completed(futures):
-            future.result()
-    finally:
-        progress.stopped = True
-        threads.shutdown(cancel_futures=True)
+    with doing(lambda: f"copying: {done / 1e9:.3g} of {total / 1e9:.3g} GB"):
+        try:
+            list(threads.map(lambda file: _fetch(file, target, count), missing))
+        finally:
+            stopped.set()
+            threads.shutdown(cancel_futures=True)
 
 
-class _Progress:
-    """Counts bytes of all files, and says how many every ten seconds."""
-
-    def __init__(self, total: int, say: Callable[[str], None]) -> None:
-        self.stopped = False  # another file failed
-        self._total, self._say = total, say
-        self._done = self._fetched = 0
-        self._began = self._said = time.monotonic()
-        self._lock = threading.Lock()
-
-    def add(self, count: int, *, fetched: bool = True) -> None:
-        """Counts bytes, fetched or found here from before."""
-        with self._lock:
-            self._done += count
-            self._fetched += count * fetched
-            now = time.monotonic()
-            if now - self._said < _BETWEEN_LINES_SECONDS:
-                return
-            self._said = now
-            rate = self._fetched / (now - self._began)
-            left = (self._total - self._done) / max(rate, 1.0)
-            self._say(
-                f"{self._done / 1e9:.3g} of {self._total / 1e9:.3g} GB, {rate / 1e6:.3g} MB/s, "
-                f"{left // 60:.0f} min {left % 60:.0f} s left"
-            )
-
-
-def _fetch(file: RemoteFile, target: Path, progress: _Progress) -> None:
-    """Copies one file, from the beginning where what is there from before turns out damaged."""
-    part = target / (file.name + _PART)
-    resumed = part.exists()
-    with disk_errors(target):
-        found = _append(file, part, progress)
-        if resumed and file.sha256 not in (None, found):
-            part.unlink()
-            found = _append(file, part, progress)
-        if file.sha256 not in (None, found):
-            part.unlink()
-            raise UserError(
-                f"{file.path}: damaged: SHA-256 is {found}, expected {file.sha256}; copy or make "
-                "it again"
-            )
-        part.replace(target / file.name)
-
-
-def _append(file: RemoteFile, part: Path, progress: _Progress) -> str:
-    """Completes a file and returns its SHA-256."""
+def _fetch(file: RemoteFile, target: Path, count: Callable[[int], None]) -> None:
+    part, digest = target / f"{file.name}.part", hashlib.sha256()
     system, path = fsspec.core.url_to_fs(file.path)
-    digest = hashlib.sha256()
-    with part.open("a+b") as out:
-        out.seek(0)
-        while kept := out.read(1 << 20):
-            digest.update(kept)
-        begin = out.tell()
-        progress.add(begin, fetched=False)
-        for start in range(begin, file.bytes, _PIECE_BYTES):
+    with disk_errors(target), part.open("wb") as local:
+        for start in range(0, file.bytes, _PIECE_BYTES):
             end = min(start + _PIECE_BYTES, file.bytes)
-            piece = system.cat_file(path, start=start, end=end, concurrency=_CONNECTIONS)
-            if progress.stopped:
-                raise concurrent.futures.CancelledError
+            piece = system.cat_file(path, start=start, end=end)
             if len(piece) != end - start:
                 raise UserError(f"{file.path}: changed while it was copied; run again")
-            out.write(piece)
+            local.write(piece)
             digest.update(piece)
-            progress.add(len(piece))
-    return digest.hexdigest()
+            count(len(piece))
+    if file.sha256 not in (None, found := digest.hexdigest()):
+        part.unlink()
+        raise UserError(
+            f"{file.path}: damaged: SHA-256 is {found}, expected {file.sha256}; copy or make it "
+            "again"
+        )
+    part.replace(target / file.name)
 
 
 CHECKED: Final = "sha256-"
@@ -175,7 +126,7 @@ def _copied(path: str) -> Path:
     into = target.parent if [file.path for file in files] == [path] else target
     into.mkdir(parents=True, exist_ok=True)
     with doing(f"copying {path}"):
-        download(files, into, say=lambda line: None)
+        download(files, into)
     wanted = _HASH.search(path)
     if wanted and sha256_of_files({file.name: into / file.name for file in files}) != wanted[1]:
         raise UserError(f"{path}: damaged: not of the SHA-256 in its name; copy it again")

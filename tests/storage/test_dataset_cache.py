@@ -85,24 +85,10 @@ def test_a_copy_goes_on_where_it_was_stopped(
     cloud.proxy.reset()
     (partial,) = tmp_path.glob("*.partial")
     have = sum(path.stat().st_size for path in partial.iterdir())
-    part = partial / f"{shard(source).name}.part"
-    if part.exists():  # half of the last piece, as a kill leaves it
-        part.write_bytes(part.read_bytes()[:-1000])
     local = Path(cache(tmp_path).local(str(source)))
     open_dataset(local, "train").verify()
     assert have > 0
     assert not partial.exists()
-
-
-def test_what_was_begun_with_other_bytes_is_begun_anew(source: epath.Path, tmp_path: Path) -> None:
-    local = Path(cache(tmp_path).local(str(source)))
-    partial = local.rename(local.with_name(f"{local.name}.partial"))
-    name = shard(source).name
-    half = bytearray((partial / name).read_bytes()[:100_000])
-    half[5000] ^= 1
-    (partial / f"{name}.part").write_bytes(half)
-    (partial / name).unlink()
-    open_dataset(cache(tmp_path).local(str(source)), "train").verify()
 
 
 def test_a_damaged_shard_in_the_bucket_is_named_and_not_kept(

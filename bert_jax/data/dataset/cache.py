@@ -59,8 +59,8 @@ class DatasetCache:
     ``DatasetCache(CacheSection(), say=print).local("gs://bucket/wiki")`` →
     ``/home/me/.cache/bert_jax/datasets/wiki-3f2a90c1d4e5b6f7``
 
-    Of several processes one copies and the others wait. A copy that was interrupted goes on where
-    it was. A dataset that is made anew under the same name is another one.
+    Of several processes one copies and the others wait. A copy that was interrupted goes on with
+    the next file. A dataset that is made anew under the same name is another one.
     """
 
     def __init__(self, section: CacheSection, *, say: Callable[[str], None]) -> None:
@@ -112,8 +112,10 @@ class DatasetCache:
     ) -> None:
         partial = _beside(target, _PARTIAL)
         partial.mkdir(exist_ok=True)
-        self._make_room(source, sum(file.bytes for file in files) - _size(partial), spare=partial)
-        download(files, partial, say=lambda line: self._say(f"{source}: {line}"))
+        size = sum(file.bytes for file in files)
+        self._make_room(source, size - _size(partial), spare=partial)
+        self._say(f"{source}: copying {size / 1e9:.3g} GB in {len(files)} files to {partial}")
+        download(files, partial)
         (partial / PROVENANCE_NAME).write_bytes(provenance)
         partial.rename(target)
         self._say(f"{source}: copied to {target}")
