@@ -180,6 +180,6 @@ def _joined(directory: epath.Path, shares: Mapping[int, Entry]) -> dict[EpochOfD
 
 
 def _processes(directory: epath.Path) -> set[int]:
-    """Returns the processes that have a log, as a file or as pieces."""
+    """Returns the processes that have a log."""
     stems = {path.name.removesuffix(".jsonl") for path in directory.iterdir()}
     return {int(stem) for stem in stems if is_whole(stem)}

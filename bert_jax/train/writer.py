@@ -35,7 +35,7 @@ class Writer:
 
 
 class RunWriter(Writer):
-    """metrics.jsonl (`metrics/part-*.jsonl` in a bucket), TensorBoard and the trackers of a run.
+    """metrics.jsonl, TensorBoard and the trackers of a run.
 
     A run that resumes at step N first drops lines beyond N: they tell of steps that will be done
     again.

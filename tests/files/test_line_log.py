@@ -1,24 +1,14 @@
-"""Logs of JSON lines: whole after a kill, damage set aside, pieces in a bucket."""
+"""Logs of JSON lines: whole after a kill, damage set aside, nothing lost that a disk refuses."""
 
 import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
-from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.files import line_log
-from bert_jax.files.line_log import (
-    Entry,
-    FileLog,
-    PieceLog,
-    open_log,
-    parse_lines,
-    pieces,
-    read_log,
-)
+from bert_jax.files.line_log import Entry, LineLog, open_log, parse_lines, read_log
 
 HALF = b'{"n": 4'
 
@@ -31,7 +21,7 @@ def numbers(path: Path) -> list[int]:
     return [entry["n"] for entry in read_log(path, check)]
 
 
-def reopen(path: Path, up_to: int) -> tuple[line_log.LineLog, list[str]]:
+def reopen(path: Path, up_to: int) -> tuple[LineLog, list[str]]:
     said: list[str] = []
     log = open_log(path, check=check, keep=lambda e: e["n"] <= up_to, say=said.append)
     return log, said
@@ -52,15 +42,6 @@ def test_a_log_goes_on_where_it_is_cut_and_a_half_line_of_a_kill_says_nothing(
     assert numbers(path) == [1, 2, 3]
     assert said == []
     assert [file.name for file in tmp_path.iterdir()] == ["log.jsonl"]
-
-
-def test_a_piece_whose_number_is_none_stops_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    (tmp_path / "log").mkdir()
-    for name in ("part-²", "part-", "part-x"):
-        (tmp_path / "log" / f"{name}.jsonl").write_text('{"n": 1}\n')
-    assert numbers(path) == [1, 1, 1]
-    reopen(path, 1)[0].close()
 
 
 @pytest.mark.parametrize(
@@ -103,63 +84,6 @@ def test_whatever_lies_between_them_whole_lines_are_found(parts: list[int | byte
     assert found == [part for part in parts if isinstance(part, int)]
 
 
-def test_in_a_bucket_a_line_is_uploaded_once_and_a_cut_touches_the_pieces_it_must(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pieces are those of a bucket; the emulator's tests are elsewhere."""
-    monkeypatch.setattr(line_log, "is_remote", lambda path: True)
-    path = tmp_path / "log.jsonl"
-    log, _ = reopen(path, 0)
-    assert isinstance(log, PieceLog)
-    for n in range(1, 10):
-        log.append({"n": n})
-        if n % 3 == 0:
-            log.flush()
-    log.append({"n": 10})
-    assert not path.exists()
-    first, second, third = pieces(epath.Path(path))
-    assert [file.name for file in (first, second, third)] == [
-        f"part-00000{number}.jsonl" for number in (1, 2, 3)
-    ]
-    assert numbers(path) == list(range(1, 10))  # the tenth was never flushed
-
-    untouched = Path(first).stat().st_mtime_ns
-    log, said = reopen(path, 5)
-    assert numbers(path) == [1, 2, 3, 4, 5]
-    assert Path(first).stat().st_mtime_ns == untouched
-    assert not third.exists()
-    log.append({"n": 6})
-    log.close()
-    assert numbers(path) == [1, 2, 3, 4, 5, 6]
-    assert said == []
-
-
-def test_pieces_fill_by_time_and_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_log, "PIECE_LINES", 4)
-    root = epath.Path(tmp_path / "log.jsonl")
-    log = PieceLog(root, first=1, say=print, seconds=1e9)
-    for n in range(9):
-        log.append({"n": n})
-    assert len(pieces(root)) == 2
-    log = PieceLog(root, first=3, say=print, seconds=0.0)
-    log.append({"n": 9})
-    assert len(pieces(root)) == 3
-
-
-def test_a_run_copied_from_a_bucket_to_a_disk_becomes_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    log = PieceLog(epath.Path(path), first=1, say=print)
-    log.append({"n": 1})
-    log.flush()
-    log.append({"n": 2})
-    log.flush()
-    again, _ = reopen(path, 9)
-    assert isinstance(again, FileLog)
-    again.append({"n": 3})
-    assert numbers(path) == [1, 2, 3]
-    assert pieces(epath.Path(path)) == []
-
-
 def test_what_a_disk_refuses_waits_also_where_half_a_line_cannot_be_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,11 +104,6 @@ def test_what_a_disk_refuses_waits_also_where_half_a_line_cannot_be_cut_off(
         def __exit__(self, *raised: object) -> None:
             self.file.close()
 
-        def seek(self, *where: int) -> int:
-            return self.file.seek(*where)
-
-        tell = seek
-
         def write(self, rest: memoryview) -> int:
             self.file.write(rest[:4])
             raise OSError(errno.EIO, "Input/output error")
@@ -199,7 +118,7 @@ def test_what_a_disk_refuses_waits_also_where_half_a_line_cannot_be_cut_off(
         with pytest.raises(OSError, match="Input/output error"):
             log.flush()
     (line,) = said
-    assert line.endswith("; its lines wait in memory until it can be written")
+    assert line.endswith("; its lines wait until it can be written")
     log.append({"n": 4})
     assert numbers(path) == [1, 2, 3, 4]
     assert len(path.read_bytes().splitlines()) == 4
