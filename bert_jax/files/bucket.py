@@ -41,6 +41,8 @@ for _name in ("gcsfs", "google.auth"):
 
 # Of silence, not in all: a large object takes as long as it takes.
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+_HASTY_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=10)
+_HASTY_PAUSE_SECONDS: Final = 4.0
 
 # Credentials that run out are renewed; those that are still refused then are wrong.
 _LOGIN_TRIES: Final = 3
@@ -73,14 +75,22 @@ class _File(GCSFile):
 class Bucket(GCSFileSystem):
     """Google Cloud Storage with our retries and time-outs, and errors of one line.
 
-    A request is tried again, with growing pauses, after 429, 5xx, silence of 60 s, or a connection
-    that is refused or cut. Any operation raises UserError for no such bucket, no credentials or no
+    A request is tried again, with growing pauses, after 429, 5xx, silence, or a connection that is
+    refused or cut. Any operation raises UserError for no such bucket, no credentials or no
     permission, and RunStopped when `bert_jax.files.patience` gives up the outage.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, requests_timeout=_TIMEOUT, **kwargs)
+    def __init__(self, *args: Any, hasty: bool = False, **kwargs: Any) -> None:
+        """With `hasty`, requests have shorter time-outs and pauses, such as a lock's."""
+        timeout = _HASTY_TIMEOUT if hasty else _TIMEOUT
+        super().__init__(*args, requests_timeout=timeout, **kwargs)
+        self._hasty = hasty
         self._repeats = 0
+
+    @property
+    def upload_base(self) -> str:
+        """The beginning of a URL to upload to."""
+        return f"{self._location}/upload/storage/v1/"
 
     async def _request(self, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
         """Sends one request, of all that gcsfs sends but whole files to disk."""
@@ -90,7 +100,7 @@ class Bucket(GCSFileSystem):
         retry: Any = AsyncRetry(
             predicate=functools.partial(self._may_pass, patience),
             initial=FIRST_PAUSE_SECONDS,
-            maximum=LONGEST_PAUSE_SECONDS,
+            maximum=_HASTY_PAUSE_SECONDS if self._hasty else LONGEST_PAUSE_SECONDS,
             timeout=None,  # `patience` ends it
             on_error=patience.failed,
         )

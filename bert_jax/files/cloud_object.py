@@ -1,22 +1,13 @@
 """One object in Google Cloud Storage, replaced only if its generation is the expected one."""
 
-import contextlib
-import functools
-import importlib
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+import json
+import urllib.parse
+import uuid
+from typing import Any, NamedTuple
 
-from bert_jax.errors import NoCredentials, UserError
-from bert_jax.files.patience import (
-    FIRST_PAUSE_SECONDS,
-    LOGIN,
-    NOT_INSTALLED,
-    OUTAGE,
-    BucketPatience,
-    reason_of,
-)
+import fsspec
 
-_LONGEST_PAUSE_SECONDS: Final = 4.0
+from bert_jax.errors import UserError
 
 
 class ObjectVersion(NamedTuple):
@@ -27,11 +18,7 @@ class ObjectVersion(NamedTuple):
 
 
 class CloudObject:
-    """An object, by name. A request that fails is tried again, see `bert_jax.files.patience`.
-
-    Any method raises UserError without client, credentials, bucket or permission, and RunStopped
-    when the outage is given up.
-    """
+    """An object, by name. `bert_jax.files.bucket` sends its requests, and raises their errors."""
 
     def __init__(self, path: str) -> None:
         """Opens no connection; ``path`` is ``gs://bucket/name``."""
@@ -45,73 +32,53 @@ class CloudObject:
         must have now; 0: it must not exist. Returns the new one; ``None``: the object has another
         one, and nothing was written.
         """
-        with self._opened() as blob:
-            try:
-                blob.upload_from_string(raw, if_generation_match=replaces, **self._patience())
-            except _exceptions().PreconditionFailed:
-                # By us, if the answer to an earlier try was lost.
-                now = self.read()
-                return now.generation if now is not None and now.raw == raw else None
-            return blob.generation
+        system = self._system()
+        asked = {"uploadType": "multipart", "ifGenerationMatch": replaces, "name": self._name}
+        url = f"{system.upload_base}b/{self._bucket}/o?{urllib.parse.urlencode(asked)}"
+        boundary = uuid.uuid4().hex
+        kinds = (("application/json", b"{}"), ("application/octet-stream", raw))
+        parts = (
+            f"--{boundary}\r\nContent-Type: {kind}\r\n\r\n".encode() + part for kind, part in kinds
+        )
+        body = b"\r\n".join((*parts, f"--{boundary}--".encode()))
+        headers = {"Content-Type": f"multipart/related; boundary={boundary}"}
+        try:
+            _, found = system.call("POST", url, data=body, headers=headers)
+        except FileExistsError:
+            # By us, if the answer to an earlier try was lost.
+            now = self.read()
+            return now.generation if now is not None and now.raw == raw else None
+        return int(json.loads(found)["generation"])
 
     def read(self) -> ObjectVersion | None:
         """Returns the current version; ``None``: the object does not exist."""
-        with self._opened() as blob:
-            try:
-                raw = blob.download_as_bytes(**self._patience())
-            except _exceptions().NotFound:
-                return None
-            return ObjectVersion(blob.generation, raw)
+        try:
+            headers, raw = self._call("GET", alt="media")
+        except FileNotFoundError:
+            return None
+        return ObjectVersion(int(headers["x-goog-generation"]), raw)
 
     def delete(self, *, generation: int) -> None:
         """Deletes the object unless it has another generation or does not exist."""
-        with self._opened() as blob:
-            try:
-                blob.delete(if_generation_match=generation, **self._patience())
-            except (_exceptions().NotFound, _exceptions().PreconditionFailed):
-                return
+        try:
+            self._call("DELETE", ifGenerationMatch=generation)
+        except (FileNotFoundError, FileExistsError):
+            return
 
     def location(self) -> str | None:
         """Returns where its bucket lies, ``US-WEST4`` or ``EU``; ``None``: one may not see that."""
-        with self._opened() as blob:
-            try:
-                return blob.bucket.client.get_bucket(self._bucket, **self._patience()).location
-            except _exceptions().Forbidden:
-                return None
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[Any]:
-        """Gives the client's object, and turns what it raises into a line."""
         try:
-            storage = importlib.import_module("google.cloud.storage")
-        except ImportError as error:
-            raise UserError(f"{self._path}: {NOT_INSTALLED}") from error
-        known = _exceptions()
-        try:
-            with storage.Client() as client:
-                yield client.bucket(self._bucket).blob(self._name)
-            OUTAGE.answered()
-        except (
-            importlib.import_module("google.auth.exceptions").GoogleAuthError,
-            known.Unauthorized,
-        ) as error:
-            raise NoCredentials(f"{self._path}: no access ({reason_of(error)}); {LOGIN}") from error
-        except known.NotFound as error:
+            return self._system().call("GET", "b/{}", self._bucket, json_out=True)["location"]
+        except FileNotFoundError as error:
             raise UserError(f"{self._path}: no such bucket") from error
-        except known.Forbidden as error:
-            raise UserError(
-                f"{self._path}: no permission; needed on gs://{self._bucket}: "
-                "roles/storage.objectUser"
-            ) from error
+        except OSError as error:
+            if str(error).startswith("Forbidden"):
+                return None
+            raise
 
-    def _patience(self) -> dict[str, Any]:
-        """Returns when to try one request again, and how long to wait for its answer."""
-        retry = importlib.import_module("google.cloud.storage.retry").DEFAULT_RETRY
-        # With pauses much shorter than a lock's missed heartbeats.
-        retry = retry.with_delay(FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS).with_timeout(None)
-        failed = BucketPatience(self._path).failed
-        return {"retry": functools.partial(retry, on_error=failed), "timeout": (10, 10)}
+    def _call(self, method: str, **asked: Any) -> Any:
+        return self._system().call(method, "b/{}/o/{}", self._bucket, self._name, **asked)
 
-
-def _exceptions() -> Any:
-    return importlib.import_module("google.api_core.exceptions")
+    def _system(self) -> Any:
+        """Returns the client, with time-outs much shorter than a lock's missed heartbeats."""
+        return fsspec.filesystem("gcs", hasty=True)

@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.errors import RunStopped
 from bert_jax.files import bucket as client
-from bert_jax.files import cloud_object, patience
+from bert_jax.files import patience
 from bert_jax.files.cloud_object import CloudObject
 from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
@@ -18,8 +18,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses of milliseconds."""
     monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(client, "LONGEST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(cloud_object, "FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(cloud_object, "_LONGEST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(client, "_HASTY_PAUSE_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.files import cloud_object, patience
+from bert_jax.files import bucket as client
 from bert_jax.files import lock as lock_module
+from bert_jax.files import patience
 from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.lock import LockLost, ObjectLock
 from tests.storage.cloud import Cloud
@@ -19,8 +20,8 @@ from tests.storage.faults import Faults
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cloud_object, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(cloud_object, "_LONGEST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(client, "_HASTY_PAUSE_SECONDS", 0.05)
 
 
 def lock(path: object, *, heartbeat_seconds: float = 0.3) -> ObjectLock:
@@ -79,7 +80,7 @@ def test_a_lost_answer_is_no_other_holder(cloud: Cloud) -> None:
 
 
 def test_what_cannot_be_locked_is_one_line(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"^gs://nobody-made-it/run.lock: no such bucket"):
+    with pytest.raises(UserError, match=r"^gs://nobody-made-it: no such bucket"):
         lock("gs://nobody-made-it").take()
     bucket = cloud.make_bucket()
     monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.2)

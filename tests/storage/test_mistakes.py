@@ -89,7 +89,6 @@ def test_credentials_that_ran_out_are_tried_again_and_then_named(
 
 def test_without_the_clients_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs.core", None)
-    monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
     monkeypatch.delitem(sys.modules, "bert_jax.files.bucket")
     monkeypatch.delitem(_registry, "gcs", raising=False)
     forget_clients()
