@@ -35,10 +35,6 @@ def main() -> None:
         sys.excepthook(type(error), error, error.__traceback__)  # of several processes: ends all
         sys.exit(exit_code(error) or UNCAUGHT)
     except SystemExit as end:
-        from bert_jax.parallel.channel import current_channel
-
-        if (channel := current_channel()) is not None:
-            channel.exit_code = end.code if isinstance(end.code, int) else int(bool(end.code))
         patience = sys.modules.get("bert_jax.files.patience")
         if patience is not None and patience.OUTAGE.given_up() and isinstance(end.code, int):
             from bert_jax.parallel.channel import end_now

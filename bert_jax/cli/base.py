@@ -95,10 +95,10 @@ def mesh_section(platform: str, settings: Sequence[str]) -> MeshSection:
 
 
 def alone(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds --mesh to a verb that one process of several runs; the others wait for its end.
+    """Adds --mesh to a verb that the first process of several runs; the others end at once.
 
-    They meet, but JAX is not told: it would wait for all of them to compute. So it computes on the
-    CPU, since a TPU of several hosts opens for all of them only.
+    The processes compare their commands, but do not join JAX, which would wait for all of them to
+    compute. The first one computes on the CPU: a TPU of several hosts opens for all of them only.
     """
 
     @mesh_option
@@ -106,16 +106,13 @@ def alone(function: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, mesh_settings: Sequence[str], **kwargs: Any) -> None:
         section = mesh_section("auto", mesh_settings).distributed
         if section.enabled:
-            from bert_jax.parallel.processes import is_first, join
-            from bert_jax.parallel.same_settings import OF_ONE_HOST, require_same
+            from bert_jax.parallel.processes import is_first_alone
             from bert_jax.verbs.same_command import describe_command
 
-            join(section, compute=False)
             mesh = [item for item in mesh_settings if not item.startswith("distributed.")]
             arguments = {**kwargs, "--mesh": mesh}
             verb = str(click.get_current_context().info_name)
-            require_same(describe_command(verb, arguments), may_differ=OF_ONE_HOST)
-            if not is_first():
+            if not is_first_alone(section, describe_command(verb, arguments)):
                 return
             import jax
 
@@ -145,8 +142,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             if debug or code is None:
                 raise
             line = " ".join(str(error).split())
-            if (channel := current_channel()) is not None:
-                channel.fail(code, line)
+            if current_channel() is not None:
                 end_now(code, line)  # exit handlers would wait for the others
             click.echo(f"bert-jax: {line}", err=True)
             sys.exit(code)

@@ -19,6 +19,8 @@ from bert_jax.train.heartbeat import HEARTBEAT
 
 _OURS: Final = "bert-jax: "  # the line in which a verb says why it ends
 _LONGEST_MESSAGE: Final = 500  # characters
+COORDINATOR_GONE: Final = "the JAX distributed service detected fatal errors"
+"""In the line in which JAX aborts a process of several whose process 0 is gone."""
 # What a killed process leaves behind may hold its output open.
 _LAST_WORDS_SECONDS: Final = 10.0
 
@@ -42,6 +44,7 @@ class RunProcess:
         heartbeat.unlink(missing_ok=True)
         self._heartbeat, self._log = heartbeat, log
         self._last = self._last_of_ours = ""
+        self._coordinator_gone = False
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -65,6 +68,9 @@ class RunProcess:
         said = self._last_of_ours or (self._last if crashed else "")
         if code == UNCAUGHT:
             said = self._last  # the traceback's last line
+        if code == -signal.SIGABRT and self._coordinator_gone:
+            code = PEER_LOST
+            said = self._last_of_ours or "process 0 of the job is gone, or its machine"
         if code < 0:
             said = f"killed by {signal.Signals(-code).name}{f': {said}' if said else ''}"
             code = 128 - code
@@ -85,6 +91,7 @@ class RunProcess:
                 if text.startswith(_OURS):
                     self._last_of_ours = text.removeprefix(_OURS)
                 self._last = text or self._last
+                self._coordinator_gone |= COORDINATOR_GONE in text
 
 
 def read_heartbeat(path: Path) -> dict[str, object]:

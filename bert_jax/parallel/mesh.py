@@ -21,7 +21,6 @@ from bert_jax.parallel.gloo import connect_cpus
 from bert_jax.parallel.layout import check_slices, mesh_shape
 from bert_jax.parallel.processes import is_first, join
 from bert_jax.parallel.rules import FSDP, MESH_AXES, TENSOR
-from bert_jax.parallel.same_settings import OF_ONE_HOST, require_same
 from bert_jax.parallel.section import MeshSection
 
 # Set by JAX itself, and by who compiles for TPUs without one.
@@ -39,9 +38,7 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
     if section.distributed.enabled:
         # First: the other processes wait for one that ends by a mistake before they have met.
         with doing("waiting for the other processes"):
-            join(section.distributed)
-            if command is not None:
-                require_same(command, may_differ=OF_ONE_HOST)
+            join(section.distributed, command=command)
     if section.simulated_devices is not None:
         if section.platform not in ("auto", "cpu"):
             raise UserError(

@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.parallel.channel import current_channel
-from bert_jax.parallel.roll_call import Member
+from bert_jax.parallel.channel import Member, current_channel
 
 # Settings that may differ: how a process finds the others, and local disks.
 OF_ONE_HOST: Final = (
@@ -42,15 +41,16 @@ def require_same(values: Mapping[str, Any], *, may_differ: Collection[str] = ())
     """
     if (channel := current_channel()) is None:
         return
-    mine = _flatten(values, may_differ)
+    mine = flatten(values, may_differ)
     # Process 0 alone sends its settings: those of hundreds of processes would not fit a message.
     expected = channel.exchange(mine if channel.index == 0 else None)[0]
-    differences = channel.exchange(_first_difference(mine, expected))
-    if line := _describe(differences, channel.members):
+    differences = channel.exchange(first_difference(mine, expected))
+    if line := describe(dict(enumerate(differences)), channel.members):
         raise UserError(line)
 
 
-def _flatten(values: Mapping[str, Any], may_differ: Collection[str]) -> Flat:
+def flatten(values: Mapping[str, Any], may_differ: Collection[str] = OF_ONE_HOST) -> Flat:
+    """Returns settings by their dotted keys, without the keys that may differ."""
     return {
         key: _short(json.dumps(leaf))
         for key, leaf in _leaves(values, "")
@@ -77,7 +77,7 @@ def _short(text: str) -> str:
     return f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _first_difference(mine: Flat, expected: Flat) -> Difference | None:
+def first_difference(mine: Flat, expected: Flat) -> Difference | None:
     """Compares two processes; null is the same as a key that is not there."""
     for key in {**expected, **mine}:  # in the order of process 0
         found, wanted = mine.get(key, _NOT_SET), expected.get(key, _NOT_SET)
@@ -86,16 +86,16 @@ def _first_difference(mine: Flat, expected: Flat) -> Difference | None:
     return None
 
 
-def _describe(
-    differences: Sequence[Sequence[str] | None], members: Mapping[int, Member]
+def describe(
+    differences: Mapping[int, Sequence[str] | None], members: Mapping[int, Member]
 ) -> str | None:
-    """Returns what to say of the first process that differs; None if all are equal."""
-    differing = [index for index, difference in enumerate(differences) if difference is not None]
+    """Returns a line on the first process that differs; None if all are equal."""
+    differing = {index: found for index, found in sorted(differences.items()) if found is not None}
     if not differing:
         return None
-    key, found, expected = differences[differing[0]] or ("", "", "")
+    first, (key, found, expected) = next(iter(differing.items()))
     more = f" ({len(differing)} of {len(members)} processes differ)" if len(differing) > 1 else ""
     return (
-        f"{key}: found {found} in {members[differing[0]]} and {expected} in {members[0]}{more}; "
+        f"{key}: found {found} in {members[first]} and {expected} in {members[0]}{more}; "
         f"allowed: the same in all processes"
     )

@@ -18,7 +18,7 @@ import jax
 from etils import epath
 
 from bert_jax.files.atomic import refusal_of
-from bert_jax.parallel.channel import current_channel, end_now
+from bert_jax.parallel.channel import end_now
 from bert_jax.parallel.compiling import is_compiling
 from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train.goodput import Stopwatch
@@ -111,10 +111,8 @@ class Watchdog:
                 f"; the stacks of all threads are {where}; the same command goes on from the last "
                 f"checkpoint"
             )
-            if (channel := current_channel()) is not None:
-                channel.fail(HANGS, line)
         finally:
-            end_now(HANGS, line if heard else "")
+            end_now(HANGS, line, printed=not heard)
 
 
 def _stacks() -> str:

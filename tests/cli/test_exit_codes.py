@@ -46,11 +46,8 @@ def test_an_uncaught_exception_of_several_processes_ends_this_one_with_70_and_te
         def explain(self) -> None:
             pass
 
-        def fail(self, code: int, line: str) -> None:
-            told.append((code, line))
-
     monkeypatch.setattr(sys, "excepthook", lambda *_: told.append(("traceback",)))
-    monkeypatch.setattr(processes, "end_now", lambda code: told.append(("end", code)))
+    monkeypatch.setattr(processes, "end_now", lambda code, line, **_: told.append((code, line)))
     processes._report_errors(Channel())  # pyright: ignore[reportArgumentType]
     sys.excepthook(RuntimeError, RuntimeError(MESSAGE), None)
-    assert told == [("traceback",), (70, f"RuntimeError: {MESSAGE}"), ("end", 70)]
+    assert told == [("traceback",), (70, f"RuntimeError: {MESSAGE}")]

@@ -14,6 +14,7 @@ from bert_jax.launch import machine, reports
 from bert_jax.launch.assignment import Assignment, read_told
 from bert_jax.launch.host import run_agent
 from bert_jax.launch.job import HostStatus, JobFiles
+from bert_jax.launch.run_process import COORDINATOR_GONE, RunProcess
 from tests.launch.jobs import TIMEOUT, write_job
 
 # Takes the next of a list of endings: [exit code, step that it reports first or null]. A process
@@ -172,3 +173,16 @@ def test_a_bucket_that_does_not_answer_delays_heartbeats_alone(
     assert host.status.state == "done"
     assert host.files.log(1, 0).read_text().count("bert-jax: because") == 2
     assert capsys.readouterr().err.count("no heartbeat could be written: no route to host") == 1
+
+
+def test_the_abort_of_jax_without_process_0_is_one_line_and_code_4(tmp_path: Path) -> None:
+    """docs/adr/0012-processes.md; a test of real processes compares the words."""
+    program = f"import os; print('F1124 client.h:80] because {COORDINATOR_GONE}.'); print('@ 0x1')"
+    process = RunProcess(
+        [sys.executable, "-S", "-u", "-c", f"{program}; os.abort()"],
+        {},
+        heartbeat=tmp_path / "heartbeat.json",
+        log=lambda _: None,
+    )
+    ending = process.wait()
+    assert (ending.exit_code, ending.message) == (4, "process 0 of the job is gone, or its machine")

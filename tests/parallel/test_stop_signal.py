@@ -54,55 +54,56 @@ def test_no_step_begins_while_the_last_save_ends(
 
 
 class FakeChannel:
-    """What process 0 of three says and hears."""
+    """A process of three, whose other two give prepared answers."""
 
-    index, count, step = 0, 3, 0
+    def __init__(self, *others: list[object]) -> None:
+        self.others = others
+        self.noticed: dict[str, Callable[[str], None]] = {}
+        self.notices: list[str] = []
 
-    def __init__(self) -> None:
-        self.said: list[tuple[str, dict[str, object]]] = []
-        self.handlers: dict[str, Callable[[int, dict[str, object]], None]] = {}
+    def handle(self, name: str, handler: Callable[[str], None]) -> None:
+        self.noticed[name] = handler
 
-    def handle(self, kind: str, handler: Callable[[int, dict[str, object]], None]) -> None:
-        self.handlers[kind] = handler
+    def notify(self, name: str, text: str) -> None:
+        self.notices.append(name)
+        self.noticed[name](text)
 
-    def send(self, kind: str, **message: object) -> None:
-        self.said.append((kind, message))
+    def exchange(self, value: object, **_: object) -> list[object]:
+        return [value] if isinstance(value, str) else [value, *self.others]
+
+
+def until_agreed(stop: StopSignal, channel: FakeChannel, *, notices: int) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    while len(channel.notices) < notices or stop._stop_at is None:
+        time.sleep(0.001)
 
 
 def test_a_second_run_of_a_program_agrees_anew() -> None:
     """Three processes, as a program that trains twice by the library."""
     stop, channel = StopSignal(), FakeChannel()
-    stop.agree_over(channel, lambda _: False)  # pyright: ignore[reportArgumentType]
-    for run, steps in enumerate((10, 40)):
-        del channel.said[:]
+    stop.agree_over(channel)  # pyright: ignore[reportArgumentType]
+    for run, steps in enumerate((6, 15)):
+        channel.others = ([steps, True], [steps - 1, True])
         with stop.listening():
             stop.saved(0, lambda: None)
             for step in range(1, 4):
                 assert not stop.due(step)
-            os.kill(os.getpid(), signal.SIGTERM)
-            while not channel.said:
-                time.sleep(0.001)
-            assert channel.said == [("count", {"signal": "SIGTERM"})], run
-            channel.handlers["counted"](1, {"steps": steps, "unsaved": True})
-            assert not channel.said[1:]
-            channel.handlers["counted"](2, {"steps": steps - 1, "unsaved": True})
-            assert channel.said[1:] == [("agreed", {"stop_at": steps + 1})]
+            until_agreed(stop, channel, notices=run + 1)
+            assert [stop.due(step) for step in range(4, 8)] == [False] * 3 + [True]
+            stop._steps = 9  # as many as the others have counted
+    assert channel.notices == ["stop.0", "stop.1"]
 
 
 def test_processes_that_are_a_step_apart_save_once_more() -> None:
     """Each has saved what it has counted, but a save may have begun that one has not come to."""
-    stop, channel = StopSignal(), FakeChannel()
-    stop.agree_over(channel, lambda _: False)  # pyright: ignore[reportArgumentType]
+    stop, channel = StopSignal(), FakeChannel([7, False], [8, False])
+    stop.agree_over(channel)  # pyright: ignore[reportArgumentType]
     stop.listen(owns_process=True)
     try:
         for step in range(1, 9):
             assert not stop.due(step)
         stop.saved(8, lambda: None)
-        os.kill(os.getpid(), signal.SIGTERM)
-        while not channel.said:
-            time.sleep(0.001)
-        for process, steps in ((1, 7), (2, 8)):
-            channel.handlers["counted"](process, {"steps": steps, "unsaved": False})
-        assert channel.said[1:] == [("agreed", {"stop_at": 9})]
+        until_agreed(stop, channel, notices=1)
+        assert stop.due(9)
     finally:
         stop._stop_listening()

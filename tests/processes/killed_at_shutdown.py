@@ -7,20 +7,20 @@ import os
 import signal
 import sys
 
-from jax._src import distributed
+import jax
 
 from bert_jax.cli import main
 
 _PROCESS = int(sys.argv.pop(1))
-_shutdown = distributed.shutdown
+_shutdown = jax.distributed.shutdown
 
 
 def _shut_down() -> None:
-    if distributed.global_state.process_id == _PROCESS:
+    if jax.process_index() == _PROCESS:
         os.kill(os.getpid(), signal.SIGKILL)
     _shutdown()
 
 
 if __name__ == "__main__":
-    distributed.shutdown = _shut_down
+    jax.distributed.shutdown = _shut_down
     main()

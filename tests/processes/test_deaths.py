@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.launch.run_process import COORDINATOR_GONE
 from tests.processes.hosts import Host, free_port, joining, start, start_one
 from tests.processes.test_stop import ENDLESS, until_it_trains
 
@@ -23,36 +24,48 @@ def line_of(host: Host) -> str:
 
 
 @pytest.mark.parametrize(
-    ("lost", "number", "why"),
+    ("count", "number"),
     [
-        (0, signal.SIGKILL, "its connection"),
-        pytest.param(1, signal.SIGKILL, "its connection", marks=pytest.mark.chaos),
-        (1, signal.SIGSTOP, "nothing was heard of it for 4 s"),
+        (2, signal.SIGSTOP),
+        (4, signal.SIGKILL),
+        pytest.param(2, signal.SIGKILL, marks=pytest.mark.chaos),
     ],
 )
-def test_a_process_that_is_gone_is_named_by_the_other(
-    config: Path,
-    tmp_path: Path,
-    lost: int,
-    number: signal.Signals,
-    why: str,
+def test_a_process_that_is_gone_is_named_by_the_others(
+    config: Path, tmp_path: Path, count: int, number: signal.Signals
 ) -> None:
     run = tmp_path / "run"
-    silence = ["mesh.distributed.silence_seconds=4"] if number is signal.SIGSTOP else []
-    with start(
-        "pretrain", config, f"run_dir={run}", *ENDLESS, *silence, count=2, directory=tmp_path
-    ) as job:
+    more = (*ENDLESS, "mesh.distributed.silence_seconds=6")
+    with start("pretrain", config, f"run_dir={run}", *more, count=count, directory=tmp_path) as job:
         until_it_trains(job, run)
-        job[lost].send(number)
+        job[1].send(number)
         sent = time.monotonic()
-        other = job[1 - lost]
-        assert other.wait() == 4, job.said()
-        assert other.ended_at is not None
-        assert other.ended_at - sent < IN_TIME
-        line = line_of(other)
-        assert f"process {lost} (" in line
-        assert f"pid {job[lost].pid}) is gone: {why}" in line
-        assert re.search(r"last seen (at step \d+|before its first step)", line), line
+        for other in (job[index] for index in range(count) if index != 1):
+            assert other.wait() == 4, job.said()
+            assert other.ended_at is not None
+            assert other.ended_at - sent < IN_TIME
+            line = line_of(other)
+            assert "process 1 (" in line
+            assert f"pid {job[1].pid}) is gone: no heartbeat for 6 s; " in line
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.chaos)]
+)
+def test_without_process_0_jax_ends_the_others(
+    config: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """What it prints is what a submitted job knows this end by."""
+    run = tmp_path / "run"
+    more = (*ENDLESS, "mesh.distributed.silence_seconds=6")
+    with start("pretrain", config, f"run_dir={run}", *more, count=2, directory=tmp_path) as job:
+        until_it_trains(job, run)
+        job[0].send(number)
+        sent = time.monotonic()
+        assert job[1].wait() == -signal.SIGABRT, job.said()
+        assert job[1].ended_at is not None
+        assert job[1].ended_at - sent < IN_TIME
+    assert COORDINATOR_GONE in job[1].err
 
 
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.chaos)])

@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.parallel import same_settings
-from bert_jax.parallel.roll_call import Member
+from bert_jax.parallel.channel import Member
 from tests.processes.hosts import Host, free_port, joining, start_one
 from tests.processes.test_deaths import line_of
 from tests.project import write_config

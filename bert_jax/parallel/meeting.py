@@ -1,0 +1,230 @@
+"""The processes of a job meet at process 0 before they join JAX's coordination service.
+
+JAX aborts a process in C++ when another one does not join in time, and names none of them. So
+process 0 first listens on the coordinator's port, by HTTP, and leaves the port to JAX when all are
+there. Every other process reports to it again and again, until it answers with the outcome.
+"""
+
+import contextlib
+import dataclasses
+import http.client
+import http.server
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from bert_jax.errors import PeerLost, UserError, first_line
+from bert_jax.parallel.channel import Member
+from bert_jax.parallel.same_settings import Difference, Flat, describe, first_difference
+
+_AGAIN_SECONDS: Final = 0.2
+_REPORTS_A_SECOND: Final = 200  # that process 0 can answer
+_GONE_SECONDS: Final = 10.0  # without a report
+# A machine that is preempted has half a minute after the signal.
+_HURRY_SECONDS: Final = 15.0
+_LONGEST: Final = 1 << 22  # bytes of a report
+
+Members = dict[int, Member]
+
+
+@dataclasses.dataclass
+class Meeting:
+    """Where and until when the processes of a job meet."""
+
+    host: str
+    port: int
+    count: int
+    index: int  # of this process
+    seconds: float  # the time-out; `_HURRY_SECONDS` after a signal
+    command: Flat  # which must be the same on all processes
+    stop_requested: Callable[[], bool]
+    hurries: bool = False
+    began: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over."""
+        if self.stop_requested():
+            self.hurry()
+        return time.monotonic() > self.began + self.seconds
+
+    def hurry(self) -> None:
+        """Shortens the time that is left, once."""
+        if not self.hurries:
+            waited = time.monotonic() - self.began
+            self.hurries, self.seconds = True, min(self.seconds, waited + _HURRY_SECONDS)
+
+
+def meet(meeting: Meeting) -> Members:
+    """Returns the processes of the job, by their indices, when all of them are there.
+
+    Raises PeerLost if a process does not come in time, or UserError if their commands or their
+    numbers of processes differ, or two have one index.
+    """
+    me = Member(meeting.index, socket.gethostname(), os.getpid())
+    if meeting.index:
+        return _report(meeting, me)
+    with _listen(meeting, me) as host:
+        return _members(host.run())
+
+
+class _Host(http.server.HTTPServer):
+    """Process 0: hears the reports of all others."""
+
+    request_queue_size = 1024
+    timeout = _AGAIN_SECONDS
+
+    def __init__(self, meeting: Meeting, me: Member) -> None:
+        super().__init__(("", meeting.port), _Request, bind_and_activate=False)
+        self.socket.close()
+        # As JAX's coordinator: on all addresses.
+        both = socket.has_dualstack_ipv6()
+        self.socket = socket.create_server(
+            ("", meeting.port),
+            family=socket.AF_INET6 if both else socket.AF_INET,
+            dualstack_ipv6=both,
+            backlog=self.request_queue_size,
+        )
+        self._meeting, self._members, self._heard = meeting, {0: me}, {0: float("inf")}
+        self._differences: dict[int, Difference | None] = {0: None}
+        self._outcome: dict[str, Any] = {}
+        self._told = {0}
+
+    def run(self) -> dict[str, Any]:
+        """Returns the outcome, when the other processes have heard it too."""
+        meeting = self._meeting
+        while not self._outcome:
+            self.handle_request()
+            if len(self._members) == meeting.count:
+                line = describe(self._differences, self._members)
+                self._outcome |= {"mistake": line} if line else {"members": self._members}
+            elif meeting.is_over:
+                self._outcome["missing"] = _missing(meeting, self._members)
+        ended = time.monotonic()
+        while self._told != set(self._members) and time.monotonic() < ended + _GONE_SECONDS:
+            self.handle_request()
+        return self._outcome
+
+    def hear(self, member: Member, count: int, command: Flat, *, hurries: bool) -> dict[str, Any]:
+        """Returns the answer to a report; nothing while the outcome is open."""
+        if hurries:
+            self._meeting.hurry()
+        me, index, now = self._members[0], member.process, time.monotonic()
+        other = self._members.get(index, member)
+        if count != self._meeting.count:
+            self._outcome["mistake"] = (
+                f"mesh.distributed.process_count: found {count} in {member} and "
+                f"{self._meeting.count} in {me}; allowed: the same in all processes"
+            )
+        elif other != member and now < self._heard[index] + _GONE_SECONDS:
+            self._outcome["mistake"] = (
+                f"mesh.distributed.process_index: found {index} twice, in {other} and {member}; "
+                f"allowed: each index once"
+            )
+        elif not self._outcome:
+            self._members[index], self._heard[index] = member, now
+            self._differences[index] = first_difference(command, self._meeting.command)
+        if self._outcome:
+            self._told.add(index)
+        return self._outcome
+
+
+class _Request(http.server.BaseHTTPRequestHandler):
+    """The report of a process."""
+
+    server: _Host  # pyright: ignore[reportIncompatibleVariableOverride]
+    timeout = 2.0  # seconds for a client that sends nothing
+
+    def do_POST(self) -> None:
+        """Answers with what is known."""
+        try:
+            length = min(int(self.headers["Content-Length"]), _LONGEST)
+            index, name, pid, count, hurries, command = json.loads(self.rfile.read(length))
+            member = Member(int(index), str(name), int(pid))
+            answer = self.server.hear(member, int(count), dict(command), hurries=bool(hurries))
+        except (TypeError, ValueError):
+            self.send_error(400)
+            return
+        text = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Writes no log."""
+
+
+def _listen(meeting: Meeting, me: Member) -> _Host:
+    """Returns process 0 as it listens, once a former run has given up its port."""
+    while True:
+        try:
+            return _Host(meeting, me)
+        except OSError as error:
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+                # Another process 0 of this job refuses this one.
+                _members(_ask(meeting, me, host="localhost"))
+            if meeting.is_over:
+                raise UserError(
+                    f"mesh.distributed.coordinator_port: {meeting.port} cannot be used on "
+                    f"{me.host} ({error.strerror}); is another run still going?"
+                ) from error
+            time.sleep(_AGAIN_SECONDS)
+
+
+def _report(meeting: Meeting, me: Member) -> Members:
+    """Reports to process 0 until it answers; it may still say who is missing after the time-out."""
+    why, last = "nothing answers", 0.0  # an answer of process 0
+    while not meeting.is_over or time.monotonic() < last + _GONE_SECONDS:
+        try:
+            if answer := _ask(meeting, me):
+                return _members(answer)
+            last = time.monotonic()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            why = getattr(error, "strerror", None) or first_line(error)
+        time.sleep(max(_AGAIN_SECONDS, meeting.count / _REPORTS_A_SECOND))
+    raise PeerLost(
+        f"mesh.distributed: process 0 of {meeting.count} was not at {meeting.address} within "
+        f"{meeting.seconds:.3g} s ({why}); here: {me}; is the same command running on every host?"
+    )
+
+
+def _ask(meeting: Meeting, me: Member, *, host: str | None = None) -> dict[str, Any]:
+    """Returns what process 0 answers to a report."""
+    connection = http.client.HTTPConnection(host or meeting.host, meeting.port, timeout=5.0)
+    with contextlib.closing(connection):
+        report = [*me, meeting.count, meeting.hurries, meeting.command]
+        connection.request("POST", "/", json.dumps(report).encode())
+        return json.loads(connection.getresponse().read())
+
+
+def _members(outcome: dict[str, Any]) -> Members:
+    if "mistake" in outcome:
+        raise UserError(outcome["mistake"])
+    if "missing" in outcome:
+        raise PeerLost(outcome["missing"])
+    return {int(index): Member(*found) for index, found in outcome.get("members", {}).items()}
+
+
+def _missing(meeting: Meeting, here: Members) -> str:
+    names = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
+    named = len(names) == meeting.count and all(names)
+    missing = ", ".join(
+        f"process {index}" + (f" ({names[index]})" if named else "")
+        for index in range(meeting.count)
+        if index not in here
+    )
+    return (
+        f"mesh.distributed: {meeting.count} processes expected at {meeting.address}, "
+        f"{len(here)} came within {meeting.seconds:.3g} s; missing: {missing}; here: "
+        f"{', '.join(str(here[index]) for index in sorted(here))}; is the same command running on "
+        f"every host?"
+    )
