@@ -16,6 +16,9 @@ from bert_jax.files.scratch import user_cache
 from bert_jax.narration import doing
 from bert_jax.parallel.section import CompilationCacheSection
 
+# Values of TF_CPP_MIN_LOG_LEVEL, by their numbers there.
+_LOG_LEVELS: Final = ("INFO", "WARNING", "ERROR", "CRITICAL")
+
 # Functions of one maker that are kept, and with them what JAX has compiled for each: a run needs a
 # step for each phase, a program of a TPU takes some 10 to 100 MB of each chip.
 FUNCTIONS_KEPT: Final = 16
@@ -46,6 +49,24 @@ def is_compiling() -> bool:
 
 
 @contextlib.contextmanager
+def quiet_cpp() -> Iterator[None]:
+    """Leaves out all but fatal lines of JAX's C++ log; errors reach Python as exceptions."""
+    _set_cpp_level("CRITICAL")
+    try:
+        yield
+    finally:
+        level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "")
+        _set_cpp_level(_LOG_LEVELS[int(level) if level in ("0", "1", "2", "3") else 1])
+
+
+def _set_cpp_level(level: str) -> None:
+    option = "jax_logging_level"
+    before = getattr(jax.config, option)
+    jax.config.update(option, level)
+    jax.config.update(option, before)  # of the Python log; NOTSET leaves the C++ log as it is
+
+
+@contextlib.contextmanager
 def compiling(what: str) -> Iterator[None]:
     """Shows that the block compiles or loads a program, with the seconds that it takes.
 
@@ -54,28 +75,12 @@ def compiling(what: str) -> Iterator[None]:
     taking > 1s") are left out: they ask for bug reports. `what` is compiled, such as ``the step
     (32 × 128 tokens)``.
     """
-    with doing(f"compiling {what}", at_once=True), _without_banners():
+    with doing(f"compiling {what}", at_once=True), quiet_cpp():
         _UNDER_WAY.append(what)
         try:
             yield
         finally:
             _UNDER_WAY.remove(what)
-
-
-@contextlib.contextmanager
-def _without_banners() -> Iterator[None]:
-    """Leaves out XLA's log, whose errors reach Python too. A level set by the user stays."""
-    level = getattr(jax.config, "jax_logging_level")  # noqa: B009 (untyped)
-    if level not in (None, "NOTSET"):
-        yield
-        return
-    jax.config.update("jax_logging_level", "CRITICAL")
-    try:
-        yield
-    finally:
-        # Neither None nor NOTSET would give C++ its usual level back.
-        jax.config.update("jax_logging_level", "WARNING")
-        jax.config.update("jax_logging_level", level)
 
 
 # Names that JAX gives its files (jax/_src/lru_cache.py).

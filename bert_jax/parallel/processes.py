@@ -17,6 +17,7 @@ from jax._src import clusters, distributed
 from bert_jax.errors import UNCAUGHT, PeerLost, UserError, first_line
 from bert_jax.files.read import is_whole
 from bert_jax.parallel.channel import PEER_LOST, Channel, current_channel, end_now, set_channel
+from bert_jax.parallel.compiling import quiet_cpp
 from bert_jax.parallel.meeting import Meeting, meet
 from bert_jax.parallel.same_settings import flatten
 from bert_jax.parallel.section import LAST_PORT, DistributedSection
@@ -94,13 +95,14 @@ def _join_jax(meeting: Meeting, *, silence_seconds: float) -> None:
     late.daemon = True
     late.start()
     try:
-        jax.distributed.initialize(
-            coordinator_address=meeting.address,
-            num_processes=meeting.count,
-            process_id=meeting.index,
-            initialization_timeout=2 * _JOIN_SECONDS,
-            heartbeat_timeout_seconds=round(silence_seconds),
-        )
+        with quiet_cpp():  # it warns that recoverability is experimental
+            jax.distributed.initialize(
+                coordinator_address=meeting.address,
+                num_processes=meeting.count,
+                process_id=meeting.index,
+                initialization_timeout=2 * _JOIN_SECONDS,
+                heartbeat_timeout_seconds=round(silence_seconds),
+            )
     except (RuntimeError, ValueError) as error:
         raise PeerLost(f"{what} at {meeting.address} ({first_line(error)})") from error
     finally:
