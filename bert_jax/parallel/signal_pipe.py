@@ -17,43 +17,29 @@ Handler = Callable[[int, Any], None]  # (number of the signal, frame)
 
 
 class SignalPipe:
-    """Hears both signals between `install` and `close`; as a context manager, in the block."""
+    """Hears both signals until `close`; as a context manager, in the block."""
 
     def __init__(self, hear: Callable[[int], None], *, handler: Handler = lambda *_: None) -> None:
-        """Hears nothing yet.
+        """Puts the handlers in place; call it in the main thread.
 
         `hear` is called with a signal's number, in the thread; `handler` too, in the main thread
         when Python comes to it.
         """
-        self._hear, self._handler = hear, handler
+        self._hear = hear
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
-        self._woken: int | None = None  # whoever heard of signals before
-        self._before: dict[int, Any] = {}
         self._thread = threading.Thread(target=self._run, daemon=True, name="signals")
         self._thread.start()
-
-    def install(self) -> None:
-        """Puts the handlers in place; again after a library has put its own there.
-
-        Call it in the main thread.
-        """
-        woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        if self._woken is None:
-            self._woken = woken
-        for number in _SIGNALS:
-            before = signal.signal(number, self._handler)
-            if before != self._handler:
-                self._before.setdefault(number, before)
+        self._woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, handler) for number in _SIGNALS}
 
     def give_back(self, number: int) -> None:
-        """Gives one signal back to whoever had it before."""
-        signal.signal(number, self._before[number])
+        """Gives one signal back to the handler before."""
+        signal.signal(number, self._before[signal.Signals(number)])
 
     def close(self) -> None:
-        """Gives the signals back; what was heard so far has been told by then."""
-        if self._woken is not None:
-            signal.set_wakeup_fd(self._woken)
+        """Gives the signals back; `hear` has returned for all of them by then."""
+        signal.set_wakeup_fd(self._woken)
         for number in self._before:
             self.give_back(number)
         os.close(self._write)  # ends the thread
@@ -66,7 +52,6 @@ class SignalPipe:
                 self._hear(heard[0])
 
     def __enter__(self) -> Self:
-        self.install()
         return self
 
     def __exit__(self, *raised: object) -> None:

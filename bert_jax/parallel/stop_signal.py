@@ -72,7 +72,6 @@ class StopSignal:
             return
         self._owns_process = owns_process
         self._pipe = SignalPipe(self._hear, handler=self._handler)
-        self._pipe.install()
 
     def hold(self) -> None:
         """Answers no signal until the processes have met, or `release`.
