@@ -24,8 +24,8 @@ _LOOK_SECONDS: Final = 0.5
 # An error on one process is often an error on all: each gets this long to print its own line.
 _GRACE_SECONDS: Final = 2.0
 # Process 0 takes the service along, so it ends last; the others may still write a checkpoint.
-_LAST_SECONDS: Final = {INTERRUPTED: 60.0}
-_LAST_SECONDS_OF_AN_ERROR: Final = 8.0
+_LAST_SECONDS: Final = 8.0
+_LAST_SAVE_SECONDS: Final = 60.0
 _EVER: Final = 7 * 86_400.0  # seconds
 _NOTICES: Final = "bert_jax/notices"
 _ROUNDS: Final = "bert_jax/rounds"
@@ -59,12 +59,12 @@ class Channel:
         `silence_seconds` is the time-out of heartbeats.
         """
         self.index, self.members = index, dict(members)
+        self.leaving = threading.Event()  # this process computes no more with the others
         self._client, self._shut_down, self._silence = client, shut_down, silence_seconds
         self._rounds = 0  # of `exchange` without a name
         self._last_round: dict[str, str] = {}  # by topic
         self._handlers: dict[str, Callable[[str], None]] = {}
         self._answering: list[threading.Thread] = []
-        self._leaving = threading.Event()
         self._watch = threading.Thread(target=self._look, daemon=True, name="channel")
 
     @property
@@ -130,10 +130,11 @@ class Channel:
 
     def leave(self) -> None:
         """Disconnects this process when all have done their work, for which there is no limit."""
-        if self._leaving.is_set():
+        if self.leaving.is_set():
             return
         self.exchange(None, about="leave 0")
-        self._leaving.set()
+        self.notify(f"left.{self.index}", "0 ")
+        self.leaving.set()
         for thread in (self._watch, *self._answering):
             thread.join()  # a thread in C++ at the end of the interpreter would abort it
         self._shut_down()
@@ -141,11 +142,13 @@ class Channel:
     def depart(self, code: int, line: str) -> None:
         """Tells the others how this process ends, from any thread. Process 0 waits for them."""
         self.notify(f"left.{self.index}", f"{code} {line}")
-        self._leaving.set()
-        if self.index == 0 and threading.current_thread() is not self._watch:
-            self._watch.join(_LAST_SECONDS.get(code, _LAST_SECONDS_OF_AN_ERROR))
-        elif self.index == 0:
-            self._look()
+        self.leaving.set()
+        if self.index == 0:
+            watch = self._watch
+            if threading.current_thread() is watch:
+                watch = threading.Thread(target=self._look, daemon=True)
+                watch.start()
+            watch.join(_LAST_SAVE_SECONDS if code == INTERRUPTED else _LAST_SECONDS)
         with contextlib.suppress(RuntimeError):
             self._shut_down()
 
@@ -162,8 +165,11 @@ class Channel:
                 found = self._client.key_value_dir_get(f"{_NOTICES}/")
             except RuntimeError:
                 return  # JAX ends this process, or it has left
-            if self._leaving.is_set() and (self.index or len(alive) == 1):
-                return
+            if self.leaving.is_set():
+                if self.index or len(alive) == 1:
+                    return
+                time.sleep(_LOOK_SECONDS)
+                continue
             notices = {key.rpartition("/")[2]: text for key, text in found}
             for name in notices.keys() & self._handlers.keys():
                 self._answer(self._handlers.pop(name), notices[name])
@@ -173,12 +179,12 @@ class Channel:
                 if name.startswith("left.")
             }
             for index, (code, _, line) in left.items():
-                if int(code) == INTERRUPTED or self._leaving.is_set():
+                if int(code) in (0, INTERRUPTED):
                     continue
                 if time.monotonic() - failed.setdefault(index, time.monotonic()) > _GRACE_SECONDS:
                     end_now(PEER_LOST, f"{self.members[index]} ended with exit code {code}: {line}")
             gone = [index for index in self.members if index not in alive and index not in left]
-            if gone and not self._leaving.is_set():
+            if gone:
                 who = ", ".join(str(self.members[index]) for index in gone)
                 end_now(
                     PEER_LOST,

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jax
 
@@ -130,31 +130,25 @@ def _meeting(section: DistributedSection, command: Mapping[str, Any] | None) -> 
     address = section.coordinator_address
     if address is not None and ":" not in address:
         address = f"{address}:{section.coordinator_port}"
-    count, index = section.process_count, section.process_index
-    if None in (address, count, index):
-        detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
+    known = (address, section.process_count, section.process_index)
+    if None in known:
         try:
-            address, count, index, _ = detect(
-                address, count, index, None, None, section.timeout_seconds
+            *known, _ = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+                *known, None, None, section.timeout_seconds
             )
         except (RuntimeError, ValueError, OSError) as error:
             raise UserError(
                 f"mesh.distributed: where the processes meet is not set and cannot be found "
                 f"({first_line(error)})"
             ) from error
-    for key, value in (
-        ("coordinator_address", address),
-        ("process_count", count),
-        ("process_index", index),
-    ):
+    keys = ("coordinator_address", "process_count", "process_index")
+    for key, value in zip(keys, known, strict=True):
         if value is None:
             raise UserError(
                 f"mesh.distributed.{key}: found nothing, here or in the environment of a TPU or "
                 f"cluster; allowed: setting it"
             )
-    assert address is not None
-    assert count is not None
-    assert index is not None
+    address, count, index = cast(tuple[str, int, int], tuple(known))
     if index >= count:
         raise UserError(
             f"mesh.distributed.process_index: found {index}, allowed: 0 to {count - 1} of "

@@ -23,7 +23,7 @@ from bert_jax.parallel.signal_pipe import SignalPipe
 # The launcher and the process group both pass a signal on: that is one request.
 _SAME_REQUEST_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.2
-_AGREE_SECONDS: Final = 30.0  # then the processes ask each other again
+_AGREE_SECONDS: Final = 10.0  # then the processes ask each other again
 
 
 class EvaluationCut(Exception):
@@ -175,7 +175,7 @@ class StopSignal:
             if self._channel is not None:
                 self._channel.notify(f"stop.{self._run}", name)
             else:
-                self._agree(name)
+                self._agree(name, self._run)
         elif not first and old and self._owns_process:
             name = f"a second {name}"
             stands = "the last whole checkpoint stands" if self._saved_step else "nothing was saved"
@@ -197,15 +197,19 @@ class StopSignal:
 
     def _expect_notice(self) -> None:
         if self._channel is not None:
-            self._channel.handle(f"stop.{self._run}", self._agree)
+            run = self._run
+            self._channel.handle(f"stop.{run}", lambda name: self._agree(name, run))
 
-    def _agree(self, name: str) -> None:
+    def _agree(self, name: str, run: int) -> None:
         """Agrees on the last step, when a signal has come to any process."""
         with self._lock:
+            if run != self._run:
+                return  # it is over, on all processes soon
             self._begin(name)
             self._limit = self._steps + 1
             mine = self._steps, self._unsaved or not self._owns_process
-        answers = self._exchange(mine)
+        if not (answers := self._exchange(mine)):
+            return
         # A process that is a step ahead may have begun a save that the others have still to join.
         unsaved = any(unsaved for _, unsaved in answers) or len({steps for steps, _ in answers}) > 1
         if not unsaved:
@@ -220,10 +224,11 @@ class StopSignal:
     def _exchange(self, mine: tuple[int, bool]) -> list[Any]:
         if self._channel is None:
             return [mine]
-        while True:
+        about = f"stop {self._run}"
+        while not self._channel.leaving.is_set():
             with contextlib.suppress(TimeoutError):  # a process that is dead ends this one
-                about = f"stop {self._run}"
                 return self._channel.exchange(mine, about=about, timeout=_AGREE_SECONDS)
+        return []
 
     def _end_without_a_step(self, name: str) -> None:
         self._end_beside(name)
