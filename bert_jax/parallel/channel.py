@@ -143,12 +143,13 @@ class Channel:
         """Tells the others how this process ends, from any thread. Process 0 waits for them."""
         self.notify(f"left.{self.index}", f"{code} {line}")
         self.leaving.set()
+        last = threading.Thread(target=self._disconnect, daemon=True)
+        last.start()  # in a thread: a process that hangs keeps the service from its end
+        last.join(_LAST_SAVE_SECONDS if code == INTERRUPTED else _LAST_SECONDS)
+
+    def _disconnect(self) -> None:
         if self.index == 0:
-            watch = self._watch
-            if threading.current_thread() is watch:
-                watch = threading.Thread(target=self._look, daemon=True)
-                watch.start()
-            watch.join(_LAST_SAVE_SECONDS if code == INTERRUPTED else _LAST_SECONDS)
+            self._look()
         with contextlib.suppress(RuntimeError):
             self._shut_down()
 
