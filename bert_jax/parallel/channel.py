@@ -67,11 +67,6 @@ class Channel:
         self._answering: list[threading.Thread] = []
         self._watch = threading.Thread(target=self._look, daemon=True, name="channel")
 
-    @property
-    def count(self) -> int:
-        """Number of processes, this one included."""
-        return len(self.members)
-
     def start(self) -> None:
         """Starts to watch the other processes."""
         self._watch.start()
@@ -119,7 +114,7 @@ class Channel:
         self._last_round[topic] = path
         if before is not None and self.index == 0:
             self._client.key_value_delete(f"{before}/")
-        return [json.loads(said[index]) for index in range(self.count)]
+        return [json.loads(said[index]) for index in range(len(self.members))]
 
     def explain(self) -> None:
         """Returns when no other process is dead, and ends this process otherwise.

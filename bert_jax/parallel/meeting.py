@@ -22,7 +22,8 @@ from bert_jax.parallel.same_settings import Difference, Flat, describe, first_di
 
 _AGAIN_SECONDS: Final = 0.2
 _REPORTS_A_SECOND: Final = 200  # that process 0 can answer
-_GONE_SECONDS: Final = 10.0  # without a report
+_ALIVE_SECONDS: Final = 3.0  # after a report; then a process may have been started again
+_VERDICT_SECONDS: Final = 10.0  # beyond the time-out, for process 0 to say who is missing
 # A machine that is preempted has half a minute after the signal.
 _HURRY_SECONDS: Final = 15.0
 _LONGEST: Final = 1 << 22  # bytes of a report
@@ -109,7 +110,7 @@ class _Host(http.server.HTTPServer):
             elif meeting.is_over:
                 self._outcome["missing"] = _missing(meeting, self._members)
         ended = time.monotonic()
-        while self._told != set(self._members) and time.monotonic() < ended + _GONE_SECONDS:
+        while self._told != set(self._members) and time.monotonic() < ended + _VERDICT_SECONDS:
             self.handle_request()
         return self._outcome
 
@@ -124,7 +125,7 @@ class _Host(http.server.HTTPServer):
                 f"mesh.distributed.process_count: found {count} in {member} and "
                 f"{self._meeting.count} in {me}; allowed: the same in all processes"
             )
-        elif other != member and now < self._heard[index] + _GONE_SECONDS:
+        elif other != member and now < self._heard[index] + _ALIVE_SECONDS:
             self._outcome["mistake"] = (
                 f"mesh.distributed.process_index: found {index} twice, in {other} and {member}; "
                 f"allowed: each index once"
@@ -183,7 +184,7 @@ def _listen(meeting: Meeting, me: Member) -> _Host:
 def _report(meeting: Meeting, me: Member) -> Members:
     """Reports to process 0 until it answers; it may still say who is missing after the time-out."""
     why, last = "nothing answers", 0.0  # an answer of process 0
-    while not meeting.is_over or time.monotonic() < last + _GONE_SECONDS:
+    while not meeting.is_over or time.monotonic() < last + _VERDICT_SECONDS:
         try:
             if answer := _ask(meeting, me):
                 return _members(answer)
