@@ -1,4 +1,4 @@
-"""What the processes of a job tell each other, through JAX's coordination service.
+"""Messages between the processes of a job, and their end, through JAX's coordination service.
 
 Each process looks twice a second who is alive and what the others have said. The service counts a
 process without heartbeats as dead. Then all others end with exit code 4: a collective operation
@@ -106,9 +106,7 @@ class Channel:
                 raise PeerLost(f"the processes lost each other: {first_line(error)}") from error
             said = self._said(path)
             missing = [str(member) for key, member in self.members.items() if key not in said]
-            raise TimeoutError(
-                f"nothing was heard of {', '.join(missing)} within {timeout:g} s"
-            ) from None
+            raise TimeoutError(f"no answer from {', '.join(missing)} in {timeout:g} s") from None
         # Every process has read the round before this one.
         before = self._last_round.get(topic := about.partition(" ")[0])
         self._last_round[topic] = path
@@ -124,7 +122,7 @@ class Channel:
         time.sleep(self._silence + _GRACE_SECONDS)
 
     def leave(self) -> None:
-        """Disconnects this process when all have done their work, for which there is no limit."""
+        """Waits without a limit until all processes have done their work, then disconnects."""
         if self.leaving.is_set():
             return
         self.exchange(None, about="leave 0")
@@ -185,7 +183,7 @@ class Channel:
                 end_now(
                     PEER_LOST,
                     f"{who} is gone: no heartbeat for {self._silence:g} s; the same command on all "
-                    f"hosts goes on from the last checkpoint",
+                    f"hosts resumes from the last checkpoint",
                 )
             time.sleep(_LOOK_SECONDS)
 
@@ -201,8 +199,8 @@ _ending: Final = threading.Lock()
 def end_now(code: int, line: str = "", *, printed: bool = False) -> None:
     """Ends the process from any thread: a line on standard error, then no exit handlers.
 
-    Those would wait for other processes, and the main thread may hang in a collective operation.
-    The other processes hear of it first. The process ends also where nobody reads standard error.
+    Exit handlers would wait for other processes, and the main thread may hang in a collective
+    operation. The other processes hear of the end first. A closed standard error does not stop it.
     """
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # another thread ends the process

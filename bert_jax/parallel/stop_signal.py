@@ -1,10 +1,10 @@
 """Stopping by a signal: every process of a job saves at the same step and ends with code 3.
 
-SIGTERM (a machine that is taken back or maintained gets it half a minute before) or Ctrl-C on any
-one process is a request. All processes hear of it within a second and exchange their counts of
-steps. They stop one step after the furthest; none begins a step beyond the next one before it knows
-the counts. Where no process has an unsaved step, all end at once. So does a process that waits for
-a bucket which does not answer: its steps since the last checkpoint are lost.
+SIGTERM (a machine gets it half a minute before it is preempted) or Ctrl-C on any process is a
+request. All processes hear of it within a second and exchange their counts of steps. They stop one
+step after the furthest; no process begins a step beyond the next one before it knows the counts. If
+no process has an unsaved step, all end at once. A process whose bucket does not answer ends too:
+its steps since the last checkpoint are lost.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class EvaluationCut(Exception):
 class StopSignal:
     """Handles SIGTERM and SIGINT of this process. There is one, `STOP`.
 
-    Its count of steps goes on over all loops of the process, such as the runs of a sweep.
+    It counts the steps of all loops of the process, such as the runs of a sweep.
 
     Attributes:
         ending: the process ends as soon as its last checkpoint is whole, and no step will follow.
@@ -54,7 +54,7 @@ class StopSignal:
         self._forget()
 
     def _forget(self) -> None:
-        """Forgets the run, and what was asked for in it."""
+        """Forgets the run and the request in it."""
         self._name, self._came = "", 0.0  # of the first signal
         self._limit: int | None = None  # of steps, while the processes have still to agree
         self._stop_at: int | None = None  # the agreement
