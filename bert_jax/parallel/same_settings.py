@@ -6,7 +6,7 @@ unseen.
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from bert_jax.errors import UserError
@@ -32,16 +32,16 @@ class Difference(NamedTuple):
     expected: str  # in process 0
 
 
-def require_same(values: Mapping[str, Any], *, may_differ: Collection[str] = ()) -> None:
+def require_same(values: Mapping[str, Any]) -> None:
     """Compares settings over all processes; each process must call it, in the same order.
 
-    One process alone compares nothing. `values` are nested plain JSON; `may_differ` has dotted keys
-    that are not compared, nor the keys below them. Raises UserError on all processes: a process
-    differs from process 0; the message names the process and the first key with both values.
+    One process alone compares nothing. `values` are nested plain JSON. Raises UserError on all
+    processes: a process differs from process 0; the message names the process and the first key
+    with both values.
     """
     if (channel := current_channel()) is None:
         return
-    mine = flatten(values, may_differ)
+    mine = flatten(values)
     # Process 0 alone sends its settings: those of hundreds of processes would not fit a message.
     expected = channel.exchange(mine if channel.index == 0 else None)[0]
     differences = channel.exchange(first_difference(mine, expected))
@@ -49,12 +49,12 @@ def require_same(values: Mapping[str, Any], *, may_differ: Collection[str] = ())
         raise UserError(line)
 
 
-def flatten(values: Mapping[str, Any], may_differ: Collection[str] = OF_ONE_HOST) -> Flat:
-    """Returns settings by their dotted keys, without the keys that may differ."""
+def flatten(values: Mapping[str, Any]) -> Flat:
+    """Returns settings by their dotted keys, without `OF_ONE_HOST` and the keys below."""
     return {
         key: _short(json.dumps(leaf))
         for key, leaf in _leaves(values, "")
-        if not any(f"{key}.".startswith(f"{other}.") for other in may_differ)
+        if not any(f"{key}.".startswith(f"{other}.") for other in OF_ONE_HOST)
     }
 
 

@@ -1,13 +1,11 @@
 """Processes with different commands or data all end at the start, with the same line."""
 
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bert_jax.errors import UserError
 from bert_jax.parallel import same_settings
 from bert_jax.parallel.channel import Member
 from tests.processes.hosts import Host, free_port, joining, start_one
@@ -111,48 +109,6 @@ def test_a_process_with_another_option_or_verb_ends_all(
     assert f"{key}: found " in line
 
 
-class Meeting:
-    """Processes that are threads: what `require_same` needs of a channel."""
-
-    def __init__(self, count: int) -> None:
-        self.members = {index: Member(index, "host", 70 + index) for index in range(count)}
-        self._said: list[dict[int, Any]] = [{}, {}]
-        self._barrier = threading.Barrier(count, timeout=20)
-
-    def require_same(self, settings: Sequence[Mapping[str, Any]], may_differ: Sequence[str]) -> Any:
-        """Returns what each process raises, None for nothing."""
-        raised: dict[int, str | None] = {}
-
-        def run(index: int) -> None:
-            threading.current_thread().channel = Seat(self, index)  # pyright: ignore
-            try:
-                same_settings.require_same(settings[index], may_differ=may_differ)
-                raised[index] = None
-            except UserError as error:
-                raised[index] = str(error)
-
-        threads = [threading.Thread(target=run, args=(index,)) for index in self.members]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        (line,) = set(raised.values())
-        return line
-
-
-class Seat:
-    """One process's channel."""
-
-    def __init__(self, meeting: Meeting, index: int) -> None:
-        self.index, self.members, self._meeting, self._round = index, meeting.members, meeting, 0
-
-    def exchange(self, value: Any) -> list[Any]:
-        said = self._meeting._said[self._round]
-        said[self.index], self._round = value, self._round + 1
-        self._meeting._barrier.wait()
-        return [said[index] for index in sorted(said)]
-
-
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
@@ -166,18 +122,24 @@ class Seat:
         ([{"a": 1}, {"a": 1}, {"a": 2}, {"a": 3}], "and 1 in process 0 (host, pid 70) (2 of 4 "),
         ([{"a": ["x" * 99] * 99}, {"a": ["x" * 99] * 98}], "a: found SHA-256 "),
         (
-            [{"mesh": {"host": {"b": 1}, "hosts": 1}}, {"mesh": {"host": {"b": 2}, "hosts": 1}}],
+            [{"mesh": {"distributed": {"b": b}, "distribution": 1}} for b in (1, 2)],
             None,
         ),
-        ([{"mesh": {"hosts": 1}}, {"mesh": {"hosts": 2}}], "mesh.hosts: found 2 in process 1 "),
+        (
+            [{"mesh": {"distribution": 1}}, {"mesh": {"distribution": 2}}],
+            "mesh.distribution: found 2 ",
+        ),
     ],
 )
-def test_the_first_key_that_differs_is_named_on_all_processes(
-    monkeypatch: pytest.MonkeyPatch, settings: list[dict[str, Any]], line: str | None
+def test_the_first_key_that_differs_is_named(
+    settings: list[dict[str, Any]], line: str | None
 ) -> None:
-    channel_of = lambda: threading.current_thread().channel  # noqa: E731  # pyright: ignore
-    monkeypatch.setattr(same_settings, "current_channel", channel_of)
-    found = Meeting(len(settings)).require_same(settings, ["mesh.host"])
+    flat = [same_settings.flatten(each) for each in settings]
+    members = {index: Member(index, "host", 70 + index) for index in range(len(flat))}
+    differences = {
+        index: same_settings.first_difference(each, flat[0]) for index, each in enumerate(flat)
+    }
+    found = same_settings.describe(differences, members)
     assert (found is None) == (line is None)
-    assert line is None or line in found
-    assert line is None or found.endswith("; allowed: the same in all processes")
+    assert line is None or line in str(found)
+    assert line is None or str(found).endswith("; allowed: the same in all processes")
