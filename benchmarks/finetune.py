@@ -129,10 +129,10 @@ class Ours:
         self.mesh = prepared.mesh
         self.batches = prepared.batches(seed=1)
         model = prepared.model
-        steps = self.batches.plan.steps
-        optimizer = prepared.optimizer(steps_per_epoch=steps)
+        optimizer = prepared.optimizer()
         self.schedule = make_schedule(
-            prepared.section.optimizer, total_steps=steps * prepared.section.epochs
+            prepared.section.optimizer,
+            total_steps=self.batches.plan.steps * prepared.section.epochs,
         )
         abstract = abstract_state(model, optimizer, self.mesh)
         draw = functools.partial(draw_params, model, seed=1)

@@ -128,10 +128,7 @@ def lowered_step(
     )
     model, layout = define_model(task.build), batch_sharding(mesh)
     optimizer = make_finetune_optimizer(
-        FinetuneOptimizerSection(),
-        model.axes,
-        depth=architecture.num_hidden_layers,
-        steps_per_epoch=1000,
+        FinetuneOptimizerSection(), model.axes, depth=architecture.num_hidden_layers
     )
 
     def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:

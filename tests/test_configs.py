@@ -174,11 +174,6 @@ def test_an_override_changes_no_values_of_the_caller() -> None:
             "train.phases.0.max_predictions: found 20 and objective.masking.max_predictions 40, ",
         ),
         (
-            "finetune/mrpc",
-            "finetune.optimizer={schedule: slanted_triangular, warmup_fraction: 0.2}",
-            "warmup_fraction: found 0.2, allowed: only with schedule linear or constant",
-        ),
-        (
             "pretrain/base",
             "vocab={input: [x], output: y, algorithm: bpe, trainer: tokenizers}",
             "override vocab.trainer: found tokenizers, allowed: only with algorithm wordpiece",

@@ -36,7 +36,7 @@ def test_what_makes_data_loads_no_library_that_it_does_not_need(module: str) -> 
 
 
 def test_the_first_line_of_a_run_waits_for_no_library_of_settings() -> None:
-    """Nor does --help; a training verb that starts again with large pages imports next to none."""
+    """Nor does --help."""
     program = (
         "import sys, bert_jax.cli; print('click' in sys.modules)\n"
         "import bert_jax.cli.commands, bert_jax.narration, bert_jax.parallel.stop_signal\n"

@@ -8,8 +8,6 @@ import signal
 import sys
 from typing import Final
 
-from bert_jax.cli.large_pages import with_large_pages
-
 _TRAINING_VERBS: Final = ("pretrain", "finetune")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -17,9 +15,8 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 def main() -> None:
     """The console script."""
     if sys.argv[1:2] and sys.argv[1] in _TRAINING_VERBS:
-        # A signal that comes now waits until it is heard, also while the process starts again.
+        # A signal that comes now waits until `listen`.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        with_large_pages()  # before anything is imported that would be imported again
         from bert_jax.parallel.stop_signal import STOP
 
         STOP.hold()  # until the configuration says whether other processes have to hear of it

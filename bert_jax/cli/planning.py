@@ -70,7 +70,5 @@ def plan(
     else:
         # A file or a pipe has no width; the tables' own is then right.
         console = Console() if sys.stdout.isatty() else Console(width=140)
-        show_plans(
-            plans, price_list, console=console, details=details, suggestions=bool(suggest)
-        )
+        show_plans(plans, price_list, console=console, details=details, suggestions=bool(suggest))
     sys.exit(0 if all(found.fits for found in plans) else 1)

@@ -10,17 +10,16 @@ import numpy as np
 
 from bert_jax.optim.sections import ScheduleSegment
 
-Schedule: TypeAlias = np.ndarray | jax.Array  # float32 [segments, 6], from the functions below
+Schedule: TypeAlias = np.ndarray | jax.Array  # float32 [segments, 5], from the functions below
 
 
 class _Row(NamedTuple):
-    """A segment of a schedule: a rise from `low`, then a line down to it."""
+    """A segment of a schedule: a rise from 0, then a line down to 0."""
 
     warmup: float  # steps of the rise
     end: float  # the step at which the line ends; infinite: it stays at the peak
-    fall: float  # steps in which the line comes down from the peak to `low`
-    height: float  # of the peak above `low`
-    low: float = 0.0
+    fall: float  # steps in which the line comes down from the peak to 0
+    peak: float
     begin: float = 0.0  # the step of the run at which the segment's step 0 is
 
 
@@ -32,7 +31,7 @@ def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
     step = jnp.minimum(count - row.begin, row.end)
     risen = step / jnp.maximum(row.warmup, 1.0)
     line = jnp.minimum((row.end - step) / row.fall, 1.0)
-    return row.low + row.height * jnp.where(step < row.warmup, risen, line)
+    return row.peak * jnp.where(step < row.warmup, risen, line)
 
 
 def linear_schedule(segments: Sequence[ScheduleSegment]) -> Schedule:
@@ -45,7 +44,7 @@ def linear_schedule(segments: Sequence[ScheduleSegment]) -> Schedule:
     rows: list[_Row] = []
     begin = 0
     for steps, peak, warmup in segments:
-        rows.append(_Row(warmup=warmup, end=steps, fall=steps, height=peak, begin=begin))
+        rows.append(_Row(warmup=warmup, end=steps, fall=steps, peak=peak, begin=begin))
         begin += steps
     return np.array(rows, np.float32)
 
@@ -61,7 +60,7 @@ def warmup_linear(*, peak: float, steps: int, warmup_steps: int) -> Schedule:
     where warm-up ends. `warmup_steps` is at most `steps`; 0 starts at the peak.
     """
     fall = max(1, steps - warmup_steps)
-    return np.array([_Row(warmup=warmup_steps, end=steps, fall=fall, height=peak)], np.float32)
+    return np.array([_Row(warmup=warmup_steps, end=steps, fall=fall, peak=peak)], np.float32)
 
 
 def warmup_constant(*, peak: float, warmup_steps: int) -> Schedule:
@@ -70,20 +69,4 @@ def warmup_constant(*, peak: float, warmup_steps: int) -> Schedule:
     ``warmup_constant(peak=1, warmup_steps=2)`` at steps 0 to 4 → 0, 0.5, 1, 1, 1
     Without warm-up it is the peak throughout.
     """
-    return np.array([_Row(warmup=warmup_steps, end=math.inf, fall=1, height=peak)], np.float32)
-
-
-def slanted_triangular(*, peak: float, steps: int, cut_fraction: float, ratio: float) -> Schedule:
-    """Returns a short rise from peak/ratio to the peak, then a long fall back to peak/ratio.
-
-    ``slanted_triangular(peak=1, steps=10, cut_fraction=0.2, ratio=32)`` at steps 0, 1, 2, 6, 10 →
-    1/32, 33/64, 1, 33/64, 1/32
-
-    Source: arXiv 1801.06146, equation 3. Its fall ends at ``cut / cut_fraction``, which is the
-    last step only where ``cut_fraction · steps`` is whole; otherwise it ends earlier and the rate
-    goes on to below zero (19 steps with a fraction of 0.1 end at −30/32). Here the fall ends at
-    the last step. The rise's part of the steps, `cut_fraction`, is rounded down to whole ones.
-    """
-    cut, low = math.floor(steps * cut_fraction), peak / ratio
-    row = _Row(warmup=cut, end=steps, fall=max(1, steps - cut), height=peak - low, low=low)
-    return np.array([row], np.float32)
+    return np.array([_Row(warmup=warmup_steps, end=math.inf, fall=1, peak=peak)], np.float32)

@@ -1,10 +1,10 @@
 """Settings of the optimizers and their schedules, where reading them does not import JAX."""
 
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import pydantic
 
-from bert_jax.section import Section, refuse_ignored
+from bert_jax.section import Section
 
 
 class ScheduleSegment(NamedTuple):
@@ -52,10 +52,10 @@ class FinetuneOptimizerSection(AdamSection):
 
     learning_rate: float = pydantic.Field(default=5e-5, gt=0)
     """The peak, of the heads."""
-    schedule: Literal["linear", "slanted_triangular", "constant"] = "linear"
-    """`slanted_triangular` is ULMFiT's (arXiv 1801.06146)."""
+    schedule: Literal["linear", "constant"] = "linear"
+    """After warm-up the rate falls linearly to 0, or stays at the peak."""
     warmup_fraction: float = pydantic.Field(default=0.1, ge=0, le=1)
-    """With `linear` and `constant`: share of the steps in which the rate rises, rounded up."""
+    """Share of the steps in which the rate rises, rounded up."""
     bias_correction: bool = True
     """False is google-research/bert's Adam."""
     layer_decay: float = pydantic.Field(default=1.0, gt=0, le=1)
@@ -64,17 +64,3 @@ class FinetuneOptimizerSection(AdamSection):
     freeze: tuple[str, ...] = ()
     """Parts that are not trained: `embeddings`, `encoder`, `pooler`, `layers.N`, `layers.N-M` (from
     0, both included)."""
-    unfreeze_every: int | None = pydantic.Field(default=None, ge=1)
-    """Epochs between unfreezing one layer and the next, from the top (arXiv 1801.06146, section
-    3.3)."""
-
-    @pydantic.model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.schedule == "slanted_triangular":
-            refuse_ignored(self, "warmup_fraction", allowed="schedule linear or constant")
-        if self.unfreeze_every is not None and "encoder" in self.freeze:
-            raise ValueError(
-                f"unfreeze_every: found {self.unfreeze_every}, allowed: null, since freeze has "
-                '"encoder" and nothing is left to unfreeze'
-            )
-        return self

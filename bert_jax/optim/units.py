@@ -1,4 +1,4 @@
-"""Units of a model, from its input up: what is frozen, unfrozen and slowed down together."""
+"""Units of a model, from its input up: each is frozen and slowed down as a whole."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ import numpy as np
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.parallel.rules import LogicalAxes
 
-NEVER: Final = np.iinfo(np.int32).max  # the step at which a frozen unit starts to train
 _LAYERS: Final = re.compile(r"layers\.([0-9]+)(?:-([0-9]+))?")
 
 
@@ -76,19 +75,6 @@ def frozen_units(names: Sequence[str], *, depth: int) -> np.ndarray:
     for name in names:
         frozen[_span(name, depth)] = True
     return frozen
-
-
-def unfreeze_schedule(frozen: np.ndarray, *, depth: int, unfreeze_steps: int | None) -> np.ndarray:
-    """Returns the step from which each unit trains: int32 [units], `NEVER` where it is frozen.
-
-    Nothing frozen, two layers, ``unfreeze_steps=10`` → ``[30, 20, 10, 0, 0]``
-
-    Source: gradual unfreezing, arXiv 1801.06146 section 3.3; heads and pooler train
-    first, then one unit more from the top each time, the embeddings last.
-    `unfreeze_steps` lie between one unit and the next; None trains all from the start.
-    """
-    steps = unit_heights(depth).astype(np.int64) * (unfreeze_steps or 0)
-    return np.where(frozen, NEVER, np.minimum(steps, NEVER)).astype(np.int32)
 
 
 def _span(name: str, depth: int) -> slice:

@@ -1,4 +1,4 @@
-"""Freezing and gradual unfreezing, on a real model and on eight devices."""
+"""Freezing, on a real model and on eight devices."""
 
 import functools
 from typing import Any
@@ -16,7 +16,7 @@ from jax.interpreters import partial_eval as pe
 from bert_jax.errors import UserError
 from bert_jax.model.bert import bert_builder
 from bert_jax.model.config import Execution, HeadsSection
-from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finetune_optimizer
+from bert_jax.optim.finetuning import frozen_parameters, make_finetune_optimizer
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.optim.units import frozen_units, unit_names
 from bert_jax.parallel.mesh import make_mesh
@@ -72,10 +72,10 @@ def by_unit(tree: Any) -> dict[str, list[bytes]]:
 
 
 def moved(
-    model: ModelDefinition, section: FinetuneOptimizerSection, *, steps: int, epoch: int
+    model: ModelDefinition, section: FinetuneOptimizerSection, *, steps: int
 ) -> tuple[list[set[str]], Any]:
     """Returns the units in which some number has changed after each step, and the last state."""
-    transform = make_finetune_optimizer(section, model.axes, depth=DEPTH, steps_per_epoch=epoch)
+    transform = make_finetune_optimizer(section, model.axes, depth=DEPTH)
     params = draw(model, 0)
     first, state, found = by_unit(params), jax.jit(transform.init)(params), []
 
@@ -107,7 +107,7 @@ def test_a_frozen_unit_keeps_its_bits_and_moments_of_zero(
     section = FinetuneOptimizerSection(
         freeze=freeze, bias_correction=bias_correction, weight_decay=0.1, warmup_fraction=0.0
     )
-    found, state = moved(model, section, steps=2, epoch=2)
+    found, state = moved(model, section, steps=2)
     assert found == [trained, trained]
     (moments,) = (part for part in state if hasattr(part, "mu"))
     for tree in (moments.mu, moments.nu):
@@ -116,52 +116,18 @@ def test_a_frozen_unit_keeps_its_bits_and_moments_of_zero(
             assert any(any(b) for b in bits) is (name in trained)
 
 
-@pytest.mark.parametrize("bias_correction", [True, False])
-def test_units_thaw_from_the_top_one_at_a_time(
-    model: ModelDefinition, bias_correction: bool
-) -> None:
-    section = FinetuneOptimizerSection(
-        warmup_fraction=0.0, unfreeze_every=2, bias_correction=bias_correction
-    )
-    found, _ = moved(model, section, steps=14, epoch=2)
-    heads = {"heads", "pooler"}
-    expected = [
-        *[heads] * 4,
-        *[heads | {"layers.1"}] * 4,
-        *[heads | {"layers.1", "layers.0"}] * 4,
-        *[heads | {"layers.1", "layers.0", "embeddings"}] * 2,
-    ]
-    assert found == expected
-
-
-def test_what_is_frozen_never_thaws(model: ModelDefinition) -> None:
-    section = FinetuneOptimizerSection(
-        warmup_fraction=0.0, unfreeze_every=1, freeze=("layers.1", "embeddings")
-    )
-    found, _ = moved(model, section, steps=5, epoch=1)
-    heads = {"heads", "pooler"}
-    assert found == [heads, heads, *[heads | {"layers.0"}] * 3]
-    assert first_steps(section, depth=DEPTH, steps_per_epoch=10) == {
-        "embeddings": None,
-        "layers.0": 20,
-        "layers.1": None,
-        "pooler": 0,
-        "heads": 0,
-    }
-
-
 @pytest.mark.parametrize(
     "section",
     [
-        FinetuneOptimizerSection(layer_decay=0.9, freeze=("layers.0",), unfreeze_every=1),
-        FinetuneOptimizerSection(bias_correction=False, freeze=("embeddings",), unfreeze_every=1),
+        FinetuneOptimizerSection(layer_decay=0.9, freeze=("layers.0",)),
+        FinetuneOptimizerSection(bias_correction=False, freeze=("embeddings",)),
     ],
 )
 def test_its_state_lies_on_a_mesh_as_pretrainings_does(
     model: ModelDefinition, section: FinetuneOptimizerSection
 ) -> None:
     mesh = make_mesh(MeshSection(data=2, fsdp=2, tensor=2), jax.devices()[:8])
-    transform = make_finetune_optimizer(section, model.axes, depth=DEPTH, steps_per_epoch=2)
+    transform = make_finetune_optimizer(section, model.axes, depth=DEPTH)
     abstract = abstract_state(model, transform, mesh)
     layouts = jax.tree.map(lambda leaf: leaf.sharding, (abstract.params, abstract.opt_state))
 
@@ -214,7 +180,7 @@ def test_a_frozen_encoder_costs_no_backward_pass(model: ModelDefinition) -> None
 def test_the_update_of_a_frozen_parameter_depends_on_no_gradient(model: ModelDefinition) -> None:
     """So that a compiler need not compute the gradient for it."""
     section = FinetuneOptimizerSection(freeze=("encoder",), clip_norm=None)
-    transform = make_finetune_optimizer(section, model.axes, depth=DEPTH, steps_per_epoch=2)
+    transform = make_finetune_optimizer(section, model.axes, depth=DEPTH)
     state = jax.eval_shape(transform.init, model.params)
     update = functools.partial(transform.update, learning_rate=1e-4)
     traced = jax.make_jaxpr(update)(model.params, state, model.params)
@@ -259,7 +225,7 @@ def test_a_range_freezes_both_its_ends_and_what_is_between(data: st.DataObject, 
 )
 def test_a_wrong_name_is_answered_with_the_right_ones(name: str, near: str) -> None:
     with pytest.raises(UserError) as raised:
-        first_steps(FinetuneOptimizerSection(freeze=(name,)), depth=12, steps_per_epoch=1)
+        frozen_units((name,), depth=12)
     message = str(raised.value)
     assert message.startswith(
         f'optimizer.freeze: found "{name}", allowed: embeddings, encoder, pooler, layers.N or '
@@ -282,5 +248,4 @@ def test_a_pooler_that_is_not_there_cannot_be_frozen() -> None:
             FinetuneOptimizerSection(freeze=("pooler",)),
             model.axes,
             depth=DEPTH,
-            steps_per_epoch=2,
         )

@@ -12,7 +12,6 @@ from bert_jax.optim.schedule import (
     Schedule,
     learning_rate,
     linear_schedule,
-    slanted_triangular,
     warmup_constant,
     warmup_linear,
 )
@@ -83,7 +82,6 @@ def test_a_compiled_step_takes_in_any_schedule_with_as_many_segments() -> None:
         linear_schedule([ScheduleSegment(10, 1e-3, 0)]),
         warmup_linear(peak=1e-4, steps=10, warmup_steps=3),
         warmup_constant(peak=1e-4, warmup_steps=3),
-        slanted_triangular(peak=1e-4, steps=10, cut_fraction=0.25, ratio=32),
     ]
     for schedule in schedules:
         for step in range(12):
@@ -146,43 +144,3 @@ def test_the_linear_schedule_reaches_its_peak_and_its_end(steps: int, warmup_sha
     assert (rates[steps:] == 0.0).all()
     assert (np.diff(rates[: warmup + 1]) > 0).all()
     assert (np.diff(rates[warmup : steps + 1]) < 0).all()
-
-
-def paper_slanted_rate(step: int, *, steps: int, cut_fraction: float, ratio: float) -> float:
-    """Equation 3 of arXiv 1801.06146."""
-    cut = int(np.floor(steps * cut_fraction))
-    p = step / cut if step < cut else 1 - (step - cut) / (cut * (1 / cut_fraction - 1))
-    return (1 + p * (ratio - 1)) / ratio
-
-
-@pytest.mark.parametrize(
-    ("steps", "cut_fraction", "ratio"), [(10, 0.2, 32.0), (400, 0.1, 32.0), (48, 0.25, 5.0)]
-)
-def test_the_slanted_triangle_is_the_papers(steps: int, cut_fraction: float, ratio: float) -> None:
-    expected = [
-        paper_slanted_rate(step, steps=steps, cut_fraction=cut_fraction, ratio=ratio)
-        for step in range(steps + 1)
-    ]
-    schedule = slanted_triangular(peak=1, steps=steps, cut_fraction=cut_fraction, ratio=ratio)
-    found = rates_of(schedule, np.arange(steps + 1))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def test_where_the_papers_triangle_falls_below_zero_ours_ends_at_its_lowest_rate() -> None:
-    constants = {"steps": 19, "cut_fraction": 0.1, "ratio": 32.0}
-    assert paper_slanted_rate(19, **constants) == pytest.approx(-30 / 32)
-    schedule = slanted_triangular(peak=1, **constants)
-    assert float(rates_of(schedule, 19)) == pytest.approx(1 / 32)
-
-
-@given(steps=st.integers(1, LONGEST), cut_fraction=st.floats(0, 0.99), ratio=st.floats(1, 100))
-@settings(deadline=None, max_examples=20)
-def test_the_slanted_triangle_keeps_between_its_lowest_rate_and_its_peak(
-    steps: int, cut_fraction: float, ratio: float
-) -> None:
-    schedule = slanted_triangular(peak=1, steps=steps, cut_fraction=cut_fraction, ratio=ratio)
-    rates = np.asarray(rates_of(schedule, np.arange(LONGEST + 5)))
-    assert rates.max() == pytest.approx(1.0, rel=1e-5)
-    assert rates.argmax() == int(steps * cut_fraction) or ratio < 1.001
-    assert rates.min() >= (1 - 1e-5) / ratio
-    np.testing.assert_allclose(rates[steps:], 1 / ratio, rtol=1e-4)

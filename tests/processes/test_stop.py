@@ -225,7 +225,9 @@ def test_a_signal_ends_a_run_that_compiles(config: Path, tmp_path: Path) -> None
 SIGNALLED_AT_ONCE = """
 import os, signal, sys
 from bert_jax import cli
-cli.with_large_pages = lambda: os.kill(os.getpid(), signal.SIGTERM)
+from bert_jax.parallel.stop_signal import STOP
+hold = STOP.hold
+STOP.hold = lambda: (os.kill(os.getpid(), signal.SIGTERM), hold())
 sys.argv[1:] = ["pretrain", "run.yaml"]
 cli.main()
 """

@@ -41,7 +41,6 @@ def mistake(tmp_path: Path, values: dict[str, Any], *overrides: str) -> str:
         ("finetune.batch_size=12", ["finetune.batch_size: found 12", "multiple of 8"]),
         ("finetune.optimizer.freeze=[layer.0]", ["layer.0", 'did you mean "layers.0"?']),
         ("finetune.optimizer.freeze=[layers.2]", ["layers.2"]),
-        ("finetune.optimizer.unfreeze_every=1", ["unfreeze_every: found 1", "3 epochs"]),
         ("finetune.optimizer.learning_rate=0", ["learning_rate: found 0", "greater than 0"]),
         ("model.architecture.hidden_size=32", ["model: found settings", "finetune.init_from"]),
         ("optimizer.learning_rate=3e-5", ["optimizer: found settings", "finetune.optimizer"]),

@@ -107,7 +107,7 @@ def _train_spec(
         step=StepSpec(
             task=prepared.task,
             model=prepared.model,
-            optimizer=prepared.optimizer(steps_per_epoch=steps),
+            optimizer=prepared.optimizer(),
         ),
         schedule=make_schedule(section.optimizer, total_steps=phase.steps),
         phases=[phase],

@@ -17,7 +17,7 @@ from bert_jax.model.config import Architecture, Execution, ModelSection
 from bert_jax.model.execution import default_unroll, resolve_execution
 from bert_jax.model.shape_cost import training_cost
 from bert_jax.narration import doing, narrator_of
-from bert_jax.optim.finetuning import first_steps, frozen_parameters, make_finetune_optimizer
+from bert_jax.optim.finetuning import frozen_parameters, make_finetune_optimizer
 from bert_jax.parallel.layout import check_batch
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.rules import batch_parts, check_divides
@@ -117,13 +117,10 @@ class TrainingSetup(NamedTuple):
             ),
         )
 
-    def optimizer(self, *, steps_per_epoch: int) -> optax.GradientTransformationExtraArgs:
+    def optimizer(self) -> optax.GradientTransformationExtraArgs:
         """Returns the run's optimizer."""
         return make_finetune_optimizer(
-            self.section.optimizer,
-            self.model.axes,
-            depth=self.architecture.num_hidden_layers,
-            steps_per_epoch=steps_per_epoch,
+            self.section.optimizer, self.model.axes, depth=self.architecture.num_hidden_layers
         )
 
 
@@ -164,10 +161,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     )
     definition = define_model(task.build)
     task = _frozen(task, section, definition)
-    prepared = TrainingSetup(settings, origin, family, architecture, task, model, definition, mesh)
-    # Now, before anything is written.
-    _check_thaw(prepared)
-    return prepared
+    return TrainingSetup(settings, origin, family, architecture, task, model, definition, mesh)
 
 
 def _resolved(
@@ -279,25 +273,6 @@ def _check_batch(section: FinetuneSection, mesh: jax.sharding.Mesh) -> None:
         parts=batch_parts(mesh),
         accumulation=section.accumulation,
     )
-
-
-def _check_thaw(prepared: TrainingSetup) -> None:
-    """Refuses a run that ends before gradual unfreezing has reached every unit."""
-    section = prepared.section
-    rows = len(prepared.family.splits["train"].lengths)
-    steps_per_epoch = -(-rows // section.batch_size)
-    found = first_steps(
-        section.optimizer,
-        depth=prepared.architecture.num_hidden_layers,
-        steps_per_epoch=steps_per_epoch,
-    )
-    last = max(step for step in found.values() if step is not None)
-    if last >= steps_per_epoch * section.epochs:
-        raise UserError(
-            f"finetune.optimizer.unfreeze_every: found {section.optimizer.unfreeze_every}, which "
-            f"takes {last // steps_per_epoch} epochs to reach every layer, allowed: fewer than the "
-            f"run's {section.epochs} (finetune.epochs), or freeze what need not train"
-        )
 
 
 def task_of(run: Run, *, class_weights: Sequence[float] | None) -> FinetuneTask:
