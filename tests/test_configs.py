@@ -175,8 +175,8 @@ def test_an_override_changes_no_values_of_the_caller() -> None:
         ),
         (
             "pretrain/base",
-            "vocab={input: [x], output: y, algorithm: bpe, trainer: tokenizers}",
-            "override vocab.trainer: found tokenizers, allowed: only with algorithm wordpiece",
+            "vocab={input: [x], output: y, algorithm: bpe, chinese: false}",
+            "override vocab.chinese: found false, allowed: only with algorithm wordpiece",
         ),
         ("pretrain/base", "examples.beam.runner=FlinkRunner", "allowed: only with engine beam"),
     ],

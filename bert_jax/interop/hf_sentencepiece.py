@@ -4,13 +4,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import tokenizers
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from bert_jax.data.google_bert.tf_example import message_classes
 from bert_jax.text.sentence_piece import WORD_START, SentencePieceTokenizer
 from bert_jax.text.vocabulary import UNK
 
 _BPE: Final = 2  # TrainerSpec.ModelType; 1 is a unigram model, and we train no other
+# These two fields alone: the description that comes with sentencepiece wants a newer protobuf than
+# TensorFlow Datasets allow.
+_MODEL: Final[Any] = message_classes("""
+name: "bert_jax/sentencepiece_parts.proto" package: "sentencepiece" syntax: "proto2"
+message_type {
+  name: "Trainer" field { name: "model_type" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 } }
+message_type {
+  name: "Normalizer"
+  field { name: "precompiled_charsmap" number: 2 label: LABEL_OPTIONAL type: TYPE_BYTES } }
+message_type {
+  name: "Model"
+  field { name: "trainer_spec" number: 2 label: LABEL_OPTIONAL type_name: "Trainer" }
+  field { name: "normalizer_spec" number: 3 label: LABEL_OPTIONAL type_name: "Normalizer" } }
+""")["Model"]
 # Below every piece of a text: a unigram model would else find "[unused1]" in a text that spells it.
 _NEVER: Final = 1000.0
 
@@ -76,34 +90,6 @@ def _merges(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:
 
 
 def _read(model: bytes) -> tuple[int, bytes]:
-    """Returns the kind of a serialised ``ModelProto`` and its compiled normalisation.
-
-    By a description of these two fields alone: the one that comes with sentencepiece wants a newer
-    protobuf than TensorFlow Datasets allow.
-    """
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="sentencepiece_parts.proto", syntax="proto2")
-    for message, name, number, kind in (
-        ("TrainerSpec", "model_type", 3, field.TYPE_INT32),
-        ("NormalizerSpec", "precompiled_charsmap", 2, field.TYPE_BYTES),
-    ):
-        file.message_type.add(name=message).field.add(
-            name=name, number=number, type=kind, label=field.LABEL_OPTIONAL
-        )
-    whole = file.message_type.add(name="ModelProto")
-    for name, number, message in (
-        ("trainer_spec", 2, "TrainerSpec"),
-        ("normalizer_spec", 3, "NormalizerSpec"),
-    ):
-        whole.field.add(
-            name=name,
-            number=number,
-            type=field.TYPE_MESSAGE,
-            type_name=f".{message}",
-            label=field.LABEL_OPTIONAL,
-        )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    parsed: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("ModelProto"))()
-    parsed.ParseFromString(model)
+    """Returns the kind of a serialised ``ModelProto`` and its compiled normalisation."""
+    parsed: Any = _MODEL.FromString(model)
     return parsed.trainer_spec.model_type, parsed.normalizer_spec.precompiled_charsmap

@@ -4,9 +4,9 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
+import pydantic
 from etils import epath
 
 from bert_jax.data.loader.section import LoaderSection
@@ -15,49 +15,46 @@ from bert_jax.files.yaml_file import read_yaml
 from bert_jax.launch import machine
 from bert_jax.launch.job import Attempt, JobFiles, JobPlacement
 from bert_jax.launch.supervisor_state import read_job
+from bert_jax.section import Section
 from bert_jax.validation import read_section, validate
 from bert_jax.version import __version__
 
 COMPILED: Final = "JAX_COMPILATION_CACHE_DIR"
-BEAT_SECONDS: Final = 60.0
-PAUSE_SECONDS: Final = 5.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Told:
-    """What `tpu_setup/startup.sh` tells the agent."""
+class HostEnvironment(Section):
+    """The environment variables with which `tpu_setup/startup.sh` starts the agent."""
 
-    files: JobFiles  # of the job
-    attempt: int  # its number
-    worker: int  # which host of the attempt
-    coordinator: str | None  # where the processes meet; None: JAX finds it
-    home: Path | None  # of what this host keeps; None: each cache has its own place
-    beat_seconds: float  # between heartbeats
-    pause_seconds: float  # before the first restart
+    model_config = pydantic.ConfigDict(extra="ignore", strict=False)  # texts, numbers among them
+
+    job: str = pydantic.Field(min_length=1, validation_alias=machine.JOB)
+    attempt: int = pydantic.Field(validation_alias=machine.ATTEMPT)
+    worker: int = pydantic.Field(validation_alias=machine.WORKER)
+    coordinator: str | None = pydantic.Field(None, validation_alias=machine.COORDINATOR)
+    home: str | None = pydantic.Field(None, validation_alias=machine.HOME)
+    beat_seconds: float = pydantic.Field(60.0, validation_alias=machine.BEAT_SECONDS)
+    pause_seconds: float = pydantic.Field(5.0, validation_alias=machine.PAUSE_SECONDS)
+
+    @property
+    def files(self) -> JobFiles:
+        """The files of the job."""
+        return JobFiles(epath.Path(self.job))
 
 
-def read_told(environment: Mapping[str, str]) -> Told:
-    """Returns what the environment says.
+def read_environment(environment: Mapping[str, str]) -> HostEnvironment:
+    """Returns the settings in an environment; empty variables count as unset.
 
-    Raises UserError if it lacks something, or what should be a number is none.
+    Raises UserError if a variable is missing, or is not a number where one is needed.
     """
-    home = environment.get(machine.HOME)
-    return Told(
-        files=JobFiles(epath.Path(_value(environment, machine.JOB))),
-        attempt=int(_number(environment, machine.ATTEMPT)),
-        worker=int(_number(environment, machine.WORKER)),
-        coordinator=environment.get(machine.COORDINATOR) or None,
-        home=Path(home) if home else None,
-        beat_seconds=_number(environment, machine.BEAT_SECONDS, default=BEAT_SECONDS),
-        pause_seconds=_number(environment, machine.PAUSE_SECONDS, default=PAUSE_SECONDS),
-    )
+    values = {name: environment[name] for name in machine.ALL if environment.get(name)}
+    return validate(HostEnvironment, values, source="")
 
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
     """The run that this host has a part in."""
 
-    told: Told  # by the startup script
+    host: HostEnvironment  # of this host
     attempt: Attempt  # of the job
     config: Mapping[str, Any]  # of the run, as the job's ``config.yaml`` has it
 
@@ -65,10 +62,10 @@ class Assignment:
     def loader(self) -> LoaderSection:
         """The loader's settings, as the run has them."""
         values = self.config.get("loader") or {}
-        section = validate(LoaderSection, values, source=str(self.told.files.config), key="loader")
-        if section.cache.directory is not None or self.told.home is None:
+        section = validate(LoaderSection, values, source=str(self.host.files.config), key="loader")
+        if section.cache.directory is not None or self.host.home is None:
             return section
-        directory = str(self.told.home / "datasets")
+        directory = f"{self.host.home}/datasets"
         return section.model_copy(
             update={"cache": section.cache.model_copy(update={"directory": directory})}
         )
@@ -82,7 +79,7 @@ class Assignment:
     @property
     def command(self) -> list[str]:
         """The run's command line. Every argument is handed on as it is; no shell reads it."""
-        verb, config = self.attempt.job.verb, str(self.told.files.config)
+        verb, config = self.attempt.job.verb, str(self.host.files.config)
         return [sys.executable, "-m", "bert_jax.cli", verb, config, *self._overrides]
 
     @property
@@ -94,7 +91,7 @@ class Assignment:
         """
         if self.attempt.placement.topology is None:
             return {}
-        return {COMPILED: str(self.told.files.compiled)}
+        return {COMPILED: str(self.host.files.compiled)}
 
     @property
     def _overrides(self) -> Iterator[str]:
@@ -106,48 +103,34 @@ class Assignment:
             yield f"mesh.slices={placement.slices}"
         if self.attempt.hosts > 1:
             yield "mesh.distributed.enabled=true"
-        if self.told.coordinator is not None:
-            yield f"mesh.distributed.coordinator_address={self.told.coordinator}"
+        if self.host.coordinator is not None:
+            yield f"mesh.distributed.coordinator_address={self.host.coordinator}"
             yield f"mesh.distributed.process_count={self.attempt.hosts}"
-            yield f"mesh.distributed.process_index={self.told.worker}"
+            yield f"mesh.distributed.process_index={self.host.worker}"
         if (directory := self.loader.cache.directory) is not None:
             yield f"loader.cache.directory={json.dumps(directory)}"
 
 
-def read_assignment(told: Told) -> Assignment:
+def read_assignment(host: HostEnvironment) -> Assignment:
     """Returns what this host is to do.
 
     Raises UserError if the job's directory is damaged, or this host is none of the attempt's;
     RunStopped if the bucket does not answer.
     """
-    job = read_job(told.files)
+    files, job = host.files, read_job(host.files)
     if job.version != __version__:
         raise UserError(
             f"this host has bert-jax {__version__}, the job was submitted with {job.version}; "
             "allowed: the same; make the container anew, or submit with its version"
         )
-    placement = read_section(JobPlacement, told.files.attempt(told.attempt))
-    attempt = Attempt(job, told.attempt, placement)
-    if told.worker >= attempt.hosts:
+    placement = read_section(JobPlacement, files.attempt(host.attempt))
+    attempt = Attempt(job, host.attempt, placement)
+    if host.worker >= attempt.hosts:
         raise UserError(
-            f"{machine.WORKER}: found {told.worker}, allowed: 0 to {attempt.hosts - 1} of "
+            f"{machine.WORKER}: found {host.worker}, allowed: 0 to {attempt.hosts - 1} of "
             f"{attempt.hosts} hosts"
         )
-    config = read_yaml(told.files.config)
+    config = read_yaml(files.config)
     if not isinstance(config, dict):
-        raise UserError(f"{told.files.config}: found no keys, allowed: a configuration")
-    return Assignment(told, attempt, config)
-
-
-def _value(environment: Mapping[str, str], name: str) -> str:
-    if not (value := environment.get(name)):
-        raise UserError(f"{name}: not set; allowed: what tpu_setup/startup.sh sets")
-    return value
-
-
-def _number(environment: Mapping[str, str], name: str, *, default: float | None = None) -> float:
-    text = environment.get(name) or (None if default is None else str(default))
-    try:
-        return float(text or _value(environment, name))
-    except ValueError:
-        raise UserError(f'{name}: found "{text}", allowed: a number') from None
+        raise UserError(f"{files.config}: found no keys, allowed: a configuration")
+    return Assignment(host, attempt, config)

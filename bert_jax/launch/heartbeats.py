@@ -58,8 +58,8 @@ def read_hosts(files: JobFiles, attempt: Attempt) -> Hosts:
     )
 
 
-class Silence:
-    """For how long each host has said nothing new, by the clock here: hosts have others."""
+class HeartbeatAges:
+    """The time since each host's last heartbeat changed, by the clock of this machine."""
 
     def __init__(self) -> None:
         self._heard: dict[int, tuple[float, float]] = {}

@@ -18,7 +18,12 @@ from etils import epath
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.data.google_bert.reader import is_google_bert
 from bert_jax.errors import RunStopped, UserError, first_line
-from bert_jax.launch.assignment import Assignment, Told, read_assignment, read_told
+from bert_jax.launch.assignment import (
+    Assignment,
+    HostEnvironment,
+    read_assignment,
+    read_environment,
+)
 from bert_jax.launch.heartbeats import read_hosts
 from bert_jax.launch.job import Ending
 from bert_jax.launch.reports import Reports
@@ -38,10 +43,10 @@ class _Stopped(Exception):
 class Agent:
     """Runs one host's part of a job to its end."""
 
-    def __init__(self, told: Told, reports: Reports, heartbeat: Path) -> None:
+    def __init__(self, host: HostEnvironment, reports: Reports, heartbeat: Path) -> None:
         """Starts nothing; the run says in the heartbeat's file how far it is."""
-        self._told, self._reports, self._heartbeat = told, reports, heartbeat
-        self._restarts = Restarts(told.pause_seconds)
+        self._host, self._reports, self._heartbeat = host, reports, heartbeat
+        self._restarts = Restarts(host.pause_seconds)
         self._stop = threading.Event()
         self._process: RunProcess | None = None
 
@@ -57,7 +62,7 @@ class Agent:
             return before.exit_code
         of_this_machine = False
         try:
-            verdict = self._until_it_ends(read_assignment(self._told))
+            verdict = self._until_it_ends(read_assignment(self._host))
         except UserError as error:
             verdict = RestartDecision("failed", _MISTAKE, str(error))
         except _Stopped:
@@ -139,7 +144,7 @@ class Agent:
         if assignment.attempt.hosts == 1:
             return None
         try:
-            hosts = read_hosts(self._told.files, assignment.attempt)
+            hosts = read_hosts(self._host.files, assignment.attempt)
         except (UserError, RunStopped, OSError):
             return None
         if hosts.finished is not None:
@@ -159,14 +164,14 @@ def _newest_step(config: Mapping[str, Any]) -> int:
         return -1
 
 
-def run_agent(told: Told, directory: Path) -> int:
+def run_agent(host: HostEnvironment, directory: Path) -> int:
     """Runs the agent of one host, which SIGTERM ends; returns the exit code.
 
     The run's heartbeat is written to the directory.
     """
     heartbeat = directory / "heartbeat.json"
-    reports = Reports(told, heartbeat)
-    agent = Agent(told, reports, heartbeat)
+    reports = Reports(host, heartbeat)
+    agent = Agent(host, reports, heartbeat)
     with SignalPipe(lambda _: agent.stop()), reports:  # a signal does not cut the last upload short
         return agent.run()
 
@@ -174,12 +179,12 @@ def run_agent(told: Told, directory: Path) -> int:
 def main() -> int:
     """What the startup script hands over to."""
     try:
-        told = read_told(os.environ)
+        host = read_environment(os.environ)
     except UserError as error:
         sys.stderr.write(f"bert-jax: {error}\n")
         return _MISTAKE
     with tempfile.TemporaryDirectory(prefix="bert_jax_host_") as directory:
-        return run_agent(told, Path(directory))
+        return run_agent(host, Path(directory))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ HOME: Final = "BERT_JAX_HOME"
 BEAT_SECONDS: Final = "BERT_JAX_BEAT_SECONDS"  # between heartbeats of a host; unset: 60
 # Before a host starts its run again for the first time; unset: 5. It doubles.
 PAUSE_SECONDS: Final = "BERT_JAX_PAUSE_SECONDS"
+ALL: Final = (JOB, ATTEMPT, WORKER, COORDINATOR, HOME, BEAT_SECONDS, PAUSE_SECONDS)  # the agent's
 
 
 def metadata(attempt: Attempt) -> dict[str, str]:

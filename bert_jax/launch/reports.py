@@ -12,7 +12,7 @@ from etils import epath
 
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.files.atomic import write_whole
-from bert_jax.launch.assignment import Told
+from bert_jax.launch.assignment import HostEnvironment
 from bert_jax.launch.heartbeats import read_host
 from bert_jax.launch.job import Ending, HostStatus
 from bert_jax.launch.run_process import read_heartbeat
@@ -76,11 +76,11 @@ class Reports:
     end of the block waits for the last upload.
     """
 
-    def __init__(self, told: Told, heartbeat: Path) -> None:
+    def __init__(self, host: HostEnvironment, heartbeat: Path) -> None:
         """Reads what this host said before it was rebooted, if it was."""
-        self._path = told.files.host(told.attempt, told.worker)
-        self._log = HostLog(lambda part: told.files.log(told.attempt, told.worker, part))
-        self._heartbeat, self._seconds = heartbeat, told.beat_seconds
+        self._path = host.files.host(host.attempt, host.worker)
+        self._log = HostLog(lambda part: host.files.log(host.attempt, host.worker, part))
+        self._heartbeat, self._seconds = heartbeat, host.beat_seconds
         self._status = read_host(self._path) or HostStatus(state="staging", at=time.time())
         self._wake, self._closed = threading.Event(), False
         self._complaint = ""

@@ -19,7 +19,7 @@ from bert_jax.errors import NoCredentials, RunStopped, UserError, first_line
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.lock import Lock, LockLost
 from bert_jax.launch import verdict as verdicts
-from bert_jax.launch.heartbeats import Hosts, Silence, read_hosts
+from bert_jax.launch.heartbeats import HeartbeatAges, Hosts, read_hosts
 from bert_jax.launch.job import JobFiles
 from bert_jax.launch.launcher import Launcher, NotOurs, OutOfQuota, State
 from bert_jax.launch.run_progress import RunProgress, total_steps
@@ -71,7 +71,7 @@ class Supervisor:
         self._say, self._clock, self._sleep = say, clock, sleep
         self._pace = pace or verdicts.WatchPace(poll=self.job.submit.poll_seconds)
         self._until_next_look = self._pace.poll  # a bucket that is down makes looks long
-        self._silence = Silence()
+        self._silence = HeartbeatAges()
         self._said, self._told_at = "", -math.inf
         self._progress = RunProgress(old_endings=bool(self.state.attempts))
         self._total_steps: int | None = None
@@ -186,7 +186,7 @@ class Supervisor:
         placement = self.job.placements[index]
         write_whole(self._files.attempt(number), placement.model_dump_json(indent=1))
         self._write(self.state.model_copy(update={"attempts": (*self.state.attempts, record)}))
-        self._silence, self._progress = Silence(), RunProgress()
+        self._silence, self._progress = HeartbeatAges(), RunProgress()
         return self._create(record, asked=False)
 
     def _create(self, record: AttemptRecord, *, asked: bool) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from typing import Final
 
-from bert_jax.launch.heartbeats import Hosts, Silence
+from bert_jax.launch.heartbeats import HeartbeatAges, Hosts
 from bert_jax.launch.job import Job
 from bert_jax.launch.launcher import Observation, State
 from bert_jax.launch.supervisor_state import AttemptRecord, End, Outcome, SupervisorState
@@ -83,7 +83,7 @@ def of_machines(
 
 
 def of_silence(
-    record: AttemptRecord, hosts: Hosts, silence: Silence, *, now: float, pace: WatchPace
+    record: AttemptRecord, hosts: Hosts, silence: HeartbeatAges, *, now: float, pace: WatchPace
 ) -> Verdict | None:
     """Returns which host of active machines does not speak; None: all do.
 

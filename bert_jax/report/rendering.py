@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import jinja2
 from markupsafe import Markup
 
+from bert_jax.errors import counted
+
 SHOWN: Final = 25  # examples in a list; the total is always given
 TEXT_LIMIT: Final = 1000  # characters of one text
 
@@ -103,7 +105,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(clip=clip, figure=number, counted=count)
+    environment.filters.update(clip=clip, figure=number, counted=counted)
     environment.globals.update(showing=showing, text_limit=TEXT_LIMIT)
     return environment
 
@@ -128,11 +130,6 @@ def number(value: float) -> str:
     return text.replace("-", "−")
 
 
-def count(amount: int, noun: str) -> str:
-    """Returns ``1 error``, ``1,204 errors``."""
-    return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}s"
-
-
 def showing(shown: int, total: int, noun: str, tail: str = "") -> str:
     """Returns ``Showing 25 of 312 errors.``, ``All 7 errors.``, ``1 error.`` or ``No errors.``.
 
@@ -140,7 +137,7 @@ def showing(shown: int, total: int, noun: str, tail: str = "") -> str:
     """
     if total == 0:
         return f"No {noun}s{tail}."
-    whole = count(total, noun) + tail
+    whole = counted(total, noun) + tail
     if shown < total:
         return f"Showing {shown:,} of {whole}."
     return f"{whole}." if total == 1 else f"All {whole}."

@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.dataset.provenance import CorpusRecord
+from bert_jax.data.google_bert.index import unigram_entropy
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import absolute, each, load_array
 from bert_jax.pipelines.cleaning.contamination import build_index
@@ -96,12 +97,6 @@ def describe_corpus(parts: Sequence[epath.Path], *, unknown: int) -> CorpusRecor
         unigram_entropy=unigram_entropy(counts),
         unknown_rate=int(counts[unknown]) / total,
     )
-
-
-def unigram_entropy(counts: np.ndarray) -> float:
-    """Returns the entropy of a distribution given by counts, in nats: ``[2, 2] -> 0.6931``."""
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
 
 
 def _groups(

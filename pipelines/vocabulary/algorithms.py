@@ -1,6 +1,6 @@
 """Trains WordPiece vocabularies on counted words, and SentencePiece models.
 
-Google never published its WordPiece trainer. Both trainers here learn byte-pair merges, which for
+Google never published its WordPiece trainer. SentencePiece learns byte-pair merges here, which for
 greedy longest match need fewer tokens than converted unigram pieces (measured on English Wikipedia:
 8% fewer at 4,000 pieces, 12% fewer at 6,000). SentencePiece models get BERT's special pieces at
 BERT's ids.
@@ -13,16 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 import sentencepiece
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from bert_jax.text.sentence_piece import WORD_START
 from bert_jax.text.vocabulary import CLS, PAD, SEP, UNK, reserved_pieces
 from bert_jax.text.wordpiece import CONTINUATION, MAX_WORD_CHARACTERS
 
-WordPieceTrainer = Literal["sentencepiece", "tokenizers"]
 _SENTENCEPIECE_OWN = frozenset("▁▅⁇\t")  # characters that SentencePiece keeps for itself
 _LONGEST_PIECE = 32  # characters
-_WORDS_AT_A_TIME = 1000
 
 SentencePieceAlgorithm = Literal["unigram", "bpe"]
 _TOO_FEW_FOR_CHARACTERS = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
@@ -67,7 +64,6 @@ def rank_pieces(
     characters: list[str],
     alphabet: list[str],
     count: int,
-    trainer: WordPieceTrainer,
 ) -> list[str]:
     """Learns ``count`` pieces of two characters or more, or all that words give, the best first.
 
@@ -83,16 +79,12 @@ def rank_pieces(
     }
     if not usable or count <= 0:
         return []
-    learn = _learn_with_sentencepiece if trainer == "sentencepiece" else _learn_with_tokenizers
     taken = frozenset(alphabet)
-    return [piece for piece in dict.fromkeys(learn(usable, alphabet, count)) if piece not in taken][
-        :count
-    ]
+    learned = dict.fromkeys(_learn_merges(usable, alphabet, count))
+    return [piece for piece in learned if piece not in taken][:count]
 
 
-def _learn_with_sentencepiece(
-    words: Mapping[str, int], alphabet: list[str], count: int
-) -> Iterator[str]:
+def _learn_merges(words: Mapping[str, int], alphabet: list[str], count: int) -> Iterator[str]:
     """Yields BPE pieces with the mark moved: ``▁the`` -> ``the``, ``ing`` -> ``##ing``."""
     lines = [f"{word}\t{n}" for word, n in words.items() if _SENTENCEPIECE_OWN.isdisjoint(word)]
     if not lines:
@@ -122,36 +114,6 @@ def _learn_with_sentencepiece(
         body = piece.removeprefix(WORD_START)
         if len(body) > 1 and not processor.is_unknown(token_id):
             yield body if piece.startswith(WORD_START) else CONTINUATION + body
-
-
-def _learn_with_tokenizers(
-    words: Mapping[str, int], alphabet: list[str], count: int
-) -> Iterator[str]:
-    """Yields the merges of the ``tokenizers`` library, in the order in which it made them.
-
-    Its trainer numbers "##x" pieces in the random order of a hash table and breaks ties by number.
-    Given as special tokens they have fixed numbers, and the same text gives the same vocabulary.
-    """
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=count + len(alphabet) + 1,
-        min_frequency=2,
-        show_progress=False,
-        special_tokens=[UNK, *alphabet],
-        continuing_subword_prefix=CONTINUATION,
-    )
-    tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.train_from_iterator(_repeated(words), trainer)
-    ids = tokenizer.get_vocab(with_added_tokens=False)
-    for piece in sorted(ids, key=ids.__getitem__):
-        if len(piece.removeprefix(CONTINUATION)) > 1 and piece != UNK:
-            yield piece
-
-
-def _repeated(words: Mapping[str, int]) -> Iterator[str]:
-    for word, number in words.items():
-        for start in range(0, number, _WORDS_AT_A_TIME):
-            yield f"{word} " * min(number - start, _WORDS_AT_A_TIME)
 
 
 class VocabularyTooSmall(Exception):

@@ -36,7 +36,6 @@ class VocabSection(SourcesSection):
     Attributes:
         output: the tokenizer directory to write.
         algorithm: WordPiece, or a SentencePiece model of one of two kinds.
-        trainer: which library learns WordPiece merges (SentencePiece's are converted).
         size: how many ids to have, special pieces and unused slots included; exact.
         pad_to_128: add unused slots up to the next multiple of 128, laid out as if they had been
             asked for; they also make up for pieces that the text cannot give.
@@ -53,7 +52,6 @@ class VocabSection(SourcesSection):
 
     output: PathText
     algorithm: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
-    trainer: algorithms.WordPieceTrainer = "sentencepiece"
     size: int = Field(default=30_522, ge=len(SPECIAL_PIECES) + 1, le=1_000_000)
     pad_to_128: bool = False
     unused_slots: int = Field(default=99, ge=0)
@@ -67,7 +65,7 @@ class VocabSection(SourcesSection):
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
         if self.algorithm != "wordpiece":
-            refuse_ignored(self, "trainer", "chinese", allowed="algorithm wordpiece")
+            refuse_ignored(self, "chinese", allowed="algorithm wordpiece")
         return self
 
 
@@ -127,7 +125,6 @@ def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
         characters=characters,
         alphabet=alphabet,
         count=section.size - needed,
-        trainer=section.trainer,
     )
     padding = _padding(section, found=needed + len(ranked))
     return WordPieceTokenizer(

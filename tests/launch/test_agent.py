@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.launch import machine, reports
-from bert_jax.launch.assignment import Assignment, read_told
+from bert_jax.launch.assignment import Assignment, read_environment
 from bert_jax.launch.host import run_agent
 from bert_jax.launch.job import HostStatus, JobFiles
 from bert_jax.launch.run_process import COORDINATOR_GONE, RunProcess
@@ -51,7 +51,7 @@ class Host:
         plan.write_text(json.dumps(endings))
         command = [sys.executable, "-S", "-c", PROGRAM, str(plan)]
         self._patch.setattr(Assignment, "command", property(lambda _: command))
-        told = read_told(
+        told = read_environment(
             {
                 machine.JOB: str(self.files.directory),
                 machine.ATTEMPT: "1",

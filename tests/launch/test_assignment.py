@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.launch import machine
-from bert_jax.launch.assignment import COMPILED, Assignment, read_assignment, read_told
+from bert_jax.launch.assignment import COMPILED, Assignment, read_assignment, read_environment
 from bert_jax.launch.job import JobPlacement
 from tests.launch.jobs import write_job
 from tests.project import ROOT
@@ -23,21 +23,21 @@ def assignment(
     files = write_job(directory, config, hosts=3)
     files.attempt(1).write_text(placement.model_dump_json())
     values = {machine.JOB: str(files.directory), machine.ATTEMPT: "1", machine.WORKER: str(worker)}
-    return read_assignment(read_told(values | told))
+    return read_assignment(read_environment(values | told))
 
 
 def test_a_tpu_gets_its_platform_slices_and_a_cache_that_outlives_it(tmp_path: Path) -> None:
     placement = JobPlacement(on="v5e:4x4", slices=2, zone="z")
     found = assignment(tmp_path, placement, worker=7, BERT_JAX_HOME="/d: $(x)")
     verb, config, *overrides = found.command[3:]
-    assert (verb, config) == ("pretrain", str(found.told.files.config))
+    assert (verb, config) == ("pretrain", str(found.host.files.config))
     assert overrides == [
         "mesh.platform=tpu",
         "mesh.slices=2",
         "mesh.distributed.enabled=true",
         'loader.cache.directory="/d: $(x)/datasets"',
     ]
-    assert found.environment == {COMPILED: f"{found.told.files.directory}/compiled"}
+    assert found.environment == {COMPILED: f"{found.host.files.directory}/compiled"}
 
 
 def test_processes_of_this_machine_are_told_where_they_meet(tmp_path: Path) -> None:

@@ -18,13 +18,9 @@ V5E = ("--on", "v5litepod-16", "--zone", "us-west4-a")
 @pytest.mark.parametrize(
     ("on", "zone", "found"),
     [
-        ("v5litepod-16", "us-west44-a", "allowed: a zone that offers v5e: us-central1-a, "),
+        ("v5litepod-16", "us-west4-44", "allowed: a zone that offers v5e: us-central1-a, "),
         ("v5litepod-16", "us-wset4-a", 'did you mean "us-west4-a"?'),
-        (
-            "v5litepod-16",
-            "us-west4",
-            "a region, allowed: a zone that offers v5e: us-west4-a, us-we",
-        ),
+        ("v5litepod-16", "us-west4", "allowed: a zone that offers v5e: us-west4-a, us-we"),
         ("v5litepod-16", "europe-west1-b", f"where Google's table of {READ} has no v5e; allowed: "),
         ("v4-16", "us-west4-a", "has no v4; allowed: us-central2-b, or submit.unlisted_zones=true"),
     ],
@@ -38,15 +34,11 @@ def test_a_zone_that_cannot_be_or_lacks_the_accelerator_is_refused(
 
 
 def test_a_zone_that_may_be_newer_than_the_table_is_a_warning_with_the_table_s_date() -> None:
-    for on, zone, options in (
-        ("v5litepod-16", "us-west9-a", ()),
-        ("v4-16", "us-west4-a", ("submit.unlisted_zones=true",)),
-    ):
-        place = ("--on", on, "--zone", zone)
-        said = ok("submit", BASE, *BUCKET, *place, *options, "--dry-run")
-        (warning,) = (line for line in said.splitlines() if line.startswith("warning: "))
-        assert f'submit.zone: found "{zone}"' in warning
-        assert READ in warning
+    place = ("--on", "v4-16", "--zone", "us-west4-a", "submit.unlisted_zones=true")
+    said = ok("submit", BASE, *BUCKET, *place, "--dry-run")
+    (warning,) = (line for line in said.splitlines() if line.startswith("warning: "))
+    assert 'submit.zone: found "us-west4-a"' in warning
+    assert READ in warning
 
 
 def test_of_several_places_the_possible_ones_stay() -> None:
@@ -68,9 +60,9 @@ def test_the_table_s_own_zones_are_possible() -> None:
 @pytest.mark.parametrize(
     ("bucket", "found"),
     [
-        ("gs://My_Bucket", 'did you mean "gs://my_bucket"?'),
+        ("gs://My_Bucket", "lowercase letters"),
         ("gs://ab", "3 to 63 lowercase letters, digits"),
-        ("gs://your-bucket-", 'did you mean "gs://your-bucket"?'),
+        ("gs://your-bucket-", "a letter or digit at both ends"),
         (f"gs://{'a' * 64}/jobs", "3 to 63 lowercase letters, digits"),
         ("gs://192.168.1.4", "is no address"),
         ("gs://google-data", 'does not contain "google"'),

@@ -18,11 +18,11 @@ import pytest
 import tensorflow_datasets as tfds
 
 from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.data.google_bert.index import unigram_entropy
 from bert_jax.errors import UserError
 from bert_jax.pipelines.examples import make_examples
 from bert_jax.pipelines.shards.document_buckets import bucket_ranges, default_shards
 from bert_jax.pipelines.tokenised import tokenise
-from bert_jax.pipelines.tokenised.corpus import unigram_entropy
 from bert_jax.pipelines.workspace import Workspace
 from bert_jax.text import Tokenizer, load_tokenizer
 from tests.corpus import make_dataset, marker, section, sentences, write_corpus, write_tokenizer

@@ -18,8 +18,7 @@ from bert_jax.text.vocabulary import reserved_pieces
 
 TOPICS = list(pydoc_data.topics.topics.values())
 KINDS = [
-    {"algorithm": "wordpiece", "trainer": "sentencepiece"},
-    {"algorithm": "wordpiece", "trainer": "tokenizers"},
+    {"algorithm": "wordpiece"},
     {"algorithm": "unigram"},
     {"algorithm": "bpe"},
 ]
@@ -61,11 +60,8 @@ def test_every_word_of_the_corpus_is_covered(
         assert tokenizer.special.unk not in tokenizer.encode(topic)
 
 
-@pytest.mark.parametrize("trainer", ["sentencepiece", "tokenizers"])
-def test_common_words_are_one_piece_and_need_few(
-    trainer: str, corpus: Path, tmp_path: Path
-) -> None:
-    tokenizer = train(corpus, tmp_path, trainer=trainer)
+def test_common_words_are_one_piece_and_need_few(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = train(corpus, tmp_path)
     assert len(tokenizer.encode("the object is a function of class statement")) == 8
     text = " ".join(TOPICS)
     assert len(text) / len(tokenizer.encode(text)) > 2.5
@@ -170,13 +166,10 @@ def test_a_line_without_spaces_longer_than_the_library_takes_is_learned_from(
     assert "abcdefgh" in "".join(tokenizer.pieces(range(104, 116)))
 
 
-@pytest.mark.parametrize("trainer", ["sentencepiece", "tokenizers"])
-def test_marks_that_the_libraries_keep_for_themselves_are_ordinary_text(
-    trainer: str, tmp_path: Path
-) -> None:
+def test_marks_that_the_libraries_keep_for_themselves_are_ordinary_text(tmp_path: Path) -> None:
     corpus = tmp_path / "marks.txt"
     corpus.write_text("lower▁case ▁▁ ▅ <unk> <s> ##lower [UNK] case\n" * 20, encoding="utf-8")
-    tokenizer = train(corpus, tmp_path / "out", trainer=trainer, size=146)
+    tokenizer = train(corpus, tmp_path / "out", size=146)
     for text in corpus.read_text(encoding="utf-8").splitlines():
         ids = tokenizer.encode(text)
         assert tokenizer.special.unk not in ids

@@ -12,7 +12,6 @@ from bert_jax.report.rendering import (
     Contents,
     Share,
     clip,
-    count,
     number,
     render_page,
     showing,
@@ -104,7 +103,6 @@ def test_numbers_are_formatted_for_reading(value: float, expected: str) -> None:
 
 def test_counts_are_put_in_words() -> None:
     assert showing(25, 312, "error") == "Showing 25 of 312 errors."
-    assert count(1, "error") == "1 error"
     assert showing(7, 7, "error") == "All 7 errors."
     assert showing(1, 1, "question", " with F1 1") == "1 question with F1 1."
     assert showing(0, 0, "sentence", " with errors") == "No sentences with errors."

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 MAX_NGRAM: Final = 3
 MAX_SPAN: Final = 10
-SPAN_STOP: Final = 0.2  # probability that a span ends after each of its words (SpanBERT's p)
+SPAN_STOP: Final = 0.2  # probability that a span ends after each of its words: SpanBERT's p
 
-# Setting, default, units that read it: for other units it is refused, since it would do nothing.
-_SETTINGS_OF_UNITS: Final = (
-    ("max_words", None, ("ngram", "span")),
-    ("segmenter", None, ("whole_word", "ngram", "span")),
-)
+# Units that read a setting: with other units it is refused, since it would do nothing.
+_UNITS_OF_SETTINGS: Final = {
+    "max_words": ("ngram", "span"),
+    "segmenter": ("whole_word", "ngram", "span"),
+}
 
 
 class MaskingSection(Section):
@@ -74,9 +74,9 @@ class MaskingSection(Section):
 
     @pydantic.model_validator(mode="after")
     def _settings_fit_unit(self) -> MaskingSection:
-        for name, default, units in _SETTINGS_OF_UNITS:
+        for name, units in _UNITS_OF_SETTINGS.items():
             found = getattr(self, name)
-            if found != default and self.unit not in units:
+            if found is not None and self.unit not in units:
                 raise ValueError(
                     f"{name}: found {found}, allowed: only with unit {' or '.join(units)}, not "
                     f"with {self.unit}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from bert_jax.task import Row
 
 if TYPE_CHECKING:
     from bert_jax.data.dataset.reader import Example
+    from bert_jax.text.tokenizer import Tokenizer
 
 
 def empty_rows(rows: int, *, seq_length: int, predictions: int, max_examples: int, pad: int) -> Row:
@@ -73,11 +74,6 @@ def lay_out(row: Row, examples: Sequence[Example], masked: Sequence[MaskedExampl
         row["cls_positions"][k] = start
         row["next_sentence_weights"][k] = example.has_pair
         start, filled = end, full
-
-
-if TYPE_CHECKING:
-    from bert_jax.data.dataset.reader import Example
-    from bert_jax.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,9 +149,11 @@ class MaskingTransform:
     def fingerprint(self) -> dict[str, str | int | float]:
         """Returns the settings that rows depend on, for the data position."""
         masking = self.masker.masking
-        optional: dict[str, Any] = {"segmenter": masking.segmenter}
+        optional = {"masking.segmenter": masking.segmenter} if masking.segmenter else {}
         if masking.unit in ("ngram", "span"):
-            optional["chances"] = ",".join(f"{chance:.6g}" for chance in masking.span_chances)
+            optional["masking.chances"] = ",".join(
+                f"{chance:.6g}" for chance in masking.span_chances
+            )
         packing = {"packing.max_examples": self.max_examples} if self.max_examples > 1 else {}
         return {
             "seq_length": self.seq_length,
@@ -165,6 +163,6 @@ class MaskingTransform:
             "masking.unit": masking.unit,
             "masking.replace_with_mask": masking.replace_with_mask,
             "masking.replace_with_random": masking.replace_with_random,
-            **{f"masking.{name}": value for name, value in optional.items() if value is not None},
+            **optional,
             **packing,
         }

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from bert_jax.errors import counted
 from bert_jax.model.config import ProblemName, TaskName
 from bert_jax.report.charts import STYLES, Chart, Series, line_chart
 from bert_jax.report.finetuning.answers import Answers, answers
@@ -24,7 +25,7 @@ from bert_jax.report.finetuning.classification import (
 )
 from bert_jax.report.finetuning.selection import Record
 from bert_jax.report.finetuning.tokens import LabelledWords, labelled_words
-from bert_jax.report.rendering import count, number, render_page
+from bert_jax.report.rendering import number, render_page
 
 
 class ReportInputs(NamedTuple):
@@ -106,7 +107,7 @@ def _about(inputs: ReportInputs) -> str:
         task = inputs.problem.replace("_", " ").replace("single label", "classification")
     if inputs.kind == "question_answering":
         return task
-    labels = count(len(inputs.labels), "label")
+    labels = counted(len(inputs.labels), "label")
     named = f" ({', '.join(inputs.labels)})" if 1 <= len(inputs.labels) <= 8 else ""
     return f"{task}, {labels}{named}"
 
