@@ -176,7 +176,7 @@ def test_an_override_changes_no_values_of_the_caller() -> None:
         (
             "pretrain/base",
             "vocab={input: [x], output: y, algorithm: bpe, chinese: false}",
-            "override vocab.chinese: found false, allowed: only with algorithm wordpiece",
+            "override vocab.chinese: found False, allowed: only with algorithm wordpiece",
         ),
         ("pretrain/base", "examples.beam.runner=FlinkRunner", "allowed: only with engine beam"),
     ],
