@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -61,8 +62,8 @@ class Channel:
         self.index, self.members = index, dict(members)
         self.leaving = threading.Event()  # this process computes no more with the others
         self._client, self._shut_down, self._silence = client, shut_down, silence_seconds
-        self._rounds = 0  # of `exchange` without a name
-        self._last_round: dict[str, str] = {}  # by topic
+        self._rounds: Counter[str] = Counter()  # that are complete, by what they are about
+        self._kept: dict[str, list[str]] = {}  # paths of the last ones, by the first word of that
         self._handlers: dict[str, Callable[[str], None]] = {}
         self._answering: list[threading.Thread] = []
         self._watch = threading.Thread(target=self._look, daemon=True, name="channel")
@@ -86,14 +87,12 @@ class Channel:
         """Returns the values of all processes, in their order, without using a device.
 
         Call it on every process; if one dies meanwhile, this process ends. `value` is plain JSON.
-        `about` names the round: a topic and a number. Without it, call in the main thread, in the
-        same order on every process. Raises TimeoutError if a process does not call within
+        Calls about the same come in the same order on every process, as do calls from the main
+        thread, which need no `about`. Raises TimeoutError if a process does not call within
         `timeout` seconds after the first.
         """
-        if about is None:
-            self._rounds += 1
-            about = f"main {self._rounds}"
-        path = f"{_ROUNDS}/{about}"
+        about = about or "main"
+        path = f"{_ROUNDS}/{about} {self._rounds[about]}"
         try:
             self._client.key_value_set(
                 f"{path}/{self.index}", json.dumps(value), allow_overwrite=True
@@ -107,11 +106,11 @@ class Channel:
             said = self._said(path)
             missing = [str(member) for key, member in self.members.items() if key not in said]
             raise TimeoutError(f"no answer from {', '.join(missing)} in {timeout:g} s") from None
-        # Every process has read the round before this one.
-        before = self._last_round.get(topic := about.partition(" ")[0])
-        self._last_round[topic] = path
-        if before is not None and self.index == 0:
-            self._client.key_value_delete(f"{before}/")
+        self._rounds[about] += 1
+        kept = self._kept.setdefault(about.partition(" ")[0], [])
+        kept.append(path)
+        if len(kept) > 2 and self.index == 0:  # every process has read the rounds before this one
+            self._client.key_value_delete(f"{kept.pop(0)}/")
         return [json.loads(said[index]) for index in range(len(self.members))]
 
     def explain(self) -> None:
@@ -125,7 +124,7 @@ class Channel:
         """Waits without a limit until all processes have done their work, then disconnects."""
         if self.leaving.is_set():
             return
-        self.exchange(None, about="leave 0")
+        self.exchange(None, about="leave")
         self.notify(f"left.{self.index}", "0 ")
         self.leaving.set()
         for thread in (self._watch, *self._answering):
