@@ -109,8 +109,10 @@ class Channel:
         self._rounds[about] += 1
         kept = self._kept.setdefault(about.partition(" ")[0], [])
         kept.append(path)
-        if len(kept) > 2 and self.index == 0:  # every process has read the rounds before this one
-            self._client.key_value_delete(f"{kept.pop(0)}/")
+        if len(kept) > 2:  # every process has read the rounds before this one
+            read = kept.pop(0)
+            if self.index == 0:
+                self._client.key_value_delete(f"{read}/")
         return [json.loads(said[index]) for index in range(len(self.members))]
 
     def explain(self) -> None:
